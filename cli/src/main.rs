@@ -1,0 +1,2 @@
+//! The `orthodrome` binary.
+fn main() {}

@@ -1,0 +1,456 @@
+//! Who is where: nodes in regions, partitions of the key space, replicas and preferred leaders.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::id::{NodeId, PartitionId, RegionId};
+use crate::topology::Topology;
+use crate::txn::Key;
+
+/// What a node does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// Holds replicas.
+    Server,
+    /// Runs the client side of the protocol for callers in its region.
+    Gateway,
+}
+
+/// One node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// Its address.
+    pub id: NodeId,
+    /// Where it is.
+    pub region: RegionId,
+    /// What it does.
+    pub role: Role,
+}
+
+/// One partition and its replicas as first placed. Membership changes later are the group's own
+/// affair; the placement says where to look first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partition {
+    /// Its name.
+    pub id: PartitionId,
+    /// Servers that hold a replica; 2f + 1 of them, in different regions where possible.
+    pub replicas: Vec<NodeId>,
+    /// The replica that should lead while it can.
+    pub preferred_leader: NodeId,
+}
+
+/// How keys map to partitions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Partitioning {
+    /// Consistent hashing: each partition owns many arcs of a ring.
+    Hash {
+        /// End of each arc and its owner, sorted.
+        ring: Vec<(u64, PartitionId)>,
+    },
+    /// Explicit ranges: each begins at its key and ends before the next; the first begins at the
+    /// empty key.
+    Range {
+        /// Start of each range and its owner, sorted.
+        starts: Vec<(Key, PartitionId)>,
+    },
+}
+
+/// Arcs of the hash ring per partition: enough for shares within a few per cent of each other.
+const ARCS: u64 = 256;
+
+impl Partitioning {
+    /// Consistent hashing over `partitions`.
+    #[must_use]
+    pub fn hash(partitions: impl IntoIterator<Item = PartitionId>) -> Self {
+        let mut ring: Vec<(u64, PartitionId)> = partitions
+            .into_iter()
+            .flat_map(|partition| {
+                (0..ARCS).map(move |arc| (mix((u64::from(partition.0) << 32) | arc), partition))
+            })
+            .collect();
+        ring.sort_unstable();
+        Self::Hash { ring }
+    }
+
+    /// The partition that holds `key`.
+    #[must_use]
+    pub fn partition_of(&self, key: &Key) -> PartitionId {
+        match self {
+            Self::Hash { ring } => {
+                let at = hash(key);
+                let next = ring.partition_point(|&(end, _)| end < at);
+                ring.get(next).or_else(|| ring.first()).map_or(PartitionId(0), |&(_, owner)| owner)
+            }
+            Self::Range { starts } => {
+                let next = starts.partition_point(|(start, _)| start <= key);
+                let owner = next.checked_sub(1).and_then(|at| starts.get(at));
+                owner.map_or(PartitionId(0), |&(_, owner)| owner)
+            }
+        }
+    }
+}
+
+/// FNV-1a with a final mix; stable by definition, for it decides where data lives.
+fn hash(key: &Key) -> u64 {
+    mix(key.0.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    }))
+}
+
+/// The finalizer of SplitMix64: every input bit moves every output bit.
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+/// The map of one cluster. Fixed for one epoch; shared by every machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cluster {
+    /// Regions and distances.
+    pub topology: Topology,
+    /// Counts changes of the map; messages of another epoch are refused.
+    pub epoch: u64,
+    nodes: BTreeMap<NodeId, Node>,
+    partitions: BTreeMap<PartitionId, Partition>,
+    partitioning: Partitioning,
+}
+
+/// A map that contradicts itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// Two nodes with one name.
+    #[error("node {0} is listed twice; give each node an id of its own")]
+    DuplicateNode(NodeId),
+    /// A node in a region that is not on the map.
+    #[error("node {0} is in {1}, which the topology does not have")]
+    UnknownRegion(NodeId, RegionId),
+    /// Two partitions with one name.
+    #[error("partition {0} is listed twice")]
+    DuplicatePartition(PartitionId),
+    /// A replica on a node that is not a server of this cluster.
+    #[error("partition {0} has a replica on {1}, which is not a server of this cluster")]
+    UnknownReplica(PartitionId, NodeId),
+    /// An even or empty set of replicas, or one node twice.
+    #[error("partition {0} has {1} replicas; it needs an odd number of different nodes (2f + 1)")]
+    ReplicaCount(PartitionId, usize),
+    /// A leader that holds no replica.
+    #[error("partition {0} prefers {1} as leader, which holds no replica of it")]
+    Leader(PartitionId, NodeId),
+    /// The key space names a partition that does not exist, or none owns the start of it.
+    #[error("the key space is not covered: {0}")]
+    KeySpace(String),
+    /// More replicas than nodes.
+    #[error("{wanted} replicas of each partition need {wanted} servers; there are {have}")]
+    TooFewServers {
+        /// Replicas asked for.
+        wanted: usize,
+        /// Servers there are.
+        have: usize,
+    },
+}
+
+impl Cluster {
+    /// Puts a map together.
+    ///
+    /// # Errors
+    /// The first contradiction found.
+    pub fn new(
+        topology: Topology,
+        epoch: u64,
+        nodes: impl IntoIterator<Item = Node>,
+        partitions: impl IntoIterator<Item = Partition>,
+        partitioning: Partitioning,
+    ) -> Result<Self, ClusterError> {
+        let mut cluster = Self {
+            topology,
+            epoch,
+            nodes: BTreeMap::new(),
+            partitions: BTreeMap::new(),
+            partitioning,
+        };
+        for node in nodes {
+            if usize::from(node.region.0) >= cluster.topology.len() {
+                return Err(ClusterError::UnknownRegion(node.id, node.region));
+            }
+            if cluster.nodes.insert(node.id, node).is_some() {
+                return Err(ClusterError::DuplicateNode(node.id));
+            }
+        }
+        for partition in partitions {
+            cluster.check(&partition)?;
+            let id = partition.id;
+            if cluster.partitions.insert(id, partition).is_some() {
+                return Err(ClusterError::DuplicatePartition(id));
+            }
+        }
+        cluster.check_key_space()?;
+        Ok(cluster)
+    }
+
+    fn check(&self, partition: &Partition) -> Result<(), ClusterError> {
+        let distinct: BTreeSet<NodeId> = partition.replicas.iter().copied().collect();
+        if distinct.len() != partition.replicas.len() || distinct.len() % 2 == 0 {
+            return Err(ClusterError::ReplicaCount(partition.id, partition.replicas.len()));
+        }
+        for &replica in &distinct {
+            if self.nodes.get(&replica).is_none_or(|node| node.role != Role::Server) {
+                return Err(ClusterError::UnknownReplica(partition.id, replica));
+            }
+        }
+        if !distinct.contains(&partition.preferred_leader) {
+            return Err(ClusterError::Leader(partition.id, partition.preferred_leader));
+        }
+        Ok(())
+    }
+
+    fn check_key_space(&self) -> Result<(), ClusterError> {
+        let owners: Vec<PartitionId> = match &self.partitioning {
+            Partitioning::Hash { ring } => ring.iter().map(|&(_, owner)| owner).collect(),
+            Partitioning::Range { starts } => {
+                if starts.first().is_none_or(|(start, _)| !start.is_empty()) {
+                    return Err(ClusterError::KeySpace(
+                        "the first range must start at the empty key".into(),
+                    ));
+                }
+                if !starts.is_sorted_by(|(a, _), (b, _)| a < b) {
+                    return Err(ClusterError::KeySpace(
+                        "ranges must start in ascending order".into(),
+                    ));
+                }
+                starts.iter().map(|&(_, owner)| owner).collect()
+            }
+        };
+        if owners.is_empty() {
+            return Err(ClusterError::KeySpace("there are no partitions".into()));
+        }
+        match owners.into_iter().find(|owner| !self.partitions.contains_key(owner)) {
+            Some(owner) => Err(ClusterError::KeySpace(format!("{owner} does not exist"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The placement of the papers: `partitions` of `replicas` each; partition i prefers a leader
+    /// in region i (modulo the number of regions), its other replicas are in the regions that
+    /// follow, so that each region leads and holds about the same number. Servers are numbered from
+    /// 1, region by region, then gateways.
+    ///
+    /// # Errors
+    /// Fewer servers than replicas, or an even number of replicas.
+    pub fn spread(
+        topology: Topology,
+        servers_per_region: u32,
+        gateways_per_region: u32,
+        partitions: u32,
+        replicas: u32,
+    ) -> Result<Self, ClusterError> {
+        let regions: Vec<RegionId> = topology.regions().collect();
+        let mut nodes = Vec::new();
+        let mut next = 1;
+        for (role, count) in
+            [(Role::Server, servers_per_region), (Role::Gateway, gateways_per_region)]
+        {
+            for &region in &regions {
+                for _ in 0..count {
+                    nodes.push(Node { id: NodeId(next), region, role });
+                    next += 1;
+                }
+            }
+        }
+        let wanted = replicas as usize;
+        let have = regions.len() * servers_per_region as usize;
+        if wanted > have {
+            return Err(ClusterError::TooFewServers { wanted, have });
+        }
+        let mut load: BTreeMap<NodeId, usize> = BTreeMap::new();
+        let mut placed = Vec::new();
+        for partition in 0..partitions {
+            let mut holders: Vec<NodeId> = Vec::new();
+            for step in 0..replicas {
+                let at = (partition as usize + step as usize) % regions.len();
+                let Some(&region) = regions.get(at) else { continue };
+                let free = nodes.iter().filter(|node| {
+                    node.role == Role::Server
+                        && node.region == region
+                        && !holders.contains(&node.id)
+                });
+                let least = free.map(|n| (load.get(&n.id).copied().unwrap_or(0), n.id)).min();
+                if let Some((_, id)) = least {
+                    *load.entry(id).or_default() += 1;
+                    holders.push(id);
+                }
+            }
+            let leader = holders.first().copied().unwrap_or_default();
+            let id = PartitionId(partition);
+            placed.push(Partition { id, replicas: holders, preferred_leader: leader });
+        }
+        let partitioning = Partitioning::hash((0..partitions).map(PartitionId));
+        Self::new(topology, 1, nodes, placed, partitioning)
+    }
+
+    /// Every node, by id.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// Every server, by id.
+    pub fn servers(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values().filter(|node| node.role == Role::Server)
+    }
+
+    /// Every gateway, by id.
+    pub fn gateways(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values().filter(|node| node.role == Role::Gateway)
+    }
+
+    /// The node of that id.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(&id)
+    }
+
+    /// The region of a node; region 0 for one that is not in the cluster.
+    #[must_use]
+    pub fn region_of(&self, id: NodeId) -> RegionId {
+        self.nodes.get(&id).map_or(RegionId(0), |node| node.region)
+    }
+
+    /// Every partition, by id.
+    pub fn partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.partitions.values()
+    }
+
+    /// The partition of that id.
+    #[must_use]
+    pub fn partition(&self, id: PartitionId) -> Option<&Partition> {
+        self.partitions.get(&id)
+    }
+
+    /// The partition that holds `key`.
+    #[must_use]
+    pub fn partition_of(&self, key: &Key) -> PartitionId {
+        self.partitioning.partition_of(key)
+    }
+
+    /// How keys map to partitions.
+    #[must_use]
+    pub fn partitioning(&self) -> &Partitioning {
+        &self.partitioning
+    }
+
+    /// Region where the partition's preferred leader is.
+    #[must_use]
+    pub fn leader_region(&self, partition: PartitionId) -> RegionId {
+        self.partitions
+            .get(&partition)
+            .map_or(RegionId(0), |partition| self.region_of(partition.preferred_leader))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    fn five() -> Topology {
+        Topology::uniform(5, Duration::from_micros(500), Duration::from_millis(100))
+    }
+
+    #[test]
+    fn spread_gives_every_region_one_leader_and_three_replicas() {
+        for servers_per_region in [1, 3] {
+            let cluster = Cluster::spread(five(), servers_per_region, 1, 5, 3).unwrap();
+            let mut leaders = BTreeMap::new();
+            let mut held = BTreeMap::new();
+            for partition in cluster.partitions() {
+                *leaders.entry(cluster.region_of(partition.preferred_leader)).or_insert(0) += 1;
+                let regions: BTreeSet<_> =
+                    partition.replicas.iter().map(|&node| cluster.region_of(node)).collect();
+                assert_eq!(regions.len(), 3, "replicas share a region");
+                for &node in &partition.replicas {
+                    *held.entry(node).or_insert(0) += 1;
+                }
+            }
+            assert_eq!(leaders.values().copied().collect::<Vec<_>>(), [1; 5]);
+            assert_eq!(held.values().sum::<i32>(), 15);
+            assert_eq!(held.values().max(), held.values().min(), "servers hold unequal shares");
+        }
+    }
+
+    #[test]
+    fn hashing_shares_keys_about_equally_and_moves_few_when_a_partition_joins() {
+        let before = Partitioning::hash((0..5).map(PartitionId));
+        let after = Partitioning::hash((0..6).map(PartitionId));
+        let mut share = [0_u32; 5];
+        let mut moved = 0;
+        for number in 0..20_000 {
+            let key = Key::from(format!("user{number}"));
+            let owner = before.partition_of(&key);
+            share[owner.0 as usize] += 1;
+            if after.partition_of(&key) != owner {
+                assert_eq!(
+                    after.partition_of(&key),
+                    PartitionId(5),
+                    "a key moved between old owners"
+                );
+                moved += 1;
+            }
+        }
+        assert!(share.iter().all(|&count| (3_200..4_800).contains(&count)), "{share:?}");
+        assert!((2_400..4_400).contains(&moved), "{moved} of 20000 keys moved; a sixth is fair");
+    }
+
+    #[test]
+    fn ranges_own_from_their_start() {
+        let starts = vec![
+            (Key::from(""), PartitionId(0)),
+            (Key::from("g"), PartitionId(1)),
+            (Key::from("t"), PartitionId(2)),
+        ];
+        let ranges = Partitioning::Range { starts };
+        for (key, owner) in [("", 0), ("f", 0), ("g", 1), ("sz", 1), ("t", 2), ("zz", 2)] {
+            assert_eq!(ranges.partition_of(&Key::from(key)), PartitionId(owner), "{key}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let node =
+            |id, region| Node { id: NodeId(id), region: RegionId(region), role: Role::Server };
+        let partition = |replicas: &[u32], leader| Partition {
+            id: PartitionId(0),
+            replicas: replicas.iter().copied().map(NodeId).collect(),
+            preferred_leader: NodeId(leader),
+        };
+        let one = || Partitioning::hash([PartitionId(0)]);
+        let build = |nodes: Vec<Node>, partitions: Vec<Partition>, keys: Partitioning| {
+            Cluster::new(five(), 1, nodes, partitions, keys).unwrap_err().to_string()
+        };
+        let three = || vec![node(1, 0), node(2, 1), node(3, 2)];
+        let cases = [
+            (build(vec![node(1, 0), node(1, 1)], vec![], one()), "n1 is listed twice"),
+            (build(vec![node(1, 9)], vec![], one()), "r9"),
+            (build(three(), vec![partition(&[1, 2], 1)], one()), "odd number"),
+            (build(three(), vec![partition(&[1, 2, 4], 1)], one()), "n4"),
+            (build(three(), vec![partition(&[1, 2, 3], 5)], one()), "prefers n5"),
+            (
+                build(
+                    three(),
+                    vec![partition(&[1, 2, 3], 1)],
+                    Partitioning::hash([PartitionId(1)]),
+                ),
+                "p1",
+            ),
+            (
+                build(
+                    three(),
+                    vec![partition(&[1, 2, 3], 1)],
+                    Partitioning::Range { starts: vec![("a".into(), PartitionId(0))] },
+                ),
+                "empty key",
+            ),
+        ];
+        for (message, expected) in cases {
+            assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What every part of Orthodrome agrees on: names of things, time, chance, transactions, the map of
+//! the cluster, and the contract between a protocol and whatever runs it.
+//!
+//! This crate is *pure*: it has no clock, no I/O, no threads and no global state. A protocol is a
+//! pair of [`Machine`]s; a [`Host`] drives one machine; the simulator and the server each drive
+//! hosts. Reading order: [`id`], [`time`], [`txn`], [`cluster`], [`machine`], [`host`], [`store`].
+
+#![deny(clippy::float_arithmetic)]
+
+pub mod cluster;
+pub mod host;
+pub mod id;
+pub mod machine;
+pub mod rng;
+pub mod store;
+pub mod time;
+pub mod topology;
+pub mod trace;
+pub mod txn;
+
+pub use cluster::Cluster;
+pub use host::{Host, Output};
+pub use id::{ClientId, NodeId, PartitionId, RegionId, Ticket, TxnId};
+pub use machine::{Cx, Effect, Input, Machine, Message, Protocol, Setup};
+pub use rng::Rng;
+pub use time::{Clock, Duration, Time, Timestamp};
+pub use txn::{Decision, Key, Outcome, Txn, Value};

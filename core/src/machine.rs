@@ -1,0 +1,280 @@
+//! The contract between a protocol and whatever runs it.
+//!
+//! A protocol is two state machines, [`Protocol::Client`] and [`Protocol::Server`]. A machine takes
+//! one [`Input`] at a time and answers through [`Cx`], its only door to the world: the time, its
+//! clock, its random stream, messages, timers, durable records and answers to its caller. It never
+//! waits: what must follow a write is held by the machine and sent when the write's ticket is
+//! reported [`Input::Durable`].
+
+use std::fmt::{Debug, Display};
+use std::sync::Arc;
+
+use crate::cluster::Cluster;
+use crate::host::Timers;
+use crate::id::{NodeId, PartitionId, Ticket, TxnId};
+use crate::rng::Rng;
+use crate::store::{Memtable, StateEngine};
+use crate::time::{Clock, Time};
+use crate::txn::{Decision, Outcome, Reads, Txn};
+
+/// A zero-sized name for a family of types: one transaction protocol.
+pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
+    /// Its name on the command line and in results.
+    const NAME: &'static str;
+    /// Names of the unsafe variants that exist as test-only switches: behaviours of the paper (or
+    /// mistakes of implementers) that the simulator must catch (`reliability` F11).
+    const TEETH: &'static [&'static str];
+
+    /// Settings shared by all machines of one keyspace.
+    type Config: Clone + Eq + Debug + Send + Sync + 'static;
+    /// What machines say to each other.
+    type Msg: Message;
+    /// Names of timers; setting one again moves it.
+    type Timer: Copy + Ord + Debug + Send + 'static;
+    /// What a server must remember.
+    type Record: Clone + Eq + Debug + Send + 'static;
+    /// Rare events worth counting; tests report those that never happened.
+    type Note: Copy + Ord + Debug + Send + 'static;
+    /// Begins transactions for callers in one region.
+    type Client: Machine<Self>;
+    /// Every role that one server node plays.
+    type Server: Machine<Self>;
+
+    /// Settings that suit `cluster`: time-outs follow from its round-trip times.
+    fn configure(cluster: &Cluster) -> Self::Config;
+
+    /// Switches on the unsafe variant `tooth`, one of [`Protocol::TEETH`]. Tests only: nothing
+    /// that serves users calls this.
+    fn bare(config: &mut Self::Config, tooth: &str);
+}
+
+/// What transports, models and traces need to know of a message without knowing the protocol.
+pub trait Message: Clone + Eq + Debug + Send + 'static {
+    /// The name of the message, as in its paper.
+    fn kind(&self) -> &'static str;
+    /// The transaction it is about, if it is about one.
+    fn txn(&self) -> Option<TxnId>;
+    /// Its encoded size in bytes; within a tenth of what the server's codec produces.
+    fn wire_size(&self) -> usize;
+    /// How many keys the receiver has to look at: an input of the CPU-time model.
+    fn keys(&self) -> usize;
+}
+
+/// What a machine is told when it starts.
+#[derive(Debug)]
+pub struct Setup<P: Protocol> {
+    /// Its own address.
+    pub node: NodeId,
+    /// The map.
+    pub cluster: Arc<Cluster>,
+    /// The protocol's settings.
+    pub config: Arc<P::Config>,
+    /// Where versions live that earlier checkpoints made durable; empty for a client.
+    pub engine: Box<dyn StateEngine>,
+}
+
+/// A protocol's client side or server side. `Display` is its one-line state, shown in goldens.
+pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
+    /// Starts, or starts again after a crash: `recovered` holds the records of the last durable
+    /// checkpoint and every durable record after it, in the order they were persisted, and perhaps
+    /// a prefix of those that were never reported durable.
+    fn new(setup: Setup<P>, recovered: Vec<P::Record>, cx: &mut Cx<'_, P>) -> Self;
+
+    /// Takes one input.
+    fn step(&mut self, input: Input<P>, cx: &mut Cx<'_, P>);
+
+    /// Called when no further input is ready: the place to send what several inputs can share.
+    /// Hosts call it at least once after every input, before time moves on.
+    fn flush(&mut self, cx: &mut Cx<'_, P>);
+
+    /// Panics if the state contradicts itself. Called after every step in tests and simulations.
+    fn assert_invariants(&self);
+}
+
+/// Orders from an operator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Admin {
+    /// Hand leadership of a partition's group to another of its voters.
+    TransferLeader {
+        /// Whose leader is to change.
+        partition: PartitionId,
+        /// The wanted leader.
+        to: NodeId,
+    },
+    /// Make these nodes the voters and learners of a partition's group.
+    ChangeMembers {
+        /// Whose members are to change.
+        partition: PartitionId,
+        /// Members that vote.
+        voters: Vec<NodeId>,
+        /// Members that only receive.
+        learners: Vec<NodeId>,
+    },
+}
+
+/// What a machine takes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Input<P: Protocol> {
+    /// To a client: run this transaction.
+    Begin(Txn),
+    /// To a client: the second round of an interactive transaction that it began. Ignored if the
+    /// transaction has ended.
+    Decide {
+        /// Which transaction.
+        txn: TxnId,
+        /// What its caller wants.
+        decision: Decision,
+    },
+    /// To a client: this transaction was begun here or elsewhere, and its caller does not know what
+    /// became of it. With a decision, the caller had asked for that; `reads` are the versions it
+    /// was based on. Finish with its one outcome, ending the transaction if it has none.
+    Resolve {
+        /// The transaction as it was begun.
+        txn: Txn,
+        /// What its reads returned, if they did.
+        reads: Reads,
+        /// What its caller had decided, if it had.
+        decision: Option<Decision>,
+    },
+    /// A message arrived.
+    Message {
+        /// Its sender.
+        from: NodeId,
+        /// What it says.
+        msg: P::Msg,
+    },
+    /// A timer that the machine set has expired.
+    Timer(P::Timer),
+    /// Everything persisted up to and including this ticket is durable.
+    Durable(Ticket),
+    /// To a server: an operator's order.
+    Admin(Admin),
+}
+
+/// What a machine wants done. Effects are carried out first in, first out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Effect<P: Protocol> {
+    /// Send a message. It may be lost, delayed, or delivered after a later one to another node.
+    Send {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        msg: P::Msg,
+    },
+    /// Make a record durable, after all records before it.
+    Persist {
+        /// Reported when it is done.
+        ticket: Ticket,
+        /// What to remember.
+        record: P::Record,
+    },
+    /// Make `versions` durable in the state engine, then let `records` replace every record
+    /// persisted before: the bound on restart time and on the size of the log.
+    Checkpoint {
+        /// Reported when it is done.
+        ticket: Ticket,
+        /// Versions to merge into the state engine first.
+        versions: Arc<Memtable>,
+        /// What to remember instead of everything before.
+        records: Vec<P::Record>,
+    },
+    /// To the caller: what the transaction read. Once per attempt at most.
+    Reads {
+        /// Which transaction.
+        txn: TxnId,
+        /// What it read.
+        reads: Reads,
+    },
+    /// To the caller: what became of the transaction. Once per attempt; for a read-only
+    /// transaction or a procedure that commits, its `Reads` went before.
+    Finish {
+        /// Which transaction.
+        txn: TxnId,
+        /// What became of it.
+        outcome: Outcome,
+        /// Which of the protocol's paths it took: `fast`, `slow`, `read-only`, …
+        path: &'static str,
+    },
+    /// Something rare happened.
+    Note(P::Note),
+}
+
+/// The only door between a machine and the world.
+#[derive(Debug)]
+pub struct Cx<'a, P: Protocol> {
+    pub(crate) now: Time,
+    pub(crate) clock: Clock,
+    pub(crate) rng: &'a mut Rng,
+    pub(crate) timers: &'a mut Timers<P::Timer>,
+    pub(crate) effects: &'a mut Vec<Effect<P>>,
+    pub(crate) last_ticket: &'a mut Ticket,
+}
+
+impl<P: Protocol> Cx<'_, P> {
+    /// Monotonic time, for timers and measurements.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// This node's physical clock, for protocol timestamps.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// This machine's own random stream.
+    pub fn rng(&mut self) -> &mut Rng {
+        self.rng
+    }
+
+    /// Sends `msg` to `to`.
+    pub fn send(&mut self, to: NodeId, msg: P::Msg) {
+        self.effects.push(Effect::Send { to, msg });
+    }
+
+    /// Sets `timer` to expire at `at`, or moves it there.
+    pub fn set_timer(&mut self, timer: P::Timer, at: Time) {
+        self.timers.set(timer, at);
+    }
+
+    /// Stops `timer`, if it runs.
+    pub fn cancel_timer(&mut self, timer: P::Timer) {
+        self.timers.cancel(timer);
+    }
+
+    /// Persists `record` after all those before it; the ticket is reported when it is durable.
+    pub fn persist(&mut self, record: P::Record) -> Ticket {
+        let ticket = self.next_ticket();
+        self.effects.push(Effect::Persist { ticket, record });
+        ticket
+    }
+
+    /// Replaces everything persisted before by `records`, once `versions` are in the state engine.
+    /// At most one checkpoint may be under way.
+    pub fn checkpoint(&mut self, versions: Arc<Memtable>, records: Vec<P::Record>) -> Ticket {
+        let ticket = self.next_ticket();
+        self.effects.push(Effect::Checkpoint { ticket, versions, records });
+        ticket
+    }
+
+    /// Answers the caller of `txn` with what it read.
+    pub fn reads(&mut self, txn: TxnId, reads: Reads) {
+        self.effects.push(Effect::Reads { txn, reads });
+    }
+
+    /// Tells the caller of `txn` what became of it.
+    pub fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str) {
+        self.effects.push(Effect::Finish { txn, outcome, path });
+    }
+
+    /// Counts something rare.
+    pub fn note(&mut self, note: P::Note) {
+        self.effects.push(Effect::Note(note));
+    }
+
+    fn next_ticket(&mut self) -> Ticket {
+        self.last_ticket.0 += 1;
+        *self.last_ticket
+    }
+}

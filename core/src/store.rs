@@ -1,0 +1,390 @@
+//! The multi-version store: versions of keys, by partition.
+//!
+//! A machine owns a [`Store`]: a [`Memtable`] of what was applied since its last checkpoint, over a
+//! [`StateEngine`] of what earlier checkpoints made durable. Reads are synchronous; writes go to the
+//! memtable and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the memtable,
+//! and replaying the log rebuilds it: putting the same version twice changes nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Bound;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use smallvec::SmallVec;
+
+use crate::id::PartitionId;
+use crate::time::Timestamp;
+use crate::txn::{Key, Read, Value, Version};
+
+/// One version of a key; no value means that this version deleted it.
+pub type Versioned = (Version, Option<Value>);
+
+/// All versions of one key, oldest first.
+pub type Versions = SmallVec<[Versioned; 1]>;
+
+/// Where durable versions are read from. Written only by the driver, when it carries out a
+/// checkpoint.
+///
+/// Reads cannot fail: an engine that cannot read its medium must stop the process and say why,
+/// for a machine has no safe way to go on without its state.
+pub trait StateEngine: Debug + Send {
+    /// The newest version of `key` that is not after `at`.
+    fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned>;
+
+    /// The first `limit` keys after `after` (from the first key, if none), each with all its
+    /// versions.
+    fn scan(
+        &self,
+        partition: PartitionId,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> Vec<(Key, Versions)>;
+}
+
+/// Versions of one partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Everything the layers below hold for this partition is void.
+    pub cleared: bool,
+    /// Versions that are not the newest of their key and older than this may be dropped.
+    pub collect_below: Timestamp,
+    /// The versions.
+    pub keys: BTreeMap<Key, Versions>,
+}
+
+/// Versions in memory, by partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memtable {
+    /// The tables.
+    pub tables: BTreeMap<PartitionId, Table>,
+    bytes: usize,
+}
+
+impl Memtable {
+    /// About how many bytes of keys and values it holds.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn put(&mut self, partition: PartitionId, key: Key, version: Version, value: Option<Value>) {
+        let bytes = key.len() + value.as_ref().map_or(0, Value::len) + 64;
+        let versions = self.tables.entry(partition).or_default().keys.entry(key).or_default();
+        let at = versions.partition_point(|(held, _)| *held < version);
+        if versions.get(at).is_none_or(|(held, _)| *held != version) {
+            versions.insert(at, (version, value));
+            self.bytes += bytes;
+        }
+    }
+
+    fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<&Versioned> {
+        newest(self.tables.get(&partition)?.keys.get(key)?, at)
+    }
+
+    fn is_cleared(&self, partition: PartitionId) -> bool {
+        self.tables.get(&partition).is_some_and(|table| table.cleared)
+    }
+
+    /// Merges `above`, the layer on top, into this one, and drops the versions that it allows to
+    /// be dropped among the keys it touches.
+    pub fn merge(&mut self, above: &Self) {
+        for (&partition, table) in &above.tables {
+            if table.cleared {
+                let old = self.tables.remove(&partition).unwrap_or_default();
+                self.bytes = self.bytes.saturating_sub(old.keys.len() * 64);
+            }
+            for (key, versions) in &table.keys {
+                for (version, value) in versions {
+                    self.put(partition, key.clone(), *version, value.clone());
+                }
+                let mine = self.tables.entry(partition).or_default();
+                mine.collect_below = mine.collect_below.max(table.collect_below);
+                if let Some(held) = mine.keys.get_mut(key) {
+                    collect(held, table.collect_below);
+                    if held.is_empty() {
+                        mine.keys.remove(key);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Drops versions that nobody can read any more: those older than the newest version below
+/// `below`, and that one too if it is a deletion.
+pub fn collect(versions: &mut Versions, below: Timestamp) {
+    let old = versions.partition_point(|(version, _)| version.timestamp < below);
+    let dead = match old.checked_sub(1).and_then(|last| versions.get(last)) {
+        Some((_, Some(_))) => old - 1,
+        Some((_, None)) => old,
+        None => 0,
+    };
+    versions.drain(..dead);
+}
+
+/// The newest of `versions` (oldest first) that is not after `at`.
+#[must_use]
+pub fn newest(versions: &[Versioned], at: Timestamp) -> Option<&Versioned> {
+    let after = versions.partition_point(|(version, _)| version.timestamp <= at);
+    after.checked_sub(1).and_then(|last| versions.get(last))
+}
+
+/// An engine in memory: what survives a crash on the simulated disk, and what a server without a
+/// data directory uses. Clones share one state.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryEngine(Arc<RwLock<Memtable>>);
+
+impl MemoryEngine {
+    /// Merges a checkpoint's versions.
+    pub fn merge(&self, above: &Memtable) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).merge(above);
+    }
+}
+
+impl StateEngine for MemoryEngine {
+    fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned> {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        state.read(partition, key, at).cloned()
+    }
+
+    fn scan(
+        &self,
+        partition: PartitionId,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> Vec<(Key, Versions)> {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        state.tables.get(&partition).map_or_else(Vec::new, |table| {
+            let entries = table.keys.range::<Key, _>((from(after), Bound::Unbounded));
+            entries.take(limit).map(|(key, versions)| (key.clone(), versions.clone())).collect()
+        })
+    }
+}
+
+fn from(after: Option<&Key>) -> Bound<&Key> {
+    after.map_or(Bound::Unbounded, Bound::Excluded)
+}
+
+/// A machine's versioned state: memory over the state engine.
+#[derive(Debug)]
+pub struct Store {
+    active: Memtable,
+    /// What a checkpoint under way is making durable.
+    frozen: Option<Arc<Memtable>>,
+    engine: Box<dyn StateEngine>,
+}
+
+impl Store {
+    /// A store over what earlier checkpoints made durable.
+    #[must_use]
+    pub fn new(engine: Box<dyn StateEngine>) -> Self {
+        Self { active: Memtable::default(), frozen: None, engine }
+    }
+
+    /// The newest version of `key` that is not after `at`; [`Version::INITIAL`] and no value if
+    /// there is none.
+    #[must_use]
+    pub fn read_at(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Read {
+        let mut best = self.active.read(partition, key, at).cloned();
+        let mut hidden = self.active.is_cleared(partition);
+        if let (false, Some(frozen)) = (hidden, &self.frozen) {
+            best = newer(best, frozen.read(partition, key, at).cloned());
+            hidden = frozen.is_cleared(partition);
+        }
+        if !hidden {
+            best = newer(best, self.engine.read(partition, key, at));
+        }
+        best.map_or_else(Read::default, |(version, value)| Read { value, version })
+    }
+
+    /// The newest version of `key`.
+    #[must_use]
+    pub fn read(&self, partition: PartitionId, key: &Key) -> Read {
+        self.read_at(partition, key, Timestamp::MAX)
+    }
+
+    /// Adds a version of `key`; nothing happens if it is there already.
+    pub fn put(
+        &mut self,
+        partition: PartitionId,
+        key: Key,
+        version: Version,
+        value: Option<Value>,
+    ) {
+        self.active.put(partition, key, version, value);
+    }
+
+    /// Forgets everything about a partition, to be filled anew.
+    pub fn clear(&mut self, partition: PartitionId) {
+        let table = Table { cleared: true, ..Table::default() };
+        self.active.tables.insert(partition, table);
+    }
+
+    /// Allows versions older than `below` to be dropped at the next checkpoint, except the newest
+    /// such version of each key.
+    pub fn collect_below(&mut self, partition: PartitionId, below: Timestamp) {
+        let table = self.active.tables.entry(partition).or_default();
+        table.collect_below = table.collect_below.max(below);
+    }
+
+    /// The first `limit` keys after `after`, each with all its versions: a piece of a snapshot.
+    #[must_use]
+    pub fn scan(
+        &self,
+        partition: PartitionId,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> Vec<(Key, Versions)> {
+        let mut merged: BTreeMap<Key, Versions> = BTreeMap::new();
+        let mut add = |entries: Vec<(Key, Versions)>| {
+            for (key, versions) in entries {
+                let held = merged.entry(key).or_default();
+                for versioned in versions {
+                    let at = held.partition_point(|(version, _)| *version < versioned.0);
+                    if held.get(at).is_none_or(|(version, _)| *version != versioned.0) {
+                        held.insert(at, versioned);
+                    }
+                }
+            }
+        };
+        let mut hidden = false;
+        for layer in [Some(&self.active), self.frozen.as_deref()].into_iter().flatten() {
+            if let (false, Some(table)) = (hidden, layer.tables.get(&partition)) {
+                let entries = table.keys.range::<Key, _>((from(after), Bound::Unbounded));
+                add(entries.take(limit).map(|(k, v)| (k.clone(), v.clone())).collect());
+                hidden = table.cleared;
+            }
+        }
+        if !hidden {
+            add(self.engine.scan(partition, after, limit));
+        }
+        // Each layer gave its first `limit` keys, so the first `limit` of their union are complete.
+        merged.into_iter().take(limit).collect()
+    }
+
+    /// About how many bytes the next checkpoint would write.
+    #[must_use]
+    pub fn active_bytes(&self) -> usize {
+        self.active.bytes()
+    }
+
+    /// Begins a checkpoint: everything applied so far, to be made durable.
+    ///
+    /// # Panics
+    /// If a checkpoint is under way already.
+    pub fn freeze(&mut self) -> Arc<Memtable> {
+        assert!(self.frozen.is_none(), "a second checkpoint began before the first was durable");
+        let frozen = Arc::new(std::mem::take(&mut self.active));
+        self.frozen = Some(frozen.clone());
+        frozen
+    }
+
+    /// The checkpoint is durable: the engine holds what was frozen.
+    pub fn thaw(&mut self) {
+        self.frozen = None;
+    }
+
+    /// True while a checkpoint is under way.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+}
+
+fn newer(a: Option<Versioned>, b: Option<Versioned>) -> Option<Versioned> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(if b.0 > a.0 { b } else { a }),
+        (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{ClientId, TxnId};
+
+    const P: PartitionId = PartitionId(0);
+
+    fn version(timestamp: u64) -> Version {
+        Version { timestamp: Timestamp(timestamp), writer: TxnId::new(ClientId(1), timestamp) }
+    }
+
+    fn value(read: &Read) -> Option<String> {
+        read.value.as_ref().map(ToString::to_string)
+    }
+
+    #[test]
+    fn reads_find_the_newest_version_in_any_layer() {
+        let engine = MemoryEngine::default();
+        let mut store = Store::new(Box::new(engine.clone()));
+        let key = Key::from("k");
+        store.put(P, key.clone(), version(10), Some("a".into()));
+        let frozen = store.freeze();
+        store.put(P, key.clone(), version(20), Some("b".into()));
+        assert_eq!(value(&store.read(P, &key)).as_deref(), Some("b"));
+        assert_eq!(value(&store.read_at(P, &key, Timestamp(19))).as_deref(), Some("a"));
+        assert_eq!(store.read_at(P, &key, Timestamp(9)), Read::default());
+        engine.merge(&frozen);
+        store.thaw();
+        assert_eq!(value(&store.read_at(P, &key, Timestamp(19))).as_deref(), Some("a"));
+        // A replay puts the old version above the newer one; the newer one still wins.
+        let mut replayed = Store::new(Box::new(engine.clone()));
+        replayed.put(P, key.clone(), version(5), Some("old".into()));
+        assert_eq!(value(&replayed.read(P, &key)).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_cleared_partition_hides_what_lies_below() {
+        let engine = MemoryEngine::default();
+        let mut store = Store::new(Box::new(engine.clone()));
+        store.put(P, "k".into(), version(10), Some("a".into()));
+        engine.merge(&store.freeze());
+        store.thaw();
+        store.clear(P);
+        assert_eq!(store.read(P, &"k".into()), Read::default());
+        assert!(store.scan(P, None, 10).is_empty());
+        store.put(P, "l".into(), version(11), Some("b".into()));
+        engine.merge(&store.freeze());
+        store.thaw();
+        assert_eq!(store.read(P, &"k".into()), Read::default());
+        assert_eq!(store.scan(P, None, 10).len(), 1);
+    }
+
+    #[test]
+    fn collection_keeps_what_a_reader_at_the_bound_would_see() {
+        let mut versions: Versions =
+            [10, 20, 30].map(|t| (version(t), Some(Value::from("x")))).into_iter().collect();
+        collect(&mut versions, Timestamp(25));
+        assert_eq!(versions.iter().map(|(v, _)| v.timestamp.0).collect::<Vec<_>>(), [20, 30]);
+        let mut deleted: Versions = [(version(10), None)].into_iter().collect();
+        collect(&mut deleted, Timestamp(10));
+        assert_eq!(deleted.len(), 1, "a deletion at the bound is still needed");
+        collect(&mut deleted, Timestamp(11));
+        assert!(deleted.is_empty());
+    }
+
+    #[test]
+    fn a_scan_in_pieces_sees_every_key_once() {
+        let engine = MemoryEngine::default();
+        let mut store = Store::new(Box::new(engine.clone()));
+        for number in 0..50 {
+            store.put(P, format!("k{number:02}").into(), version(1), Some("x".into()));
+            if number == 20 {
+                engine.merge(&store.freeze());
+                store.thaw();
+            }
+            if number == 35 {
+                let _ = store.freeze();
+            }
+        }
+        let mut seen = Vec::new();
+        loop {
+            let piece = store.scan(P, seen.last(), 7);
+            if piece.is_empty() {
+                break;
+            }
+            seen.extend(piece.into_iter().map(|(key, _)| key));
+        }
+        assert_eq!(seen, (0..50).map(|n| Key::from(format!("k{n:02}"))).collect::<Vec<_>>());
+    }
+}

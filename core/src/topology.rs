@@ -1,0 +1,234 @@
+//! Regions and the round-trip times between them.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::id::RegionId;
+use crate::time::Duration;
+
+/// A map: named regions and how far apart they are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Topology {
+    /// What it is called: the file's name without its ending.
+    pub name: String,
+    /// Where the numbers come from.
+    pub source: String,
+    regions: Vec<String>,
+    rtt: Vec<Vec<Duration>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    source: String,
+    /// Round trip between two nodes of one region.
+    local_rtt_ms: f64,
+    regions: Vec<String>,
+    /// Round trips between regions; each pair once, either way round.
+    rtt_ms: BTreeMap<String, BTreeMap<String, f64>>,
+}
+
+/// A topology file that does not describe a map.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyError {
+    /// Not TOML, or not of this shape; the text says where.
+    #[error("not a topology: {0}")]
+    Syntax(String),
+    /// A name in `rtt_ms` is not in `regions`.
+    #[error("`rtt_ms` names region {0:?}, which `regions` does not list")]
+    UnknownRegion(String),
+    /// A pair of regions has no round-trip time.
+    #[error("`rtt_ms` gives no time between {0:?} and {1:?}; add it to either's table")]
+    Missing(String, String),
+    /// A pair of regions has two different times.
+    #[error("`rtt_ms` gives two different times between {0:?} and {1:?}; delete one")]
+    Twice(String, String),
+    /// A number that is not a time.
+    #[error("{field}: {value} ms is not a round-trip time; use a number from 0 to 100000")]
+    OutOfRange {
+        /// Where it stands.
+        field: String,
+        /// What it says.
+        value: String,
+    },
+    /// No regions, one name twice, or too many.
+    #[error("`regions` must list between 1 and 1000 different names")]
+    Regions,
+}
+
+impl Topology {
+    /// Reads a topology from the text of a TOML file.
+    ///
+    /// # Errors
+    /// What is wrong with the text, and where.
+    pub fn parse(text: &str) -> Result<Self, TopologyError> {
+        let file: File =
+            toml::from_str(text).map_err(|error| TopologyError::Syntax(error.to_string()))?;
+        let count = file.regions.len();
+        let mut index = BTreeMap::new();
+        for (at, name) in file.regions.iter().enumerate() {
+            index.insert(name.clone(), at);
+        }
+        if count == 0 || count > 1_000 || index.len() != count {
+            return Err(TopologyError::Regions);
+        }
+        let local = millis("local_rtt_ms", file.local_rtt_ms)?;
+        let mut known = BTreeMap::new();
+        for (from, row) in &file.rtt_ms {
+            for (to, &value) in row {
+                let find = |name: &String| {
+                    index
+                        .get(name)
+                        .copied()
+                        .ok_or_else(|| TopologyError::UnknownRegion(name.clone()))
+                };
+                let (a, b) = (find(from)?, find(to)?);
+                let rtt = millis(&format!("rtt_ms.{from}.{to}"), value)?;
+                if known.insert((a.min(b), a.max(b)), rtt).is_some_and(|other| other != rtt) {
+                    return Err(TopologyError::Twice(from.clone(), to.clone()));
+                }
+            }
+        }
+        let mut rtt = vec![vec![local; count]; count];
+        for (a, row) in rtt.iter_mut().enumerate() {
+            for (b, cell) in row.iter_mut().enumerate() {
+                if a != b {
+                    *cell = *known.get(&(a.min(b), a.max(b))).ok_or_else(|| {
+                        let name = |at: usize| file.regions.get(at).cloned().unwrap_or_default();
+                        TopologyError::Missing(name(a.min(b)), name(a.max(b)))
+                    })?;
+                }
+            }
+        }
+        Ok(Self { name: file.name, source: file.source, regions: file.regions, rtt })
+    }
+
+    /// A map of `count` regions `R0`, `R1`, …, all `rtt` apart, for tests and drawn clusters.
+    #[must_use]
+    pub fn uniform(count: u16, local: Duration, rtt: Duration) -> Self {
+        Self::from_fn(count, local, |_, _| rtt)
+    }
+
+    /// A map of `count` regions with the round trips that `rtt(a, b)` gives for `a < b`.
+    #[must_use]
+    pub fn from_fn(count: u16, local: Duration, mut rtt: impl FnMut(u16, u16) -> Duration) -> Self {
+        let size = usize::from(count);
+        let mut table = vec![vec![local; size]; size];
+        for a in 0..count {
+            for b in a + 1..count {
+                let value = rtt(a, b);
+                for (row, column) in [(a, b), (b, a)] {
+                    if let Some(cell) =
+                        table.get_mut(usize::from(row)).and_then(|r| r.get_mut(usize::from(column)))
+                    {
+                        *cell = value;
+                    }
+                }
+            }
+        }
+        Self {
+            name: format!("drawn{count}"),
+            source: "drawn".into(),
+            regions: (0..count).map(|at| format!("R{at}")).collect(),
+            rtt: table,
+        }
+    }
+
+    /// All regions, in order.
+    pub fn regions(&self) -> impl ExactSizeIterator<Item = RegionId> + use<> {
+        #[expect(clippy::cast_possible_truncation, reason = "parse bounds the count at 1000")]
+        (0..self.regions.len()).map(|at| RegionId(at as u16))
+    }
+
+    /// How many regions there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// False: a map has at least one region.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// The name of a region; `?` for one that is not on the map.
+    #[must_use]
+    pub fn name_of(&self, region: RegionId) -> &str {
+        self.regions.get(usize::from(region.0)).map_or("?", String::as_str)
+    }
+
+    /// The region of that name.
+    #[must_use]
+    pub fn region_named(&self, name: &str) -> Option<RegionId> {
+        self.regions().find(|&region| self.name_of(region) == name)
+    }
+
+    /// Round-trip time between nodes in `a` and `b`; between two nodes of one region if they are
+    /// the same. Zero for a region that is not on the map.
+    #[must_use]
+    pub fn rtt(&self, a: RegionId, b: RegionId) -> Duration {
+        self.rtt
+            .get(usize::from(a.0))
+            .and_then(|row| row.get(usize::from(b.0)))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// The longest round trip on the map.
+    #[must_use]
+    pub fn rtt_max(&self) -> Duration {
+        self.rtt.iter().flatten().copied().max().unwrap_or_default()
+    }
+}
+
+#[expect(clippy::float_arithmetic, reason = "reads a file; protocols see whole nanoseconds")]
+fn millis(field: &str, value: f64) -> Result<Duration, TopologyError> {
+    if (0.0..=100_000.0).contains(&value) {
+        Ok(Duration::from_secs_f64(value / 1_000.0))
+    } else {
+        Err(TopologyError::OutOfRange { field: field.into(), value: value.to_string() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        name = "two"
+        source = "a test"
+        local_rtt_ms = 0.5
+        regions = ["A", "B"]
+        [rtt_ms]
+        A = { B = 67 }
+    "#;
+
+    #[test]
+    fn a_file_gives_both_directions() {
+        let map = Topology::parse(TEXT).unwrap();
+        let (a, b) = (RegionId(0), RegionId(1));
+        assert_eq!(map.rtt(a, b), Duration::from_millis(67));
+        assert_eq!(map.rtt(b, a), Duration::from_millis(67));
+        assert_eq!(map.rtt(a, a), Duration::from_micros(500));
+        assert_eq!(map.region_named("B"), Some(b));
+    }
+
+    #[test]
+    fn errors_name_the_place() {
+        let cases = [
+            (TEXT.replace("B = 67", "C = 67"), "\"C\""),
+            (TEXT.replace("A = { B = 67 }", ""), "\"A\" and \"B\""),
+            (TEXT.replace("67", "-1"), "rtt_ms.A.B"),
+            (TEXT.replace("name = \"two\"", "naem = \"two\""), "naem"),
+            (TEXT.replace("[\"A\", \"B\"]", "[]"), "regions"),
+            (format!("{TEXT}\nB = {{ A = 68 }}"), "two different"),
+        ];
+        for (text, expected) in cases {
+            let message = Topology::parse(&text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The text form of a run: one line for each thing that happened, equal byte for byte whenever seed
+//! and commit are equal.
+//!
+//! A line is `<at> <node> <event> <peer> <sent> <txn> <kind> <detail…>`, separated by single spaces:
+//! times in nanoseconds, `-` where a field does not apply, the detail to the end of the line.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::id::{NodeId, TxnId};
+use crate::time::Time;
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Event {
+    /// A caller began a transaction.
+    Begin,
+    /// A caller decided an interactive transaction.
+    Decide,
+    /// A caller asked what became of a transaction.
+    Resolve,
+    /// A message arrived from `peer`, sent at `sent`.
+    Receive,
+    /// A message to `peer` was lost.
+    Lose,
+    /// A timer expired.
+    Timer,
+    /// Records became durable.
+    Durable,
+    /// A caller got its reads.
+    Reads,
+    /// A caller got its outcome.
+    Finish,
+    /// A machine noted something rare.
+    Note,
+    /// The environment changed: a crash, a partition, a clock.
+    Fault,
+}
+
+impl Event {
+    const NAMES: [(Self, &'static str); 11] = [
+        (Self::Begin, "begin"),
+        (Self::Decide, "decide"),
+        (Self::Resolve, "resolve"),
+        (Self::Receive, "recv"),
+        (Self::Lose, "lose"),
+        (Self::Timer, "timer"),
+        (Self::Durable, "durable"),
+        (Self::Reads, "reads"),
+        (Self::Finish, "finish"),
+        (Self::Note, "note"),
+        (Self::Fault, "fault"),
+    ];
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(event, _)| event == self);
+        f.write_str(name.map_or("?", |(_, name)| name))
+    }
+}
+
+/// One line of a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Line {
+    /// When.
+    pub at: Time,
+    /// Where.
+    pub node: NodeId,
+    /// What.
+    pub event: Event,
+    /// The other end of a message.
+    pub peer: Option<NodeId>,
+    /// When the message was sent.
+    pub sent: Option<Time>,
+    /// The transaction it is about.
+    pub txn: Option<TxnId>,
+    /// Kind of message, name of timer, …: one word; `-` if there is none.
+    pub kind: String,
+    /// Everything else, on one line.
+    pub detail: String,
+}
+
+struct OrDash<T>(Option<T>);
+
+impl<T: fmt::Display> fmt::Display for OrDash<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(value) => value.fmt(f),
+            None => f.write_str("-"),
+        }
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, node, event, peer, sent, txn, kind, detail } = self;
+        let (peer, sent, txn) = (OrDash(*peer), OrDash(sent.map(|time| time.0)), OrDash(*txn));
+        write!(f, "{} {node} {event} {peer} {sent} {txn} {kind} {detail}", at.0)
+    }
+}
+
+/// A line that is not of a trace.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a trace line: field {field} is {found:?}")]
+pub struct ParseLineError {
+    field: &'static str,
+    found: String,
+}
+
+impl FromStr for Line {
+    type Err = ParseLineError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLineError> {
+        let mut fields = text.splitn(8, ' ');
+        let mut next = || fields.next().unwrap_or("");
+        let (at, node, event, peer) = (next(), next(), next(), next());
+        let (sent, txn, kind, detail) = (next(), next(), next(), next());
+        let bad = |field, found: &str| ParseLineError { field, found: found.into() };
+        Ok(Self {
+            at: Time(at.parse().map_err(|_| bad("at", at))?),
+            node: node.parse().map_err(|_| bad("node", node))?,
+            event: Event::NAMES
+                .iter()
+                .find(|(_, name)| *name == event)
+                .map(|&(event, _)| event)
+                .ok_or_else(|| bad("event", event))?,
+            peer: optional(peer).map_err(|()| bad("peer", peer))?,
+            sent: optional(sent).map_err(|()| bad("sent", sent))?.map(Time),
+            txn: optional(txn).map_err(|()| bad("txn", txn))?,
+            kind: kind.into(),
+            detail: detail.into(),
+        })
+    }
+}
+
+fn optional<T: FromStr>(text: &str) -> Result<Option<T>, ()> {
+    if text == "-" { Ok(None) } else { text.parse().map(Some).map_err(|_| ()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_round_trip() {
+        for text in [
+            "1500 n3 recv n1 1000 c4.19 ReadAndPrepare { keys: [a b] }",
+            "0 n1 fault - - - Crash n1",
+            "7 n1 finish - - c4.19#1 fast committed@12",
+        ] {
+            assert_eq!(text.parse::<Line>().unwrap().to_string(), text);
+        }
+        assert!("x n3 recv".parse::<Line>().is_err());
+        assert!("1 n3 jump - - - k d".parse::<Line>().is_err());
+    }
+}

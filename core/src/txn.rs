@@ -1,0 +1,420 @@
+//! Transactions as every protocol sees them: what is read, what is written, and what became of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::id::{RegionId, TxnId};
+use crate::time::Timestamp;
+
+/// A key: any bytes. Bounds on its length belong to the service that accepts it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Key(pub Bytes);
+
+/// A value: any bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Value(pub Bytes);
+
+macro_rules! bytes_like {
+    ($name:ident) => {
+        impl $name {
+            /// Length in bytes.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.0.len()
+            }
+
+            /// True if there are no bytes.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.0.is_empty()
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self(Bytes::copy_from_slice(text.as_bytes()))
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self(Bytes::from(text))
+            }
+        }
+
+        impl From<Vec<u8>> for $name {
+            fn from(bytes: Vec<u8>) -> Self {
+                Self(Bytes::from(bytes))
+            }
+        }
+
+        impl fmt::Display for $name {
+            /// Printable ASCII as it is, any other byte as `\xNN`.
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.escape_ascii().fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+bytes_like!(Key);
+bytes_like!(Value);
+
+/// How much a transaction matters: higher is more important.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Priority(pub u8);
+
+impl Priority {
+    /// The default.
+    pub const LOW: Self = Self(0);
+    /// For the transactions whose tail matters.
+    pub const HIGH: Self = Self(1);
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::LOW => f.write_str("low"),
+            Self::HIGH => f.write_str("high"),
+            Self(level) => write!(f, "level{level}"),
+        }
+    }
+}
+
+/// Which write a read saw: the commit timestamp and name of the transaction that wrote it.
+///
+/// Versions of one key are totally ordered, by timestamp. [`Version::INITIAL`] is the version of a
+/// key that nobody wrote.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Version {
+    /// Commit timestamp of the writer.
+    pub timestamp: Timestamp,
+    /// The writer.
+    pub writer: TxnId,
+}
+
+impl Version {
+    /// The version of a key that was never written.
+    pub const INITIAL: Self = Self {
+        timestamp: Timestamp::ZERO,
+        writer: TxnId { client: crate::ClientId(0), counter: 0, attempt: 0 },
+    };
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.writer, self.timestamp.0)
+    }
+}
+
+/// What one key held: its value, if it has one, and the version of that value.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Read {
+    /// None if the key was never written, or deleted.
+    pub value: Option<Value>,
+    /// Whose write this is.
+    pub version: Version,
+}
+
+/// What a transaction read, by key.
+pub type Reads = BTreeMap<Key, Read>;
+
+/// What a transaction writes, by key; none deletes.
+pub type Writes = BTreeMap<Key, Option<Value>>;
+
+/// The end of a transaction's read round: write and commit, or give up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// Commit these writes, a subset of the declared write keys.
+    Commit(Writes),
+    /// Abort; nothing is written.
+    Abort,
+}
+
+/// One guarded operation of a built-in procedure. Operations run in order; later ones see the
+/// effects of earlier ones.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Reads a key.
+    Get(Key),
+    /// Aborts the transaction unless the key holds exactly this (none: holds nothing).
+    Compare(Key, Option<Value>),
+    /// Sets the key.
+    Put(Key, Value),
+    /// Adds to the key's value, a decimal 64-bit integer; a missing key counts as 0. Aborts on a
+    /// value that is not such a number, and on overflow.
+    Add(Key, i64),
+    /// Appends bytes to the key's value; a missing key counts as empty.
+    Append(Key, Value),
+    /// Removes the key.
+    Delete(Key),
+}
+
+impl Op {
+    /// The key this operation touches.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        match self {
+            Self::Get(key)
+            | Self::Compare(key, _)
+            | Self::Put(key, _)
+            | Self::Add(key, _)
+            | Self::Append(key, _)
+            | Self::Delete(key) => key,
+        }
+    }
+
+    /// True if the operation's effect depends on what the key holds.
+    #[must_use]
+    pub fn reads(&self) -> bool {
+        match self {
+            Self::Get(_) | Self::Compare(..) | Self::Add(..) | Self::Append(..) => true,
+            Self::Put(..) | Self::Delete(_) => false,
+        }
+    }
+
+    /// True if the operation changes the key.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        match self {
+            Self::Put(..) | Self::Add(..) | Self::Append(..) | Self::Delete(_) => true,
+            Self::Get(_) | Self::Compare(..) => false,
+        }
+    }
+}
+
+/// What kind of transaction this is, and so how its writes come about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Two rounds, fixed sets: the reads go back to the caller, who answers with a [`Decision`]
+    /// (Carousel §3.2).
+    Interactive,
+    /// A deterministic function of its reads: guarded operations.
+    Procedure(Vec<Op>),
+    /// Reads only; one consistent snapshot.
+    ReadOnly,
+}
+
+/// One attempt at a transaction, as its client declares it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Txn {
+    /// Its name, attempt included.
+    pub id: TxnId,
+    /// The region it began in. Fixed for all attempts and retries, so that whoever picks the
+    /// transaction up again finds the same coordinator.
+    pub home: RegionId,
+    /// How much it matters.
+    pub priority: Priority,
+    /// How its writes come about.
+    pub kind: Kind,
+    /// Keys it reads; sorted, without duplicates.
+    pub reads: Vec<Key>,
+    /// Keys it may write; sorted, without duplicates; may overlap `reads`.
+    pub writes: Vec<Key>,
+    /// The client knows the outcome of every transaction of its own with a smaller counter, and
+    /// will never ask again (`protocol-pitfalls` R6).
+    pub acknowledged_below: u64,
+}
+
+impl Txn {
+    /// An interactive transaction.
+    #[must_use]
+    pub fn interactive(id: TxnId, home: RegionId, reads: Vec<Key>, writes: Vec<Key>) -> Self {
+        Self::new(id, home, Kind::Interactive, reads, writes)
+    }
+
+    /// A read-only transaction.
+    #[must_use]
+    pub fn read_only(id: TxnId, home: RegionId, reads: Vec<Key>) -> Self {
+        Self::new(id, home, Kind::ReadOnly, reads, Vec::new())
+    }
+
+    /// A procedure of guarded operations; its key sets follow from the operations. One that writes
+    /// nothing is a read-only transaction whose comparisons the caller's host checks.
+    #[must_use]
+    pub fn procedure(id: TxnId, home: RegionId, ops: Vec<Op>) -> Self {
+        let reads = ops.iter().filter(|op| op.reads()).map(|op| op.key().clone()).collect();
+        let writes = ops.iter().filter(|op| op.writes()).map(|op| op.key().clone()).collect();
+        Self::new(id, home, Kind::Procedure(ops), reads, writes)
+    }
+
+    fn new(id: TxnId, home: RegionId, kind: Kind, reads: Vec<Key>, writes: Vec<Key>) -> Self {
+        let mut txn =
+            Self { id, home, priority: Priority::LOW, kind, reads, writes, acknowledged_below: 0 };
+        txn.reads.sort_unstable();
+        txn.reads.dedup();
+        txn.writes.sort_unstable();
+        txn.writes.dedup();
+        txn
+    }
+
+    /// Runs the transaction's procedure over what it read.
+    ///
+    /// # Errors
+    /// The reason to abort, if a guard failed or an operand has the wrong form.
+    pub fn execute(ops: &[Op], reads: &Reads) -> Result<Writes, AbortReason> {
+        let mut writes = Writes::new();
+        for op in ops {
+            let key = op.key();
+            let current = writes
+                .get(key)
+                .cloned()
+                .unwrap_or_else(|| reads.get(key).and_then(|read| read.value.clone()));
+            match op {
+                Op::Get(_) => {}
+                Op::Compare(_, expected) if *expected == current => {}
+                Op::Compare(..) => return Err(AbortReason::Guard),
+                Op::Put(_, value) => drop(writes.insert(key.clone(), Some(value.clone()))),
+                Op::Add(_, amount) => {
+                    let sum = number(current.as_ref())
+                        .and_then(|number| number.checked_add(*amount))
+                        .ok_or(AbortReason::Guard)?;
+                    writes.insert(key.clone(), Some(Value::from(sum.to_string())));
+                }
+                Op::Append(_, suffix) => {
+                    let mut bytes = current.map(|value| value.0.to_vec()).unwrap_or_default();
+                    bytes.extend_from_slice(&suffix.0);
+                    writes.insert(key.clone(), Some(Value::from(bytes)));
+                }
+                Op::Delete(_) => drop(writes.insert(key.clone(), None)),
+            }
+        }
+        Ok(writes)
+    }
+}
+
+/// A value as a decimal 64-bit integer; a missing one is 0.
+fn number(value: Option<&Value>) -> Option<i64> {
+    value.map_or(Some(0), |value| std::str::from_utf8(&value.0).ok()?.parse().ok())
+}
+
+/// Why a transaction aborted: definitely, with no effect, safe to try again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AbortReason {
+    /// It ran into another transaction on the same keys. Try again.
+    Conflict,
+    /// What it read was overwritten before it could commit. Try again.
+    StaleRead,
+    /// The caller gave up.
+    Client,
+    /// A guard of its procedure failed, or an operand had the wrong form. Trying again helps only
+    /// if the data changed.
+    Guard,
+    /// Recovery found it unfinished and ended it. Try again.
+    Recovery,
+    /// Its client stopped sending heartbeats before it asked to commit.
+    Abandoned,
+    /// The cluster was too busy to take it on. Try again later.
+    Overload,
+    /// The request itself can never succeed: unknown keys, wrong map epoch, reused name.
+    Invalid,
+}
+
+impl fmt::Display for AbortReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conflict => "conflict",
+            Self::StaleRead => "stale-read",
+            Self::Client => "client",
+            Self::Guard => "guard",
+            Self::Recovery => "recovery",
+            Self::Abandoned => "abandoned",
+            Self::Overload => "overload",
+            Self::Invalid => "invalid",
+        })
+    }
+}
+
+/// What became of a transaction, as its client is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Committed, durably, at this timestamp.
+    Committed(Timestamp),
+    /// Aborted, with no effect.
+    Aborted(AbortReason),
+    /// Nobody here can tell. Never reported as aborted; asking again with the same name is safe.
+    Unknown,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Committed(timestamp) => write!(f, "committed{timestamp}"),
+            Self::Aborted(reason) => write!(f, "aborted({reason})"),
+            Self::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reads(pairs: &[(&str, &str)]) -> Reads {
+        pairs
+            .iter()
+            .map(|(key, value)| {
+                let read = Read { value: Some(Value::from(*value)), version: Version::INITIAL };
+                (Key::from(*key), read)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn operations_see_the_effects_of_those_before_them() {
+        let ops = [
+            Op::Compare("a".into(), Some("1".into())),
+            Op::Add("a".into(), 41),
+            Op::Compare("a".into(), Some("42".into())),
+            Op::Append("log".into(), "x".into()),
+            Op::Append("log".into(), "y".into()),
+            Op::Delete("gone".into()),
+            Op::Compare("gone".into(), None),
+        ];
+        let writes = Txn::execute(&ops, &reads(&[("a", "1"), ("gone", "z")])).unwrap();
+        assert_eq!(writes.get(&Key::from("a")), Some(&Some("42".into())));
+        assert_eq!(writes.get(&Key::from("log")), Some(&Some("xy".into())));
+        assert_eq!(writes.get(&Key::from("gone")), Some(&None));
+    }
+
+    #[test]
+    fn a_failed_guard_aborts() {
+        let cases = [
+            Op::Compare("a".into(), Some("2".into())),
+            Op::Compare("a".into(), None),
+            Op::Add("text".into(), 1),
+            Op::Add("big".into(), 1),
+        ];
+        let reads = reads(&[("a", "1"), ("text", "no number"), ("big", "9223372036854775807")]);
+        for op in cases {
+            assert_eq!(
+                Txn::execute(std::slice::from_ref(&op), &reads),
+                Err(AbortReason::Guard),
+                "{op:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_procedure_declares_the_keys_its_operations_touch() {
+        let id = TxnId::new(crate::ClientId(1), 1);
+        let ops =
+            vec![Op::Put("b".into(), "1".into()), Op::Add("a".into(), 1), Op::Get("c".into())];
+        let txn = Txn::procedure(id, RegionId(0), ops);
+        assert_eq!(txn.reads, ["a", "c"].map(Key::from));
+        assert_eq!(txn.writes, ["a", "b"].map(Key::from));
+    }
+}
