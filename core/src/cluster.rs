@@ -189,7 +189,7 @@ impl Cluster {
 
     fn check(&self, partition: &Partition) -> Result<(), ClusterError> {
         let distinct: BTreeSet<NodeId> = partition.replicas.iter().copied().collect();
-        if distinct.len() != partition.replicas.len() || distinct.len() % 2 == 0 {
+        if distinct.len() != partition.replicas.len() || distinct.len().is_multiple_of(2) {
             return Err(ClusterError::ReplicaCount(partition.id, partition.replicas.len()));
         }
         for &replica in &distinct {

@@ -1,1 +1,7 @@
-//! orthodrome-eval
+//! What is asked of a protocol and how its answers are judged: workloads, histories, the
+//! serializability checker, latency figures and reports.
+
+pub mod checker;
+pub mod history;
+pub mod metrics;
+pub mod workload;

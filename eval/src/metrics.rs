@@ -1,0 +1,1 @@
+//! Latency histograms and run results.
