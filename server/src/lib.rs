@@ -1,1 +1,3 @@
 //! orthodrome-server
+
+pub mod service;
