@@ -1,10 +1,100 @@
 //! Workloads: what clients ask for, and what must hold of the answers.
+//!
+//! A new workload is one file that implements [`Workload`] and one arm in [`parse`].
+
+mod bank;
+mod list_append;
+mod options;
+mod spread;
 
 use std::fmt::Debug;
+
+use serde::Deserialize;
 
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
+
+pub use options::{Distribution, Form, Options};
+
+/// The workloads that [`parse`] knows.
+pub const NAMES: &[&str] = &["bank", "list-append"];
+
+/// A workload that cannot be had.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WorkloadError {
+    /// No workload has that name.
+    #[error("workload {0:?} does not exist; use one of {known}, or a file", known = NAMES.join(", "))]
+    Unknown(String),
+    /// What follows the colon in the name makes no sense.
+    #[error("workload {spec:?}: {problem}; {remedy}")]
+    Parameter {
+        /// The whole name.
+        spec: String,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// An option makes no sense.
+    #[error("option `{field}`: {problem}; {remedy}")]
+    Option {
+        /// Its name.
+        field: &'static str,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Not a workload file; the text says where and why.
+    #[error("not a workload file: {0}")]
+    Syntax(String),
+}
+
+/// The workload called `spec`: a name, for some with a parameter after a colon (`ycsbt:6`).
+///
+/// # Errors
+/// What is wrong with the name or an option, and what to do.
+pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, WorkloadError> {
+    let (name, parameter) =
+        spec.split_once(':').map_or((spec, None), |(name, after)| (name, Some(after)));
+    let plain = || match parameter {
+        None => Ok(()),
+        Some(parameter) => Err(WorkloadError::Parameter {
+            spec: spec.into(),
+            problem: format!("{name} takes no parameter, {parameter:?} was given"),
+            remedy: format!("write {name:?}"),
+        }),
+    };
+    match name {
+        "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
+        "list-append" => plain().and_then(|()| boxed(list_append::ListAppend::new(options))),
+        _ => Err(WorkloadError::Unknown(spec.into())),
+    }
+}
+
+fn boxed<W: Workload + 'static>(
+    workload: Result<W, WorkloadError>,
+) -> Result<Box<dyn Workload>, WorkloadError> {
+    Ok(Box::new(workload?))
+}
+
+/// Reads a workload file: `workload = "ycsbt:6"`, and [`Options`] in a table `[options]`.
+///
+/// # Errors
+/// What is wrong with the text, and where.
+pub fn read_file(text: &str) -> Result<(String, Options), WorkloadError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        workload: String,
+        #[serde(default)]
+        options: Options,
+    }
+    let file: File =
+        toml::from_str(text).map_err(|error| WorkloadError::Syntax(error.to_string()))?;
+    Ok((file.workload, file.options))
+}
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,187 @@
+//! `bank`: money moves between accounts and none is made or lost.
+//!
+//! The value of an account is the *change* of its balance since it was opened, as a decimal number,
+//! so a missing key is an account that still holds its initial balance, and `Op::Add` can move
+//! money without anything being loaded first. Whoever reads all accounts must find the initial
+//! total; nobody may ever find a negative balance.
+
+use orthodrome_core::rng::Rng;
+use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Read, Reads, Value, Writes};
+
+use super::options::{Priorities, bounded, share};
+use super::spread::{Spread, Zipf, chance};
+use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError};
+
+/// What every account holds at first.
+pub const INITIAL_BALANCE: i64 = 1_000;
+
+/// Largest amount that one account receives in one transfer: large enough that some transfers
+/// find too little.
+const AMOUNT_MAX: u64 = 100;
+
+const TRANSFER: &str = "transfer";
+const AUDIT: &str = "audit";
+
+/// The workload.
+#[derive(Debug)]
+pub struct Bank {
+    accounts: Vec<Key>,
+    per_transfer: usize,
+    spread: Spread,
+    read_only: f64,
+    form: Form,
+    priorities: Priorities,
+}
+
+impl Bank {
+    /// A bank with `keys` accounts (100), `accounts_per_transfer` of them in each transfer (2),
+    /// chosen by `zipf` (0), a share `read_only` (0.1) of transactions reading all accounts.
+    ///
+    /// # Errors
+    /// Which option makes no sense.
+    pub fn new(options: &Options) -> Result<Self, WorkloadError> {
+        options.only("bank", &["keys", "zipf", "read_only", "form", "accounts_per_transfer"])?;
+        let accounts = bounded("keys", options.keys, 100, (2, 10_000))?;
+        let per_transfer = bounded(
+            "accounts_per_transfer",
+            options.accounts_per_transfer,
+            2,
+            (2, accounts.min(100)),
+        )?;
+        Ok(Self {
+            accounts: (0..accounts).map(|number| format!("account{number}").into()).collect(),
+            per_transfer: usize::try_from(per_transfer).unwrap_or(usize::MAX),
+            spread: Spread::Zipf(Zipf::new(accounts, options.theta(0.0)?)),
+            read_only: share("read_only", options.read_only, 0.1)?,
+            form: options.form.unwrap_or_default(),
+            priorities: options.priorities(&[TRANSFER, AUDIT])?,
+        })
+    }
+
+    fn audit_request(&self, priority: Priority) -> Request {
+        Request {
+            name: AUDIT,
+            kind: Kind::ReadOnly,
+            reads: self.accounts.clone(),
+            writes: Vec::new(),
+            priority,
+            parameter: 0,
+        }
+    }
+}
+
+/// What an account holds, given what was read of it.
+fn balance(key: &Key, reads: &Reads) -> Result<i64, String> {
+    let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+    change(read)
+        .and_then(|change| change.checked_add(INITIAL_BALANCE))
+        .ok_or_else(|| format!("{key} holds {:?}, which is no balance", read.value))
+}
+
+fn change(read: &Read) -> Option<i64> {
+    read.value.as_ref().map_or(Some(0), |value| std::str::from_utf8(&value.0).ok()?.parse().ok())
+}
+
+/// Operations by which the first key pays `amount` to each of the others, or that abort if it
+/// holds too little.
+fn transfer_ops(keys: &[Key], amount: i64) -> Vec<Op> {
+    let Some((payer, payees)) = keys.split_first() else { return Vec::new() };
+    let debit = payees.iter().fold(0_i64, |sum, _| sum.saturating_add(amount));
+    // There is no guard for "at least", but addition aborts on overflow: moved down so far that a
+    // balance of nothing is the smallest number there is, a negative balance cannot be
+    // represented. Moving up again restores the value.
+    let down = i64::MIN + INITIAL_BALANCE;
+    let up = i64::MAX - INITIAL_BALANCE + 1;
+    let mut ops = [-debit, down, up]
+        .map(|amount| Op::Add(payer.clone(), amount))
+        .into_iter()
+        .collect::<Vec<_>>();
+    ops.extend(payees.iter().map(|payee| Op::Add(payee.clone(), amount)));
+    ops
+}
+
+impl Workload for Bank {
+    fn name(&self) -> String {
+        "bank".into()
+    }
+
+    fn values(&self) -> Values {
+        Values::Versions
+    }
+
+    fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
+        if chance(self.read_only, rng) {
+            let priority = self.priorities.draw(AUDIT, rng);
+            return self.audit_request(priority);
+        }
+        let picked = self.spread.pick(self.per_transfer, issuer, rng);
+        let keys: Vec<Key> = picked
+            .into_iter()
+            .filter_map(|number| self.accounts.get(usize::try_from(number).ok()?).cloned())
+            .collect();
+        let amount = rng.range(1, AMOUNT_MAX);
+        let kind = if self.form.draw_procedure(rng) {
+            Kind::Procedure(transfer_ops(&keys, amount.cast_signed()))
+        } else {
+            Kind::Interactive
+        };
+        let priority = self.priorities.draw(TRANSFER, rng);
+        Request {
+            name: TRANSFER,
+            kind,
+            reads: keys.clone(),
+            writes: keys,
+            priority,
+            parameter: amount,
+        }
+    }
+
+    fn decide(&self, request: &Request, reads: &Reads) -> Decision {
+        // The payer is the first of the write keys.
+        let amount = request.parameter.cast_signed();
+        let Some((payer, payees)) = request.writes.split_first() else {
+            return Decision::Commit(Writes::new());
+        };
+        let debit = payees.iter().fold(0_i64, |sum, _| sum.saturating_add(amount));
+        let mut writes = Writes::new();
+        for (key, amount) in
+            std::iter::once((payer, -debit)).chain(payees.iter().map(|payee| (payee, amount)))
+        {
+            // A malformed value cannot be added to; the next audit reports it.
+            let Ok(after) = balance(key, reads).map(|before| before.saturating_add(amount)) else {
+                return Decision::Abort;
+            };
+            if after < 0 {
+                return Decision::Abort;
+            }
+            let change = after - INITIAL_BALANCE;
+            writes.insert(key.clone(), Some(Value::from(change.to_string())));
+        }
+        Decision::Commit(writes)
+    }
+
+    fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
+        let mut total = 0_i64;
+        for key in &request.reads {
+            let balance = balance(key, reads)?;
+            if balance < 0 {
+                return Err(format!(
+                    "{key} holds {balance}; no account may hold less than nothing"
+                ));
+            }
+            total = total.saturating_add(balance);
+        }
+        let accounts = i64::try_from(self.accounts.len()).unwrap_or(i64::MAX);
+        let expected = accounts.saturating_mul(INITIAL_BALANCE);
+        if request.name == AUDIT && total != expected {
+            return Err(format!(
+                "all {accounts} accounts together hold {total}; they must hold {expected}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn final_request(&self) -> Option<Request> {
+        Some(self.audit_request(Priority::LOW))
+    }
+}

@@ -1,0 +1,179 @@
+//! `list-append`: transactions read lists and append unique elements to them, so that the lists
+//! themselves tell in which order transactions took effect (the idea of K. Kingsbury and P. Alvaro,
+//! "Elle: Inferring Isolation Anomalies from Experimental Observations", PVLDB 14(3), 2020, §3).
+//!
+//! Lists stay short, and a long history stays checkable, because the keys in use are a window: a
+//! key that got its share of appends is replaced by a fresh one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::rng::Rng;
+use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writes};
+
+use super::options::{Priorities, bounded, share};
+use super::spread::{Spread, Zipf, chance};
+use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError, list_elements};
+
+const APPEND: &str = "append";
+const READ: &str = "read";
+
+/// Largest number of keys in one transaction.
+const KEYS_MAX: u64 = 4;
+
+/// Bits of an element that count the issuer's appending transactions; the bits above are the
+/// issuer's index. Elements stay below 2^53, which every JSON reader can represent, for the first
+/// two million clients.
+const COUNTER_BITS: u32 = 32;
+
+/// One key of the window.
+#[derive(Debug)]
+struct List {
+    number: u64,
+    appends: u64,
+}
+
+/// The workload.
+#[derive(Debug)]
+pub struct ListAppend {
+    window: Vec<List>,
+    next_number: u64,
+    appends_per_key: u64,
+    spread: Spread,
+    read_only: f64,
+    form: Form,
+    priorities: Priorities,
+    /// How many appending transactions each issuer, by index, has begun.
+    counters: BTreeMap<u32, u64>,
+}
+
+impl ListAppend {
+    /// A window of `keys` lists (16), chosen by `zipf` (0), each replaced after `appends_per_key`
+    /// (64) appends; a share `read_only` (0.2) of transactions appends nothing.
+    ///
+    /// # Errors
+    /// Which option makes no sense.
+    pub fn new(options: &Options) -> Result<Self, WorkloadError> {
+        let known = ["keys", "zipf", "read_only", "form", "appends_per_key"];
+        options.only("list-append", &known)?;
+        let keys = bounded("keys", options.keys, 16, (1, 100_000))?;
+        Ok(Self {
+            window: (0..keys).map(|number| List { number, appends: 0 }).collect(),
+            next_number: keys,
+            appends_per_key: bounded("appends_per_key", options.appends_per_key, 64, (1, 100_000))?,
+            spread: Spread::Zipf(Zipf::new(keys, options.theta(0.0)?)),
+            read_only: share("read_only", options.read_only, 0.2)?,
+            form: options.form.unwrap_or_default(),
+            priorities: options.priorities(&[APPEND, READ])?,
+            counters: BTreeMap::new(),
+        })
+    }
+
+    /// The key in slot `slot` of the window; counts an append to it, if there is to be one.
+    fn key(&mut self, slot: u64, is_append: bool) -> Option<Key> {
+        let list = self.window.get_mut(usize::try_from(slot).ok()?)?;
+        let key = name(list.number);
+        if is_append {
+            list.appends += 1;
+            if list.appends >= self.appends_per_key {
+                *list = List { number: self.next_number, appends: 0 };
+                self.next_number += 1;
+            }
+        }
+        Some(key)
+    }
+
+    /// An element that no other transaction of the run appends.
+    fn element(&mut self, issuer: Issuer) -> u64 {
+        let counter = self.counters.entry(issuer.index).or_default();
+        *counter += 1;
+        (u64::from(issuer.index) << COUNTER_BITS) | *counter
+    }
+}
+
+fn name(number: u64) -> Key {
+    format!("k{number}").into()
+}
+
+impl Workload for ListAppend {
+    fn name(&self) -> String {
+        "list-append".into()
+    }
+
+    fn values(&self) -> Values {
+        Values::Lists
+    }
+
+    fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
+        let is_read_only = chance(self.read_only, rng);
+        let count = rng.range(1, KEYS_MAX.min(self.spread.widest()));
+        let slots = self.spread.pick(usize::try_from(count).unwrap_or(1), issuer, rng);
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        for slot in slots {
+            // The first key is always appended to; the others are half the time only read, so that
+            // transactions that read what others write, and the reverse, occur.
+            let is_append = !is_read_only && (reads.is_empty() || rng.chance(1, 2));
+            if let Some(key) = self.key(slot, is_append) {
+                if is_append {
+                    writes.push(key.clone());
+                }
+                reads.push(key);
+            }
+        }
+        if is_read_only {
+            let priority = self.priorities.draw(READ, rng);
+            let kind = Kind::ReadOnly;
+            return Request { name: READ, kind, reads, writes, priority, parameter: 0 };
+        }
+        let element = self.element(issuer);
+        let kind = if self.form.draw_procedure(rng) {
+            let op = |key: &Key| {
+                if writes.contains(key) {
+                    Op::Append(key.clone(), Value::from(element.to_le_bytes().to_vec()))
+                } else {
+                    Op::Get(key.clone())
+                }
+            };
+            Kind::Procedure(reads.iter().map(op).collect())
+        } else {
+            Kind::Interactive
+        };
+        let priority = self.priorities.draw(APPEND, rng);
+        Request { name: APPEND, kind, reads, writes, priority, parameter: element }
+    }
+
+    fn decide(&self, request: &Request, reads: &Reads) -> Decision {
+        let mut writes = Writes::new();
+        for key in &request.writes {
+            let before = reads.get(key).and_then(|read| read.value.as_ref());
+            let mut list = before.map(|value| value.0.to_vec()).unwrap_or_default();
+            list.extend_from_slice(&request.parameter.to_le_bytes());
+            writes.insert(key.clone(), Some(Value::from(list)));
+        }
+        Decision::Commit(writes)
+    }
+
+    fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
+        for key in &request.reads {
+            let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+            let list = list_elements(read.value.as_ref())
+                .ok_or_else(|| format!("{key} holds {:?}, which is no list", read.value))?;
+            let mut seen = BTreeSet::new();
+            if let Some(twice) = list.iter().find(|element| !seen.insert(**element)) {
+                return Err(format!("{key} holds {twice} twice: {list:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the lists in use, so that the last appends are seen by somebody.
+    fn final_request(&self) -> Option<Request> {
+        Some(Request {
+            name: READ,
+            kind: Kind::ReadOnly,
+            reads: self.window.iter().map(|list| name(list.number)).collect(),
+            writes: Vec::new(),
+            priority: Priority::LOW,
+            parameter: 0,
+        })
+    }
+}

@@ -1,0 +1,290 @@
+//! Settings of workloads: one flat table, of which each workload takes what has a meaning for it
+//! and refuses the rest.
+
+use serde::{Deserialize, Serialize};
+
+use orthodrome_core::rng::Rng;
+use orthodrome_core::txn::Priority;
+
+use super::WorkloadError;
+use super::spread::{Spread, Zipf, chance};
+
+/// How a workload's transactions are put to the database.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// Reads come back to the client, who answers with its writes.
+    #[default]
+    Interactive,
+    /// Guarded operations, sent whole.
+    Procedure,
+    /// Half of each, drawn for every transaction.
+    Mixed,
+}
+
+/// How keys are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Distribution {
+    /// Each key by a Zipf distribution with exponent `zipf`.
+    #[default]
+    Zipf,
+    /// One hot key and cold ones; `contention_index` of all keys are hot (Ocean Vista §6.1).
+    ContentionIndex,
+    /// The same, but each client has its own hot key and its own cold keys (Ocean Vista §6.2.3).
+    ContentionIndexFixed,
+}
+
+/// Settings of a workload. What is absent has the workload's own default.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// How many keys there are: for `bank` accounts, for `smallbank` users, for `list-append`
+    /// lists in use at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u64>,
+    /// Zipf exponent, from 0 (uniform) to 10.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zipf: Option<f64>,
+    /// How keys are chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<Distribution>,
+    /// Share of the keys that are hot, if `distribution` is one of the contention indexes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contention_index: Option<f64>,
+    /// Length of a key in bytes, from 16 to 1024.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_bytes: Option<u64>,
+    /// Length of a value in bytes, from 1 to 65536.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_bytes: Option<u64>,
+    /// Share of transactions with high priority; 0.1 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub high_priority: Option<f64>,
+    /// Names of the transactions that have high priority, all others having low priority; instead
+    /// of `high_priority`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub high_priority_names: Option<Vec<String>>,
+    /// Share of transactions that only read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<f64>,
+    /// How transactions are put to the database; interactive if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub form: Option<Form>,
+    /// `bank`: accounts in one transfer, the first of which pays all others; from 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accounts_per_transfer: Option<u64>,
+    /// `list-append`: appends to one key before a fresh key takes its place; from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub appends_per_key: Option<u64>,
+    /// `smallbank`: how many of the users are hot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_users: Option<u64>,
+    /// `smallbank`: share of transactions on hot users.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_share: Option<f64>,
+}
+
+impl Options {
+    /// Names of the settings that are present.
+    fn present(&self) -> Vec<&'static str> {
+        // Taken apart so that a new field cannot be forgotten here.
+        let Self {
+            keys,
+            zipf,
+            distribution,
+            contention_index,
+            key_bytes,
+            value_bytes,
+            high_priority,
+            high_priority_names,
+            read_only,
+            form,
+            accounts_per_transfer,
+            appends_per_key,
+            hot_users,
+            hot_share,
+        } = self;
+        [
+            ("keys", keys.is_some()),
+            ("zipf", zipf.is_some()),
+            ("distribution", distribution.is_some()),
+            ("contention_index", contention_index.is_some()),
+            ("key_bytes", key_bytes.is_some()),
+            ("value_bytes", value_bytes.is_some()),
+            ("high_priority", high_priority.is_some()),
+            ("high_priority_names", high_priority_names.is_some()),
+            ("read_only", read_only.is_some()),
+            ("form", form.is_some()),
+            ("accounts_per_transfer", accounts_per_transfer.is_some()),
+            ("appends_per_key", appends_per_key.is_some()),
+            ("hot_users", hot_users.is_some()),
+            ("hot_share", hot_share.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, is_present)| is_present.then_some(name))
+        .collect()
+    }
+
+    /// Refuses settings that have no meaning for `workload`, which understands `known` and the
+    /// priorities.
+    pub(super) fn only(&self, workload: &str, known: &[&str]) -> Result<(), WorkloadError> {
+        for field in self.present() {
+            if !field.starts_with("high_priority") && !known.contains(&field) {
+                return Err(WorkloadError::Option {
+                    field,
+                    problem: format!("has no meaning for `{workload}`"),
+                    remedy: format!("remove it, or use {}", known.join(", ")),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Who gets high priority, in a workload whose transactions have these names.
+    pub(super) fn priorities(&self, names: &[&str]) -> Result<Priorities, WorkloadError> {
+        let Some(high) = &self.high_priority_names else {
+            return Ok(Priorities::Share(share("high_priority", self.high_priority, 0.1)?));
+        };
+        if self.high_priority.is_some() {
+            return Err(WorkloadError::Option {
+                field: "high_priority_names",
+                problem: "contradicts `high_priority`".into(),
+                remedy: "remove one of the two".into(),
+            });
+        }
+        match high.iter().find(|name| !names.contains(&name.as_str())) {
+            Some(unknown) => Err(WorkloadError::Option {
+                field: "high_priority_names",
+                problem: format!("the workload has no transaction {unknown:?}"),
+                remedy: format!("use some of {}", names.join(", ")),
+            }),
+            None => Ok(Priorities::Names(high.clone())),
+        }
+    }
+
+    /// How keys are chosen, out of `keys`; every transaction must find `per_txn` different ones.
+    pub(super) fn spread(
+        &self,
+        keys: u64,
+        zipf: f64,
+        per_txn: u64,
+    ) -> Result<Spread, WorkloadError> {
+        let distribution = self.distribution.unwrap_or_default();
+        let index = |is_fixed| {
+            if self.zipf.is_some() {
+                return Err(WorkloadError::Option {
+                    field: "zipf",
+                    problem: "has no meaning for a contention-index distribution".into(),
+                    remedy: "remove it, or set `distribution` to \"zipf\"".into(),
+                });
+            }
+            let index = share("contention_index", self.contention_index, 0.001)?;
+            Spread::contention_index(keys, index, is_fixed)
+        };
+        let spread = match distribution {
+            Distribution::Zipf if self.contention_index.is_some() => {
+                return Err(WorkloadError::Option {
+                    field: "contention_index",
+                    problem: "has no meaning for a Zipf distribution".into(),
+                    remedy: "remove it, or set `distribution` to \"contention-index\" or \
+                             \"contention-index-fixed\""
+                        .into(),
+                });
+            }
+            Distribution::Zipf => Spread::Zipf(Zipf::new(keys, self.theta(zipf)?)),
+            Distribution::ContentionIndex => index(false)?,
+            Distribution::ContentionIndexFixed => index(true)?,
+        };
+        if spread.widest() < per_txn {
+            return Err(WorkloadError::Option {
+                field: "keys",
+                problem: format!(
+                    "with {keys} keys a transaction can find {} different ones; it needs {per_txn}",
+                    spread.widest()
+                ),
+                remedy: "use more keys".into(),
+            });
+        }
+        Ok(spread)
+    }
+
+    /// The Zipf exponent.
+    pub(super) fn theta(&self, default: f64) -> Result<f64, WorkloadError> {
+        let theta = self.zipf.unwrap_or(default);
+        if (0.0..=10.0).contains(&theta) {
+            return Ok(theta);
+        }
+        Err(WorkloadError::Option {
+            field: "zipf",
+            problem: format!("{theta} is no Zipf exponent"),
+            remedy: "use a number from 0 (uniform) to 10".into(),
+        })
+    }
+}
+
+/// A share, checked to be one.
+pub(super) fn share(
+    field: &'static str,
+    value: Option<f64>,
+    default: f64,
+) -> Result<f64, WorkloadError> {
+    let value = value.unwrap_or(default);
+    if (0.0..=1.0).contains(&value) {
+        return Ok(value);
+    }
+    Err(WorkloadError::Option {
+        field,
+        problem: format!("{value} is no share"),
+        remedy: "use a number from 0 to 1".into(),
+    })
+}
+
+/// A number, checked to lie in `low..=high`.
+pub(super) fn bounded(
+    field: &'static str,
+    value: Option<u64>,
+    default: u64,
+    (low, high): (u64, u64),
+) -> Result<u64, WorkloadError> {
+    let value = value.unwrap_or(default);
+    if (low..=high).contains(&value) {
+        return Ok(value);
+    }
+    Err(WorkloadError::Option {
+        field,
+        problem: format!("{value} is out of range"),
+        remedy: format!("use a whole number from {low} to {high}"),
+    })
+}
+
+impl Form {
+    /// True if the next transaction is to be a procedure.
+    pub(super) fn draw_procedure(self, rng: &mut Rng) -> bool {
+        match self {
+            Self::Interactive => false,
+            Self::Procedure => true,
+            Self::Mixed => rng.chance(1, 2),
+        }
+    }
+}
+
+/// Which transactions have high priority.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Priorities {
+    /// This share, drawn for every transaction.
+    Share(f64),
+    /// Those with these names.
+    Names(Vec<String>),
+}
+
+impl Priorities {
+    /// The priority of a transaction called `name`.
+    pub(super) fn draw(&self, name: &str, rng: &mut Rng) -> Priority {
+        let is_high = match self {
+            Self::Share(share) => chance(*share, rng),
+            Self::Names(names) => names.iter().any(|high| high == name),
+        };
+        if is_high { Priority::HIGH } else { Priority::LOW }
+    }
+}
