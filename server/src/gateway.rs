@@ -1,0 +1,317 @@
+//! The door between callers and the client side of a protocol: begin a transaction, decide it, ask
+//! what became of it.
+//!
+//! A [`Gateway`] is a cheap handle on the task that owns the client machine. It bounds the
+//! transactions in flight, and a caller that goes away (its future is dropped) leaves no undecided
+//! transaction behind: the transaction is aborted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use orthodrome_core::machine::Admin;
+use orthodrome_core::txn::{Kind, Reads};
+use orthodrome_core::{ClientId, Decision, NodeId, Outcome, PartitionId, Txn, TxnId};
+use tokio::sync::oneshot;
+
+/// How a transaction ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finished {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// What it read, where the gateway learned it: always for a read-only transaction or a
+    /// procedure that committed.
+    pub reads: Option<Reads>,
+    /// The protocol's path: `fast`, `slow`, `read-only`, …
+    pub path: &'static str,
+}
+
+/// What beginning a transaction led to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Begun {
+    /// An interactive transaction has read; it waits for [`Gateway::decide`].
+    Reads(Reads),
+    /// It has ended already: it was not interactive, or it aborted early.
+    Finished(Finished),
+}
+
+/// Why the gateway could not do what was asked. In every case but [`GatewayError::Lost`] the call
+/// had no effect.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// Too many transactions in flight. Retry later, with a pause that grows.
+    #[error("{limit} transactions are in flight at this node, its limit; try again later")]
+    Overloaded {
+        /// The configured bound.
+        limit: usize,
+    },
+    /// The node is shutting down. Retry at another node.
+    #[error("this node is shutting down; use another one")]
+    Stopping,
+    /// The node has stopped serving because of a fault of its own. Retry at another node.
+    #[error("this node has stopped serving: {0}")]
+    Failed(String),
+    /// No such transaction is in flight here: it was never begun here, it ended, or the node
+    /// restarted. [`Gateway::resolve`] finds out what became of it.
+    #[error("transaction {0} is not in flight at this node; ask for its outcome instead")]
+    UnknownTransaction(TxnId),
+    /// A transaction of this name is in flight here. A name is used once; a retry after a known
+    /// abort counts up the attempt, and a retry after no answer asks for the outcome.
+    #[error("transaction {0} was begun already; ask for its outcome, or use the next attempt")]
+    AlreadyBegun(TxnId),
+    /// [`Gateway::decide`] on a transaction that is not waiting for a decision.
+    #[error("transaction {0} is not waiting for a decision: {1}")]
+    NotUndecided(TxnId, &'static str),
+    /// The node stopped while the call was under way; the outcome is unknown.
+    #[error("this node stopped before transaction {0} finished; its outcome is unknown")]
+    Lost(TxnId),
+}
+
+impl GatewayError {
+    /// True if the same call may succeed later or at another node.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Overloaded { .. } | Self::Stopping | Self::Failed(_) => true,
+            Self::UnknownTransaction(_)
+            | Self::AlreadyBegun(_)
+            | Self::NotUndecided(..)
+            | Self::Lost(_) => false,
+        }
+    }
+}
+
+/// Whether the node serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Health {
+    /// It does.
+    Serving,
+    /// It finishes what is in flight and takes nothing new.
+    Stopping,
+    /// It stopped because of a fault of its own, described here.
+    Failed(String),
+}
+
+/// What a node says of itself and of the keyspace it serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Description {
+    /// The cluster's id.
+    pub cluster: String,
+    /// The protocol that runs the keyspace.
+    pub protocol: &'static str,
+    /// What the protocol promises: `strict serializability` or `serializability`.
+    pub guarantee: &'static str,
+    /// The node's server side.
+    pub node: NodeId,
+    /// The node's client side.
+    pub gateway: NodeId,
+    /// The region's name.
+    pub region: String,
+    /// Where each partition's leader should be while it can.
+    pub leaders: BTreeMap<PartitionId, NodeId>,
+    /// Whether it serves.
+    pub health: Health,
+    /// Transactions in flight.
+    pub in_flight: usize,
+    /// The most that may be.
+    pub in_flight_max: usize,
+}
+
+/// What the gateway asks of the task that owns the client machine.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Begin {
+        txn: Txn,
+        slot: Slot,
+        reply: oneshot::Sender<Result<Begun, GatewayError>>,
+    },
+    Decide {
+        txn: TxnId,
+        decision: Decision,
+        reply: oneshot::Sender<Result<Finished, GatewayError>>,
+    },
+    Resolve {
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        slot: Slot,
+        reply: oneshot::Sender<Result<Finished, GatewayError>>,
+    },
+    /// The caller of this transaction went away.
+    Abandon(TxnId),
+}
+
+/// What stands behind a gateway: the running node.
+pub(crate) trait Backend: Send + Sync {
+    /// Hands a command to the client machine's task; false if that task has ended.
+    fn submit(&self, command: Command) -> bool;
+    /// Hands an order to the server machine's task.
+    fn admin(&self, order: Admin);
+    /// Health, and everything else that can change.
+    fn describe(&self) -> Description;
+    /// Whether the node serves.
+    fn health(&self) -> Health;
+    /// A client id that no other call, process or restart ever returns.
+    fn register(
+        &self,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
+}
+
+/// A place among the transactions in flight; dropping it frees the place.
+#[derive(Debug)]
+pub(crate) struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A handle on the client side of one node. Clones are handles on the same node.
+#[derive(Clone)]
+pub struct Gateway {
+    backend: Arc<dyn Backend>,
+    in_flight: Arc<AtomicUsize>,
+    in_flight_max: usize,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}
+
+/// Tells the host task when a caller stops waiting.
+struct Abandoned<'a> {
+    backend: &'a dyn Backend,
+    txn: TxnId,
+    armed: bool,
+}
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.backend.submit(Command::Abandon(self.txn));
+        }
+    }
+}
+
+impl Gateway {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        in_flight: Arc<AtomicUsize>,
+        in_flight_max: usize,
+    ) -> Self {
+        Self { backend, in_flight, in_flight_max }
+    }
+
+    /// A new client incarnation: an id that no other client of the cluster has, had or will have.
+    ///
+    /// # Errors
+    /// The node is stopping or has failed.
+    pub async fn register(&self) -> Result<ClientId, GatewayError> {
+        self.serving()?;
+        self.backend.register().await
+    }
+
+    /// Begins a transaction. If the returned future is dropped before it is ready, the transaction
+    /// is aborted unless it was decided already.
+    ///
+    /// # Errors
+    /// See [`GatewayError`]; the transaction was not begun, except for [`GatewayError::Lost`].
+    pub async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        self.serving()?;
+        let slot = self.slot()?;
+        let id = txn.id;
+        let (reply, answer) = oneshot::channel();
+        self.call(id, Command::Begin { txn, slot, reply }, answer).await
+    }
+
+    /// Decides an interactive transaction whose reads [`Gateway::begin`] returned.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
+        // A node that is stopping still finishes what it has begun.
+        if let Health::Failed(why) = self.backend.health() {
+            return Err(GatewayError::Failed(why));
+        }
+        let (reply, answer) = oneshot::channel();
+        self.call(txn, Command::Decide { txn, decision, reply }, answer).await
+    }
+
+    /// Finds out what became of a transaction begun here or elsewhere, ending it if it has no
+    /// outcome yet. With a decision: the caller had asked for that, based on `reads`.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub async fn resolve(
+        &self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+    ) -> Result<Finished, GatewayError> {
+        self.serving()?;
+        let slot = self.slot()?;
+        let id = txn.id;
+        let (reply, answer) = oneshot::channel();
+        self.call(id, Command::Resolve { txn, reads, decision, slot, reply }, answer).await
+    }
+
+    /// What the node says of itself now.
+    #[must_use]
+    pub fn describe(&self) -> Description {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
+    }
+
+    /// Hands an operator's order to the node's server side. It is carried out in the background;
+    /// an order that no longer makes sense is ignored.
+    pub fn admin(&self, order: Admin) {
+        self.backend.admin(order);
+    }
+
+    fn serving(&self) -> Result<(), GatewayError> {
+        match self.backend.health() {
+            Health::Serving => Ok(()),
+            Health::Stopping => Err(GatewayError::Stopping),
+            Health::Failed(why) => Err(GatewayError::Failed(why)),
+        }
+    }
+
+    fn slot(&self) -> Result<Slot, GatewayError> {
+        let limit = self.in_flight_max;
+        self.in_flight
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+                (held < limit).then_some(held + 1)
+            })
+            .map(|_| Slot(self.in_flight.clone()))
+            .map_err(|_| GatewayError::Overloaded { limit })
+    }
+
+    async fn call<T>(
+        &self,
+        txn: TxnId,
+        command: Command,
+        answer: oneshot::Receiver<Result<T, GatewayError>>,
+    ) -> Result<T, GatewayError> {
+        if !self.backend.submit(command) {
+            return Err(match self.backend.health() {
+                Health::Failed(why) => GatewayError::Failed(why),
+                Health::Serving | Health::Stopping => GatewayError::Stopping,
+            });
+        }
+        let mut guard = Abandoned { backend: &*self.backend, txn, armed: true };
+        let answer = answer.await;
+        guard.armed = false;
+        answer.unwrap_or(Err(GatewayError::Lost(txn)))
+    }
+}
+
+/// True if the transaction has a second round.
+pub(crate) fn is_interactive(txn: &Txn) -> bool {
+    match txn.kind {
+        Kind::Interactive => true,
+        Kind::Procedure(_) | Kind::ReadOnly => false,
+    }
+}
