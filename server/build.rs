@@ -6,7 +6,12 @@ use std::error::Error;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=../proto/orthodrome.proto");
     let files = protox::compile(["orthodrome.proto"], ["../proto"])?;
-    // `bytes` fields share the buffer a request arrived in instead of copying each key and value.
-    tonic_prost_build::configure().bytes(".").build_client(false).compile_fds(files)?;
+    tonic_prost_build::configure()
+        // Values that were read are shared with the answer, not copied. Requests are copied: a key
+        // that shared a request's buffer would keep all of it in memory.
+        .bytes(".orthodrome.v1.KeyRead")
+        .codec_path("crate::service::codec::Codec")
+        .build_client(false)
+        .compile_fds(files)?;
     Ok(())
 }

@@ -1,0 +1,310 @@
+//! Who may do what: tokens and client certificates, and the roles they give.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use subtle::{Choice, ConstantTimeEq};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
+
+use super::refuse;
+
+/// The keyspace that a request means when it names none.
+pub const DEFAULT_KEYSPACE: &str = "default";
+
+const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// What a principal may do in a keyspace; each role includes those before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// Read, and describe the cluster.
+    Read,
+    /// And write.
+    Write,
+    /// And give an operator's orders.
+    Admin,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Admin => "admin",
+        })
+    }
+}
+
+/// Somebody who may use the service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Principal {
+    /// What logs call it. Not secret.
+    pub name: String,
+    /// Its role in each keyspace it may use.
+    pub roles: BTreeMap<String, Role>,
+}
+
+impl Principal {
+    /// A principal with `role` in the default keyspace.
+    #[must_use]
+    pub fn new(name: &str, role: Role) -> Self {
+        Self { name: name.into(), roles: [(DEFAULT_KEYSPACE.into(), role)].into() }
+    }
+
+    pub(super) fn require(&self, keyspace: &str, wanted: Role) -> Result<(), Status> {
+        match self.roles.get(keyspace) {
+            Some(&role) if role >= wanted => Ok(()),
+            Some(role) => Err(refuse(Status::permission_denied(format!(
+                "{:?} has the role {role} in keyspace {keyspace:?}; this needs {wanted}",
+                self.name
+            )))),
+            None => Err(refuse(Status::permission_denied(format!(
+                "{:?} has no role in keyspace {keyspace:?}",
+                self.name
+            )))),
+        }
+    }
+}
+
+/// How a principal proves who it is. Its debug form shows no secret.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Credential {
+    /// A bearer token: 16 to 256 printable ASCII characters without spaces.
+    Token(String),
+    /// A client certificate, DER. Accepted only if its chain also ends at the configured authority,
+    /// which the TLS handshake checks.
+    Certificate(Vec<u8>),
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Token(_) => f.write_str("Token(…)"),
+            Self::Certificate(der) => write!(f, "Certificate({} bytes)", der.len()),
+        }
+    }
+}
+
+/// A list of principals that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// Nobody could ever get in.
+    #[error("no principal is configured; add at least one token or client certificate")]
+    Nobody,
+    /// Too short to resist guessing, or not fit for a header.
+    #[error("the token of {0:?} must be 16 to 256 printable ASCII characters without spaces")]
+    Token(String),
+    /// Two principals would be told apart by nothing.
+    #[error("{0:?} and {1:?} have the same credential; give each its own")]
+    SameCredential(String, String),
+    /// One name twice.
+    #[error("principal {0:?} is listed twice")]
+    SameName(String),
+}
+
+/// Decides who a caller is.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// None: everybody is an administrator.
+    principals: Option<Arc<[(Credential, Arc<Principal>)]>>,
+}
+
+impl Access {
+    /// Everybody may do everything. [`super::serve`] accepts it only on a loopback address.
+    #[must_use]
+    pub fn open() -> Self {
+        Self { principals: None }
+    }
+
+    /// Only these principals.
+    ///
+    /// # Errors
+    /// What is wrong with the list; no message shows a token.
+    pub fn only(
+        principals: impl IntoIterator<Item = (Credential, Principal)>,
+    ) -> Result<Self, AccessError> {
+        let mut list: Vec<(Credential, Arc<Principal>)> = Vec::new();
+        for (credential, principal) in principals {
+            if let Credential::Token(token) = &credential
+                && !(TOKEN_BYTES.contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()))
+            {
+                return Err(AccessError::Token(principal.name));
+            }
+            for (other, holder) in &list {
+                if holder.name == principal.name {
+                    return Err(AccessError::SameName(principal.name));
+                }
+                if *other == credential {
+                    return Err(AccessError::SameCredential(holder.name.clone(), principal.name));
+                }
+            }
+            list.push((credential, Arc::new(principal)));
+        }
+        if list.is_empty() {
+            return Err(AccessError::Nobody);
+        }
+        Ok(Self { principals: Some(list.into()) })
+    }
+
+    /// True if everybody may do everything.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.principals.is_none()
+    }
+
+    /// Who sent this request. A token, if one is given, decides alone.
+    pub(super) fn identify<T>(&self, request: &Request<T>) -> Result<Arc<Principal>, Status> {
+        let Some(principals) = &self.principals else {
+            return Ok(Arc::new(Principal::new("anybody", Role::Admin)));
+        };
+        let found = match bearer(request.metadata())? {
+            Some(token) => by_token(principals, token),
+            None => by_certificate(principals, request),
+        };
+        // One message for every failure, so that it tells a guesser nothing.
+        found.cloned().ok_or_else(|| {
+            unauthenticated("no known credential; send `authorization: Bearer <token>`")
+        })
+    }
+}
+
+fn unauthenticated(message: &str) -> Status {
+    refuse(Status::unauthenticated(message))
+}
+
+fn bearer(metadata: &MetadataMap) -> Result<Option<&[u8]>, Status> {
+    let mut values = metadata.get_all("authorization").iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(unauthenticated("more than one `authorization` header"));
+    }
+    let bytes = value.as_bytes();
+    match bytes.split_at_checked("bearer ".len()) {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => Ok(Some(token)),
+        Some(_) | None => Err(unauthenticated("`authorization` must be `Bearer <token>`")),
+    }
+}
+
+/// Compares with every token, each in time that depends only on lengths, so that timing tells
+/// nothing about how much of a guess was right, or whose token it resembles.
+fn by_token<'a>(
+    principals: &'a [(Credential, Arc<Principal>)],
+    given: &[u8],
+) -> Option<&'a Arc<Principal>> {
+    if !TOKEN_BYTES.contains(&given.len()) {
+        return None;
+    }
+    let mut found = None;
+    for (credential, principal) in principals {
+        let same = match credential {
+            Credential::Token(token) => token.as_bytes().ct_eq(given),
+            Credential::Certificate(_) => Choice::from(0),
+        };
+        if bool::from(same) {
+            found = Some(principal);
+        }
+    }
+    found
+}
+
+fn by_certificate<'a, T>(
+    principals: &'a [(Credential, Arc<Principal>)],
+    request: &Request<T>,
+) -> Option<&'a Arc<Principal>> {
+    let chain = request.peer_certs()?;
+    let leaf = chain.first()?;
+    principals.iter().find_map(|(credential, principal)| match credential {
+        Credential::Certificate(der) if der.as_slice() == leaf.as_ref() => Some(principal),
+        Credential::Certificate(_) | Credential::Token(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "correct-horse-battery";
+
+    fn access() -> Access {
+        let token = |text: &str| Credential::Token(text.into());
+        Access::only([
+            (token("another-token-of-someone"), Principal::new("other", Role::Read)),
+            (token(TOKEN), Principal::new("app", Role::Write)),
+        ])
+        .unwrap()
+    }
+
+    fn identify(header: Option<&str>) -> Result<String, Status> {
+        let mut request = Request::new(());
+        if let Some(header) = header {
+            request.metadata_mut().insert("authorization", header.parse().unwrap());
+        }
+        access().identify(&request).map(|principal| principal.name.clone())
+    }
+
+    #[test]
+    fn the_right_token_names_its_principal() {
+        assert_eq!(identify(Some(&format!("Bearer {TOKEN}"))).unwrap(), "app");
+        assert_eq!(identify(Some(&format!("bearer {TOKEN}"))).unwrap(), "app");
+    }
+
+    #[test]
+    fn any_other_header_is_unauthenticated_and_not_repeated() {
+        let long = format!("Bearer {}", "x".repeat(1 << 20));
+        let prefix = format!("Bearer {}", &TOKEN[..TOKEN.len() - 1]);
+        let longer = format!("Bearer {TOKEN}x");
+        let cases =
+            [None, Some(""), Some("Bearer "), Some("Bearer"), Some("Basic YTpi"), Some(TOKEN)];
+        for header in cases.into_iter().chain([Some(&*long), Some(&*prefix), Some(&*longer)]) {
+            let status = identify(header).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::Unauthenticated);
+            assert!(!status.message().contains("horse"), "a secret in {:?}", status.message());
+            assert_eq!(status.metadata().get("orthodrome-effect").unwrap(), "none");
+        }
+    }
+
+    #[test]
+    fn two_tokens_are_one_too_many() {
+        let mut request = Request::new(());
+        for _ in 0..2 {
+            let value = format!("Bearer {TOKEN}").parse().unwrap();
+            request.metadata_mut().append("authorization", value);
+        }
+        assert!(access().identify(&request).is_err());
+    }
+
+    #[test]
+    fn lists_that_would_let_in_the_wrong_people_are_refused() {
+        let entry = |token: &str, name: &str| {
+            (Credential::Token(token.into()), Principal::new(name, Role::Read))
+        };
+        let cases = [
+            (vec![], "no principal"),
+            (vec![entry("short", "a")], "\"a\""),
+            (vec![entry("sixteen chars ok", "a")], "without spaces"),
+            (vec![entry(TOKEN, "a"), entry(TOKEN, "b")], "\"a\" and \"b\""),
+            (vec![entry(TOKEN, "a"), entry("another-token-of-someone", "a")], "twice"),
+        ];
+        for (list, expected) in cases {
+            let message = Access::only(list).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
+            assert!(!message.contains(TOKEN));
+        }
+    }
+
+    #[test]
+    fn no_debug_form_shows_a_token() {
+        assert!(!format!("{:?}", access()).contains("horse"));
+    }
+
+    #[test]
+    fn roles_include_those_below() {
+        let writer = Principal::new("w", Role::Write);
+        assert!(writer.require(DEFAULT_KEYSPACE, Role::Read).is_ok());
+        assert!(writer.require(DEFAULT_KEYSPACE, Role::Write).is_ok());
+        let denied = writer.require(DEFAULT_KEYSPACE, Role::Admin).unwrap_err();
+        assert_eq!(denied.code(), tonic::Code::PermissionDenied);
+        assert!(writer.require("elsewhere", Role::Read).is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! Bounds requests in flight and their bytes, before they are decoded.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::body::Body;
+use tonic::codegen::Body as HttpBody;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::{Request, Status};
+
+use super::limits::Limits;
+use super::refuse;
+
+/// What is left of the bounds. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Admission {
+    requests: Arc<Semaphore>,
+    requests_max: usize,
+    bytes: Arc<Semaphore>,
+    refused: Arc<AtomicU64>,
+}
+
+impl Admission {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            requests: Arc::new(Semaphore::new(limits.requests_max)),
+            requests_max: limits.requests_max,
+            bytes: Arc::new(Semaphore::new(limits.request_bytes_in_flight_max)),
+            refused: Arc::default(),
+        }
+    }
+
+    /// Requests in flight.
+    pub(super) fn requests(&self) -> usize {
+        self.requests_max.saturating_sub(self.requests.available_permits())
+    }
+
+    /// Requests refused for lack of room so far.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn busy(&self, what: &str) -> Status {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        refuse(Status::resource_exhausted(format!(
+            "busy: {what}; try again after a pause, or at another gateway"
+        )))
+    }
+
+    fn admit(&self) -> Result<Admitted, Status> {
+        let request = Arc::clone(&self.requests).try_acquire_owned();
+        let request = request.map_err(|_| self.busy("too many requests in flight"))?;
+        let bytes = Arc::new(Held { permit: Mutex::new(None) });
+        Ok(Admitted { _request: Arc::new(request), bytes })
+    }
+
+    fn charge(&self, held: &Held, bytes: usize) -> Result<(), Status> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let many = u32::try_from(bytes).ok();
+        let more = many.and_then(|n| Arc::clone(&self.bytes).try_acquire_many_owned(n).ok());
+        let more = more.ok_or_else(|| self.busy("too many bytes in flight"))?;
+        let mut permit = held.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        match permit.as_mut() {
+            Some(permit) => permit.merge(more),
+            None => *permit = Some(more),
+        }
+        Ok(())
+    }
+
+    /// Puts `service` behind the bounds.
+    pub(super) fn guard<S>(&self, service: S) -> Guarded<S> {
+        Guarded { service, admission: self.clone() }
+    }
+}
+
+/// A request's share of the bounds, given back when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Admitted {
+    _request: Arc<OwnedSemaphorePermit>,
+    bytes: Arc<Held>,
+}
+
+impl Admitted {
+    /// The share of a request that arrived through [`Admission::guard`].
+    pub(super) fn of<T>(request: &Request<T>) -> Option<Self> {
+        request.extensions().get::<Self>().cloned()
+    }
+
+    /// Only the bytes, for what outlives its request.
+    pub(super) fn bytes(&self) -> Arc<Held> {
+        Arc::clone(&self.bytes)
+    }
+}
+
+/// Bytes charged to one request.
+#[derive(Debug)]
+pub(super) struct Held {
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+/// A service behind the bounds.
+#[derive(Clone, Debug)]
+pub(super) struct Guarded<S> {
+    service: S,
+    admission: Admission,
+}
+
+impl<S: NamedService> NamedService for Guarded<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type Answer<E> = Pin<Box<dyn Future<Output = Result<http::Response<Body>, E>> + Send>>;
+
+impl<S> Service<http::Request<Body>> for Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = S::Error;
+    type Future = Answer<S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let admitted = match self.admission.admit() {
+            Ok(admitted) => admitted,
+            Err(status) => return Box::pin(async move { Ok(status.into_http()) }),
+        };
+        let (mut parts, body) = request.into_parts();
+        let held = admitted.bytes();
+        parts.extensions.insert(admitted);
+        let body = Body::new(Metered { body, admission: self.admission.clone(), held });
+        Box::pin(self.service.call(http::Request::from_parts(parts, body)))
+    }
+}
+
+/// A body that charges its bytes as they arrive.
+struct Metered {
+    body: Body,
+    admission: Admission,
+    held: Arc<Held>,
+}
+
+impl HttpBody for Metered {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Status>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+            && let Err(busy) = self.admission.charge(&self.held, data.len())
+        {
+            return Poll::Ready(Some(Err(busy)));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}

@@ -1,0 +1,151 @@
+//! Decodes requests, but not before counting their parts: decoded, a field of two bytes may take
+//! eighty, so that a bound on the bytes of a request alone would not bound what it costs.
+
+use std::marker::PhantomData;
+
+use bytes::Buf;
+use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use tonic::Status;
+use tonic::codec::{Codec as TonicCodec, DecodeBuf, Decoder as TonicDecoder};
+use tonic_prost::{ProstCodec, ProstEncoder};
+
+use super::api;
+use super::limits::PARTS_MAX;
+use super::refuse;
+
+/// Most fields of one message: a key may be named as read, as write and by version; an operation
+/// once; the rest are single fields.
+const FIELDS_MAX: usize = 4 * PARTS_MAX as usize + 64;
+
+/// A request, with what is known of its shape.
+pub(super) trait Shape {
+    /// Fields of the message that hold messages with repeated fields of their own.
+    const NESTED: &'static [u32] = &[];
+}
+
+macro_rules! flat {
+    ($($request:ident)*) => { $(impl Shape for api::$request {})* };
+}
+flat! { RegisterRequest BeginRequest CommitRequest AbortRequest KeepAliveRequest ExecuteRequest
+ReadRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
+
+impl Shape for api::ResolveRequest {
+    // `begun` and `decision.commit`.
+    const NESTED: &'static [u32] = &[1, 2, 3, 5];
+}
+
+/// Encodes as `tonic_prost` does; decodes after counting.
+pub(super) struct Codec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> TonicCodec for Codec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Shape + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = Decoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<T, U>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        Decoder(PhantomData)
+    }
+}
+
+pub(super) struct Decoder<U>(PhantomData<U>);
+
+impl<U: Message + Default + Shape> TonicDecoder for Decoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // A message is contiguous: tonic hands out one slice of its buffer.
+        let bytes = buf.copy_to_bytes(buf.remaining());
+        decode(&bytes).map(Some)
+    }
+}
+
+fn decode<U: Message + Default + Shape>(bytes: &[u8]) -> Result<U, Status> {
+    let malformed = |error: prost::DecodeError| {
+        refuse(Status::invalid_argument(format!("the request is malformed: {error}")))
+    };
+    let fields = count(bytes, U::NESTED).map_err(malformed)?;
+    if fields > FIELDS_MAX {
+        return Err(refuse(Status::invalid_argument(format!(
+            "the request has more than {FIELDS_MAX} fields; see `Limits`"
+        ))));
+    }
+    U::decode(bytes).map_err(malformed)
+}
+
+/// Fields of a message, and of those it holds in fields `nested`. Stops soon after the bound.
+fn count(mut bytes: &[u8], nested: &[u32]) -> Result<usize, prost::DecodeError> {
+    let mut fields = 0;
+    while !bytes.is_empty() && fields <= FIELDS_MAX {
+        let (tag, wire_type) = decode_key(&mut bytes)?;
+        fields += 1;
+        if wire_type == WireType::LengthDelimited && nested.contains(&tag) {
+            let mut rest = bytes;
+            let length = decode_varint(&mut rest)?;
+            let inner = usize::try_from(length).ok().and_then(|length| rest.get(..length));
+            fields += count(inner.unwrap_or_default(), &[])?;
+        }
+        skip_field(wire_type, tag, &mut bytes, DecodeContext::default())?;
+    }
+    Ok(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_of_many_small_fields_is_refused_undecoded() {
+        let many = vec![Vec::new(); FIELDS_MAX + 1];
+        let begin = api::BeginRequest { read_keys: many, ..Default::default() };
+        assert!(decode::<api::BeginRequest>(&begin.encode_to_vec()).is_err());
+        let begun = api::resolve_request::Begun::Interactive(begin);
+        let resolve = api::ResolveRequest { begun: Some(begun), ..Default::default() };
+        let status = decode::<api::ResolveRequest>(&resolve.encode_to_vec()).unwrap_err();
+        assert!(status.message().contains("fields"), "{status}");
+        let writes = vec![api::KeyWrite::default(); FIELDS_MAX + 1];
+        let decision = api::resolve_request::Decision::Commit(api::Writes { writes });
+        let resolve = api::ResolveRequest { decision: Some(decision), ..Default::default() };
+        assert!(decode::<api::ResolveRequest>(&resolve.encode_to_vec()).is_err());
+    }
+
+    #[test]
+    fn values_are_not_mistaken_for_messages() {
+        // A value that reads as a message of very many fields.
+        let value = [0x08, 0x01].repeat(FIELDS_MAX + 1);
+        let write = api::KeyWrite { key: b"k".to_vec(), value: Some(value) };
+        let commit = api::CommitRequest { txn: None, writes: vec![write] };
+        assert_eq!(decode::<api::CommitRequest>(&commit.encode_to_vec()).unwrap(), commit);
+    }
+
+    #[test]
+    fn groups_nested_without_end_are_malformed() {
+        let deep = [0x0b_u8].repeat(10_000);
+        assert!(decode::<api::ReadRequest>(&deep).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(0_u8.., 0..512)) {
+            // Whatever counting accepts or refuses, decoding decides the same way.
+            let counted = decode::<api::ResolveRequest>(&bytes).is_ok();
+            proptest::prop_assert_eq!(counted, api::ResolveRequest::decode(&*bytes).is_ok());
+        }
+    }
+}
