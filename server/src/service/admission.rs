@@ -118,10 +118,12 @@ impl<S: NamedService> NamedService for Guarded<S> {
 
 type Answer<E> = Pin<Box<dyn Future<Output = Result<http::Response<Body>, E>> + Send>>;
 
-impl<S> Service<http::Request<Body>> for Guarded<S>
+impl<S, B> Service<http::Request<Body>> for Guarded<S>
 where
-    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S: Service<http::Request<Body>, Response = http::Response<B>>,
     S::Future: Send + 'static,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
 {
     type Response = http::Response<Body>;
     type Error = S::Error;
@@ -140,7 +142,8 @@ where
         let held = admitted.bytes();
         parts.extensions.insert(admitted);
         let body = Body::new(Metered { body, admission: self.admission.clone(), held });
-        Box::pin(self.service.call(http::Request::from_parts(parts, body)))
+        let answer = self.service.call(http::Request::from_parts(parts, body));
+        Box::pin(async move { Ok(answer.await?.map(Body::new)) })
     }
 }
 

@@ -1,6 +1,624 @@
-//! The client API over gRPC.
+//! The client API over gRPC: `proto/orthodrome.proto` in front of a [`Gateway`].
+//!
+//! A request passes, in this order: the bound on requests in flight (`admission`), who sent it
+//! (`access`), the bound on its bytes as they arrive (`admission`), the bound on its parts (`codec`),
+//! the check of every field (`request`), what its sender may do (`access`). Only then does it reach
+//! the gateway. Interactive transactions that wait for their client are kept, each on a lease, in
+//! `open`; when the lease runs out the transaction is aborted.
+//!
+//! A caller that goes away drops its handler, and with it the call on the gateway, which aborts what
+//! was not decided.
 
-pub(crate) mod api {
-    #![allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic)]
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use orthodrome_core::machine::Admin;
+use orthodrome_core::txn::Reads;
+use orthodrome_core::{ClientId, Cluster, Decision, Outcome, Txn, TxnId};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, MissedTickBehavior};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::{Request, Response, Status};
+
+use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health};
+
+mod access;
+mod admission;
+mod answer;
+mod codec;
+mod limits;
+mod open;
+mod request;
+
+pub use access::{Access, AccessError, Credential, DEFAULT_KEYSPACE, Principal, Role};
+pub use limits::{Limits, LimitsError};
+
+use admission::{Admission, Admitted};
+use open::OpenTxns;
+use request::{Checker, Resolve};
+
+mod api {
+    #![allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated")]
     tonic::include_proto!("orthodrome.v1");
+}
+
+/// The trailer of a status that refused a request.
+const EFFECT: &str = "orthodrome-effect";
+
+/// Marks a status as a refusal: the request had no effect and never will. What carries no mark may
+/// have had any effect.
+fn refuse(mut status: Status) -> Status {
+    status.metadata_mut().insert(EFFECT, tonic::metadata::MetadataValue::from_static("none"));
+    status
+}
+
+/// What the service needs of a [`Gateway`]; the methods mean what the gateway's mean. It is a trait
+/// so that the service, and the clients of it, can be tested against scripted outcomes: a lost
+/// answer, a full node, an outcome nobody knows.
+pub trait Transactions: Send + Sync + 'static {
+    /// See [`Gateway::register`].
+    fn register(&self) -> impl Future<Output = Result<ClientId, GatewayError>> + Send;
+    /// See [`Gateway::begin`].
+    fn begin(&self, txn: Txn) -> impl Future<Output = Result<Begun, GatewayError>> + Send;
+    /// See [`Gateway::decide`].
+    fn decide(
+        &self,
+        txn: TxnId,
+        decision: Decision,
+    ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
+    /// See [`Gateway::resolve`].
+    fn resolve(
+        &self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+    ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
+    /// See [`Gateway::admin`].
+    fn admin(&self, order: Admin);
+    /// See [`Gateway::describe`].
+    fn describe(&self) -> Description;
+}
+
+impl Transactions for Gateway {
+    async fn register(&self) -> Result<ClientId, GatewayError> {
+        Self::register(self).await
+    }
+
+    async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        Self::begin(self, txn).await
+    }
+
+    async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
+        Self::decide(self, txn, decision).await
+    }
+
+    async fn resolve(
+        &self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+    ) -> Result<Finished, GatewayError> {
+        Self::resolve(self, txn, reads, decision).await
+    }
+
+    fn admin(&self, order: Admin) {
+        Self::admin(self, order);
+    }
+
+    fn describe(&self) -> Description {
+        Self::describe(self)
+    }
+}
+
+/// The server's side of TLS to clients. Its debug form shows no key.
+#[derive(Clone)]
+pub struct Tls {
+    /// The server's certificate chain, PEM.
+    pub certificate: Vec<u8>,
+    /// Its private key, PEM.
+    pub key: Vec<u8>,
+    /// The authority of client certificates, PEM. With it, a client may show a certificate; one that
+    /// it did not sign ends the handshake.
+    pub client_authority: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+/// How to serve clients.
+#[derive(Clone, Debug)]
+pub struct ServiceConfig {
+    /// Who may do what.
+    pub access: Access,
+    /// TLS; none only on a loopback address.
+    pub tls: Option<Tls>,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+/// Why clients cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// Everybody may do everything, and everybody can reach the address.
+    #[error("clients: access is open on {0}; configure tokens or certificates, or listen on 127.0.0.1")]
+    OpenAccess(SocketAddr),
+    /// Tokens and data would cross a network in the clear.
+    #[error("clients: no TLS on {0}; configure a certificate and key, or listen on 127.0.0.1")]
+    NoTls(SocketAddr),
+    /// Limits that contradict each other.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// The listener has no address.
+    #[error("clients: the listening socket has no address: {0}")]
+    Listener(#[from] std::io::Error),
+    /// The certificate or key cannot be used, or the transport failed.
+    #[error("clients: {0}")]
+    Transport(String),
+}
+
+impl From<tonic::transport::Error> for ServiceError {
+    fn from(error: tonic::transport::Error) -> Self {
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+        Self::Transport(format!("{error}{}", cause.unwrap_or_default()))
+    }
+}
+
+/// Serves clients on `listener` until `shutdown` resolves; then takes no more requests, finishes
+/// those it has, and returns. Health (the standard gRPC health service) needs no credential.
+///
+/// # Errors
+/// [`ServiceError`]: before anything is served, except for a failure of the transport.
+pub async fn serve<T: Transactions>(
+    transactions: Arc<T>,
+    cluster: Arc<Cluster>,
+    listener: TcpListener,
+    config: ServiceConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServiceError> {
+    let ServiceConfig { access, tls, limits } = config;
+    limits.check()?;
+    let address = listener.local_addr()?;
+    if !address.ip().is_loopback() {
+        if access.is_open() {
+            return Err(ServiceError::OpenAccess(address));
+        }
+        if tls.is_none() {
+            return Err(ServiceError::NoTls(address));
+        }
+    }
+    let mut server = builder(&limits);
+    if let Some(tls) = tls {
+        server = server.tls_config(tls_config(tls))?;
+    }
+    let admission = Admission::new(&limits);
+    let message_max = limits.request_bytes_max as usize;
+    let service = Service::new(transactions, cluster, admission.clone(), limits);
+    let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
+
+    let identify = move |mut request: Request<()>| {
+        let principal = access.identify(&request)?;
+        request.extensions_mut().insert(principal);
+        Ok(request)
+    };
+    let txns = api::orthodrome_server::OrthodromeServer::new(service.clone())
+        .max_decoding_message_size(message_max)
+        .max_encoding_message_size(usize::MAX);
+    let admin = api::admin_server::AdminServer::new(service.clone())
+        .max_decoding_message_size(message_max);
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let health = health.max_decoding_message_size(4 << 10);
+    let watch = AbortOnDrop(tokio::spawn(service.report_health(reporter)));
+
+    server
+        .add_service(admission.guard(InterceptedService::new(txns, identify.clone())))
+        .add_service(admission.guard(InterceptedService::new(admin, identify)))
+        .add_service(admission.guard(health))
+        .serve_with_incoming_shutdown(
+            tokio_stream::wrappers::TcpListenerStream::new(listener),
+            shutdown,
+        )
+        .await?;
+    drop((sweeper, watch));
+    Ok(())
+}
+
+/// A task that ends with its owner.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn builder(limits: &Limits) -> Server {
+    Server::builder()
+        .timeout(limits.request_timeout)
+        .tcp_nodelay(true)
+        // A peer that answers no ping is gone; its requests are dropped and their room given back.
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .http2_max_header_list_size(16 << 10)
+        .max_concurrent_streams(1_000)
+}
+
+fn tls_config(tls: Tls) -> ServerTlsConfig {
+    let config = ServerTlsConfig::new()
+        .identity(Identity::from_pem(tls.certificate, tls.key))
+        .timeout(Duration::from_secs(10));
+    match tls.client_authority {
+        // Optional, because a token will do instead; `access` refuses a caller that has neither.
+        Some(authority) => {
+            config.client_ca_root(Certificate::from_pem(authority)).client_auth_optional(true)
+        }
+        None => config,
+    }
+}
+
+/// The service itself. Clones are handles on the same one.
+struct Service<T> {
+    inner: Arc<Inner<T>>,
+}
+
+impl<T> Clone for Service<T> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+struct Inner<T> {
+    transactions: Arc<T>,
+    cluster: Arc<Cluster>,
+    limits: Limits,
+    admission: Admission,
+    open: OpenTxns,
+    told: Told,
+    started: Instant,
+}
+
+/// What callers were told so far.
+#[derive(Default)]
+struct Told {
+    committed: AtomicU64,
+    aborted: AtomicU64,
+    unknown: AtomicU64,
+    leases_expired: AtomicU64,
+}
+
+impl<T: Transactions> Service<T> {
+    fn new(
+        transactions: Arc<T>,
+        cluster: Arc<Cluster>,
+        admission: Admission,
+        limits: Limits,
+    ) -> Self {
+        let open = OpenTxns::new(limits.txns_open_max, limits.lease);
+        let told = Told::default();
+        let started = Instant::now();
+        let inner = Inner { transactions, cluster, limits, admission, open, told, started };
+        Self { inner: Arc::new(inner) }
+    }
+
+    fn check(&self) -> Checker<'_> {
+        Checker { limits: &self.inner.limits, cluster: &self.inner.cluster }
+    }
+
+    /// Who sent the request: the interceptor left it there.
+    fn caller<R>(request: &Request<R>) -> Result<Arc<Principal>, Status> {
+        let principal = request.extensions().get::<Arc<Principal>>().cloned();
+        principal.ok_or_else(|| refuse(Status::internal("the request was not authenticated")))
+    }
+
+    fn allow(caller: &Principal, txn: &Txn) -> Result<(), Status> {
+        let wanted = if txn.writes.is_empty() { Role::Read } else { Role::Write };
+        caller.require(DEFAULT_KEYSPACE, wanted)
+    }
+
+    fn tell(&self, outcome: Outcome) -> Option<api::Outcome> {
+        let told = &self.inner.told;
+        let counter = match outcome {
+            Outcome::Committed(_) => &told.committed,
+            Outcome::Aborted(_) => &told.aborted,
+            Outcome::Unknown => &told.unknown,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        answer::outcome(outcome)
+    }
+
+    /// The outcome of a call that may have ended the transaction. A lost answer is an unknown
+    /// outcome, not an error.
+    fn finished(result: Result<Finished, GatewayError>) -> Result<Finished, Status> {
+        match result {
+            Ok(finished) => Ok(finished),
+            Err(GatewayError::Lost(_)) => {
+                Ok(Finished { outcome: Outcome::Unknown, reads: None, path: "lost" })
+            }
+            Err(error) => Err(answer::status(&error)),
+        }
+    }
+
+    /// Runs a transaction that has only one round.
+    async fn run(&self, txn: Txn) -> Result<Finished, Status> {
+        let id = txn.id;
+        match self.inner.transactions.begin(txn).await {
+            Ok(Begun::Finished(finished)) => Ok(finished),
+            Err(error) => Self::finished(Err(error)),
+            Ok(Begun::Reads(_)) => {
+                // A defect of the gateway; it must not leave the transaction open.
+                tracing::error!(txn = %id, "a transaction of one round asked for a decision");
+                Self::finished(self.inner.transactions.decide(id, Decision::Abort).await)
+            }
+        }
+    }
+
+    fn too_large(&self, field: &str, bytes: usize) -> Status {
+        let most = self.inner.limits.response_bytes_max;
+        refuse(Status::invalid_argument(format!(
+            "{field}: these keys and their values take {bytes} bytes; an answer holds at most \
+             {most}; read fewer at a time"
+        )))
+    }
+
+    fn over(&self, reads: &Reads) -> Option<usize> {
+        let bytes = answer::reads_bytes(reads);
+        (bytes > self.inner.limits.response_bytes_max as usize).then_some(bytes)
+    }
+
+    /// Aborts transactions whose lease has run out, for ever.
+    async fn sweep(self) {
+        let mut ticks = tokio::time::interval(self.inner.open.sweep_interval());
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            for id in self.inner.open.take_expired(Instant::now()) {
+                self.inner.told.leases_expired.fetch_add(1, Ordering::Relaxed);
+                let service = self.clone();
+                // Each on its own: one that is slow to end must not hold up the others.
+                tokio::spawn(async move {
+                    let ended = service.inner.transactions.decide(id, Decision::Abort).await;
+                    if let Err(error) = ended {
+                        tracing::warn!(txn = %id, %error, "could not abort after its lease ran out");
+                    }
+                });
+            }
+        }
+    }
+
+    /// Keeps the health service in step with the node, for ever.
+    async fn report_health(self, reporter: tonic_health::server::HealthReporter) {
+        use tonic_health::ServingStatus::{NotServing, Serving};
+        let name = <api::orthodrome_server::OrthodromeServer<Self> as tonic::server::NamedService>::NAME;
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let status = match self.inner.transactions.describe().health {
+                Health::Serving => Serving,
+                Health::Stopping | Health::Failed(_) => NotServing,
+            };
+            for service in ["", name] {
+                reporter.set_service_status(service, status).await;
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
+    async fn register(
+        &self,
+        request: Request<api::RegisterRequest>,
+    ) -> Result<Response<api::RegisterResponse>, Status> {
+        Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
+        let about = self.inner.transactions.describe();
+        let client = self.inner.transactions.register().await;
+        let client = client.map_err(|error| answer::status(&error))?;
+        Ok(Response::new(api::RegisterResponse {
+            client: client.0,
+            region: self.inner.cluster.region_of(about.gateway).0.into(),
+            limits: Some(self.inner.limits.to_api()),
+            cluster: Some(answer::description(&about, &self.inner.cluster)),
+        }))
+    }
+
+    async fn begin(
+        &self,
+        request: Request<api::BeginRequest>,
+    ) -> Result<Response<api::BeginResponse>, Status> {
+        use api::begin_response::Result as Answer;
+        let caller = Self::caller(&request)?;
+        let held = Admitted::of(&request).map(|admitted| admitted.bytes());
+        let txn = self.check().begin(request.into_inner())?;
+        Self::allow(&caller, &txn)?;
+        let room = self.inner.open.room()?;
+        let (id, write_keys) = (txn.id, txn.writes.clone());
+        let begun = self.inner.transactions.begin(txn).await;
+        let answer = match begun {
+            Ok(Begun::Reads(reads)) => {
+                if let Some(bytes) = self.over(&reads) {
+                    let ended = self.inner.transactions.decide(id, Decision::Abort).await;
+                    Self::finished(ended)?;
+                    return Err(self.too_large("read_keys", bytes));
+                }
+                room.open(id, caller, write_keys, held);
+                Answer::Opened(api::Opened { reads: answer::reads(reads) })
+            }
+            Ok(Begun::Finished(finished)) => {
+                Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
+            }
+            Err(error) => {
+                let outcome = Self::finished(Err(error))?.outcome;
+                Answer::Finished(self.tell(outcome).unwrap_or_default())
+            }
+        };
+        Ok(Response::new(api::BeginResponse { result: Some(answer) }))
+    }
+
+    async fn commit(
+        &self,
+        request: Request<api::CommitRequest>,
+    ) -> Result<Response<api::CommitResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let _admitted = Admitted::of(&request);
+        let api::CommitRequest { txn, writes } = request.into_inner();
+        let id = request::txn_id("txn", txn.as_ref())?;
+        let writes = self.check().writes("writes", writes)?;
+        self.inner.open.take(id, &caller, |open| {
+            request::check_declared("writes", &writes, &open.write_keys)
+        })?;
+        let ended = self.inner.transactions.decide(id, Decision::Commit(writes)).await;
+        let outcome = self.tell(Self::finished(ended)?.outcome);
+        Ok(Response::new(api::CommitResponse { outcome }))
+    }
+
+    async fn abort(
+        &self,
+        request: Request<api::AbortRequest>,
+    ) -> Result<Response<api::AbortResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let id = request::txn_id("txn", request.get_ref().txn.as_ref())?;
+        self.inner.open.take(id, &caller, |_| Ok(()))?;
+        let ended = self.inner.transactions.decide(id, Decision::Abort).await;
+        let outcome = self.tell(Self::finished(ended)?.outcome);
+        Ok(Response::new(api::AbortResponse { outcome }))
+    }
+
+    async fn keep_alive(
+        &self,
+        request: Request<api::KeepAliveRequest>,
+    ) -> Result<Response<api::KeepAliveResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let most = u32::try_from(self.inner.limits.txns_open_max).unwrap_or(u32::MAX);
+        self.check().count("txns", request.get_ref().txns.len(), most)?;
+        let mut not_open = Vec::new();
+        for (at, id) in request.get_ref().txns.iter().enumerate() {
+            let id = request::txn_id(&format!("txns[{at}]"), Some(id))?;
+            if !self.inner.open.keep(id, &caller) {
+                not_open.push(answer::txn_id(id));
+            }
+        }
+        Ok(Response::new(api::KeepAliveResponse { not_open }))
+    }
+
+    async fn execute(
+        &self,
+        request: Request<api::ExecuteRequest>,
+    ) -> Result<Response<api::ExecuteResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let _admitted = Admitted::of(&request);
+        let txn = self.check().execute(request.into_inner())?;
+        Self::allow(&caller, &txn)?;
+        let Finished { outcome, reads, .. } = self.run(txn).await?;
+        let reads = reads.unwrap_or_default();
+        let reads_omitted = self.over(&reads).is_some();
+        Ok(Response::new(api::ExecuteResponse {
+            outcome: self.tell(outcome),
+            reads: if reads_omitted { Vec::new() } else { answer::reads(reads) },
+            reads_omitted,
+        }))
+    }
+
+    async fn read(
+        &self,
+        request: Request<api::ReadRequest>,
+    ) -> Result<Response<api::ReadResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let _admitted = Admitted::of(&request);
+        let txn = self.check().read(request.into_inner())?;
+        Self::allow(&caller, &txn)?;
+        let Finished { outcome, reads, .. } = self.run(txn).await?;
+        let reads = reads.unwrap_or_default();
+        if let Some(bytes) = self.over(&reads) {
+            return Err(self.too_large("keys", bytes));
+        }
+        Ok(Response::new(api::ReadResponse {
+            outcome: self.tell(outcome),
+            reads: answer::reads(reads),
+        }))
+    }
+
+    async fn resolve(
+        &self,
+        request: Request<api::ResolveRequest>,
+    ) -> Result<Response<api::ResolveResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let _admitted = Admitted::of(&request);
+        let Resolve { txn, reads, decision } = self.check().resolve(request.into_inner())?;
+        Self::allow(&caller, &txn)?;
+        let ended = self.inner.transactions.resolve(txn, reads, decision).await;
+        let outcome = self.tell(Self::finished(ended)?.outcome);
+        Ok(Response::new(api::ResolveResponse { outcome }))
+    }
+
+    async fn describe(
+        &self,
+        request: Request<api::DescribeRequest>,
+    ) -> Result<Response<api::DescribeResponse>, Status> {
+        Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
+        let about = self.inner.transactions.describe();
+        Ok(Response::new(answer::description(&about, &self.inner.cluster)))
+    }
+
+    async fn status(
+        &self,
+        request: Request<api::StatusRequest>,
+    ) -> Result<Response<api::StatusResponse>, Status> {
+        Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
+        let about = self.inner.transactions.describe();
+        let Inner { limits, admission, open, told, started, .. } = &*self.inner;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Ok(Response::new(api::StatusResponse {
+            node: about.node.0,
+            trouble: match about.health {
+                Health::Serving => String::new(),
+                Health::Stopping => "stopping".into(),
+                Health::Failed(why) => why,
+            },
+            requests: admission.requests() as u64,
+            requests_max: limits.requests_max as u64,
+            txns_in_flight: about.in_flight as u64,
+            txns_in_flight_max: about.in_flight_max as u64,
+            txns_open: open.len() as u64,
+            txns_open_max: limits.txns_open_max as u64,
+            committed: read(&told.committed),
+            aborted: read(&told.aborted),
+            unknown: read(&told.unknown),
+            refused: admission.refused(),
+            leases_expired: read(&told.leases_expired),
+            uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl<T: Transactions> api::admin_server::Admin for Service<T> {
+    async fn transfer_leader(
+        &self,
+        request: Request<api::TransferLeaderRequest>,
+    ) -> Result<Response<api::TransferLeaderResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
+        let order = self.check().transfer_leader(request.get_ref())?;
+        tracing::info!(by = caller.name, ?order, "operator's order");
+        self.inner.transactions.admin(order);
+        Ok(Response::new(api::TransferLeaderResponse {}))
+    }
+
+    async fn change_members(
+        &self,
+        request: Request<api::ChangeMembersRequest>,
+    ) -> Result<Response<api::ChangeMembersResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
+        let order = self.check().change_members(request.get_ref())?;
+        tracing::info!(by = caller.name, ?order, "operator's order");
+        self.inner.transactions.admin(order);
+        Ok(Response::new(api::ChangeMembersResponse {}))
+    }
 }

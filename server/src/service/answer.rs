@@ -1,0 +1,114 @@
+//! From outcomes and descriptions to answers.
+
+use orthodrome_core::cluster::Role;
+use orthodrome_core::txn::{AbortReason, Reads, Version};
+use orthodrome_core::{Cluster, Outcome, TxnId};
+use tonic::Status;
+
+use super::access::DEFAULT_KEYSPACE;
+use super::api;
+use super::refuse;
+use crate::gateway::{Description, GatewayError};
+
+pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
+    use api::outcome::Result;
+    let result = match outcome {
+        Outcome::Committed(timestamp) => {
+            Result::Committed(api::Committed { timestamp: timestamp.0 })
+        }
+        Outcome::Aborted(reason) => {
+            let (code, retryable) = abort_reason(reason);
+            Result::Aborted(api::Aborted { reason: code.into(), retryable })
+        }
+        Outcome::Unknown => Result::Unknown(api::Unknown {}),
+    };
+    Some(api::Outcome { result: Some(result) })
+}
+
+/// The reason's number, and whether another attempt may succeed without anybody changing anything.
+fn abort_reason(reason: AbortReason) -> (api::AbortReason, bool) {
+    match reason {
+        AbortReason::Conflict => (api::AbortReason::Conflict, true),
+        AbortReason::StaleRead => (api::AbortReason::StaleRead, true),
+        AbortReason::Client => (api::AbortReason::Client, false),
+        AbortReason::Guard => (api::AbortReason::Guard, false),
+        AbortReason::Recovery => (api::AbortReason::Recovery, true),
+        AbortReason::Abandoned => (api::AbortReason::Abandoned, true),
+        AbortReason::Overload => (api::AbortReason::Overload, true),
+        AbortReason::Invalid => (api::AbortReason::Invalid, false),
+    }
+}
+
+/// Bytes of keys and values.
+pub(super) fn reads_bytes(reads: &Reads) -> usize {
+    let value = |read: &orthodrome_core::txn::Read| read.value.as_ref().map_or(0, |v| v.len());
+    reads.iter().map(|(key, read)| key.len() + value(read)).sum()
+}
+
+pub(super) fn reads(reads: Reads) -> Vec<api::KeyRead> {
+    let read = |(key, read): (orthodrome_core::Key, orthodrome_core::txn::Read)| api::KeyRead {
+        key: key.0,
+        value: read.value.map(|value| value.0),
+        version: Some(version(read.version)),
+    };
+    reads.into_iter().map(read).collect()
+}
+
+fn version(version: Version) -> api::Version {
+    api::Version { timestamp: version.timestamp.0, writer: Some(txn_id(version.writer)) }
+}
+
+pub(super) fn txn_id(id: TxnId) -> api::TxnId {
+    api::TxnId { client: id.client.0, counter: id.counter, attempt: id.attempt }
+}
+
+/// A gateway's error as a status; the trailer says where the call had no effect.
+pub(super) fn status(error: &GatewayError) -> Status {
+    let text = error.to_string();
+    match error {
+        GatewayError::Overloaded { .. } => refuse(Status::resource_exhausted(text)),
+        GatewayError::Stopping | GatewayError::Failed(_) => refuse(Status::unavailable(text)),
+        GatewayError::UnknownTransaction(_) => refuse(Status::not_found(text)),
+        GatewayError::AlreadyBegun(_) => refuse(Status::already_exists(text)),
+        GatewayError::NotUndecided(..) => refuse(Status::failed_precondition(text)),
+        // Not refused: it may have had any effect.
+        GatewayError::Lost(_) => Status::unavailable(text),
+    }
+}
+
+pub(super) fn description(about: &Description, cluster: &Cluster) -> api::DescribeResponse {
+    let map = &cluster.topology;
+    let region = |region| api::Region {
+        name: map.name_of(region).into(),
+        rtt_us: map
+            .regions()
+            .map(|other| u64::try_from(map.rtt(region, other).as_micros()).unwrap_or(u64::MAX))
+            .collect(),
+    };
+    let node = |node: &orthodrome_core::cluster::Node| api::Node {
+        id: node.id.0,
+        region: node.region.0.into(),
+        role: match node.role {
+            Role::Server => api::NodeRole::Server,
+            Role::Gateway => api::NodeRole::Gateway,
+        }
+        .into(),
+    };
+    let partition = |partition: &orthodrome_core::cluster::Partition| api::Partition {
+        id: partition.id.0,
+        replicas: partition.replicas.iter().map(|node| node.0).collect(),
+        preferred_leader: partition.preferred_leader.0,
+    };
+    api::DescribeResponse {
+        cluster: about.cluster.clone(),
+        epoch: cluster.epoch,
+        regions: map.regions().map(region).collect(),
+        nodes: cluster.nodes().map(node).collect(),
+        partitions: cluster.partitions().map(partition).collect(),
+        keyspaces: vec![api::Keyspace {
+            name: DEFAULT_KEYSPACE.into(),
+            protocol: about.protocol.into(),
+            guarantee: about.guarantee.into(),
+        }],
+    }
+}

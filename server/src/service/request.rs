@@ -1,0 +1,340 @@
+//! From requests to transactions: everything is checked here, and every refusal names its field.
+
+use std::collections::BTreeSet;
+
+use orthodrome_core::machine::Admin;
+use orthodrome_core::txn::{Kind, Op, Priority, Read, Reads, Version, Writes};
+use orthodrome_core::{
+    ClientId, Cluster, Decision, Key, NodeId, PartitionId, RegionId, Timestamp, Txn, TxnId, Value,
+};
+use tonic::Status;
+
+use super::access::DEFAULT_KEYSPACE;
+use super::api;
+use super::limits::Limits;
+use super::refuse;
+
+/// Checks requests against the limits and the map.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Checker<'a> {
+    pub(super) limits: &'a Limits,
+    pub(super) cluster: &'a Cluster,
+}
+
+/// What `Resolve` asks, checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Resolve {
+    pub(super) txn: Txn,
+    pub(super) reads: Reads,
+    pub(super) decision: Option<Decision>,
+}
+
+/// The fields that every way to begin a transaction has.
+struct Head {
+    txn: Option<api::TxnId>,
+    home_region: u32,
+    priority: i32,
+    acknowledged_below: u64,
+    keyspace: String,
+}
+
+fn invalid(field: &str, problem: impl std::fmt::Display) -> Status {
+    refuse(Status::invalid_argument(format!("{field}: {problem}")))
+}
+
+/// A name that could be a transaction's.
+pub(super) fn txn_id(field: &str, id: Option<&api::TxnId>) -> Result<TxnId, Status> {
+    let id = id.ok_or_else(|| invalid(field, "missing"))?;
+    if id.client == 0 {
+        return Err(invalid(field, "client is 0; use the id that Register returned"));
+    }
+    if id.counter == 0 {
+        return Err(invalid(field, "counter is 0; a client counts its transactions from 1"));
+    }
+    Ok(TxnId { client: ClientId(id.client), counter: id.counter, attempt: id.attempt })
+}
+
+impl Checker<'_> {
+    pub(super) fn begin(&self, request: api::BeginRequest) -> Result<Txn, Status> {
+        let api::BeginRequest { read_keys, write_keys, .. } = request;
+        let head = Head {
+            txn: request.txn,
+            home_region: request.home_region,
+            priority: request.priority,
+            acknowledged_below: request.acknowledged_below,
+            keyspace: request.keyspace,
+        };
+        let reads = self.keys("read_keys", read_keys)?;
+        let writes = self.keys("write_keys", write_keys)?;
+        if reads.is_empty() && writes.is_empty() {
+            return Err(invalid("read_keys", "the transaction names no key to read or write"));
+        }
+        self.txn(head, Kind::Interactive, reads, writes)
+    }
+
+    pub(super) fn execute(&self, request: api::ExecuteRequest) -> Result<Txn, Status> {
+        if request.ops.is_empty() {
+            return Err(invalid("ops", "the procedure has no operation"));
+        }
+        self.count("ops", request.ops.len(), self.limits.ops_max)?;
+        let ops = request.ops.into_iter().enumerate();
+        let ops = ops.map(|(at, op)| self.op(at, op)).collect::<Result<Vec<Op>, _>>()?;
+        let head = Head {
+            txn: request.txn,
+            home_region: request.home_region,
+            priority: request.priority,
+            acknowledged_below: request.acknowledged_below,
+            keyspace: request.keyspace,
+        };
+        let sets = Txn::procedure(TxnId::default(), RegionId(0), ops);
+        self.txn(head, sets.kind, sets.reads, sets.writes)
+    }
+
+    pub(super) fn read(&self, request: api::ReadRequest) -> Result<Txn, Status> {
+        let keys = self.keys("keys", request.keys)?;
+        if keys.is_empty() {
+            return Err(invalid("keys", "no key to read"));
+        }
+        let head = Head {
+            txn: request.txn,
+            home_region: request.home_region,
+            priority: request.priority,
+            acknowledged_below: request.acknowledged_below,
+            keyspace: request.keyspace,
+        };
+        self.txn(head, Kind::ReadOnly, keys, Vec::new())
+    }
+
+    pub(super) fn resolve(&self, request: api::ResolveRequest) -> Result<Resolve, Status> {
+        use api::resolve_request::{Begun, Decision as Asked};
+        let txn = match request.begun {
+            Some(Begun::Interactive(begin)) => self.begin(begin),
+            Some(Begun::Procedure(execute)) => self.execute(execute),
+            Some(Begun::ReadOnly(read)) => self.read(read),
+            None => Err(invalid("begun", "missing; give the transaction as it was begun")),
+        }?;
+        let interactive = match txn.kind {
+            Kind::Interactive => true,
+            Kind::Procedure(_) | Kind::ReadOnly => false,
+        };
+        if !interactive && request.decision.is_some() {
+            return Err(invalid("decision", "only an interactive transaction has one"));
+        }
+        let decision = match request.decision {
+            Some(Asked::Commit(commit)) => {
+                let writes = self.writes("commit.writes", commit.writes)?;
+                check_declared("commit.writes", &writes, &txn.writes)?;
+                Some(Decision::Commit(writes))
+            }
+            Some(Asked::Abort(api::GiveUp {})) => Some(Decision::Abort),
+            None => None,
+        };
+        let reads = self.versions(request.reads, &txn)?;
+        let commits = matches!(decision, Some(Decision::Commit(_)));
+        if commits && reads.len() != txn.reads.len() {
+            return Err(invalid("reads", "give the version of every read key with a commit"));
+        }
+        Ok(Resolve { txn, reads, decision })
+    }
+
+    /// The writes of `Commit`. Whether they were declared is for [`check_declared`].
+    pub(super) fn writes(
+        &self,
+        field: &str,
+        writes: Vec<api::KeyWrite>,
+    ) -> Result<Writes, Status> {
+        self.count(field, writes.len(), self.limits.keys_max)?;
+        let mut checked = Writes::new();
+        for (at, write) in writes.into_iter().enumerate() {
+            let field = || format!("{field}[{at}]");
+            let key = self.key(&field, write.key)?;
+            let value = write.value.map(|value| self.value(&field, value)).transpose()?;
+            if checked.insert(key, value).is_some() {
+                return Err(invalid(&field(), "its key is written twice"));
+            }
+        }
+        Ok(checked)
+    }
+
+    fn versions(&self, reads: Vec<api::KeyVersion>, txn: &Txn) -> Result<Reads, Status> {
+        self.count("reads", reads.len(), self.limits.keys_max)?;
+        let mut checked = Reads::new();
+        for (at, read) in reads.into_iter().enumerate() {
+            let field = || format!("reads[{at}]");
+            let key = self.key(&field, read.key)?;
+            if txn.reads.binary_search(&key).is_err() {
+                return Err(invalid(&field(), "not a read key of the transaction"));
+            }
+            let version = read.version.ok_or_else(|| invalid(&field(), "version is missing"))?;
+            let writer = version.writer.map_or(TxnId::default(), |id| TxnId {
+                client: ClientId(id.client),
+                counter: id.counter,
+                attempt: id.attempt,
+            });
+            let version = Version { timestamp: Timestamp(version.timestamp), writer };
+            if checked.insert(key, Read { value: None, version }).is_some() {
+                return Err(invalid(&field(), "its key is given twice"));
+            }
+        }
+        Ok(checked)
+    }
+
+    fn txn(
+        &self,
+        head: Head,
+        kind: Kind,
+        reads: Vec<Key>,
+        writes: Vec<Key>,
+    ) -> Result<Txn, Status> {
+        check_keyspace(&head.keyspace)?;
+        let id = txn_id("txn", head.txn.as_ref())?;
+        let home = u16::try_from(head.home_region).ok().filter(|&region| {
+            usize::from(region) < self.cluster.topology.len()
+        });
+        let home = home.map(RegionId).ok_or_else(|| {
+            let regions = self.cluster.topology.len();
+            invalid("home_region", format!("{} is not one of {regions} regions", head.home_region))
+        })?;
+        let priority = match api::Priority::try_from(head.priority) {
+            Ok(api::Priority::Low) => Priority::LOW,
+            Ok(api::Priority::High) => Priority::HIGH,
+            Err(_) => return Err(invalid("priority", format!("{} has no meaning", head.priority))),
+        };
+        if head.acknowledged_below > id.counter {
+            return Err(invalid("acknowledged_below", "above the counter of the transaction itself"));
+        }
+        let both = reads.iter().filter(|key| writes.binary_search(key).is_ok()).count();
+        self.count("keys", reads.len() + writes.len() - both, self.limits.keys_max)?;
+        let acknowledged_below = head.acknowledged_below;
+        Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below })
+    }
+
+    /// Sorted, without duplicates.
+    fn keys(&self, field: &str, keys: Vec<Vec<u8>>) -> Result<Vec<Key>, Status> {
+        self.count(field, keys.len(), self.limits.keys_max)?;
+        let mut distinct = BTreeSet::new();
+        for (at, key) in keys.into_iter().enumerate() {
+            let field = || format!("{field}[{at}]");
+            if !distinct.insert(self.key(&field, key)?) {
+                return Err(invalid(&field(), "the same key as an earlier one"));
+            }
+        }
+        Ok(distinct.into_iter().collect())
+    }
+
+    fn op(&self, at: usize, op: api::Op) -> Result<Op, Status> {
+        let field = || format!("ops[{at}]");
+        let key = self.key(&field, op.key)?;
+        let value = |value| self.value(&field, value);
+        Ok(match op.op {
+            Some(api::op::Op::Get(api::Get {})) => Op::Get(key),
+            Some(api::op::Op::Compare(compare)) => {
+                Op::Compare(key, compare.expected.map(value).transpose()?)
+            }
+            Some(api::op::Op::Put(bytes)) => Op::Put(key, value(bytes)?),
+            Some(api::op::Op::Add(amount)) => Op::Add(key, amount),
+            Some(api::op::Op::Append(bytes)) => Op::Append(key, value(bytes)?),
+            Some(api::op::Op::Delete(api::Delete {})) => Op::Delete(key),
+            None => return Err(invalid(&field(), "op is missing, or of a kind unknown here")),
+        })
+    }
+
+    fn key(&self, field: &dyn Fn() -> String, bytes: Vec<u8>) -> Result<Key, Status> {
+        if bytes.is_empty() {
+            return Err(invalid(&field(), "the empty key is not allowed"));
+        }
+        if bytes.len() > self.limits.key_bytes_max as usize {
+            let (have, most) = (bytes.len(), self.limits.key_bytes_max);
+            return Err(invalid(&field(), format!("a key of {have} bytes; at most {most}")));
+        }
+        Ok(Key::from(bytes))
+    }
+
+    fn value(&self, field: &dyn Fn() -> String, bytes: Vec<u8>) -> Result<Value, Status> {
+        if bytes.len() > self.limits.value_bytes_max as usize {
+            let (have, most) = (bytes.len(), self.limits.value_bytes_max);
+            return Err(invalid(&field(), format!("a value of {have} bytes; at most {most}")));
+        }
+        Ok(Value::from(bytes))
+    }
+
+    pub(super) fn count(&self, field: &str, have: usize, most: u32) -> Result<(), Status> {
+        if have > most as usize {
+            return Err(invalid(field, format!("{have} are named; at most {most} are allowed")));
+        }
+        Ok(())
+    }
+
+    pub(super) fn transfer_leader(
+        &self,
+        request: &api::TransferLeaderRequest,
+    ) -> Result<Admin, Status> {
+        let partition = self.partition(request.partition)?;
+        Ok(Admin::TransferLeader { partition, to: self.server("to", request.to)? })
+    }
+
+    pub(super) fn change_members(
+        &self,
+        request: &api::ChangeMembersRequest,
+    ) -> Result<Admin, Status> {
+        let partition = self.partition(request.partition)?;
+        let mut members = BTreeSet::new();
+        let mut check = |field: &str, ids: &[u32]| {
+            ids.iter().map(|&id| {
+                let node = self.server(field, id)?;
+                if members.insert(node) {
+                    Ok(node)
+                } else {
+                    Err(invalid(field, format!("{node} is named twice")))
+                }
+            })
+            .collect::<Result<Vec<NodeId>, Status>>()
+        };
+        let voters = check("voters", &request.voters)?;
+        let learners = check("learners", &request.learners)?;
+        if voters.len().is_multiple_of(2) {
+            let count = voters.len();
+            return Err(invalid("voters", format!("{count} voters; it takes an odd number")));
+        }
+        Ok(Admin::ChangeMembers { partition, voters, learners })
+    }
+
+    fn partition(&self, id: u32) -> Result<PartitionId, Status> {
+        let id = PartitionId(id);
+        match self.cluster.partition(id) {
+            Some(_) => Ok(id),
+            None => Err(invalid("partition", format!("there is no {id}"))),
+        }
+    }
+
+    fn server(&self, field: &str, id: u32) -> Result<NodeId, Status> {
+        let id = NodeId(id);
+        if self.cluster.servers().any(|node| node.id == id) {
+            Ok(id)
+        } else {
+            Err(invalid(field, format!("{id} is not a server of this cluster")))
+        }
+    }
+}
+
+fn check_keyspace(name: &str) -> Result<(), Status> {
+    if name.is_empty() || name == DEFAULT_KEYSPACE {
+        return Ok(());
+    }
+    // The name is the caller's and may be long: it is not repeated.
+    Err(refuse(Status::not_found("keyspace: there is no such keyspace; use `default`")))
+}
+
+/// Refuses writes that were not declared when the transaction began.
+pub(super) fn check_declared(
+    field: &str,
+    writes: &Writes,
+    declared: &[Key],
+) -> Result<(), Status> {
+    match writes.keys().position(|key| declared.binary_search(key).is_err()) {
+        Some(at) => {
+            Err(invalid(field, format!("number {at} by key was not declared as a write key")))
+        }
+        None => Ok(()),
+    }
+}
