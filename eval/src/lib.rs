@@ -4,4 +4,5 @@
 pub mod checker;
 pub mod history;
 pub mod metrics;
+pub mod record;
 pub mod workload;

@@ -5,7 +5,13 @@
 mod bank;
 mod list_append;
 mod options;
+mod retwis;
+mod rows;
+mod smallbank;
 mod spread;
+#[cfg(test)]
+mod tests;
+mod ycsbt;
 
 use std::fmt::Debug;
 
@@ -18,7 +24,7 @@ use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 pub use options::{Distribution, Form, Options};
 
 /// The workloads that [`parse`] knows.
-pub const NAMES: &[&str] = &["bank", "list-append"];
+pub const NAMES: &[&str] = &["ycsbt", "retwis", "smallbank", "bank", "list-append"];
 
 /// A workload that cannot be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -67,6 +73,9 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         }),
     };
     match name {
+        "ycsbt" => boxed(ycsbt::Ycsbt::new(parameter, options)),
+        "retwis" => plain().and_then(|()| boxed(retwis::Retwis::new(options))),
+        "smallbank" => plain().and_then(|()| boxed(smallbank::SmallBank::new(options))),
         "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
         "list-append" => plain().and_then(|()| boxed(list_append::ListAppend::new(options))),
         _ => Err(WorkloadError::Unknown(spec.into())),

@@ -55,7 +55,7 @@ pub struct Options {
     /// Length of a key in bytes, from 16 to 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_bytes: Option<u64>,
-    /// Length of a value in bytes, from 1 to 65536.
+    /// Length of a value in bytes, from 16 to 65536.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_bytes: Option<u64>,
     /// Share of transactions with high priority; 0.1 if absent.

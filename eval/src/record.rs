@@ -1,0 +1,247 @@
+//! From attempts at transactions, as a client sees them, to lines of a history.
+
+use orthodrome_core::id::TxnId;
+use orthodrome_core::time::Time;
+use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Reads, Version};
+
+use crate::history::{Entry, Op, Status};
+use crate::workload::{Request, Values, list_elements};
+
+/// One attempt at a request, as its client saw it.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// What was wanted.
+    pub request: &'a Request,
+    /// The attempt's name.
+    pub txn: TxnId,
+    /// Name of the region it was begun in.
+    pub region: &'a str,
+    /// When it was begun.
+    pub invoked: Time,
+    /// When the client was told what became of it, and what; none if it never was.
+    pub completed: Option<(Time, Outcome)>,
+    /// What it read, if the client was told.
+    pub reads: Option<&'a Reads>,
+    /// What the client of an interactive transaction answered, if it came to that.
+    pub decision: Option<&'a Decision>,
+    /// It aborted, and the client makes another attempt at the same request.
+    pub is_retried: bool,
+}
+
+/// An attempt that contradicts itself or the workload: the protocol broke its contract.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RecordError {
+    /// It committed, but a key that it declared was not among its reads.
+    #[error("{txn} committed without telling what it read of {key}")]
+    Unread {
+        /// The attempt.
+        txn: TxnId,
+        /// The key.
+        key: Key,
+    },
+    /// An interactive transaction committed whose client had not asked for that.
+    #[error("{0} is interactive and committed, but its client did not decide to commit")]
+    Undecided(TxnId),
+    /// A value that no sequence of appends can have made.
+    #[error("{txn} read {length} bytes at {key}; a list has a multiple of 8")]
+    NoList {
+        /// The attempt.
+        txn: TxnId,
+        /// The key.
+        key: Key,
+        /// How long the value is.
+        length: usize,
+    },
+}
+
+/// The line of a history that tells of `attempt`.
+///
+/// A list element belongs to a request, not to an attempt, and must be unique in a history; so of
+/// a request's attempts only the last one's appends are listed. Nothing is lost by that: if an
+/// earlier, aborted attempt had an effect all the same, the element is in the list twice.
+///
+/// # Errors
+/// What contract the protocol broke. That is a finding about the run, as bad as an anomaly.
+pub fn entry(attempt: &Attempt<'_>, values: Values) -> Result<Entry, RecordError> {
+    let &Attempt { request, txn, region, invoked, completed, .. } = attempt;
+    let status = match completed {
+        Some((_, Outcome::Committed(_))) => Status::Ok,
+        Some((_, Outcome::Aborted(_))) => Status::Fail,
+        Some((_, Outcome::Unknown)) | None => Status::Info,
+    };
+    let mut ops = read_ops(attempt, values, status)?;
+    ops.extend(write_ops(attempt, values, status)?);
+    Ok(Entry {
+        txn: txn.to_string(),
+        process: txn.client.0,
+        region: region.into(),
+        priority: request.priority.to_string(),
+        invoke_us: invoked.as_micros(),
+        complete_us: completed.map(|(at, _)| at.as_micros()),
+        status,
+        ops,
+    })
+}
+
+fn read_ops(attempt: &Attempt<'_>, values: Values, status: Status) -> Result<Vec<Op>, RecordError> {
+    let txn = attempt.txn;
+    let mut ops = Vec::new();
+    for key in &attempt.request.reads {
+        let Some(read) = attempt.reads.and_then(|reads| reads.get(key)) else {
+            if status == Status::Ok {
+                return Err(RecordError::Unread { txn, key: key.clone() });
+            }
+            continue;
+        };
+        ops.push(match values {
+            Values::Lists => {
+                let list = list_elements(read.value.as_ref()).ok_or_else(|| {
+                    let length = read.value.as_ref().map_or(0, |value| value.len());
+                    RecordError::NoList { txn, key: key.clone(), length }
+                })?;
+                Op::ReadList(key.to_string(), list)
+            }
+            Values::Versions => Op::ReadVersion(key.to_string(), read.version.to_string()),
+        });
+    }
+    Ok(ops)
+}
+
+fn write_ops(
+    attempt: &Attempt<'_>,
+    values: Values,
+    status: Status,
+) -> Result<Vec<Op>, RecordError> {
+    let is_committed = status == Status::Ok;
+    let keys: Vec<&Key> = match (&attempt.request.kind, attempt.decision) {
+        (Kind::Interactive, Some(Decision::Commit(writes))) => writes.keys().collect(),
+        (Kind::Interactive, Some(Decision::Abort) | None) if is_committed => {
+            return Err(RecordError::Undecided(attempt.txn));
+        }
+        // What its client never asked for cannot have been written.
+        (Kind::Interactive, Some(Decision::Abort) | None) => Vec::new(),
+        // A procedure whose guards hold writes every key that it declared.
+        (Kind::Procedure(_), _) => attempt.request.writes.iter().collect(),
+        (Kind::ReadOnly, _) => Vec::new(),
+    };
+    let version = match attempt.completed {
+        Some((_, Outcome::Committed(timestamp))) => {
+            Some(Version { timestamp, writer: attempt.txn }.to_string())
+        }
+        Some((_, Outcome::Aborted(_) | Outcome::Unknown)) | None => None,
+    };
+    let is_superseded = attempt.is_retried && status == Status::Fail;
+    Ok(keys
+        .into_iter()
+        .filter_map(|key| match values {
+            Values::Lists if is_superseded => None,
+            Values::Lists => Some(Op::Append(key.to_string(), attempt.request.parameter)),
+            Values::Versions => Some(Op::WriteVersion(key.to_string(), version.clone())),
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::time::Timestamp;
+    use orthodrome_core::txn::{AbortReason, Priority, Read, Value, Writes};
+
+    fn request(kind: Kind, reads: &[&str], writes: &[&str]) -> Request {
+        let keys = |names: &[&str]| names.iter().map(|name| Key::from(*name)).collect();
+        Request {
+            name: "test",
+            kind,
+            reads: keys(reads),
+            writes: keys(writes),
+            priority: Priority::HIGH,
+            parameter: 12,
+        }
+    }
+
+    fn list(key: &str, elements: &[u64], version: Version) -> (Key, Read) {
+        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        (key.into(), Read { value: Some(Value::from(bytes)), version })
+    }
+
+    fn attempt<'a>(request: &'a Request, reads: &'a Reads) -> Attempt<'a> {
+        Attempt {
+            request,
+            txn: TxnId { client: ClientId(4), counter: 19, attempt: 2 },
+            region: "VA",
+            invoked: Time(5_000),
+            completed: Some((Time(9_999), Outcome::Committed(Timestamp(1_700)))),
+            reads: Some(reads),
+            decision: None,
+            is_retried: false,
+        }
+    }
+
+    fn json(attempt: &Attempt<'_>, values: Values) -> String {
+        serde_json::to_string(&entry(attempt, values).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn lists_and_versions_take_the_published_form() {
+        let request = request(Kind::Interactive, &["k7", "k8"], &["k7"]);
+        let writer = TxnId::new(ClientId(3), 1);
+        let version = Version { timestamp: Timestamp(900), writer };
+        let mut reads = Reads::from([list("k7", &[3, 12], version)]);
+        reads.insert("k8".into(), Read::default());
+        let decision = Decision::Commit(Writes::from([("k7".into(), None)]));
+        let attempt = Attempt { decision: Some(&decision), ..attempt(&request, &reads) };
+        let head = r#"{"txn":"c4.19#2","process":4,"region":"VA","priority":"high","invoke_us":5,"complete_us":9,"status":"ok","ops":"#;
+        assert_eq!(
+            json(&attempt, Values::Lists),
+            format!(r#"{head}[["r","k7",[3,12]],["r","k8",[]],["append","k7",12]]}}"#)
+        );
+        assert_eq!(
+            json(&attempt, Values::Versions),
+            format!(
+                r#"{head}[["r","k7","c3.1@900"],["r","k8","c0.0@0"],["w","k7","c4.19#2@1700"]]}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn what_may_have_happened_is_listed_and_what_cannot_have_is_not() {
+        let none = Reads::new();
+        let interactive = request(Kind::Interactive, &["k"], &["k"]);
+        let procedure = request(Kind::Procedure(Vec::new()), &["k"], &["k"]);
+        let commit = Decision::Commit(Writes::from([("k".into(), None)]));
+        let aborted = Some((Time(7_000), Outcome::Aborted(AbortReason::Conflict)));
+        let unknown = Some((Time(7_000), Outcome::Unknown));
+        for (request, decision, completed, is_retried, expected) in [
+            (&interactive, None, None, false, r#""status":"info","ops":[]}"#),
+            (&interactive, Some(&commit), None, false, r#""info","ops":[["append","k",12]]}"#),
+            (&interactive, Some(&Decision::Abort), aborted, false, r#""fail","ops":[]}"#),
+            (&interactive, Some(&commit), aborted, false, r#""fail","ops":[["append","k",12]]}"#),
+            (&interactive, Some(&commit), aborted, true, r#""fail","ops":[]}"#),
+            (&procedure, None, unknown, true, r#""info","ops":[["append","k",12]]}"#),
+        ] {
+            let base = attempt(request, &none);
+            let attempt = Attempt { reads: None, decision, completed, is_retried, ..base };
+            let text = json(&attempt, Values::Lists);
+            assert!(text.ends_with(expected), "{text} does not end with {expected}");
+            assert_eq!(text.contains("complete_us"), completed.is_some());
+        }
+        let attempt = Attempt { reads: None, completed: unknown, ..attempt(&procedure, &none) };
+        assert!(json(&attempt, Values::Versions).ends_with(r#"[["w","k",null]]}"#));
+    }
+
+    #[test]
+    fn broken_contracts_are_findings() {
+        let none = Reads::new();
+        let interactive = request(Kind::Interactive, &["k"], &["k"]);
+        let all = Reads::from([list("k", &[], Version::INITIAL)]);
+        let unread = entry(&attempt(&interactive, &none), Values::Versions).unwrap_err();
+        assert_eq!(unread.to_string(), "c4.19#2 committed without telling what it read of k");
+        let undecided = entry(&attempt(&interactive, &all), Values::Versions).unwrap_err();
+        assert!(undecided.to_string().contains("did not decide"), "{undecided}");
+        let text = Read { value: Some("text".into()), ..Read::default() };
+        let bad = Reads::from([(Key::from("k"), text)]);
+        let no_list = entry(&attempt(&interactive, &bad), Values::Lists).unwrap_err();
+        assert!(no_list.to_string().contains("4 bytes at k"), "{no_list}");
+    }
+}

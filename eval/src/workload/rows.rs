@@ -1,0 +1,79 @@
+//! Numbered rows of fixed size: what the key-value benchmarks have in common.
+
+use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value};
+
+use super::options::bounded;
+use super::{Options, Request, WorkloadError};
+
+/// Keys and values of a fixed length.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl Rows {
+    /// Keys of `key_bytes` (64) and values of `value_bytes` (64).
+    pub(super) fn new(options: &Options) -> Result<Self, WorkloadError> {
+        let key_bytes = bounded("key_bytes", options.key_bytes, 64, (16, 1_024))?;
+        let value_bytes = bounded("value_bytes", options.value_bytes, 64, (16, 65_536))?;
+        let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Ok(Self { key_bytes: size(key_bytes), value_bytes: size(value_bytes) })
+    }
+
+    /// The keys of these numbers.
+    pub(super) fn keys(self, numbers: &[u64]) -> Vec<Key> {
+        let width = self.key_bytes - 1;
+        numbers.iter().map(|number| format!("k{number:0width$}").into()).collect()
+    }
+
+    /// The value that `parameter` stands for: its sixteen hexadecimal digits, over and over.
+    pub(super) fn value(self, parameter: u64) -> Value {
+        let digits = format!("{parameter:016x}");
+        digits.into_bytes().into_iter().cycle().take(self.value_bytes).collect::<Vec<u8>>().into()
+    }
+
+    /// A transaction that reads some rows and sets others to the value of `parameter`.
+    pub(super) fn request(
+        self,
+        name: &'static str,
+        reads: Vec<Key>,
+        writes: Vec<Key>,
+        priority: Priority,
+        parameter: u64,
+        is_procedure: bool,
+    ) -> Request {
+        let kind = if is_procedure {
+            let value = self.value(parameter);
+            let gets = reads.iter().cloned().map(Op::Get);
+            let puts = writes.iter().cloned().map(|key| Op::Put(key, value.clone()));
+            Kind::Procedure(gets.chain(puts).collect())
+        } else {
+            Kind::Interactive
+        };
+        Request { name, kind, reads, writes, priority, parameter }
+    }
+
+    /// Sets every write key to the value of the request's parameter.
+    pub(super) fn decide(self, request: &Request) -> Decision {
+        let value = self.value(request.parameter);
+        let writes = request.writes.iter().map(|key| (key.clone(), Some(value.clone())));
+        Decision::Commit(writes.collect())
+    }
+
+    /// Checks that every row read is whole: missing, or one value from end to end.
+    pub(super) fn audit(self, request: &Request, reads: &Reads) -> Result<(), String> {
+        for key in &request.reads {
+            let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+            let Some(value) = &read.value else { continue };
+            let parameter = value
+                .0
+                .get(..16)
+                .and_then(|digits| u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+            if parameter.is_none_or(|parameter| self.value(parameter) != *value) {
+                return Err(format!("{key} holds {value}, which nobody wrote"));
+            }
+        }
+        Ok(())
+    }
+}

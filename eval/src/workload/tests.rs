@@ -1,0 +1,435 @@
+//! What holds of every workload, shown by a serial executor: one transaction after the other over
+//! a map in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{ClientId, RegionId, TxnId};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Value, Version, Writes,
+};
+
+use super::*;
+use crate::history::{Entry, Status};
+use crate::record::{self, Attempt};
+
+/// Every name, and every form where there is a choice.
+fn every() -> Vec<(&'static str, Options)> {
+    let mut all = vec![("smallbank", Options::default())];
+    for form in [Form::Interactive, Form::Procedure, Form::Mixed] {
+        let options = Options { form: Some(form), ..Options::default() };
+        for name in ["ycsbt", "ycsbt:6", "retwis", "bank", "list-append"] {
+            all.push((name, options.clone()));
+        }
+        all.push(("bank", Options { accounts_per_transfer: Some(5), ..options.clone() }));
+        all.push(("list-append", Options { keys: Some(2), ..options }));
+    }
+    all
+}
+
+fn issuer(index: u32) -> Issuer {
+    Issuer { client: ClientId(u64::from(index) + 1), index, region: RegionId(0) }
+}
+
+/// The serial executor.
+#[derive(Default)]
+struct Serial {
+    data: BTreeMap<Key, Read>,
+    counter: u64,
+    entries: Vec<Entry>,
+    /// Forgets every so many writes, to show that audits notice.
+    loses_every: Option<u64>,
+}
+
+impl Serial {
+    fn read(&self, txn: &Txn) -> Reads {
+        let read = |key: &Key| (key.clone(), self.data.get(key).cloned().unwrap_or_default());
+        txn.reads.iter().map(read).collect()
+    }
+
+    /// Runs one request to its end, audits what it read if it commits, and records it.
+    fn run(
+        &mut self,
+        workload: &dyn Workload,
+        issuer: Issuer,
+        request: &Request,
+    ) -> Result<bool, String> {
+        self.counter += 1;
+        let id = TxnId::new(issuer.client, self.counter);
+        let txn = request.to_txn(id, issuer.region, 0);
+        assert_sets(request, &txn);
+        let reads = self.read(&txn);
+        let decision = match &request.kind {
+            Kind::Interactive => Some(workload.decide(request, &reads)),
+            Kind::Procedure(_) | Kind::ReadOnly => None,
+        };
+        let writes = match (&request.kind, &decision) {
+            (Kind::Interactive, Some(Decision::Commit(writes))) => Ok(writes.clone()),
+            (Kind::Interactive, _) => Err(AbortReason::Client),
+            (Kind::Procedure(ops), _) => Txn::execute(ops, &reads),
+            (Kind::ReadOnly, _) => Ok(Writes::new()),
+        };
+        let timestamp = Timestamp(self.counter * 10);
+        let outcome = match &writes {
+            Ok(_) => Outcome::Committed(timestamp),
+            Err(reason) => Outcome::Aborted(*reason),
+        };
+        for (key, value) in writes.iter().flatten() {
+            assert!(txn.writes.contains(key), "{key} is written but not declared");
+            let is_lost = self.loses_every.is_some_and(|every| self.counter.is_multiple_of(every));
+            if !is_lost || Some(key) != txn.writes.first() {
+                let version = Version { timestamp, writer: id };
+                self.data.insert(key.clone(), Read { value: value.clone(), version });
+            }
+        }
+        let attempt = Attempt {
+            request,
+            txn: id,
+            region: "VA",
+            invoked: Time(self.counter * 2_000_000),
+            completed: Some((Time(self.counter * 2_000_000 + 1_000_000), outcome)),
+            reads: Some(&reads),
+            decision: decision.as_ref(),
+            is_retried: false,
+        };
+        self.entries.push(record::entry(&attempt, workload.values()).unwrap());
+        if writes.is_ok() {
+            workload.audit(request, &reads)?;
+        }
+        Ok(writes.is_ok())
+    }
+
+    /// Runs `count` requests of ten clients and the workload's own last word. Returns the requests
+    /// with whether they committed.
+    fn run_many(
+        &mut self,
+        workload: &mut dyn Workload,
+        count: u64,
+    ) -> Result<Vec<(Request, bool)>, String> {
+        let mut rng = Rng::stream(5, "workload", 0);
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let issuer = issuer(u32::try_from(rng.below(10)).unwrap());
+            let request = workload.next(issuer, &mut rng);
+            let is_committed = self.run(workload, issuer, &request)?;
+            all.push((request, is_committed));
+        }
+        if let Some(last) = workload.final_request() {
+            assert_eq!(last.kind, Kind::ReadOnly);
+            assert!(self.run(workload, issuer(0), &last)?);
+        }
+        Ok(all)
+    }
+}
+
+/// A request's sets are those of the transaction it becomes, and name no key twice.
+fn assert_sets(request: &Request, txn: &Txn) {
+    for (declared, derived) in [(&request.reads, &txn.reads), (&request.writes, &txn.writes)] {
+        let mut sorted = declared.clone();
+        sorted.sort_unstable();
+        assert_eq!(&sorted, derived, "{request:?}");
+    }
+    assert!(!request.reads.is_empty(), "{request:?}");
+    assert_eq!(request.kind == Kind::ReadOnly, request.writes.is_empty(), "{request:?}");
+}
+
+fn run(spec: &str, options: &Options, count: u64) -> (Serial, Vec<(Request, bool)>) {
+    let mut serial = Serial::default();
+    let mut workload = parse(spec, options).unwrap();
+    let requests = serial.run_many(workload.as_mut(), count).unwrap();
+    (serial, requests)
+}
+
+/// Counts by name, against shares in per cent: within five standard deviations.
+fn assert_mix(requests: &[(Request, bool)], mix: &[(&str, f64)]) {
+    let draws = requests.len() as f64;
+    for (name, percent) in mix {
+        let count = requests.iter().filter(|(request, _)| request.name == *name).count() as f64;
+        assert_share(count, draws, percent / 100.0, name);
+    }
+    let total: f64 = mix.iter().map(|(_, percent)| percent).sum();
+    assert_eq!(total, 100.0);
+}
+
+fn assert_share(count: f64, draws: f64, share: f64, what: &str) {
+    let deviation = (draws * share * (1.0 - share)).sqrt();
+    let expected = draws * share;
+    assert!((count - expected).abs() <= 5.0 * deviation, "{what}: {count} is not {expected}");
+}
+
+#[test]
+fn a_serial_run_of_every_workload_keeps_its_invariants() {
+    for (spec, options) in every() {
+        let (serial, requests) = run(spec, &options, 4_000);
+        let committed = requests.iter().filter(|(_, is_committed)| *is_committed).count();
+        assert!(committed > 3_000, "{spec} {options:?}: only {committed} committed");
+        assert!(!serial.data.is_empty(), "{spec} {options:?}: nothing was written");
+        let forms: BTreeSet<&str> = requests
+            .iter()
+            .map(|(request, _)| match request.kind {
+                Kind::Interactive => "interactive",
+                Kind::Procedure(_) => "procedure",
+                Kind::ReadOnly => "read-only",
+            })
+            .collect();
+        let form = options.form.unwrap_or_default();
+        assert_eq!(forms.contains("interactive"), form != Form::Procedure, "{spec} {form:?}");
+        assert_eq!(forms.contains("procedure"), form != Form::Interactive, "{spec} {form:?}");
+    }
+}
+
+#[test]
+fn one_seed_draws_the_same_transactions_again() {
+    for (spec, options) in every() {
+        let (_, first) = run(spec, &options, 300);
+        let (_, second) = run(spec, &options, 300);
+        assert_eq!(first, second, "{spec} {options:?}");
+    }
+    // The literals pin the draws: a change of them invalidates every recorded seed, and debug and
+    // release builds must agree on them.
+    let mut workload = parse("ycsbt:6", &Options::default()).unwrap();
+    let mut rng = Rng::stream(1, "workload", 0);
+    let ranks: Vec<u64> = (0..2)
+        .flat_map(|_| workload.next(issuer(0), &mut rng).reads)
+        .map(|key| key.to_string().trim_start_matches('k').parse().unwrap())
+        .collect();
+    assert_eq!(ranks, PINNED);
+}
+
+const PINNED: [u64; 12] =
+    [257_973, 18_227, 8_260, 556_042, 427, 87_402, 300_339, 203, 157_063, 805_595, 321_422, 1_754];
+
+#[test]
+fn names_parse_to_workloads_of_that_name() {
+    for name in NAMES {
+        let found = parse(name, &Options::default()).unwrap().name();
+        assert_eq!(parse(&found, &Options::default()).unwrap().name(), found);
+        assert_eq!(found.split(':').next(), Some(*name));
+    }
+    assert_eq!(parse("ycsbt", &Options::default()).unwrap().name(), "ycsbt:4");
+    assert_eq!(parse("ycsbt:6", &Options::default()).unwrap().name(), "ycsbt:6");
+}
+
+#[test]
+fn errors_name_the_field_and_the_remedy() {
+    let set = |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().1;
+    for (spec, options, expected) in [
+        ("tpcx", "", "\"tpcx\" does not exist; use one of ycsbt, retwis"),
+        ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
+        ("ycsbt:0", "", "use a whole number from 1 to 100"),
+        ("ycsbt:", "", "use a whole number from 1 to 100"),
+        ("bank:3", "", "bank takes no parameter, \"3\" was given; write \"bank\""),
+        ("ycsbt", "zipf = -1.0", "`zipf`: -1 is no Zipf exponent; use a number from 0"),
+        ("ycsbt", "zipf = nan", "`zipf`"),
+        ("ycsbt:6", "keys = 5", "`keys`: with 5 keys a transaction can find 5 different ones"),
+        ("retwis", "read_only = 0.5", "`read_only`: has no meaning for `retwis`; remove it"),
+        ("smallbank", "form = \"mixed\"", "`form`: has no meaning for `smallbank`"),
+        ("smallbank", "keys = 1000", "`hot_users`: 1000 is out of range"),
+        ("bank", "read_only = 1.5", "`read_only`: 1.5 is no share; use a number from 0 to 1"),
+        ("bank", "accounts_per_transfer = 1", "`accounts_per_transfer`: 1 is out of range"),
+        ("list-append", "appends_per_key = 0", "`appends_per_key`: 0 is out of range"),
+        ("ycsbt", "contention_index = 0.1", "`contention_index`: has no meaning for a Zipf"),
+        (
+            "ycsbt",
+            "distribution = \"contention-index\"\nzipf = 0.5",
+            "`zipf`: has no meaning for a contention-index",
+        ),
+        (
+            "ycsbt",
+            "distribution = \"contention-index\"\nkeys = 100",
+            "`contention_index`: 0.001 of 100 keys makes 0",
+        ),
+        (
+            "smallbank",
+            "high_priority_names = [\"post\"]",
+            "`high_priority_names`: the workload has no transaction \"post\"; use some of",
+        ),
+        (
+            "smallbank",
+            "high_priority = 0.1\nhigh_priority_names = []",
+            "`high_priority_names`: contradicts `high_priority`",
+        ),
+    ] {
+        let message = parse(spec, &set(options)).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
+    }
+}
+
+#[test]
+fn a_file_names_a_workload_and_its_options() {
+    let text = "workload = \"smallbank\"\n[options]\nhigh_priority_names = [\"send-payment\"]\n";
+    let (spec, options) = read_file(text).unwrap();
+    let requests = run(&spec, &options, 500).1;
+    for (request, _) in requests {
+        assert_eq!(request.priority == Priority::HIGH, request.name == "send-payment");
+    }
+    assert_eq!(read_file("workload = \"bank\"").unwrap(), ("bank".into(), Options::default()));
+    for (text, expected) in [
+        ("workload = \"bank\"\n[options]\nzpif = 1", "zpif"),
+        ("[options]\nzipf = 1", "workload"),
+        ("workload = \"bank\"\n[options]\nform = \"sql\"", "line 3"),
+    ] {
+        let message = read_file(text).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
+    }
+}
+
+#[test]
+fn mixes_and_shares_are_as_published() {
+    let requests = run("retwis", &Options::default(), 20_000).1;
+    let mix = [("add-user", 5.0), ("follow", 15.0), ("post", 30.0), ("timeline", 50.0)];
+    assert_mix(&requests, &mix);
+    let mut gets = BTreeSet::new();
+    for (Request { name, reads, writes, .. }, _) in &requests {
+        let counts = (reads.len(), writes.len());
+        match *name {
+            "add-user" => assert_eq!(counts, (1, 3)),
+            "follow" => assert_eq!(counts, (2, 2)),
+            "post" => assert_eq!(counts, (3, 5)),
+            _ => {
+                assert_eq!(counts.1, 0);
+                gets.insert(counts.0);
+            }
+        }
+        assert!(writes.is_empty() || writes.starts_with(reads), "{reads:?} {writes:?}");
+    }
+    assert_eq!(gets, (1..=10).collect());
+
+    let requests = run("smallbank", &Options::default(), 20_000).1;
+    let mix = [
+        ("amalgamate", 15.0),
+        ("balance", 15.0),
+        ("deposit-checking", 15.0),
+        ("send-payment", 25.0),
+        ("transact-savings", 15.0),
+        ("write-check", 15.0),
+    ];
+    assert_mix(&requests, &mix);
+    let user = |key: &Key| -> u64 {
+        key.to_string().trim_start_matches(char::is_alphabetic).parse().unwrap()
+    };
+    let is_hot = |request: &Request| {
+        let hot = request.reads.iter().filter(|key| user(key) < 1_000).count();
+        assert!(hot == 0 || hot == request.reads.len(), "{request:?}");
+        hot > 0
+    };
+    let hot = requests.iter().filter(|(request, _)| is_hot(request)).count();
+    assert_share(hot as f64, 20_000.0, 0.9, "hot users");
+
+    for high in [0.0, 0.1, 0.6, 1.0] {
+        let options = Options { high_priority: Some(high), ..Options::default() };
+        let requests = run("list-append", &options, 5_000).1;
+        let count = requests.iter().filter(|(r, _)| r.priority == Priority::HIGH).count();
+        assert_share(count as f64, 5_000.0, high, "high priority");
+        assert_mix(&requests, &[("append", 80.0), ("read", 20.0)]);
+    }
+    assert_mix(&run("bank", &Options::default(), 5_000).1, &[("transfer", 90.0), ("audit", 10.0)]);
+}
+
+#[test]
+fn keys_and_values_have_the_published_size() {
+    for spec in ["ycsbt", "retwis"] {
+        let (serial, requests) = run(spec, &Options::default(), 200);
+        assert!(requests.iter().flat_map(|(r, _)| &r.reads).all(|key| key.len() == 64));
+        assert!(serial.data.values().all(|read| read.value.as_ref().unwrap().len() == 64));
+    }
+}
+
+#[test]
+fn both_forms_of_a_transfer_do_the_same_to_the_last_coin() {
+    let options = |form| Options {
+        keys: Some(6),
+        accounts_per_transfer: Some(3),
+        form: Some(form),
+        ..Options::default()
+    };
+    let mut procedures = parse("bank", &options(Form::Procedure)).unwrap();
+    let mut rng = Rng::stream(9, "test", 0);
+    let mut verdicts = BTreeSet::new();
+    for _ in 0..5_000 {
+        let request = procedures.next(issuer(0), &mut rng);
+        let Kind::Procedure(ops) = &request.kind else { continue };
+        // Balances around what the payer needs, and accounts that were never written.
+        let mut reads = Reads::new();
+        for key in &request.reads {
+            let need = request.parameter.cast_signed() * 2;
+            let balance = need + rng.below(5).cast_signed() - 2;
+            let change = (balance.max(0) - bank::INITIAL_BALANCE).to_string();
+            let value = rng.chance(2, 3).then(|| Value::from(change));
+            reads.insert(key.clone(), Read { value, version: Version::INITIAL });
+        }
+        let interactive = match procedures.decide(&request, &reads) {
+            Decision::Commit(writes) => Some(writes),
+            Decision::Abort => None,
+        };
+        verdicts.insert(interactive.is_some());
+        assert_eq!(Txn::execute(ops, &reads).ok(), interactive, "{request:?} {reads:?}");
+    }
+    assert_eq!(verdicts.len(), 2, "both outcomes must occur");
+}
+
+#[test]
+fn audits_notice_lost_writes() {
+    let mut serial = Serial { loses_every: Some(50), ..Serial::default() };
+    let mut workload = parse("bank", &Options::default()).unwrap();
+    let error = serial.run_many(workload.as_mut(), 500).unwrap_err();
+    assert!(error.contains("they must hold 100000"), "{error}");
+}
+
+#[test]
+fn audits_name_what_cannot_be() {
+    let overdrawn = Some(Value::from("-1001"));
+    let garbage = Some(Value::from("x"));
+    let twice = Some(Value::from([7_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat()));
+    for (spec, name, value, expected) in [
+        ("bank", "transfer", &overdrawn, "holds -1"),
+        ("bank", "transfer", &garbage, "no balance"),
+        ("smallbank", "transact-savings", &overdrawn, "holds -1001 cents"),
+        ("smallbank", "transact-savings", &garbage, "no balance"),
+        ("list-append", "append", &garbage, "no list"),
+        ("list-append", "append", &twice, "holds 7 twice"),
+        ("ycsbt", "read-modify-write", &garbage, "nobody wrote"),
+    ] {
+        let mut workload = parse(spec, &Options::default()).unwrap();
+        let mut rng = Rng::stream(2, "test", 0);
+        let request = std::iter::repeat_with(|| workload.next(issuer(0), &mut rng))
+            .find(|request| request.name == name)
+            .unwrap();
+        let read = Read { value: value.clone(), version: Version::INITIAL };
+        let reads: Reads = request.reads.iter().map(|key| (key.clone(), read.clone())).collect();
+        let error = workload.audit(&request, &reads).unwrap_err();
+        assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
+        let error = workload.audit(&request, &Reads::new()).unwrap_err();
+        assert!(error.contains("not read"), "{error}");
+    }
+}
+
+#[test]
+fn lists_stay_short_and_elements_are_unique() {
+    let options = Options { appends_per_key: Some(5), ..Options::default() };
+    let (serial, requests) = run("list-append", &options, 3_000);
+    assert!(serial.data.len() > 500, "the window must move on");
+    for read in serial.data.values() {
+        assert!(list_elements(read.value.as_ref()).unwrap().len() <= 5);
+    }
+    let appends = requests.iter().filter(|(request, _)| !request.writes.is_empty());
+    let elements: Vec<u64> = appends.map(|(request, _)| request.parameter).collect();
+    assert_eq!(elements.iter().collect::<BTreeSet<_>>().len(), elements.len());
+    assert!(elements.iter().all(|element| *element > 0 && *element < 1 << 53));
+}
+
+#[test]
+fn a_recorded_run_tells_what_the_executor_did() {
+    let mut statuses = BTreeSet::new();
+    for (spec, options) in every() {
+        let (serial, requests) = run(spec, &options, 1_000);
+        assert!(serial.entries.len() >= requests.len());
+        for (entry, (request, is_committed)) in serial.entries.iter().zip(&requests) {
+            assert_eq!(entry.status == Status::Ok, *is_committed);
+            assert!(entry.ops.len() >= request.reads.len());
+            statuses.insert(format!("{:?}", entry.status));
+        }
+    }
+    assert_eq!(statuses.len(), 2, "some transactions must have aborted");
+}

@@ -1,0 +1,109 @@
+//! `ycsbt:n`: YCSB+T as TAPIR, Carousel, Natto and Ocean Vista run it: `n` read-modify-writes on
+//! distinct keys (Carousel §6.2; Ocean Vista §6.1; Natto §5.2.1).
+//!
+//! The new value is drawn when the transaction is, so that the interactive form and the procedure
+//! (gets, then puts) write the same.
+
+use orthodrome_core::rng::Rng;
+use orthodrome_core::txn::{Decision, Kind, Reads};
+
+use super::options::{Priorities, bounded, share};
+use super::rows::Rows;
+use super::spread::{Spread, chance};
+use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError};
+
+const MODIFY: &str = "read-modify-write";
+const READ: &str = "read";
+
+/// Read-modify-writes in one transaction, if the name does not say.
+const COUNT: u64 = 4;
+
+/// The workload.
+#[derive(Debug)]
+pub struct Ycsbt {
+    count: usize,
+    rows: Rows,
+    spread: Spread,
+    read_only: f64,
+    form: Form,
+    priorities: Priorities,
+}
+
+impl Ycsbt {
+    /// `parameter` (4) read-modify-writes on `keys` keys (1 M) chosen by `distribution` (Zipf
+    /// with exponent 0.65); a share `read_only` (0) of transactions only reads.
+    ///
+    /// # Errors
+    /// What about the parameter or an option makes no sense.
+    pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
+        options.only(
+            "ycsbt",
+            &[
+                "keys",
+                "zipf",
+                "distribution",
+                "contention_index",
+                "key_bytes",
+                "value_bytes",
+                "read_only",
+                "form",
+            ],
+        )?;
+        let count = match parameter.map(str::parse) {
+            None => COUNT,
+            Some(Ok(count @ 1..=100)) => count,
+            Some(_) => {
+                return Err(WorkloadError::Parameter {
+                    spec: format!("ycsbt:{}", parameter.unwrap_or_default()),
+                    problem: "what follows the colon is the number of read-modify-writes".into(),
+                    remedy: "use a whole number from 1 to 100".into(),
+                });
+            }
+        };
+        let keys = bounded("keys", options.keys, 1_000_000, (1, 1 << 40))?;
+        Ok(Self {
+            count: usize::try_from(count).unwrap_or(usize::MAX),
+            rows: Rows::new(options)?,
+            spread: options.spread(keys, 0.65, count)?,
+            read_only: share("read_only", options.read_only, 0.0)?,
+            form: options.form.unwrap_or_default(),
+            priorities: options.priorities(&[MODIFY, READ])?,
+        })
+    }
+}
+
+impl Workload for Ycsbt {
+    fn name(&self) -> String {
+        format!("ycsbt:{}", self.count)
+    }
+
+    fn values(&self) -> Values {
+        Values::Versions
+    }
+
+    fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
+        let is_read_only = chance(self.read_only, rng);
+        let picked = self.spread.pick(self.count, issuer, rng);
+        let keys = self.rows.keys(&picked);
+        let name = if is_read_only { READ } else { MODIFY };
+        let priority = self.priorities.draw(name, rng);
+        if is_read_only {
+            let (kind, writes) = (Kind::ReadOnly, Vec::new());
+            return Request { name, kind, reads: keys, writes, priority, parameter: 0 };
+        }
+        let (parameter, is_procedure) = (rng.next_u64(), self.form.draw_procedure(rng));
+        self.rows.request(name, keys.clone(), keys, priority, parameter, is_procedure)
+    }
+
+    fn decide(&self, request: &Request, _reads: &Reads) -> Decision {
+        self.rows.decide(request)
+    }
+
+    fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
+        self.rows.audit(request, reads)
+    }
+
+    fn final_request(&self) -> Option<Request> {
+        None
+    }
+}
