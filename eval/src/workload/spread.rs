@@ -237,7 +237,8 @@ mod tests {
 
     #[test]
     fn zipf_draws_fit_the_exact_distribution() {
-        for theta in [0.0, 0.3, 0.5, 0.65, 0.75, 0.95, 1.0, 1.000_000_001, 1.2, 1.5, 2.0] {
+        for theta in [0.0, 0.3, 0.5, 0.65, 0.75, 0.95, 1.0, 1.000_000_001, 1.2, 1.5, 2.0, 5.0, 10.0]
+        {
             for ranks in [1_u64, 2, 10, 1_000, 1_000_000] {
                 let zipf = Zipf::new(ranks, theta);
                 let mut rng = Rng::stream(11, "zipf", ranks);
@@ -282,6 +283,24 @@ mod tests {
             }
             let weights: Vec<f64> = (1..=40).map(|rank| f64::from(rank).powf(-theta)).collect();
             assert_fits(&counts, &weights, &format!("theta {theta}"));
+        }
+    }
+
+    #[test]
+    fn a_draw_takes_fewer_than_two_tries() {
+        for theta in [0.01, 0.65, 1.0, 1.5, 4.0] {
+            let zipf = Zipf::new(1_000_000, theta);
+            let mut rng = Rng::stream(13, "zipf", 0);
+            let mut shadow = rng.clone();
+            for _ in 0..10_000 {
+                zipf.draw(&mut rng);
+            }
+            let mut tries = 0;
+            while shadow != rng {
+                shadow.next_u64();
+                tries += 1;
+            }
+            assert!(tries < 20_000, "theta {theta}: {tries} tries for 10000 draws");
         }
     }
 
