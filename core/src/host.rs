@@ -115,12 +115,17 @@ impl<P: Protocol, M: Machine<P>> Host<P, M> {
     pub fn fire(&mut self, now: Time, clock: Clock) -> usize {
         let mut fired = 0;
         // A handler may set a timer that is due at once; the bound stops a machine that always does.
-        while fired < 10_000 {
-            let Some(timer) = self.timers.pop_due(now) else { break };
-            self.with(now, clock, |machine, cx| machine.step(Input::Timer(timer), cx));
+        while fired < 10_000 && self.fire_next(now, clock).is_some() {
             fired += 1;
         }
         fired
+    }
+
+    /// Expires the earliest timer that is due, and names it.
+    pub fn fire_next(&mut self, now: Time, clock: Clock) -> Option<P::Timer> {
+        let timer = self.timers.pop_due(now)?;
+        self.with(now, clock, |machine, cx| machine.step(Input::Timer(timer), cx));
+        Some(timer)
     }
 
     /// Lets the machine send what the inputs since the last flush can share.

@@ -10,6 +10,7 @@
 pub mod cluster;
 pub mod host;
 pub mod id;
+pub mod locks;
 pub mod machine;
 pub mod rng;
 pub mod store;

@@ -1,1 +1,8 @@
-//! orthodrome-protocols
+//! The transaction protocols of Orthodrome, each a folder of pure state machines, and the
+//! replicated log that they embed. [`registry`] lists them.
+
+#![deny(clippy::float_arithmetic)]
+
+pub mod carousel;
+pub mod registry;
+pub mod replication;

@@ -1,2 +1,139 @@
-//! Task runner.
-fn main() {}
+//! `cargo xtask`: everything a contributor or a CI machine runs. `cargo xtask --help` lists it.
+
+// A task runner starts processes and reads the clock; it is no protocol.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod tests;
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+
+/// Orthodrome's task runner.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Everything a reviewer runs: format, lints, documentation, all tests, the twin of debug and
+    /// release, and the demonstration.
+    Ci,
+    /// All tests, with whatever they need set up first.
+    Test {
+        /// The inner loop: pure crates only, fewer seeds; under two minutes once built.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Rewrites the golden traces. Read the diff as you would read code.
+    Golden,
+    /// Runs the benchmarks; `docs/performance.md` says what the figures were.
+    Bench {
+        /// Only benchmarks whose name contains this.
+        filter: Option<String>,
+    },
+    /// Fails if one seed gives different traces in a debug and a release build.
+    Twin,
+}
+
+fn main() -> Result<()> {
+    match Args::parse().task {
+        Task::Ci => ci(),
+        Task::Test { quick } => tests::run(quick).and_then(tests::Summary::into_result),
+        Task::Golden => golden(),
+        Task::Bench { filter } => bench(filter),
+        Task::Twin => twin(),
+    }
+}
+
+fn ci() -> Result<()> {
+    step("format", || cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", || {
+        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
+    })?;
+    step("documentation", || {
+        let mut doc = command(&["doc", "--workspace", "--no-deps", "--quiet"]);
+        run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    step("debug and release agree", twin)?;
+    let mut summary = None;
+    step("tests", || {
+        summary = Some(tests::run(false)?);
+        Ok(())
+    })?;
+    step("demonstration", || {
+        cargo(&["run", "--release", "--quiet", "--", "demo", "--seconds", "15", "--json"])
+    })?;
+    // Last, so that the count of tests closes the output.
+    summary.context("no test ran")?.into_result()
+}
+
+fn golden() -> Result<()> {
+    let mut test = command(&["test", "--release", "-p", "orthodrome-protocols", "golden"]);
+    run(test.env("UPDATE_GOLDENFILES", "1"))?;
+    run(Command::new("git").args(["diff", "--stat", "--", "*/testdata/*"]))
+}
+
+fn bench(filter: Option<String>) -> Result<()> {
+    let mut args = vec!["bench", "--workspace", "--benches"];
+    if let Some(filter) = &filter {
+        args.extend(["--", filter]);
+    }
+    cargo(&args)
+}
+
+/// The trace of one simulated run, from each build.
+fn twin() -> Result<()> {
+    let trace = |release: bool| -> Result<String> {
+        let mut args = vec!["run", "--quiet", "-p", "orthodrome-protocols", "--example", "twin"];
+        if release {
+            args.push("--release");
+        }
+        let output = command(&args).output().context("could not run cargo")?;
+        ensure!(
+            output.status.success(),
+            "the twin run failed:\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).context("the trace is not text")
+    };
+    let (debug, release) = (trace(false)?, trace(true)?);
+    ensure!(debug.lines().count() > 1_000, "the twin run printed no trace");
+    if let Some((number, (a, b))) =
+        debug.lines().zip(release.lines()).enumerate().find(|(_, (a, b))| a != b)
+    {
+        bail!("debug and release differ at line {}:\n  {a}\n  {b}", number + 1);
+    }
+    ensure!(debug.len() == release.len(), "debug and release traces differ in length");
+    eprintln!("{} trace lines, equal byte for byte", debug.lines().count());
+    Ok(())
+}
+
+fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    eprintln!("── {name}");
+    let start = Instant::now();
+    work().with_context(|| format!("{name} failed"))?;
+    eprintln!("── {name}: {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(args);
+    cargo
+}
+
+fn cargo(args: &[&str]) -> Result<()> {
+    run(&mut command(args))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("could not start {command:?}"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}

@@ -1,0 +1,578 @@
+//! The client side of Carousel: runs transactions for the callers of one gateway (§4.1, §4.4.2).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Cx, Input, Machine, Setup};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
+
+use super::message::{Msg, Participant, Snapshot};
+use super::routes::Routes;
+use super::{CarouselBasic, Config, Note, Record, Timer, coordinator_of};
+
+/// The client side of Carousel.
+#[derive(Debug)]
+pub struct Client {
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    routes: Routes,
+    open: BTreeMap<TxnId, Open>,
+    beats: bool,
+}
+
+/// A transaction under way.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    participants: BTreeMap<PartitionId, Participant>,
+    coordinator: PartitionId,
+    reads: Reads,
+    /// Participants that have not answered.
+    silent: BTreeSet<PartitionId>,
+    phase: Phase,
+    resent: u32,
+    begun: Time,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for reads.
+    Reading,
+    /// The caller thinks.
+    Deciding,
+    /// The coordinator was asked to commit or abort.
+    Ending(Decision),
+    /// The caller lost track, and had not decided.
+    Resolving,
+    /// A read-only transaction: what each partition answered, and the timestamp that the answers
+    /// of this round must reach.
+    Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
+}
+
+impl Machine<CarouselBasic> for Client {
+    fn new(
+        setup: Setup<CarouselBasic>,
+        _recovered: Vec<Record>,
+        _cx: &mut Cx<'_, CarouselBasic>,
+    ) -> Self {
+        // A gateway keeps nothing: a caller whose gateway died resolves through another.
+        Self {
+            routes: Routes::new(setup.cluster.clone()),
+            cluster: setup.cluster,
+            config: setup.config,
+            open: BTreeMap::new(),
+            beats: false,
+        }
+    }
+
+    fn step(&mut self, input: Input<CarouselBasic>, cx: &mut Cx<'_, CarouselBasic>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => {
+                self.on_resolve_request(txn, reads, decision, cx);
+            }
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Resend(txn)) => self.on_resend_timeout(txn, cx),
+            Input::Timer(Timer::Heartbeat) => self.on_heartbeat_timeout(cx),
+            Input::Timer(Timer::Replication(..) | Timer::Sweep(_) | Timer::CommitWait(_))
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _cx: &mut Cx<'_, CarouselBasic>) {}
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            assert!(
+                open.silent.iter().all(|partition| open.participants.contains_key(partition)),
+                "{id} waits for a partition that takes no part"
+            );
+        }
+    }
+}
+
+impl Client {
+    fn open(&self, txn: Txn, now: Time) -> Open {
+        let mut participants: BTreeMap<PartitionId, Participant> = BTreeMap::new();
+        let bare = |partition| Participant { partition, reads: vec![], writes: vec![] };
+        for key in &txn.reads {
+            let at = self.cluster.partition_of(key);
+            participants.entry(at).or_insert_with(|| bare(at)).reads.push(key.clone());
+        }
+        for key in &txn.writes {
+            let at = self.cluster.partition_of(key);
+            participants.entry(at).or_insert_with(|| bare(at)).writes.push(key.clone());
+        }
+        let coordinator =
+            coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
+        Open {
+            // Blind writes need no answer before the caller can go on.
+            silent: participants
+                .values()
+                .filter(|participant| !participant.reads.is_empty())
+                .map(|participant| participant.partition)
+                .collect(),
+            participants,
+            coordinator,
+            reads: Reads::new(),
+            phase: Phase::Reading,
+            resent: 0,
+            begun: now,
+            txn,
+        }
+    }
+
+    /// Starts a transaction: one message to each participant leader, one to the coordinator.
+    fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, CarouselBasic>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        let mut open = self.open(txn, cx.now());
+        if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
+            open.phase = Phase::Snapshotting {
+                snapshots: BTreeMap::new(),
+                at_least: Timestamp::ZERO,
+                round: 1,
+            };
+        }
+        self.open.insert(id, open);
+        self.send_first(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        if !std::mem::replace(&mut self.beats, true) {
+            cx.set_timer(Timer::Heartbeat, cx.now() + self.config.heartbeat_interval);
+        }
+        if self.open.get(&id).is_some_and(|open| open.silent.is_empty()) {
+            self.on_all_answered(id, cx);
+        }
+    }
+
+    /// Sends what a transaction begins with.
+    fn send_first(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
+            self.send_outstanding(id, cx);
+            return;
+        }
+        for &partition in open.participants.keys() {
+            self.send_prepare(open, partition, cx);
+        }
+        self.send_coordinator_prepare(open, cx);
+    }
+
+    /// Sends whatever has not been answered yet.
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match &open.phase {
+            Phase::Reading if !open.participants.is_empty() => {
+                for partition in &open.silent {
+                    self.send_prepare(open, *partition, cx);
+                }
+                self.send_coordinator_prepare(open, cx);
+            }
+            Phase::Reading | Phase::Deciding => {}
+            Phase::Ending(_) | Phase::Resolving => self.send_end(open, cx),
+            Phase::Snapshotting { at_least, .. } => {
+                for partition in &open.silent {
+                    let Some(participant) = open.participants.get(partition) else { continue };
+                    let keys = participant.reads.clone();
+                    let (partition, at_least) = (*partition, *at_least);
+                    let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
+                    cx.send(self.routes.leader(partition), read);
+                }
+            }
+        }
+    }
+
+    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(participant) = open.participants.get(&partition) else { return };
+        let prepare = Msg::ReadAndPrepare {
+            txn: open.txn.id,
+            participant: participant.clone(),
+            coordinator: open.coordinator,
+            priority: open.txn.priority,
+            acknowledged_below: open.txn.acknowledged_below,
+        };
+        cx.send(self.routes.leader(partition), prepare);
+    }
+
+    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Cx<'_, CarouselBasic>) {
+        let prepare = Msg::CoordinatorPrepare {
+            txn: open.txn.id,
+            coordinator: open.coordinator,
+            participants: open.participants.values().cloned().collect(),
+            acknowledged_below: open.txn.acknowledged_below,
+        };
+        cx.send(self.routes.leader(open.coordinator), prepare);
+    }
+
+    /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
+    fn send_end(&self, open: &Open, cx: &mut Cx<'_, CarouselBasic>) {
+        let (txn, coordinator) = (open.txn.id, open.coordinator);
+        let participants: Vec<PartitionId> = open.participants.keys().copied().collect();
+        let msg = match &open.phase {
+            Phase::Ending(Decision::Commit(writes)) => {
+                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+                let (writes, versions) = (writes.clone(), versions.collect());
+                Msg::Commit { txn, coordinator, participants, writes, versions }
+            }
+            Phase::Ending(Decision::Abort) => Msg::Abort { txn, coordinator, participants },
+            Phase::Resolving => Msg::Resolve { txn, coordinator, participants },
+            Phase::Reading | Phase::Deciding | Phase::Snapshotting { .. } => return,
+        };
+        cx.send(self.routes.leader(coordinator), msg);
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, CarouselBasic>) {
+        match msg {
+            Msg::ReadResult { txn, partition, reads } => {
+                self.routes.learn(partition, from);
+                self.on_read_result(txn, partition, reads, cx);
+            }
+            Msg::Decided { txn, outcome } => {
+                if let Some(open) = self.open.get(&txn) {
+                    self.routes.learn(open.coordinator, from);
+                    self.finish(txn, outcome, "basic", cx);
+                }
+            }
+            Msg::ReadOnlyResult { txn, partition, snapshot } => {
+                self.routes.learn(partition, from);
+                self.on_read_only_result(txn, partition, snapshot, cx);
+            }
+            Msg::NotLeader { partition, leader, txn } => {
+                self.on_not_leader(from, partition, leader, txn, cx);
+            }
+            Msg::ReadAndPrepare { .. }
+            | Msg::CoordinatorPrepare { .. }
+            | Msg::Commit { .. }
+            | Msg::Abort { .. }
+            | Msg::Heartbeat { .. }
+            | Msg::Resolve { .. }
+            | Msg::PrepareResult { .. }
+            | Msg::Writeback { .. }
+            | Msg::WritebackAck { .. }
+            | Msg::QueryPrepare { .. }
+            | Msg::QueryDecision { .. }
+            | Msg::MayForget { .. }
+            | Msg::Forget { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
+        }
+    }
+
+    /// §4.1.1 ③⑤: one participant's values.
+    fn on_read_result(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        reads: Vec<(orthodrome_core::Key, Read)>,
+        cx: &mut Cx<'_, CarouselBasic>,
+    ) {
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        if !matches!(open.phase, Phase::Reading) || !open.silent.remove(&partition) {
+            // A repetition: the caller may have computed from the first answer.
+            return;
+        }
+        open.reads.extend(reads);
+        if open.silent.is_empty() {
+            self.on_all_answered(txn, cx);
+        }
+    }
+
+    /// The read round is complete: ask the caller, or compute in its stead.
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match (&open.phase, &open.txn.kind) {
+            (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (_, Kind::Interactive) => {
+                cx.reads(id, open.reads.clone());
+                open.phase = Phase::Deciding;
+                cx.cancel_timer(Timer::Resend(id));
+            }
+            (_, Kind::Procedure(ops)) => {
+                let decision = match Txn::execute(ops, &open.reads) {
+                    Ok(writes) => Decision::Commit(writes),
+                    Err(_) => Decision::Abort,
+                };
+                self.end(id, decision, cx);
+            }
+            (_, Kind::ReadOnly) => unreachable!("a read-only transaction takes its own path"),
+        }
+    }
+
+    /// The caller of an interactive transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match open.phase {
+            Phase::Deciding => {}
+            Phase::Reading if decision == Decision::Abort => {}
+            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+                return;
+            }
+        }
+        if let Decision::Commit(writes) = &decision
+            && !Self::is_declared(&open.txn, writes)
+        {
+            self.end(id, Decision::Abort, cx);
+            return;
+        }
+        if open.participants.is_empty() {
+            let outcome = match decision {
+                Decision::Commit(_) => Outcome::Committed(cx.clock().now),
+                Decision::Abort => Outcome::Aborted(AbortReason::Client),
+            };
+            self.finish(id, outcome, "empty", cx);
+            return;
+        }
+        self.end(id, decision, cx);
+    }
+
+    /// Every written key must be among those declared.
+    fn is_declared(txn: &Txn, writes: &Writes) -> bool {
+        writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
+    }
+
+    /// §4.1.2 ⑦: asks the coordinator to commit or abort.
+    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.phase = Phase::Ending(decision);
+        open.resent = 0;
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve_request(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Cx<'_, CarouselBasic>,
+    ) {
+        let id = txn.id;
+        let mut open = self.open(txn, cx.now());
+        if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
+            // It changes nothing, so it can simply be read again.
+            self.open.remove(&id);
+            self.on_begin(open.txn, cx);
+            return;
+        }
+        if open.participants.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        open.reads = reads;
+        open.silent.clear();
+        open.phase = match decision {
+            Some(Decision::Commit(writes)) if Self::is_declared(&open.txn, &writes) => {
+                Phase::Ending(Decision::Commit(writes))
+            }
+            Some(Decision::Commit(_) | Decision::Abort) => Phase::Ending(Decision::Abort),
+            None => Phase::Resolving,
+        };
+        self.open.insert(id, open);
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+    }
+
+    /// §4.4.2: one participant's part of a read-only transaction.
+    fn on_read_only_result(
+        &mut self,
+        id: TxnId,
+        partition: PartitionId,
+        snapshot: Option<Snapshot>,
+        cx: &mut Cx<'_, CarouselBasic>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
+        let Some(snapshot) = snapshot else {
+            self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
+            return;
+        };
+        if snapshot.valid_until < *at_least || !open.silent.remove(&partition) {
+            // An answer to the round before.
+            return;
+        }
+        snapshots.insert(partition, snapshot);
+        if open.silent.is_empty() {
+            self.on_snapshot_complete(id, cx);
+        }
+    }
+
+    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
+    /// and within every promise; else those whose promise falls short are asked again.
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
+        let versions = snapshots
+            .values()
+            .flat_map(|snapshot| snapshot.reads.iter().map(|(_, read)| read.version.timestamp));
+        let snapshot_at = versions.max().unwrap_or_default();
+        let short: Vec<PartitionId> = snapshots
+            .iter()
+            .filter(|(_, snapshot)| snapshot.valid_until < snapshot_at)
+            .map(|(partition, _)| *partition)
+            .collect();
+        if !short.is_empty() {
+            cx.note(Note::SecondRound);
+            for partition in short {
+                snapshots.remove(&partition);
+                open.silent.insert(partition);
+            }
+            *at_least = snapshot_at;
+            *round += 1;
+            open.resent = 0;
+            self.send_outstanding(id, cx);
+            cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+            return;
+        }
+        let path = if *round == 1 { "read-only" } else { "read-only-again" };
+        let parts = std::mem::take(snapshots);
+        let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
+        let guards = match &open.txn.kind {
+            Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
+            Kind::Interactive | Kind::ReadOnly => Ok(()),
+        };
+        let outcome = match guards {
+            Ok(()) => Outcome::Committed(snapshot_at),
+            Err(reason) => Outcome::Aborted(reason),
+        };
+        open.reads = reads;
+        self.finish(id, outcome, path, cx);
+    }
+
+    /// Tells the caller, and forgets.
+    fn finish(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        path: &'static str,
+        cx: &mut Cx<'_, CarouselBasic>,
+    ) {
+        let Some(open) = self.open.remove(&id) else { return };
+        cx.cancel_timer(Timer::Resend(id));
+        let mut outcome = outcome;
+        match (&open.txn.kind, &open.phase, outcome) {
+            // The guard's failure looks like the client's own abort to the coordinator.
+            (
+                Kind::Procedure(_),
+                Phase::Ending(Decision::Abort),
+                Outcome::Aborted(AbortReason::Client),
+            ) => outcome = Outcome::Aborted(AbortReason::Guard),
+            (Kind::Procedure(_) | Kind::ReadOnly, _, Outcome::Committed(_)) => {
+                cx.reads(id, open.reads);
+            }
+            _ => {}
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    fn on_not_leader(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        leader: Option<NodeId>,
+        txn: Option<TxnId>,
+        cx: &mut Cx<'_, CarouselBasic>,
+    ) {
+        let Some(leader) = leader else {
+            self.routes.suspect(partition, from);
+            return;
+        };
+        self.routes.learn(partition, leader);
+        let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
+        let id = open.txn.id;
+        match &open.phase {
+            Phase::Reading => {
+                if open.silent.contains(&partition) {
+                    self.send_prepare(open, partition, cx);
+                }
+                if open.coordinator == partition {
+                    self.send_coordinator_prepare(open, cx);
+                }
+            }
+            Phase::Deciding => {
+                if open.coordinator == partition {
+                    self.send_coordinator_prepare(open, cx);
+                }
+            }
+            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+                self.send_outstanding(id, cx);
+            }
+        }
+    }
+
+    /// Nobody answered for a while: ask somebody else, and more patiently each time.
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.note(Note::Resent);
+        open.resent += 1;
+        let patience = self.config.resend_after * (1 << open.resent.min(4));
+        match &open.phase {
+            Phase::Reading | Phase::Snapshotting { .. } => {
+                for &partition in &open.silent {
+                    let silent = self.routes.leader(partition);
+                    self.routes.suspect(partition, silent);
+                }
+            }
+            Phase::Ending(_) | Phase::Resolving => {
+                let silent = self.routes.leader(open.coordinator);
+                self.routes.suspect(open.coordinator, silent);
+            }
+            Phase::Deciding => {}
+        }
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + patience);
+    }
+
+    /// §4.3.1: tells each coordinator whose callers are alive.
+    fn on_heartbeat_timeout(&mut self, cx: &mut Cx<'_, CarouselBasic>) {
+        let now = cx.now();
+        let interval = self.config.heartbeat_interval;
+        let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
+        for open in self.open.values() {
+            let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);
+            if is_undecided && now.since(open.begun) >= interval / 2 {
+                beats.entry(open.coordinator).or_default().push(open.txn.id);
+            }
+        }
+        for (coordinator, txns) in beats {
+            cx.send(self.routes.leader(coordinator), Msg::Heartbeat { coordinator, txns });
+        }
+        self.beats = !self.open.is_empty();
+        if self.beats {
+            cx.set_timer(Timer::Heartbeat, now + interval);
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return f.write_str("idle");
+        }
+        for (at, (id, open)) in self.open.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let phase = match &open.phase {
+                Phase::Reading => "reading",
+                Phase::Deciding => "deciding",
+                Phase::Ending(Decision::Commit(_)) => "committing",
+                Phase::Ending(Decision::Abort) => "aborting",
+                Phase::Resolving => "resolving",
+                Phase::Snapshotting { .. } => "snapshotting",
+            };
+            write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
+            if !open.silent.is_empty() {
+                write!(f, " waits {:?}", open.silent)?;
+            }
+        }
+        Ok(())
+    }
+}

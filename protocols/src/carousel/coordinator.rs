@@ -1,0 +1,575 @@
+//! A partition's leader as coordinator: gather the commit request and the votes, decide, tell, and
+//! see the decision through (§4.1.2, §4.1.3, §4.3.1, §4.3.3).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Time;
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
+
+use super::message::{Command, Msg, Participant, Verdict, Vote};
+use super::participant::FORGET_BATCH;
+use super::partition::{Asked, Coordinating, Leader, Partition};
+use super::server::World;
+use super::state::{Coordinated, Request, decide};
+use super::{Note, Timer};
+
+impl Coordinating {
+    fn new(now: Time) -> Self {
+        Self {
+            client: None,
+            votes: BTreeMap::new(),
+            is_requested: false,
+            is_decision_proposed: false,
+            outcome: None,
+            is_told: false,
+            acks: BTreeSet::new(),
+            heard: now,
+            asked: Asked { at: now, times: 0 },
+            versions: Vec::new(),
+        }
+    }
+}
+
+impl Leader {
+    fn coordinating(&mut self, txn: TxnId, now: Time) -> &mut Coordinating {
+        self.coordinating.entry(txn).or_insert_with(|| Coordinating::new(now))
+    }
+}
+
+impl Partition {
+    /// §4.1.4 ②: replicate who takes part.
+    pub(super) fn on_coordinator_prepare(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        participants: Vec<Participant>,
+        acknowledged_below: u64,
+        world: &mut World<'_, '_>,
+    ) {
+        if self.state.is_acknowledged(txn) {
+            return;
+        }
+        if self.answer_if_decided(client, txn, world) {
+            // A refusal came before anybody had said who takes part; the others hold locks.
+            for participant in participants {
+                let verdict = match self.state.decision(txn) {
+                    Some(Outcome::Aborted(reason)) => Verdict::Abort(reason),
+                    Some(Outcome::Committed(_) | Outcome::Unknown) | None => continue,
+                };
+                let (partition, coordinator) = (participant.partition, self.id);
+                let end = Msg::Writeback { txn, partition, coordinator, verdict };
+                world.send_to_leader(partition, end);
+            }
+            return;
+        }
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.heard = now;
+        let is_repeated = coordinating.client.replace(client).is_some();
+        if !is_repeated && !self.state.coordinated.contains_key(&txn) {
+            self.propose(Command::Coordinate { txn, participants, acknowledged_below }, world);
+        }
+    }
+
+    /// §4.1.2 ⑦⑧: replicate the commit request.
+    pub(super) fn on_commit(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        participants: Vec<PartitionId>,
+        writes: Writes,
+        versions: Vec<(Key, Version)>,
+        world: &mut World<'_, '_>,
+    ) {
+        if self.answer_if_decided(client, txn, world) {
+            return;
+        }
+        if self.state.is_acknowledged(txn) {
+            // The client promised not to ask again; nobody here knows any more.
+            world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
+            return;
+        }
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.client = Some(client);
+        coordinating.heard = now;
+        if std::mem::replace(&mut coordinating.is_requested, true) {
+            return;
+        }
+        let mut command = Command::RequestCommit { txn, participants, writes, versions };
+        if let Command::RequestCommit { versions, .. } = &mut command
+            && world.config.teeth.versions_not_replicated
+        {
+            coordinating.versions = std::mem::take(versions);
+        }
+        self.propose(command, world);
+    }
+
+    /// §4.1.2: the application gave up before it asked to commit.
+    pub(super) fn on_abort(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        participants: &[PartitionId],
+        world: &mut World<'_, '_>,
+    ) {
+        if self.answer_if_decided(client, txn, world) || self.state.is_acknowledged(txn) {
+            return;
+        }
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.client = Some(client);
+        if coordinating.is_requested {
+            // The caller lost track of a commit request of its own; that one decides.
+            return;
+        }
+        self.abort_unilaterally(txn, AbortReason::Client, participants.to_vec(), world);
+    }
+
+    /// §4.3.1: the callers are alive.
+    pub(super) fn on_heartbeat(&mut self, txns: &[TxnId], world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        for txn in txns {
+            if let Some(coordinating) = leader.coordinating.get_mut(txn) {
+                coordinating.heard = now;
+            }
+        }
+    }
+
+    /// A client asks what became of a transaction that it did not ask to commit, or lost track of.
+    pub(super) fn on_resolve(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        world.cx.note(Note::Resolved);
+        if self.answer_if_decided(client, txn, world) {
+            return;
+        }
+        if self.state.is_acknowledged(txn) {
+            world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
+            return;
+        }
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.client = Some(client);
+        if !coordinating.is_requested {
+            self.abort_unilaterally(txn, AbortReason::Recovery, participants, world);
+        }
+    }
+
+    /// Tells `client` the outcome, if it may be told already.
+    fn answer_if_decided(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, '_>) -> bool {
+        let Some(leader) = &mut self.leader else { return false };
+        if let Some(coordinating) = leader.coordinating.get_mut(&txn) {
+            coordinating.client = Some(client);
+            let Some(outcome) = coordinating.outcome else { return false };
+            if coordinating.is_told {
+                world.send(client, Msg::Decided { txn, outcome });
+            }
+            return true;
+        }
+        if let Some(outcome) = self.state.decision(txn) {
+            world.send(client, Msg::Decided { txn, outcome });
+            return true;
+        }
+        false
+    }
+
+    /// §4.1.2 ⑨⑩: a vote.
+    pub(super) fn on_prepare_result(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        vote: Vote,
+        world: &mut World<'_, '_>,
+    ) {
+        if self.state.settled.contains_key(&txn) || self.state.is_acknowledged(txn) {
+            return;
+        }
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        leader.coordinating(txn, now).votes.insert(partition, vote);
+        self.try_decide(txn, world);
+    }
+
+    /// §4.1.2 ⑪: decides, if the durable facts do.
+    pub(super) fn try_decide(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
+        if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
+            // Decided, or about to be by an entry that is in the log already.
+            return;
+        }
+        let unknown = Coordinated::default();
+        let known = self.state.coordinated.get(&txn).unwrap_or(&unknown);
+        let votes = &coordinating.votes;
+        let mut partitions: BTreeSet<PartitionId> =
+            known.participants.iter().map(|participant| participant.partition).collect();
+        if known.request.is_none() {
+            // A refusal decides even before anybody has said who takes part.
+            partitions.extend(votes.keys());
+        }
+        let teeth = world.config.teeth;
+        let request = known.request.as_ref().map(|request| {
+            let mut request: Request = request.clone();
+            if teeth.recovery_prepares {
+                request.versions.clear();
+            } else if teeth.versions_not_replicated {
+                request.versions.clone_from(&coordinating.versions);
+            }
+            request
+        });
+        let decided =
+            decide(partitions.iter().copied(), request.as_ref(), |partition| votes.get(&partition));
+        let Some(outcome) = decided else { return };
+        if outcome == Outcome::Aborted(AbortReason::StaleRead) {
+            world.cx.note(Note::StaleVersions);
+        }
+        coordinating.outcome = Some(outcome);
+        coordinating.is_decision_proposed = true;
+        let participants = partitions.into_iter().collect();
+        self.propose(Command::Decide { txn, outcome, unilateral: false, participants }, world);
+        self.announce(txn, world);
+    }
+
+    /// Tells the client and the participants (⑫⑬), once the commit timestamp has passed on every
+    /// clock: only then does the order of timestamps agree with real time (C13).
+    fn announce(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let clock = world.cx.clock();
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
+        let Some(outcome) = coordinating.outcome else { return };
+        if let Outcome::Committed(timestamp) = outcome
+            && !clock.has_passed_everywhere(timestamp)
+            && !world.config.teeth.no_floor
+        {
+            world.cx.note(Note::CommitWait);
+            leader.commit_wait.insert((timestamp, txn));
+            self.set_commit_wait_timer(world);
+            return;
+        }
+        coordinating.is_told = true;
+        coordinating.asked = Asked { at: now, times: 0 };
+        if let Some(client) = coordinating.client {
+            world.send(client, Msg::Decided { txn, outcome });
+        }
+        self.write_back(txn, world);
+    }
+
+    fn set_commit_wait_timer(&mut self, world: &mut World<'_, '_>) {
+        let Some(leader) = &self.leader else { return };
+        let Some(&(timestamp, _)) = leader.commit_wait.first() else { return };
+        let clock = world.cx.clock();
+        let left = (timestamp + clock.error * 2).0.saturating_sub(clock.now.0) + 1;
+        let at = Time(world.cx.now().0.saturating_add(left));
+        world.cx.set_timer(Timer::CommitWait(self.id), at);
+    }
+
+    /// The first of the waiting timestamps may have passed.
+    pub(super) fn on_commit_wait_timeout(&mut self, world: &mut World<'_, '_>) {
+        let clock = world.cx.clock();
+        let Some(leader) = &mut self.leader else { return };
+        let mut passed = Vec::new();
+        while let Some(&(timestamp, txn)) = leader.commit_wait.first() {
+            if !clock.has_passed_everywhere(timestamp) {
+                break;
+            }
+            leader.commit_wait.pop_first();
+            passed.push(txn);
+        }
+        for txn in passed {
+            self.announce(txn, world);
+        }
+        self.set_commit_wait_timer(world);
+    }
+
+    /// §4.1.3 ⑬: tells the decision to every participant that has not acknowledged it.
+    pub(super) fn write_back(&self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(leader) = &self.leader else { return };
+        let Some(coordinating) = leader.coordinating.get(&txn) else { return };
+        let Some(outcome) = coordinating.outcome else { return };
+        let known = self.state.coordinated.get(&txn);
+        let participants: BTreeSet<PartitionId> = known
+            .into_iter()
+            .flat_map(|known| known.participants.iter().map(|p| p.partition))
+            .chain(coordinating.votes.keys().copied())
+            .filter(|partition| !coordinating.acks.contains(partition))
+            .collect();
+        let request = known.and_then(|known| known.request.as_ref());
+        for partition in participants {
+            let verdict = match outcome {
+                Outcome::Committed(timestamp) => {
+                    let all = request.into_iter().flat_map(|request| &request.writes);
+                    let mine = all.filter(|(key, _)| world.cluster.partition_of(key) == partition);
+                    let writes = mine.map(|(key, value)| (key.clone(), value.clone())).collect();
+                    Verdict::Commit(timestamp, writes)
+                }
+                Outcome::Aborted(reason) => Verdict::Abort(reason),
+                Outcome::Unknown => unreachable!("a decision is a commit or an abort"),
+            };
+            let writeback = Msg::Writeback { txn, partition, coordinator: self.id, verdict };
+            world.send_to_leader(partition, writeback);
+        }
+    }
+
+    /// A participant has the decision in its log.
+    pub(super) fn on_writeback_ack(&mut self, txn: TxnId, partition: PartitionId) {
+        let Some(leader) = &mut self.leader else { return };
+        let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
+        coordinating.acks.insert(partition);
+        self.settle_if_done(txn);
+    }
+
+    /// A decision is in this group's own log: it decides, if nothing else had; and once every
+    /// participant has acknowledged it, the transaction is settled.
+    pub(super) fn on_decided(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let decision = self.state.decision(txn);
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.is_decision_proposed = true;
+        match coordinating.outcome {
+            Some(outcome) => {
+                assert_eq!(Some(outcome), decision, "{txn} was decided twice (R7)");
+            }
+            None => {
+                coordinating.outcome = decision;
+                self.announce(txn, world);
+            }
+        }
+        self.settle_if_done(txn);
+    }
+
+    fn settle_if_done(&mut self, txn: TxnId) {
+        let Some(leader) = &mut self.leader else { return };
+        let Some(coordinating) = leader.coordinating.get(&txn) else { return };
+        let Some(known) = self.state.coordinated.get(&txn) else { return };
+        let everybody = known.participants.iter().map(|participant| participant.partition);
+        let is_acknowledged = everybody
+            .chain(coordinating.votes.keys().copied())
+            .all(|partition| coordinating.acks.contains(&partition));
+        if known.decision.is_some() && coordinating.is_told && is_acknowledged {
+            leader.settling.insert(txn);
+        }
+    }
+
+    /// R2: an abort that nothing durable implies is made durable before anybody hears of it. It
+    /// counts only if no commit request stands before it in the log.
+    fn abort_unilaterally(
+        &mut self,
+        txn: TxnId,
+        reason: AbortReason,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        if std::mem::replace(&mut coordinating.is_decision_proposed, true) {
+            return;
+        }
+        let outcome = Outcome::Aborted(reason);
+        if world.config.teeth.recovery_prepares {
+            coordinating.outcome = Some(outcome);
+            self.announce(txn, world);
+        }
+        self.propose(Command::Decide { txn, outcome, unilateral: true, participants }, world);
+    }
+
+    /// C10, R1: a participant has waited long. One that nobody here knows is aborted.
+    pub(super) fn on_query_decision(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        vote: Vote,
+        world: &mut World<'_, '_>,
+    ) {
+        let decided = self.state.settled.get(&txn).copied();
+        let is_unknown =
+            self.state.is_acknowledged(txn) && !self.state.coordinated.contains_key(&txn);
+        if is_unknown || decided.is_some() {
+            // Everybody who took part has acknowledged the decision. Whoever still holds the
+            // transaction prepared it after its end, so it was not a commit.
+            let reason = AbortReason::Recovery;
+            let (coordinator, verdict) = (self.id, Verdict::Abort(reason));
+            let end = Msg::Writeback { txn, partition, coordinator, verdict };
+            world.send_to_leader(partition, end);
+            return;
+        }
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let is_new = !leader.coordinating.contains_key(&txn);
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.votes.insert(partition, vote);
+        if coordinating.is_told {
+            coordinating.acks.remove(&partition);
+            self.write_back(txn, world);
+        } else if is_new && !self.state.coordinated.contains_key(&txn) {
+            world.cx.note(Note::QueryAborted);
+            self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
+        } else {
+            self.try_decide(txn, world);
+        }
+    }
+
+    /// R6: which of these may a participant forget? Those whose end everybody has acknowledged.
+    pub(super) fn on_may_forget(
+        &mut self,
+        partition: PartitionId,
+        txns: Vec<TxnId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(leader) = &self.leader else { return };
+        let mut done = Vec::new();
+        let mut unknown = Vec::new();
+        for txn in txns {
+            let is_open =
+                self.state.coordinated.contains_key(&txn) || leader.coordinating.contains_key(&txn);
+            if self.state.settled.contains_key(&txn) {
+                done.push(txn);
+            } else if !is_open && self.state.is_acknowledged(txn) {
+                done.push(txn);
+            } else if !is_open {
+                unknown.push(txn);
+            }
+        }
+        if !done.is_empty() {
+            world.send_to_leader(partition, Msg::Forget { partition, txns: done });
+        }
+        for txn in unknown {
+            // A refusal whose vote was lost together with everything else about the transaction.
+            world.cx.note(Note::QueryAborted);
+            self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
+        }
+    }
+
+    /// §4.3.3: a new leader takes over what its group coordinates.
+    pub(super) fn take_over_coordination(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        if self.state.coordinated.is_empty() {
+            return;
+        }
+        world.cx.note(Note::CoordinatorTakeover);
+        let all: Vec<TxnId> = self.state.coordinated.keys().copied().collect();
+        for txn in all {
+            let Some(known) = self.state.coordinated.get(&txn) else { continue };
+            let (decision, is_requested) = (known.decision, known.request.is_some());
+            let Some(leader) = &mut self.leader else { return };
+            let coordinating = leader.coordinating(txn, now);
+            coordinating.is_requested = is_requested;
+            coordinating.outcome = decision;
+            coordinating.is_decision_proposed = decision.is_some();
+            if decision.is_some() {
+                self.announce(txn, world);
+            } else if is_requested {
+                self.ask_for_votes(txn, world);
+            }
+        }
+    }
+
+    /// Asks every participant whose vote is missing.
+    pub(super) fn ask_for_votes(&self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(leader) = &self.leader else { return };
+        let Some(coordinating) = leader.coordinating.get(&txn) else { return };
+        let Some(known) = self.state.coordinated.get(&txn) else { return };
+        for participant in &known.participants {
+            if !coordinating.votes.contains_key(&participant.partition) {
+                let query = Msg::QueryPrepare {
+                    txn,
+                    participant: participant.clone(),
+                    coordinator: self.id,
+                };
+                world.send_to_leader(participant.partition, query);
+            }
+        }
+    }
+
+    /// Overdue work as coordinator: silent clients, missing votes, missing acknowledgements, and
+    /// the settling of what is done.
+    pub(super) fn sweep_coordinator(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let config = world.config;
+        let Some(leader) = &mut self.leader else { return };
+        let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
+        leader.coordinating.retain(|&txn, coordinating| {
+            let is_due = now.since(coordinating.asked.at)
+                >= config.query_after * (1 << coordinating.asked.times.min(4));
+            let is_silent = now.since(coordinating.heard) >= config.abandon_after;
+            if coordinating.is_told {
+                if is_due {
+                    unacknowledged.push(txn);
+                }
+            } else if coordinating.outcome.is_none() && coordinating.is_requested {
+                if is_due {
+                    voteless.push(txn);
+                }
+            } else if coordinating.outcome.is_none()
+                && !coordinating.is_decision_proposed
+                && is_silent
+            {
+                if !self.state.coordinated.contains_key(&txn) {
+                    // Votes for a transaction that was never begun here; their senders will ask.
+                    return false;
+                }
+                abandoned.push(txn);
+            }
+            true
+        });
+        for &txn in voteless.iter().chain(&unacknowledged) {
+            if let Some(coordinating) = leader.coordinating.get_mut(&txn) {
+                coordinating.asked = Asked { at: now, times: coordinating.asked.times + 1 };
+            }
+        }
+        for txn in abandoned {
+            world.cx.note(Note::Abandoned);
+            self.abort_unilaterally(txn, AbortReason::Abandoned, vec![], world);
+        }
+        for txn in voteless {
+            self.ask_for_votes(txn, world);
+        }
+        for txn in unacknowledged {
+            self.write_back(txn, world);
+        }
+        self.settle(world);
+    }
+
+    /// Settles in one entry what every participant has acknowledged, and acknowledges in their
+    /// stead for clients that have been silent for too long.
+    fn settle(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let retention = world.config.retention;
+        let Some(leader) = &mut self.leader else { return };
+        let mut silent: BTreeMap<_, u64> = BTreeMap::new();
+        leader.settled_since.retain(|txn, since| {
+            let is_kept = self.state.settled.contains_key(txn);
+            if is_kept && now.since(*since) >= retention {
+                let below = silent.entry(txn.client).or_default();
+                *below = (*below).max(txn.counter + 1);
+            }
+            is_kept
+        });
+        let done: Vec<TxnId> = {
+            let batch: Vec<TxnId> = leader.settling.iter().take(FORGET_BATCH).copied().collect();
+            for txn in &batch {
+                leader.settling.remove(txn);
+            }
+            batch
+        };
+        if !done.is_empty() {
+            self.propose(Command::Settle(done), world);
+        }
+        if !silent.is_empty() {
+            self.propose(Command::Acknowledge(silent.into_iter().collect()), world);
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! What Carousel's machines say to each other, replicate, and remember.
+//!
+//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3), and
+//! every message to a partition may reach a node that no longer leads it: the answer is then
+//! [`Msg::NotLeader`], and the sender sends again to whoever leads.
+
+use std::mem::size_of;
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::Message;
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
+
+use super::state::State;
+use crate::replication::{self, Replicated};
+
+/// A partition's share of a transaction's read and write sets.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Participant {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Keys of this partition that the transaction reads.
+    pub reads: Vec<Key>,
+    /// Keys of this partition that it may write.
+    pub writes: Vec<Key>,
+}
+
+/// A participant's answer to a prepare request. Sent only once it is replicated in the
+/// participant's group, so that every later leader answers the same (§4.1.4).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Vote {
+    /// The partition can commit the transaction, and will until it is told the decision.
+    Prepared {
+        /// The version of each key read, as prepared (R3).
+        versions: Vec<(Key, Version)>,
+        /// The commit timestamp must not be smaller (§4.4.2, C11).
+        proposal: Timestamp,
+    },
+    /// The partition cannot commit it, ever.
+    Refused(AbortReason),
+}
+
+/// The coordinator's decision, as a participant is told it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Commit at this timestamp, with these writes of the participant's keys.
+    Commit(Timestamp, Writes),
+    /// Abort, for this reason.
+    Abort(AbortReason),
+}
+
+/// A message. Circled numbers are those of Figure 2.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Msg {
+    /// Client → participant leader ①: read, and prepare in the same breath (§4.1.1, §4.1.4).
+    ReadAndPrepare {
+        /// The transaction.
+        txn: TxnId,
+        /// What it touches here.
+        participant: Participant,
+        /// The group that decides; participants ask the group, not a node (C10).
+        coordinator: PartitionId,
+        /// How much it matters.
+        priority: Priority,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// Participant leader → client ③⑤: the latest committed values. Sent before the prepare is
+    /// replicated; what makes it safe is the version check at the coordinator.
+    ReadResult {
+        /// The transaction.
+        txn: TxnId,
+        /// Whose keys these are.
+        partition: PartitionId,
+        /// Every key read here.
+        reads: Vec<(Key, Read)>,
+    },
+    /// Client → coordinator, beside ①: who takes part. Replicated ② so that a new coordinator
+    /// knows (§4.1.4).
+    CoordinatorPrepare {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// Everybody who takes part.
+        participants: Vec<Participant>,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// Client → coordinator ⑦: commit these writes. Repeated until it is answered; carries all that
+    /// a coordinator without any record of the transaction needs (C14).
+    Commit {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The partitions that take part.
+        participants: Vec<PartitionId>,
+        /// What to write.
+        writes: Writes,
+        /// The version of each key that the client read (R3).
+        versions: Vec<(Key, Version)>,
+    },
+    /// Client → coordinator: the application gave up (§4.1.2).
+    Abort {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The partitions that take part.
+        participants: Vec<PartitionId>,
+    },
+    /// Client → coordinator: these transactions' callers are alive and undecided (§4.3.1).
+    Heartbeat {
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The transactions.
+        txns: Vec<TxnId>,
+    },
+    /// Client → coordinator: what became of this transaction? One that was never asked to commit is
+    /// ended (R1).
+    Resolve {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The partitions that take part.
+        participants: Vec<PartitionId>,
+    },
+    /// Coordinator → client ⑫: what became of it. A function of durable facts (R2).
+    Decided {
+        /// The transaction.
+        txn: TxnId,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// Participant leader → coordinator ⑨⑩: the participant's vote.
+    PrepareResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its vote.
+        vote: Vote,
+    },
+    /// Coordinator → participant leader ⑬: the decision. Repeated until acknowledged.
+    Writeback {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The decision.
+        verdict: Verdict,
+    },
+    /// Participant leader → coordinator: the decision is replicated here.
+    WritebackAck {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+    },
+    /// Coordinator → participant leader, in recovery: how did you vote? A participant without a
+    /// record of the transaction refuses it for ever, then says so; it never prepares (R1).
+    QueryPrepare {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant, with its keys as far as the coordinator knows them.
+        participant: Participant,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+    },
+    /// Participant leader → coordinator, in recovery: I prepared this long ago; what was decided? A
+    /// coordinator without a record of the transaction aborts it, then says so (R1, C10).
+    QueryDecision {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its vote, in case it was lost.
+        vote: Vote,
+    },
+    /// Participant leader → coordinator: may I forget how these ended? (R6)
+    MayForget {
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+        /// The transactions.
+        txns: Vec<TxnId>,
+    },
+    /// Coordinator → participant leader: these ended, everybody who took part knows, and the
+    /// coordinator's group will not ask again.
+    Forget {
+        /// The participant.
+        partition: PartitionId,
+        /// The transactions.
+        txns: Vec<TxnId>,
+    },
+    /// Client → participant leader: read these in a read-only transaction (§4.4.2).
+    ReadOnly {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        keys: Vec<Key>,
+        /// The answer must hold at this timestamp at least.
+        at_least: Timestamp,
+    },
+    /// Participant leader → client: what they hold, and until when.
+    ReadOnlyResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The answer; none if a pending transaction writes one of the keys.
+        snapshot: Option<Snapshot>,
+    },
+    /// Any server → whoever asked: I do not lead this partition.
+    NotLeader {
+        /// The partition.
+        partition: PartitionId,
+        /// Who does, if known.
+        leader: Option<NodeId>,
+        /// The transaction it was about, if it was about one.
+        txn: Option<TxnId>,
+    },
+    /// Between replicas of one partition.
+    Replication {
+        /// The partition.
+        partition: PartitionId,
+        /// The log's message.
+        message: replication::Message<Log>,
+    },
+}
+
+/// A partition's answer to a read-only transaction: the latest committed values, and a promise
+/// that no other version of these keys will have a timestamp up to `valid_until`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// Every key asked for.
+    pub reads: Vec<(Key, Read)>,
+    /// The end of the promise, inclusive.
+    pub valid_until: Timestamp,
+}
+
+/// What a partition's group replicates.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// As participant: this partition prepared the transaction ④⑥.
+    Prepare {
+        /// The transaction.
+        txn: TxnId,
+        /// The group that decides.
+        coordinator: PartitionId,
+        /// Keys read, with the versions read.
+        versions: Vec<(Key, Version)>,
+        /// Keys it may write.
+        writes: Vec<Key>,
+        /// The commit timestamp must not be smaller.
+        proposal: Timestamp,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// As participant: this partition will never prepare the transaction.
+    Refuse {
+        /// The transaction.
+        txn: TxnId,
+        /// The group that decides.
+        coordinator: PartitionId,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// As participant: the decision.
+    End {
+        /// The transaction.
+        txn: TxnId,
+        /// The group that decided.
+        coordinator: PartitionId,
+        /// The decision.
+        verdict: Verdict,
+    },
+    /// As coordinator: who takes part ②.
+    Coordinate {
+        /// The transaction.
+        txn: TxnId,
+        /// Who takes part.
+        participants: Vec<Participant>,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// As coordinator: the client asked to commit ⑧.
+    RequestCommit {
+        /// The transaction.
+        txn: TxnId,
+        /// Who takes part.
+        participants: Vec<PartitionId>,
+        /// What to write.
+        writes: Writes,
+        /// The versions the client read (R3, C4).
+        versions: Vec<(Key, Version)>,
+    },
+    /// As coordinator: the decision, after it was taken ⑪; or, if `unilateral`, to take it: an
+    /// abort that counts only if no commit request stands before it in the log (R2).
+    Decide {
+        /// The transaction.
+        txn: TxnId,
+        /// The decision.
+        outcome: Outcome,
+        /// True if this entry is what decides.
+        unilateral: bool,
+        /// Who takes part, as far as is known: used if nothing is recorded yet.
+        participants: Vec<PartitionId>,
+    },
+    /// As coordinator: every participant has acknowledged these decisions.
+    Settle(Vec<TxnId>),
+    /// As participant: these may be forgotten once their clients have acknowledged them (R6).
+    Forget(Vec<TxnId>),
+    /// Clients know the outcomes of all their transactions below these counters.
+    Acknowledge(Vec<(orthodrome_core::ClientId, u64)>),
+    /// No timestamp above this may be promised before a later ceiling is chosen (R8).
+    Ceiling(Timestamp),
+}
+
+/// The log of one partition's group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Log;
+
+/// A piece of a partition's state, for a replica that fell too far behind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chunk {
+    /// The first piece: everything but the data.
+    pub state: Option<Box<State>>,
+    /// Keys with all their versions.
+    pub keys: Vec<(Key, Versions)>,
+}
+
+/// What a server remembers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// A partition's state at a checkpoint; the data is in the state engine.
+    State(PartitionId, Box<State>),
+    /// A record of a partition's log.
+    Replication(PartitionId, replication::Record<Log>),
+}
+
+impl Msg {
+    /// The partition whose leader the message is meant for; none if it is not for a leader.
+    #[must_use]
+    pub fn partition(&self) -> Option<PartitionId> {
+        match self {
+            Self::ReadAndPrepare { participant, .. } | Self::QueryPrepare { participant, .. } => {
+                Some(participant.partition)
+            }
+            Self::CoordinatorPrepare { coordinator, .. }
+            | Self::Commit { coordinator, .. }
+            | Self::Abort { coordinator, .. }
+            | Self::Heartbeat { coordinator, .. }
+            | Self::Resolve { coordinator, .. }
+            | Self::PrepareResult { coordinator, .. }
+            | Self::WritebackAck { coordinator, .. }
+            | Self::QueryDecision { coordinator, .. }
+            | Self::MayForget { coordinator, .. } => Some(*coordinator),
+            Self::Writeback { partition, .. }
+            | Self::Forget { partition, .. }
+            | Self::ReadOnly { partition, .. } => Some(*partition),
+            Self::ReadResult { .. }
+            | Self::Decided { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. } => None,
+        }
+    }
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::ReadAndPrepare { .. } => "ReadAndPrepare",
+            Self::ReadResult { .. } => "ReadResult",
+            Self::CoordinatorPrepare { .. } => "CoordinatorPrepare",
+            Self::Commit { .. } => "Commit",
+            Self::Abort { .. } => "Abort",
+            Self::Heartbeat { .. } => "Heartbeat",
+            Self::Resolve { .. } => "Resolve",
+            Self::Decided { .. } => "Decided",
+            Self::PrepareResult { .. } => "PrepareResult",
+            Self::Writeback { .. } => "Writeback",
+            Self::WritebackAck { .. } => "WritebackAck",
+            Self::QueryPrepare { .. } => "QueryPrepare",
+            Self::QueryDecision { .. } => "QueryDecision",
+            Self::MayForget { .. } => "MayForget",
+            Self::Forget { .. } => "Forget",
+            Self::ReadOnly { .. } => "ReadOnly",
+            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
+            Self::NotLeader { .. } => "NotLeader",
+            Self::Replication { message, .. } => message.kind(),
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::ReadAndPrepare { txn, .. }
+            | Self::ReadResult { txn, .. }
+            | Self::CoordinatorPrepare { txn, .. }
+            | Self::Commit { txn, .. }
+            | Self::Abort { txn, .. }
+            | Self::Resolve { txn, .. }
+            | Self::Decided { txn, .. }
+            | Self::PrepareResult { txn, .. }
+            | Self::Writeback { txn, .. }
+            | Self::WritebackAck { txn, .. }
+            | Self::QueryPrepare { txn, .. }
+            | Self::QueryDecision { txn, .. }
+            | Self::ReadOnly { txn, .. }
+            | Self::ReadOnlyResult { txn, .. } => Some(*txn),
+            Self::NotLeader { txn, .. } => *txn,
+            Self::Heartbeat { .. }
+            | Self::MayForget { .. }
+            | Self::Forget { .. }
+            | Self::Replication { .. } => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        match self {
+            Self::ReadAndPrepare { participant, .. } => 24 + participant_size(participant),
+            Self::ReadResult { reads, .. } => 16 + reads_size(reads),
+            Self::CoordinatorPrepare { participants, .. } => {
+                20 + participants.iter().map(participant_size).sum::<usize>()
+            }
+            Self::Commit { participants, writes, versions, .. } => {
+                18 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
+            }
+            Self::Abort { participants, .. } | Self::Resolve { participants, .. } => {
+                18 + 2 * participants.len()
+            }
+            Self::Decided { .. } => 28,
+            Self::PrepareResult { vote, .. } | Self::QueryDecision { vote, .. } => {
+                18 + vote_size(vote)
+            }
+            Self::Writeback { verdict, .. } => 20 + verdict_size(verdict),
+            Self::WritebackAck { .. } => 18,
+            Self::QueryPrepare { participant, .. } => 18 + participant_size(participant),
+            Self::Heartbeat { txns, .. }
+            | Self::MayForget { txns, .. }
+            | Self::Forget { txns, .. } => 8 + TXN * txns.len(),
+            Self::ReadOnly { keys, .. } => 26 + keys_size(keys),
+            Self::ReadOnlyResult { snapshot, .. } => {
+                16 + snapshot.as_ref().map_or(0, |snapshot| 12 + reads_size(&snapshot.reads))
+            }
+            Self::NotLeader { .. } => 20,
+            Self::Replication { message, .. } => 6 + message.wire_size(),
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::ReadAndPrepare { participant, .. } => {
+                participant.reads.len() + participant.writes.len()
+            }
+            Self::Writeback { verdict: Verdict::Commit(_, writes), .. } => writes.len(),
+            Self::ReadOnly { keys, .. } => keys.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// Encoded size of a transaction's name with its field header.
+const TXN: usize = 12;
+/// Encoded size of a version with its field header: writer and timestamp.
+const VERSION: usize = 10 + TXN;
+
+fn keys_size(keys: &[Key]) -> usize {
+    keys.iter().map(|key| 2 + key.len()).sum()
+}
+
+fn participant_size(participant: &Participant) -> usize {
+    6 + keys_size(&participant.reads) + keys_size(&participant.writes)
+}
+
+fn reads_size(reads: &[(Key, Read)]) -> usize {
+    reads
+        .iter()
+        .map(|(key, read)| 8 + key.len() + VERSION + read.value.as_ref().map_or(0, |v| v.len()))
+        .sum()
+}
+
+fn versions_size(versions: &[(Key, Version)]) -> usize {
+    versions.iter().map(|(key, _)| 6 + key.len() + VERSION).sum()
+}
+
+fn writes_size(writes: &Writes) -> usize {
+    writes.iter().map(|(key, value)| 8 + key.len() + value.as_ref().map_or(0, |v| v.len())).sum()
+}
+
+fn vote_size(vote: &Vote) -> usize {
+    match vote {
+        Vote::Prepared { versions, .. } => 14 + versions_size(versions),
+        Vote::Refused(_) => 4,
+    }
+}
+
+fn verdict_size(verdict: &Verdict) -> usize {
+    match verdict {
+        Verdict::Commit(_, writes) => 12 + writes_size(writes),
+        Verdict::Abort(_) => 4,
+    }
+}
+
+impl Replicated for Log {
+    type Command = Command;
+    type Chunk = Chunk;
+    type Cursor = Key;
+
+    fn command_size(command: &Command) -> usize {
+        match command {
+            Command::Prepare { versions, writes, .. } => {
+                36 + versions_size(versions) + keys_size(writes)
+            }
+            Command::Refuse { .. } => 20,
+            Command::End { verdict, .. } => 18 + verdict_size(verdict),
+            Command::Coordinate { participants, .. } => {
+                18 + participants.iter().map(participant_size).sum::<usize>()
+            }
+            Command::RequestCommit { participants, writes, versions, .. } => {
+                16 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
+            }
+            Command::Decide { participants, .. } => 28 + 2 * participants.len(),
+            Command::Settle(txns) | Command::Forget(txns) => 4 + TXN * txns.len(),
+            Command::Acknowledge(clients) => 4 + 12 * clients.len(),
+            Command::Ceiling(_) => 12,
+        }
+    }
+
+    fn chunk_size(chunk: &Chunk) -> usize {
+        let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
+        let keys = chunk.keys.iter().map(|(key, versions)| {
+            let values = versions.iter();
+            8 + key.len()
+                + values
+                    .map(|(_, v)| VERSION + 4 + v.as_ref().map_or(0, |v| v.len()))
+                    .sum::<usize>()
+        });
+        state + keys.sum::<usize>()
+    }
+}
+
+const _: () =
+    assert!(size_of::<Msg>() <= 160, "messages are moved through queues; keep them small");

@@ -1,0 +1,259 @@
+//! Carousel: transactions in at most two wide-area round trips, by overlapping reads, two-phase
+//! commit and replication.
+//!
+//! Xinan Yan, Linguan Yang, Hongbo Zhang, Xiayue Charles Lin, Bernard Wong, Kenneth Salem, Tim
+//! Brecht: *Carousel: Low-Latency Transaction Processing for Globally-Distributed Data*, SIGMOD
+//! 2018, <https://doi.org/10.1145/3183713.3196912>.
+//!
+//! # The idea
+//! A transaction declares the keys it reads and writes (2FI, §3.2). So the request that reads a
+//! key can prepare the transaction too: the participant leader checks for conflicts, answers with
+//! the value at once, and replicates its prepare while the client computes. When the client asks to
+//! commit, its coordinator, a group led in the client's own region, replicates the writes; the
+//! participants' votes arrive meanwhile. Once the writes are replicated and every vote is in, the
+//! outcome is a function of durable facts, and the client is told before anything else is written.
+//! One round trip reads and prepares, one replicates; everything later is off the client's path.
+//!
+//! # Messages
+//! | message | from → to | when | § |
+//! |---|---|---|---|
+//! | `ReadAndPrepare` | client → participant leaders | a transaction begins | 4.1.1, 4.1.4 |
+//! | `CoordinatorPrepare` | client → coordinator | a transaction begins | 4.1.4 |
+//! | `ReadResult` | participant leader → client | at once | 4.1.1 |
+//! | `PrepareResult` | participant leader → coordinator | the vote is replicated | 4.1.4 |
+//! | `Heartbeat` | client → coordinator | while its caller thinks | 4.3.1 |
+//! | `Commit`, `Abort` | client → coordinator | its caller decided | 4.1.2 |
+//! | `Decided` | coordinator → client | the facts decide | 4.1.2 |
+//! | `Writeback`, `WritebackAck` | coordinator ↔ participant leaders | after the decision | 4.1.3 |
+//! | `ReadOnly`, `ReadOnlyResult` | client ↔ participant leaders | a read-only transaction | 4.4.2 |
+//! | `QueryPrepare`, `QueryDecision` | coordinator ↔ participant leaders | recovery | 4.3.3 |
+//! | `Resolve` | client → coordinator | a caller lost track | – |
+//! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
+//! | `NotLeader` | server → sender | leadership has moved | – |
+//!
+//! # Deviations
+//! - **Recovery never prepares** (`protocol-pitfalls` C1, R1). The paper's new coordinator
+//!   "reacquires" votes; here it asks, and a participant without a record refuses for ever first.
+//! - **Votes carry the versions they are based on, and so does the replicated commit request**
+//!   (R3, C4). The coordinator compares them.
+//! - **An abort that only the coordinator or the client wants is replicated before anybody hears
+//!   of it** (R2). One that follows from a replicated refusal is told at once: it is a function of
+//!   durable facts.
+//! - **Tombstones** (C9, R6): an abort of an unknown transaction is remembered.
+//! - **The coordinator's group is a function of the transaction** (its keys and home region), not
+//!   of who leads at the moment, so that whoever picks a transaction up asks the same group.
+//! - **Read-only transactions read the latest values with an interval of validity**, instead of a
+//!   timestamp chosen by the client: each leader returns its latest committed values and promises
+//!   that they hold up to some timestamp; if one timestamp lies in every interval, that is the
+//!   snapshot, else the leaders that fall short are asked once more. This needs no clock to be
+//!   correct, and is never stale (C11–C13).
+//! - **Commit-wait** (C13): a commit is told once its timestamp has passed on every clock, so that
+//!   timestamp order agrees with real time and the guarantee is *strict* serializability. The
+//!   prepare phase takes a wide-area round trip anyway, so the wait is zero unless clocks are worse
+//!   than that. If a clock breaks its bound, serializability remains.
+//! - **A later attempt ends an earlier one**: a prepare of attempt n + 1 shows that the client knows
+//!   attempt n to have aborted, so its locks go at once.
+//!
+//! # Not implemented
+//! - Coordinator groups that hold no data (§3.3, last paragraph): a placement, not a protocol, can
+//!   provide them.
+//! - Carousel's Prepare Consensus and reads from local replicas (§4.2, §4.4.1): they are Carousel
+//!   Fast, a protocol of its own.
+
+mod client;
+mod coordinator;
+mod message;
+mod participant;
+mod partition;
+mod routes;
+mod server;
+mod state;
+
+pub use client::Client;
+pub use message::{Chunk, Command, Log, Msg, Participant, Record, Snapshot, Verdict, Vote};
+pub use server::Server;
+pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
+
+use std::time::Duration;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{PartitionId, RegionId, TxnId};
+use orthodrome_core::machine::Protocol;
+
+use crate::replication;
+
+/// Carousel's basic protocol (§4.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CarouselBasic;
+
+/// Settings of Carousel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The replicated log's own settings.
+    pub replication: replication::Config,
+    /// A client sends an unanswered request again after this time, then after twice, …
+    pub resend_after: Duration,
+    /// Clients send heartbeats this often while their callers think (§4.3.1).
+    pub heartbeat_interval: Duration,
+    /// A coordinator gives a client up after this time without a heartbeat (§4.3.1: `h` of them).
+    pub abandon_after: Duration,
+    /// A participant asks about a transaction this long after it was prepared, and a coordinator
+    /// about a vote this long after the commit request; then again as often.
+    pub query_after: Duration,
+    /// How often a leader looks for work that is overdue.
+    pub sweep_interval: Duration,
+    /// How far ahead of its clock a leader reserves timestamps (R8).
+    pub ceiling_ahead: Duration,
+    /// Outcomes are kept this long for a client that acknowledges nothing any more.
+    pub retention: Duration,
+    /// A node makes a checkpoint after this many bytes of records.
+    pub checkpoint_bytes: usize,
+    /// Versions that are not the newest of their key are kept for this long.
+    pub version_retention: Duration,
+    /// Keys per piece of a snapshot.
+    pub chunk_keys: usize,
+    /// Messages that a leader holds back until it is ready to serve.
+    pub early_max: usize,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Teeth {
+    /// C1: recovery prepares afresh; versions are not compared; heartbeat aborts are not logged.
+    pub recovery_prepares: bool,
+    /// C4: the read versions are not in the replicated commit request.
+    pub versions_not_replicated: bool,
+    /// C9: an abort of an unknown transaction is ignored.
+    pub no_tombstones: bool,
+    /// C11: proposals exceed only the versions read, and commits do not wait.
+    pub no_floor: bool,
+    /// C12: read-only transactions are served without a lease, below whatever a predecessor
+    /// promised.
+    pub no_lease: bool,
+}
+
+/// Rare events.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Note {
+    /// A prepare came after the transaction had ended here.
+    LatePrepare,
+    /// A prepare came twice.
+    RepeatedPrepare,
+    /// A later attempt ended an earlier one.
+    AttemptSuperseded,
+    /// An abort of an unknown transaction left a tombstone.
+    Tombstone,
+    /// A recovery query found no record, and made a refusal.
+    QueryRefused,
+    /// A recovery query found no record of a decision, and made an abort.
+    QueryAborted,
+    /// A coordinator gave up a client.
+    Abandoned,
+    /// A new leader took over unfinished transactions as their coordinator.
+    CoordinatorTakeover,
+    /// A new leader took over prepared transactions as their participant.
+    ParticipantTakeover,
+    /// A client asked again for an outcome.
+    Resolved,
+    /// A commit waited for its timestamp to pass.
+    CommitWait,
+    /// A read-only transaction needed a second round.
+    SecondRound,
+    /// A read-only transaction waited for a leadership check.
+    ReadIndex,
+    /// The versions that a client read are not those that were prepared.
+    StaleVersions,
+    /// A request was sent again.
+    Resent,
+    /// A replica took a snapshot of the state from its leader.
+    SnapshotInstalled,
+    /// A membership change was refused.
+    ChangeRefused,
+    /// A node made a checkpoint.
+    Checkpoint,
+}
+
+/// Names of timers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// Of a partition's replicated log.
+    Replication(PartitionId, replication::Timer),
+    /// A leader looks for overdue work.
+    Sweep(PartitionId),
+    /// A commit's timestamp passes.
+    CommitWait(PartitionId),
+    /// A client sends a transaction's unanswered requests again.
+    Resend(TxnId),
+    /// A client sends heartbeats.
+    Heartbeat,
+}
+
+impl Protocol for CarouselBasic {
+    const NAME: &'static str = "carousel-basic";
+    const TEETH: &'static [&'static str] = &["C1", "C4", "C9", "C11", "C12"];
+
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = Timer;
+    type Record = Record;
+    type Note = Note;
+    type Client = Client;
+    type Server = Server;
+
+    fn configure(cluster: &Cluster) -> Config {
+        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        Config {
+            replication: replication::Config::with_election_timeout(round_trip * 4),
+            resend_after: round_trip * 3 + Duration::from_millis(200),
+            heartbeat_interval: Duration::from_secs(1),
+            abandon_after: Duration::from_secs(5),
+            query_after: round_trip * 5 + Duration::from_millis(500),
+            sweep_interval: Duration::from_millis(200),
+            ceiling_ahead: Duration::from_secs(1),
+            retention: Duration::from_secs(600),
+            checkpoint_bytes: 16 << 20,
+            version_retention: Duration::from_secs(10),
+            chunk_keys: 1_000,
+            early_max: 1_024,
+            teeth: Teeth::default(),
+        }
+    }
+
+    fn bare(config: &mut Config, tooth: &str) {
+        let teeth = &mut config.teeth;
+        match tooth {
+            "C1" => teeth.recovery_prepares = true,
+            "C4" => teeth.versions_not_replicated = true,
+            "C9" => teeth.no_tombstones = true,
+            "C11" => teeth.no_floor = true,
+            "C12" => teeth.no_lease = true,
+            other => panic!("{other} is none of {:?}", Self::TEETH),
+        }
+    }
+}
+
+/// The group that coordinates a transaction (§3.3): a participant that is led in the client's
+/// region if there is one, else any group led there, else the group led nearest to it. By preferred
+/// leaders, so that the answer depends on the transaction and the map alone.
+#[must_use]
+pub fn coordinator_of(
+    cluster: &Cluster,
+    txn: TxnId,
+    home: RegionId,
+    mut participants: impl Iterator<Item = PartitionId>,
+) -> PartitionId {
+    if let Some(local) = participants.find(|&partition| cluster.leader_region(partition) == home) {
+        return local;
+    }
+    let distance = |partition: PartitionId| {
+        let region = cluster.leader_region(partition);
+        if region == home { Duration::ZERO } else { cluster.topology.rtt(home, region) }
+    };
+    let nearest = cluster.partitions().map(|p| distance(p.id)).min().unwrap_or_default();
+    let near: Vec<PartitionId> =
+        cluster.partitions().map(|p| p.id).filter(|&id| distance(id) == nearest).collect();
+    let turn = txn.counter.checked_rem(near.len() as u64).unwrap_or(0);
+    near.get(usize::try_from(turn).unwrap_or(0)).copied().unwrap_or_default()
+}

@@ -1,0 +1,413 @@
+//! A partition's leader as participant: read, prepare, vote, and carry out the decision (§4.1.1,
+//! §4.1.3, §4.1.4), and read-only transactions (§4.4.2).
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Key, Outcome};
+
+use super::Note;
+use super::message::{Command, Msg, Participant, Snapshot, Verdict, Vote};
+use super::partition::{Asked, Leader, Partition, WaitingRead};
+use super::server::World;
+use super::state::Prepared;
+
+/// The fields of [`Msg::ReadAndPrepare`].
+pub(super) struct Prepare {
+    pub txn: TxnId,
+    pub participant: Participant,
+    pub coordinator: PartitionId,
+    pub acknowledged_below: u64,
+}
+
+impl Partition {
+    /// §4.1.1 and §4.1.4: check for conflicts, answer with the values, replicate the vote.
+    pub(super) fn on_read_and_prepare(
+        &mut self,
+        client: NodeId,
+        prepare: Prepare,
+        world: &mut World<'_, '_>,
+    ) {
+        let txn = prepare.txn;
+        if self.state.is_acknowledged(txn) {
+            world.cx.note(Note::LatePrepare);
+            return;
+        }
+        self.end_earlier_attempts(txn, world);
+        if let Some(ended) = self.state.ended.get(&txn) {
+            // It was refused or ended before its prepare came (C9): say so again.
+            world.cx.note(Note::LatePrepare);
+            if let Outcome::Aborted(reason) = ended.outcome {
+                self.send_vote(txn, prepare.coordinator, Vote::Refused(reason), world);
+            }
+            return;
+        }
+        let Some(leader) = &self.leader else { return };
+        if self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn) {
+            // Its keys are held since the first time, so these are the versions it prepared with.
+            world.cx.note(Note::RepeatedPrepare);
+            self.send_reads(client, txn, &prepare.participant.reads, world);
+            if let Some(prepared) = self.state.prepared.get(&txn) {
+                self.send_vote(txn, prepare.coordinator, prepared.vote(), world);
+            }
+            return;
+        }
+        if leader.refusing.contains(&txn) {
+            return;
+        }
+        self.send_reads(client, txn, &prepare.participant.reads, world);
+        self.prepare(prepare, world);
+    }
+
+    /// Prepares a transaction, or refuses it for a conflict, in the log.
+    fn prepare(&mut self, prepare: Prepare, world: &mut World<'_, '_>) {
+        let Prepare { txn, participant, coordinator, acknowledged_below } = prepare;
+        let Some(leader) = &mut self.leader else { return };
+        if leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
+            self.refuse(txn, coordinator, AbortReason::Conflict, world);
+            return;
+        }
+        let versions: Vec<_> = participant
+            .reads
+            .into_iter()
+            .map(|key| {
+                let version = world.store.read(self.id, &key).version;
+                (key, version)
+            })
+            .collect();
+        let writes = participant.writes;
+        let proposal = if world.config.teeth.no_floor {
+            let written = writes.iter().map(|key| world.store.read(self.id, key).version);
+            let accessed = versions.iter().map(|(_, version)| *version).chain(written);
+            let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
+            latest.next().max(world.cx.clock().now)
+        } else {
+            leader.floor.next().max(world.cx.clock().now)
+        };
+        let prepared = Prepared { coordinator, versions, writes, proposal };
+        leader.hold(txn, &prepared);
+        let command = Command::Prepare {
+            txn,
+            coordinator,
+            versions: prepared.versions.clone(),
+            writes: prepared.writes.clone(),
+            proposal,
+            acknowledged_below,
+        };
+        leader.preparing.insert(txn, prepared);
+        self.reserve(proposal, world);
+        self.propose(command, world);
+    }
+
+    /// Refuses a transaction for ever, in the log; the vote follows when it is chosen.
+    fn refuse(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        reason: AbortReason,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(leader) = &mut self.leader else { return };
+        if leader.refusing.insert(txn) {
+            self.propose(Command::Refuse { txn, coordinator, reason }, world);
+        }
+    }
+
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
+    /// decision, and nothing need wait for the coordinator's word of it.
+    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(leader) = &self.leader else { return };
+        if txn.attempt == 0 {
+            return;
+        }
+        let earlier = TxnId { attempt: 0, ..txn }..txn;
+        let open: Vec<(TxnId, PartitionId)> = self
+            .state
+            .prepared
+            .range(earlier.clone())
+            .chain(leader.preparing.range(earlier))
+            .map(|(txn, prepared)| (*txn, prepared.coordinator))
+            .filter(|(txn, _)| !leader.ending.contains(txn))
+            .collect();
+        for (old, coordinator) in open {
+            world.cx.note(Note::AttemptSuperseded);
+            self.end(old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
+        }
+    }
+
+    fn send_reads(&self, client: NodeId, txn: TxnId, keys: &[Key], world: &mut World<'_, '_>) {
+        if keys.is_empty() {
+            return;
+        }
+        let reads = keys.iter().map(|key| (key.clone(), world.store.read(self.id, key))).collect();
+        world.send(client, Msg::ReadResult { txn, partition: self.id, reads });
+    }
+
+    pub(super) fn send_vote(
+        &self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        vote: Vote,
+        world: &mut World<'_, '_>,
+    ) {
+        let result = Msg::PrepareResult { txn, coordinator, partition: self.id, vote };
+        world.send_to_leader(coordinator, result);
+    }
+
+    /// A prepare or a refusal is chosen: vote (⑨⑩).
+    pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(leader) = &mut self.leader else { return };
+        leader.preparing.remove(&txn);
+        let Some(prepared) = self.state.prepared.get(&txn) else { return };
+        leader.asked.insert(txn, Asked { at: world.cx.now(), times: 0 });
+        self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
+    }
+
+    /// §4.3.3, as corrected by R1: how did this partition vote?
+    pub(super) fn on_query_prepare(
+        &mut self,
+        txn: TxnId,
+        participant: Participant,
+        coordinator: PartitionId,
+        world: &mut World<'_, '_>,
+    ) {
+        if let Some(prepared) = self.state.prepared.get(&txn) {
+            self.send_vote(txn, coordinator, prepared.vote(), world);
+            return;
+        }
+        if let Some(ended) = self.state.ended.get(&txn) {
+            if let Outcome::Aborted(reason) = ended.outcome {
+                self.send_vote(txn, coordinator, Vote::Refused(reason), world);
+            }
+            // A committed one was acknowledged to a coordinator that had decided; whoever asks is
+            // behind, and will hear from its own group's log.
+            return;
+        }
+        let Some(leader) = &self.leader else { return };
+        if leader.preparing.contains_key(&txn) || self.state.is_acknowledged(txn) {
+            return;
+        }
+        if world.config.teeth.recovery_prepares {
+            self.prepare(Prepare { txn, participant, coordinator, acknowledged_below: 0 }, world);
+            return;
+        }
+        world.cx.note(Note::QueryRefused);
+        self.refuse(txn, coordinator, AbortReason::Recovery, world);
+    }
+
+    /// §4.1.3 ⑬: the decision. Replicate it, apply it, acknowledge it.
+    pub(super) fn on_writeback(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        verdict: Verdict,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(leader) = &self.leader else { return };
+        if leader.ending.contains(&txn) {
+            return;
+        }
+        let is_open = self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn);
+        let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
+        match (is_open, is_over, &verdict) {
+            (true, _, _) => self.end(txn, coordinator, verdict, world),
+            (false, true, _) => self.acknowledge(txn, coordinator, world),
+            (false, false, Verdict::Abort(_)) if world.config.teeth.no_tombstones => {
+                self.acknowledge(txn, coordinator, world);
+            }
+            // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
+            (false, false, Verdict::Abort(_)) => {
+                world.cx.note(Note::Tombstone);
+                self.end(txn, coordinator, verdict, world);
+            }
+            // A commit needs this partition's prepare, so it was prepared and has ended here.
+            (false, false, Verdict::Commit(..)) => self.acknowledge(txn, coordinator, world),
+        }
+    }
+
+    /// Puts a decision into the log.
+    fn end(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        verdict: Verdict,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(leader) = &mut self.leader else { return };
+        if !leader.ending.insert(txn) {
+            return;
+        }
+        if matches!(verdict, Verdict::Abort(_)) {
+            // Whoever takes the keys now stands behind this abort in the log, so its vote is out
+            // only if the abort is chosen. A commit's keys are free when it is applied (T5).
+            leader.free(txn);
+        }
+        self.propose(Command::End { txn, coordinator, verdict }, world);
+    }
+
+    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_, '_>) {
+        let ack = Msg::WritebackAck { txn, coordinator, partition: self.id };
+        world.send_to_leader(coordinator, ack);
+    }
+
+    /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
+    /// partition's own refusal, to be voted.
+    pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(leader) = &mut self.leader else { return };
+        leader.free(txn);
+        leader.asked.remove(&txn);
+        leader.preparing.remove(&txn);
+        leader.floor = leader.floor.max(self.state.floor);
+        let by_decision = leader.ending.remove(&txn);
+        leader.refusing.remove(&txn);
+        leader.unforgotten.insert(txn, world.cx.now());
+        let Some(ended) = self.state.ended.get(&txn).copied() else { return };
+        if by_decision {
+            self.acknowledge(txn, ended.coordinator, world);
+        } else if let Outcome::Aborted(reason) = ended.outcome {
+            self.send_vote(txn, ended.coordinator, Vote::Refused(reason), world);
+        }
+    }
+
+    /// R6: these need not be remembered for the coordinator's sake any more.
+    pub(super) fn on_forget(&mut self, txns: Vec<TxnId>, world: &mut World<'_, '_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let known: Vec<TxnId> = txns
+            .into_iter()
+            .filter(|txn| leader.unforgotten.remove(txn).is_some())
+            .filter(|txn| self.state.ended.get(txn).is_some_and(|ended| !ended.is_forgettable))
+            .collect();
+        if !known.is_empty() {
+            self.propose(Command::Forget(known), world);
+        }
+    }
+
+    /// §4.4.2 with C11–C13: the latest values, and how long they are promised to be the latest.
+    pub(super) fn on_read_only(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        keys: Vec<Key>,
+        at_least: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        let now = world.cx.now();
+        let has_lease = self.replica.has_lease(now) || world.config.teeth.no_lease;
+        let Some(leader) = &mut self.leader else { return };
+        let read = WaitingRead { client, txn, keys, at_least };
+        if !has_lease {
+            // A leader that lost its group must not answer from the past (C12).
+            world.cx.note(Note::ReadIndex);
+            let id = leader.next_read;
+            leader.next_read += 1;
+            leader.reads.insert(id, read);
+            self.read_index(id, world);
+        } else if at_least > self.state.ceiling {
+            // The promise must be within what the group has agreed to honour (R8).
+            let ceiling = at_least + world.config.ceiling_ahead;
+            leader.reads_above_ceiling.push(read);
+            if leader.ceiling_proposed < ceiling {
+                leader.ceiling_proposed = ceiling;
+                self.propose(Command::Ceiling(ceiling), world);
+            }
+        } else {
+            self.serve_read(read, world);
+        }
+    }
+
+    /// Answers a read-only request under a valid lease or a confirmed leadership.
+    pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_, '_>) {
+        let WaitingRead { client, txn, keys, at_least } = read;
+        let Some(leader) = &mut self.leader else { return };
+        let snapshot = if leader.pending.conflict(txn, &keys, &[]).is_some() {
+            None
+        } else {
+            let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
+            let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
+            if !world.config.teeth.no_floor {
+                leader.floor = leader.floor.max(valid_until);
+            }
+            let read = |key: Key| {
+                let read = world.store.read(self.id, &key);
+                (key, read)
+            };
+            Some(Snapshot { reads: keys.into_iter().map(read).collect(), valid_until })
+        };
+        world.send(client, Msg::ReadOnlyResult { txn, partition: self.id, snapshot });
+    }
+
+    /// A later ceiling is chosen: answer who waited for it.
+    pub(super) fn on_ceiling(&mut self, world: &mut World<'_, '_>) {
+        let Some(leader) = &mut self.leader else { return };
+        for read in std::mem::take(&mut leader.reads_above_ceiling) {
+            self.on_read_only(read.client, read.txn, read.keys, read.at_least, world);
+        }
+    }
+
+    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
+    /// is chosen, and extends it well before it is reached.
+    pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_, '_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let ahead = world.config.ceiling_ahead;
+        if leader.ceiling_proposed < timestamp + ahead / 2 {
+            leader.ceiling_proposed = timestamp + ahead;
+            self.propose(Command::Ceiling(timestamp + ahead), world);
+        }
+    }
+
+    /// Overdue work as participant: ask what became of prepared transactions, and which endings
+    /// may be forgotten.
+    pub(super) fn sweep_participant(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        self.reserve(world.cx.clock().now, world);
+        let Some(leader) = &mut self.leader else { return };
+        let after = world.config.query_after;
+        let mut ask = Vec::new();
+        for (&txn, asked) in &mut leader.asked {
+            // The paper's participants never ask (C9 is about them).
+            let asks = !world.config.teeth.no_tombstones;
+            if asks && now.since(asked.at) >= after * (1 << asked.times.min(4)) {
+                asked.at = now;
+                asked.times += 1;
+                ask.push((txn, asked.times));
+            }
+        }
+        for (txn, times) in ask {
+            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
+            let coordinator = prepared.coordinator;
+            let vote = prepared.vote();
+            if times > 1 {
+                // Silence may mean that the caller still thinks, or that nobody is there.
+                world.suspect(coordinator);
+            }
+            let query = Msg::QueryDecision { txn, coordinator, partition: self.id, vote };
+            world.send_to_leader(coordinator, query);
+        }
+        self.ask_to_forget(world);
+    }
+
+    fn ask_to_forget(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let after = world.config.query_after;
+        let mut batches = std::collections::BTreeMap::<PartitionId, Vec<TxnId>>::new();
+        let Leader { unforgotten, .. } = leader;
+        unforgotten.retain(|txn, since| {
+            let Some(ended) = self.state.ended.get(txn) else { return false };
+            if now.since(*since) >= after {
+                let batch = batches.entry(ended.coordinator).or_default();
+                if batch.len() < FORGET_BATCH {
+                    *since = now;
+                    batch.push(*txn);
+                }
+            }
+            true
+        });
+        for (coordinator, txns) in batches {
+            let ask = Msg::MayForget { coordinator, partition: self.id, txns };
+            world.send_to_leader(coordinator, ask);
+        }
+    }
+}
+
+/// Transactions named in one housekeeping message.
+pub(super) const FORGET_BATCH: usize = 4_096;

@@ -1,0 +1,425 @@
+//! One replica of one partition: the replicated log, the state it gives, and, where this replica
+//! leads, what only a leader knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{Key, Outcome, Version};
+
+use super::message::{Chunk, Command, Log, Msg, Vote};
+use super::participant::Prepare;
+use super::server::World;
+use super::state::{Applied, Prepared, State};
+use super::{Note, Timer};
+use crate::replication::{self, Event, Payload, Replica};
+
+/// One replica of one partition.
+#[derive(Debug)]
+pub(super) struct Partition {
+    pub id: PartitionId,
+    pub replica: Replica<Log>,
+    pub state: State,
+    /// Present while this replica leads and is ready to serve.
+    pub leader: Option<Leader>,
+    /// Requests that came while this replica led but was not ready (§4.3.3, step 1).
+    early: Vec<(NodeId, Msg)>,
+    /// A snapshot that is arriving in pieces. It replaces the state only when it is whole: until
+    /// then this replica may have to go on with the state it has.
+    staged: Option<Staged>,
+    /// A snapshot has been installed; it counts once a checkpoint makes it durable.
+    pub must_checkpoint: bool,
+}
+
+/// The pieces of a snapshot so far.
+#[derive(Debug)]
+struct Staged {
+    state: Box<State>,
+    keys: Vec<(Key, Versions)>,
+}
+
+/// What only the leader knows; lost with its leadership, and never needed after it.
+#[derive(Debug)]
+pub(super) struct Leader {
+    // As participant.
+    /// The sets of all transactions prepared or being prepared.
+    pub pending: PendingKeys,
+    /// The keys that each of them holds.
+    pub held: BTreeMap<TxnId, Vec<Key>>,
+    /// Prepares proposed, not yet chosen.
+    pub preparing: BTreeMap<TxnId, Prepared>,
+    /// Refusals proposed, not yet chosen.
+    pub refusing: BTreeSet<TxnId>,
+    /// Decisions proposed, not yet chosen.
+    pub ending: BTreeSet<TxnId>,
+    /// When the coordinator of a prepared transaction was last asked for the decision.
+    pub asked: BTreeMap<TxnId, Asked>,
+    /// Endings that the coordinator's group may still ask about, and since when it was not asked.
+    pub unforgotten: BTreeMap<TxnId, Time>,
+    /// Proposals must be larger (C11).
+    pub floor: Timestamp,
+    /// The highest ceiling proposed.
+    pub ceiling_proposed: Timestamp,
+    /// Read-only requests that wait for a leadership check.
+    pub reads: BTreeMap<u64, WaitingRead>,
+    /// Read-only requests that wait for a higher ceiling.
+    pub reads_above_ceiling: Vec<WaitingRead>,
+    /// Numbers leadership checks.
+    pub next_read: u64,
+
+    // As coordinator.
+    /// Transactions under way.
+    pub coordinating: BTreeMap<TxnId, Coordinating>,
+    /// Commits decided whose timestamps have not passed yet.
+    pub commit_wait: BTreeSet<(Timestamp, TxnId)>,
+    /// Decisions that every participant has acknowledged; to be settled together.
+    pub settling: BTreeSet<TxnId>,
+    /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
+    pub settled_since: BTreeMap<TxnId, Time>,
+}
+
+/// When and how often somebody was asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub at: Time,
+    pub times: u32,
+}
+
+/// A read-only request that cannot be served yet.
+#[derive(Clone, Debug)]
+pub(super) struct WaitingRead {
+    pub client: NodeId,
+    pub txn: TxnId,
+    pub keys: Vec<Key>,
+    pub at_least: Timestamp,
+}
+
+/// A leader's view of a transaction that it coordinates.
+#[derive(Debug)]
+pub(super) struct Coordinating {
+    /// Who wants to know.
+    pub client: Option<NodeId>,
+    /// Votes so far.
+    pub votes: BTreeMap<PartitionId, Vote>,
+    /// A commit request has been proposed.
+    pub is_requested: bool,
+    /// A decision has been proposed.
+    pub is_decision_proposed: bool,
+    /// What the facts decide, from the moment they do.
+    pub outcome: Option<Outcome>,
+    /// The outcome has been told and written back: its timestamp has passed.
+    pub is_told: bool,
+    /// Participants that have acknowledged the decision.
+    pub acks: BTreeSet<PartitionId>,
+    /// When the client was last heard of.
+    pub heard: Time,
+    /// When missing votes were last asked for, or missing acknowledgements last called in.
+    pub asked: Asked,
+    /// With [`super::Teeth::versions_not_replicated`]: the versions the client read.
+    pub versions: Vec<(Key, Version)>,
+}
+
+impl Partition {
+    pub(super) fn new(id: PartitionId, replica: Replica<Log>, state: State) -> Self {
+        Self {
+            id,
+            replica,
+            state,
+            leader: None,
+            early: Vec::new(),
+            staged: None,
+            must_checkpoint: false,
+        }
+    }
+
+    /// Takes a message meant for this partition's leader.
+    pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
+        if self.leader.is_some() {
+            self.serve(from, msg, world);
+        } else if self.replica.is_leader() && self.early.len() < world.config.early_max {
+            self.early.push((from, msg));
+        } else {
+            let leader = self.replica.leader().filter(|&leader| leader != world.node);
+            let txn = orthodrome_core::Message::txn(&msg);
+            world.send(from, Msg::NotLeader { partition: self.id, leader, txn });
+        }
+    }
+
+    fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
+        match msg {
+            Msg::ReadAndPrepare { txn, participant, coordinator, acknowledged_below, .. } => {
+                let prepare = Prepare { txn, participant, coordinator, acknowledged_below };
+                self.on_read_and_prepare(from, prepare, world);
+            }
+            Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
+                self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
+            }
+            Msg::Commit { txn, participants, writes, versions, .. } => {
+                self.on_commit(from, txn, participants, writes, versions, world);
+            }
+            Msg::Abort { txn, participants, .. } => {
+                self.on_abort(from, txn, &participants, world);
+            }
+            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
+            Msg::Resolve { txn, participants, .. } => {
+                self.on_resolve(from, txn, participants, world);
+            }
+            Msg::PrepareResult { txn, partition, vote, .. } => {
+                self.on_prepare_result(txn, partition, vote, world);
+            }
+            Msg::WritebackAck { txn, partition, .. } => self.on_writeback_ack(txn, partition),
+            Msg::QueryDecision { txn, partition, vote, .. } => {
+                self.on_query_decision(txn, partition, vote, world);
+            }
+            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
+            Msg::QueryPrepare { txn, participant, coordinator } => {
+                self.on_query_prepare(txn, participant, coordinator, world);
+            }
+            Msg::Writeback { txn, coordinator, verdict, .. } => {
+                self.on_writeback(txn, coordinator, verdict, world);
+            }
+            Msg::Forget { txns, .. } => self.on_forget(txns, world),
+            Msg::ReadOnly { txn, keys, at_least, .. } => {
+                self.on_read_only(from, txn, keys, at_least, world);
+            }
+            Msg::ReadResult { .. }
+            | Msg::Decided { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::NotLeader { .. }
+            | Msg::Replication { .. } => {
+                unreachable!("{} is not for a partition's leader", self.id)
+            }
+        }
+    }
+
+    /// Proposes a command. A leader that has just been deposed loses it, like one that crashes.
+    pub(super) fn propose(&mut self, command: Command, world: &mut World<'_, '_>) {
+        self.replica.propose(command, &mut world.door(self.id));
+        world.touch(self.id);
+    }
+
+    pub(super) fn read_index(&mut self, id: u64, world: &mut World<'_, '_>) {
+        self.replica.read_index(id, &mut world.door(self.id));
+        world.touch(self.id);
+    }
+
+    /// Carries out everything that the replicated log has to say.
+    pub(super) fn drain_events(&mut self, world: &mut World<'_, '_>) {
+        while let Some(event) = self.replica.next_event() {
+            match event {
+                Event::Chosen { index, payload, .. } => self.on_chosen(index, &payload, world),
+                Event::Leading { .. } => self.on_leading(world),
+                Event::Deposed { .. } => {
+                    self.leader = None;
+                    self.early.clear();
+                    world.cx.cancel_timer(Timer::Sweep(self.id));
+                    world.cx.cancel_timer(Timer::CommitWait(self.id));
+                }
+                Event::ReadReady { id } => {
+                    let read = self.leader.as_mut().and_then(|leader| leader.reads.remove(&id));
+                    if let Some(read) = read {
+                        if read.at_least > self.state.ceiling {
+                            self.reserve(read.at_least, world);
+                            if let Some(leader) = &mut self.leader {
+                                leader.reads_above_ceiling.push(read);
+                            }
+                        } else {
+                            self.serve_read(read, world);
+                        }
+                    }
+                }
+                Event::ReadFailed { id } => {
+                    let read = self.leader.as_mut().and_then(|leader| leader.reads.remove(&id));
+                    if let Some(WaitingRead { client, txn, .. }) = read {
+                        let answer =
+                            Msg::NotLeader { partition: self.id, leader: None, txn: Some(txn) };
+                        world.send(client, answer);
+                    }
+                }
+                Event::SnapshotWanted { to, cursor } => self.send_chunk(to, cursor, world),
+                Event::SnapshotChunk { chunk, last, .. } => self.on_chunk(chunk, last, world),
+            }
+        }
+        if let Some(leader) = self.replica.leader() {
+            world.routes.learn(self.id, leader);
+        }
+    }
+
+    fn on_chosen(
+        &mut self,
+        index: replication::Index,
+        payload: &Payload<Command>,
+        world: &mut World<'_, '_>,
+    ) {
+        if index <= self.state.applied {
+            // The checkpoint that this replica started from covers it.
+            return;
+        }
+        self.state.applied = index;
+        let Payload::Command(command) = payload else { return };
+        match self.state.apply(self.id, command, world.store) {
+            Applied::Nothing => {
+                if let Command::Ceiling(_) = command {
+                    self.on_ceiling(world);
+                }
+            }
+            Applied::Prepared(txn) => self.on_prepared(txn, world),
+            Applied::Ended(txn) => self.on_ended(txn, world),
+            Applied::Requested(txn) => self.try_decide(txn, world),
+            Applied::Decided(txn) => self.on_decided(txn, world),
+        }
+        if let (Command::Settle(txns), Some(leader)) = (command, &mut self.leader) {
+            for txn in txns {
+                leader.coordinating.remove(txn);
+                leader.settled_since.insert(*txn, world.cx.now());
+            }
+        }
+    }
+
+    /// This replica leads, and everything that earlier leaders left has been applied.
+    fn on_leading(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let mut leader = Leader {
+            pending: PendingKeys::default(),
+            held: BTreeMap::new(),
+            preparing: BTreeMap::new(),
+            refusing: BTreeSet::new(),
+            ending: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            unforgotten: BTreeMap::new(),
+            // C12, R8: a predecessor may have promised anything up to its ceiling.
+            floor: self.state.ceiling.max(self.state.floor),
+            ceiling_proposed: self.state.ceiling,
+            reads: BTreeMap::new(),
+            reads_above_ceiling: Vec::new(),
+            next_read: 0,
+            coordinating: BTreeMap::new(),
+            commit_wait: BTreeSet::new(),
+            settling: BTreeSet::new(),
+            settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
+        };
+        if world.config.teeth.no_lease {
+            leader.floor = self.state.floor;
+        }
+        for (&txn, prepared) in &self.state.prepared {
+            leader.hold(txn, prepared);
+            leader.asked.insert(txn, Asked { at: now, times: 0 });
+        }
+        if !self.state.prepared.is_empty() {
+            world.cx.note(Note::ParticipantTakeover);
+        }
+        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, now)).collect();
+        self.leader = Some(leader);
+        self.take_over_coordination(world);
+        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
+        self.reserve(world.cx.clock().now, world);
+        for (from, msg) in std::mem::take(&mut self.early) {
+            self.serve(from, msg, world);
+        }
+    }
+
+    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
+    /// there what this replica, as leader, wants of it.
+    pub(super) fn on_not_leader(
+        &mut self,
+        partition: PartitionId,
+        txn: TxnId,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(leader) = &self.leader else { return };
+        if let Some(prepared) = self.state.prepared.get(&txn)
+            && prepared.coordinator == partition
+        {
+            self.send_vote(txn, partition, prepared.vote(), world);
+        }
+        if let Some(coordinating) = leader.coordinating.get(&txn) {
+            if coordinating.is_told {
+                self.write_back(txn, world);
+            } else if coordinating.is_requested {
+                self.ask_for_votes(txn, world);
+            }
+        }
+    }
+
+    /// The leader looks for overdue work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
+        if self.leader.is_none() {
+            return;
+        }
+        self.sweep_participant(world);
+        self.sweep_coordinator(world);
+        let next = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+
+    fn send_chunk(&mut self, to: NodeId, cursor: Option<Key>, world: &mut World<'_, '_>) {
+        let limit = world.config.chunk_keys;
+        let keys = world.store.scan(self.id, cursor.as_ref(), limit);
+        let state = cursor.is_none().then(|| Box::new(self.state.clone()));
+        let next = (keys.len() == limit).then(|| keys.last().map(|(key, _)| key.clone())).flatten();
+        let chunk = Chunk { state, keys };
+        self.replica.send_chunk(to, chunk, next, &mut world.door(self.id));
+        world.touch(self.id);
+    }
+
+    /// A piece of the leader's state arrived. The data may be newer than the state that came with
+    /// the first piece; applying the log from there on changes nothing that is there already.
+    fn on_chunk(&mut self, chunk: Chunk, last: bool, world: &mut World<'_, '_>) {
+        if let Some(state) = chunk.state {
+            self.staged = Some(Staged { state, keys: Vec::new() });
+        }
+        let Some(staged) = &mut self.staged else { return };
+        staged.keys.extend(chunk.keys);
+        if !last {
+            return;
+        }
+        let Some(Staged { state, keys }) = self.staged.take() else { return };
+        world.cx.note(Note::SnapshotInstalled);
+        world.store.clear(self.id);
+        for (key, versions) in keys {
+            for (version, value) in versions {
+                world.store.put(self.id, key.clone(), version, value);
+            }
+        }
+        self.state = *state;
+        self.must_checkpoint = true;
+    }
+
+    /// Panics if the partition's state contradicts itself.
+    pub(super) fn assert_invariants(&self) {
+        self.replica.assert_invariants();
+        assert!(self.state.floor <= self.state.ceiling, "{}: floor above ceiling", self.id);
+        for txn in self.state.prepared.keys() {
+            assert!(!self.state.ended.contains_key(txn), "{txn} prepared and ended at {}", self.id);
+        }
+        let Some(leader) = &self.leader else { return };
+        assert!(self.replica.is_leader(), "{} serves without leading", self.id);
+        for txn in leader.held.keys() {
+            assert!(
+                self.state.prepared.contains_key(txn) || leader.preparing.contains_key(txn),
+                "{txn} holds keys of {} after its end",
+                self.id
+            );
+        }
+        if leader.held.is_empty() {
+            assert!(leader.pending.is_empty(), "{} holds keys for nobody", self.id);
+        }
+    }
+}
+
+impl Leader {
+    /// Takes the keys of a transaction.
+    pub(super) fn hold(&mut self, txn: TxnId, prepared: &Prepared) {
+        self.pending.insert(txn, prepared.versions.iter().map(|(key, _)| key), &prepared.writes);
+        self.held.insert(txn, prepared.keys().cloned().collect());
+    }
+
+    /// Frees the keys of a transaction, if it holds any.
+    pub(super) fn free(&mut self, txn: TxnId) {
+        if let Some(held) = self.held.remove(&txn) {
+            self.pending.remove(txn, held.iter());
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Every protocol by name, with what it claims. One arm in [`with`] and one row in [`ROWS`] each.
+
+use orthodrome_core::machine::Protocol;
+
+use crate::carousel::CarouselBasic;
+
+/// What a protocol promises about the order of transactions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guarantee {
+    /// Some serial order explains every result, and it agrees with real time.
+    StrictSerializable,
+    /// Some serial order explains every result.
+    Serializable,
+}
+
+impl Guarantee {
+    /// Its name on the command line and in results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StrictSerializable => "strict-serializable",
+            Self::Serializable => "serializable",
+        }
+    }
+}
+
+/// What is known of a protocol before it runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// Its name.
+    pub name: &'static str,
+    /// The paper it comes from, and the sections it covers.
+    pub paper: &'static str,
+    /// What it promises; histories are held to it.
+    pub guarantee: Guarantee,
+    /// What the promise rests on.
+    pub conditions: &'static str,
+    /// Which transactions it runs natively.
+    pub model: &'static str,
+    /// Wide-area round trips of a transaction without conflicts or failures.
+    pub round_trips: &'static str,
+}
+
+/// All protocols.
+pub const ROWS: &[Row] = &[Row {
+    name: CarouselBasic::NAME,
+    paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
+    guarantee: Guarantee::StrictSerializable,
+    conditions: "serializable always; strictly so while clocks keep their stated error bound",
+    model: "interactive with fixed sets (2FI), procedures, read-only",
+    round_trips: "at most 2; read-only 1",
+}];
+
+/// Something to do with a protocol that is known only by name.
+pub trait Visitor {
+    /// What comes of it.
+    type Out;
+    /// Does it.
+    fn visit<P: Protocol>(self, row: &'static Row) -> Self::Out;
+}
+
+/// A name that no protocol has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no protocol {name:?}; there are: {known}")]
+pub struct UnknownProtocol {
+    name: String,
+    known: String,
+}
+
+/// The row of the protocol called `name`.
+///
+/// # Errors
+/// If there is none; the error lists those there are.
+pub fn find(name: &str) -> Result<&'static Row, UnknownProtocol> {
+    ROWS.iter().find(|row| row.name == name).ok_or_else(|| UnknownProtocol {
+        name: name.into(),
+        known: ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// Does something with the protocol called `name`.
+///
+/// # Errors
+/// If there is no such protocol.
+pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
+    let row = find(name)?;
+    // One arm for each row; a row without an arm fails the test below.
+    if name == CarouselBasic::NAME {
+        return Ok(visitor.visit::<CarouselBasic>(row));
+    }
+    unreachable!("{name} has a row but no arm")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Name;
+
+    impl Visitor for Name {
+        type Out = &'static str;
+        fn visit<P: Protocol>(self, row: &'static Row) -> &'static str {
+            assert_eq!(row.name, P::NAME);
+            P::NAME
+        }
+    }
+
+    #[test]
+    fn every_row_has_its_arm() {
+        for row in ROWS {
+            assert_eq!(with(row.name, Name), Ok(row.name));
+        }
+        let error = with("carousal", Name).unwrap_err().to_string();
+        assert!(error.contains("carousal") && error.contains("carousel-basic"), "{error}");
+    }
+}
