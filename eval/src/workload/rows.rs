@@ -21,10 +21,27 @@ impl Rows {
         Ok(Self { key_bytes: size(key_bytes), value_bytes: size(value_bytes) })
     }
 
-    /// The keys of these numbers.
+    /// The keys of these numbers, each below 10^15: `k` and the number with leading zeros.
     pub(super) fn keys(self, numbers: &[u64]) -> Vec<Key> {
-        let width = self.key_bytes - 1;
-        numbers.iter().map(|number| format!("k{number:0width$}").into()).collect()
+        numbers.iter().map(|&number| self.key(number)).collect()
+    }
+
+    /// Written digit by digit: `format!` pads one character at a time, and a simulation makes
+    /// millions of keys.
+    fn key(self, number: u64) -> Key {
+        let mut bytes = vec![b'0'; self.key_bytes];
+        let mut left = number;
+        for byte in bytes.iter_mut().rev() {
+            *byte = b"0123456789".get((left % 10) as usize).copied().unwrap_or(b'0');
+            left /= 10;
+            if left == 0 {
+                break;
+            }
+        }
+        if let Some(first) = bytes.first_mut() {
+            *first = b'k';
+        }
+        bytes.into()
     }
 
     /// The value that `parameter` stands for: its sixteen hexadecimal digits, over and over.
@@ -75,5 +92,22 @@ impl Rows {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_padded_numbers_and_values_repeat_their_parameter() {
+        let options = Options { key_bytes: Some(16), value_bytes: Some(18), ..Options::default() };
+        let rows = Rows::new(&options).unwrap();
+        let keys = rows.keys(&[0, 7, 1_048_576, 999_999_999_999_999]);
+        let names: Vec<String> = keys.iter().map(ToString::to_string).collect();
+        let expected =
+            ["k000000000000000", "k000000000000007", "k000000001048576", "k999999999999999"];
+        assert_eq!(names, expected);
+        assert_eq!(rows.value(0xab).to_string(), "00000000000000ab00");
     }
 }
