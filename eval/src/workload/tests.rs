@@ -370,6 +370,51 @@ fn both_forms_of_a_transfer_do_the_same_to_the_last_coin() {
 }
 
 #[test]
+fn smallbank_moves_money_and_makes_none() {
+    let mut workload = parse("smallbank", &Options::default()).unwrap();
+    let mut rng = Rng::stream(9, "test", 0);
+    let mut changes: BTreeMap<&str, BTreeSet<i64>> = BTreeMap::new();
+    for _ in 0..5_000 {
+        let request = workload.next(issuer(0), &mut rng);
+        if request.kind == Kind::ReadOnly {
+            continue;
+        }
+        // Balances around the amounts, so that every branch is taken.
+        let before: BTreeMap<Key, i64> = request
+            .reads
+            .iter()
+            .map(|key| (key.clone(), rng.below(3_000).cast_signed() - 200))
+            .collect();
+        let value = |cents: &i64| Some(Value::from(cents.to_string()));
+        let reads = before
+            .iter()
+            .map(|(key, cents)| {
+                (key.clone(), Read { value: value(cents), version: Version::INITIAL })
+            })
+            .collect();
+        let Decision::Commit(writes) = workload.decide(&request, &reads) else {
+            panic!("{request:?} aborted");
+        };
+        let change = writes
+            .iter()
+            .map(|(key, value)| {
+                value.as_ref().unwrap().to_string().parse::<i64>().unwrap() - before[key]
+            })
+            .sum();
+        changes.entry(request.name).or_default().insert(change);
+    }
+    let expected = [
+        ("amalgamate", vec![0]),
+        ("deposit-checking", vec![130]),
+        ("send-payment", vec![0]),
+        ("transact-savings", vec![-2_020, 0]),
+        ("write-check", vec![-600, -500]),
+    ];
+    let expected = expected.map(|(name, changes)| (name, changes.into_iter().collect()));
+    assert_eq!(changes, BTreeMap::from(expected));
+}
+
+#[test]
 fn audits_notice_lost_writes() {
     let mut serial = Serial { loses_every: Some(50), ..Serial::default() };
     let mut workload = parse("bank", &Options::default()).unwrap();
