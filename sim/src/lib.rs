@@ -1,1 +1,22 @@
-//! orthodrome-sim
+//! A planet in one thread: any protocol's machines under simulated time, network, disks, clocks,
+//! CPUs, callers and faults. One seed, one run, byte for byte.
+//!
+//! This crate is generic over the protocol and can name none. Reading order: [`simulation`], then
+//! the models [`network`], [`disk`], [`clock`], [`cpu`] and [`load`], then [`fault`]. What the
+//! models leave out is said in `docs/simulator.md`.
+
+pub mod clock;
+pub mod cpu;
+pub mod disk;
+pub mod fault;
+pub mod floor;
+mod hash;
+pub mod load;
+pub mod network;
+pub mod oracle;
+pub mod queue;
+pub mod simulation;
+pub mod traffic;
+
+pub use fault::{Fault, Schedule, ScheduleError};
+pub use simulation::{Failure, FailureKind, Observer, Options, Report, Simulation};

@@ -1,0 +1,153 @@
+//! Node clocks: each off by a bounded, slowly wandering amount, unless a fault breaks the bound.
+
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Clock, Duration, Time, Timestamp, nanos};
+
+/// What physical clocks read at the start of a run, in nanoseconds since the Unix epoch: far from
+/// zero, so that a protocol that mixes up [`Time`] and [`Timestamp`] fails at once.
+pub const EPOCH: u64 = 1_700_000_000_000_000_000;
+
+/// How well clocks agree.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClockModel {
+    /// The bound that every node states with each reading.
+    pub error: Duration,
+    /// How far clocks really are from true time, at most; within `error`, or the bound is a lie.
+    pub skew: Duration,
+    /// How long a clock takes to wander from one end of its range to the other and back.
+    pub period: Duration,
+}
+
+impl Default for ClockModel {
+    fn default() -> Self {
+        Self {
+            error: Duration::from_millis(2),
+            skew: Duration::from_millis(1),
+            period: Duration::from_secs(20),
+        }
+    }
+}
+
+/// One node's clock. Half of its skew is a constant offset; the other half wanders up and down as a
+/// triangle wave, which is what drift under periodic correction looks like without its steps.
+#[derive(Clone, Debug)]
+pub struct NodeClock {
+    error: Duration,
+    offset: i64,
+    amplitude: i64,
+    period: i64,
+    phase: i64,
+    /// Sum of the steps that faults made, in nanoseconds.
+    step: i64,
+    /// Parts per million by which a fault makes the clock fast, and since when.
+    drift: (i64, Time),
+}
+
+impl NodeClock {
+    /// Draws a clock.
+    #[must_use]
+    pub fn draw(model: &ClockModel, rng: &mut Rng) -> Self {
+        let half = signed(model.skew) / 2;
+        let mut within = || {
+            let draw = rng.below(u64::try_from(2 * half + 1).unwrap_or(1));
+            i64::try_from(draw).unwrap_or(0) - half
+        };
+        let (offset, amplitude) = (within(), within());
+        let period = signed(model.period).max(4);
+        let phase = i64::try_from(rng.below(period.unsigned_abs())).unwrap_or(0);
+        let drift = (0, Time::ZERO);
+        Self { error: model.error, offset, amplitude, period, phase, step: 0, drift }
+    }
+
+    /// What the clock reads at true time `now`.
+    #[must_use]
+    pub fn read(&self, now: Time) -> Clock {
+        let away = self.offset_at(now);
+        Clock {
+            now: Timestamp(EPOCH.saturating_add(now.0).saturating_add_signed(away)),
+            error: self.error,
+        }
+    }
+
+    /// How far the clock is ahead of true time, in nanoseconds.
+    #[must_use]
+    pub fn offset_at(&self, now: Time) -> i64 {
+        let at = i64::try_from(now.0).unwrap_or(i64::MAX);
+        let in_period = (at % self.period + self.phase) % self.period;
+        // 0 → 1 → 0 → -1 → 0 over one period, in units of a quarter.
+        let quarter = self.period / 4;
+        let wave = if in_period <= quarter {
+            in_period
+        } else if in_period <= 3 * quarter {
+            2 * quarter - in_period
+        } else {
+            in_period - 4 * quarter
+        };
+        let wander =
+            i128::from(self.amplitude) * i128::from(wave.min(quarter)) / i128::from(quarter.max(1));
+        let (ppm, since) = self.drift;
+        let drifted = i128::from(ppm) * i128::from(now.0.saturating_sub(since.0)) / 1_000_000;
+        let sum = i128::from(self.offset) + wander + drifted + i128::from(self.step);
+        i64::try_from(sum).unwrap_or(0)
+    }
+
+    /// A fault moves the clock by `nanoseconds`.
+    pub fn step(&mut self, nanoseconds: i64) {
+        self.step = self.step.saturating_add(nanoseconds);
+    }
+
+    /// A fault makes the clock run fast by `ppm` from `now` on, in addition to earlier ones. What
+    /// was gained so far stays, as a step.
+    pub fn drift(&mut self, ppm: i64, now: Time) {
+        let before = self.offset_at(now);
+        self.drift = (self.drift.0.saturating_add(ppm), now);
+        let after = self.offset_at(now);
+        self.step = self.step.saturating_add(before.saturating_sub(after));
+    }
+
+    /// Time synchronisation works again: the clock is back within its bound.
+    pub fn repair(&mut self) {
+        self.step = 0;
+        self.drift = (0, Time::ZERO);
+    }
+}
+
+fn signed(span: Duration) -> i64 {
+    i64::try_from(nanos(span)).unwrap_or(i64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_keep_their_promise_and_use_their_range() {
+        let model = ClockModel::default();
+        let mut widest = 0;
+        for seed in 0..200 {
+            let clock = NodeClock::draw(&model, &mut Rng::stream(seed, "clock", 0));
+            for second in 0..60 {
+                let off = clock.offset_at(Time::from_millis(second * 1_000 + 137));
+                assert!(off.abs() <= 1_000_000, "seed {seed}: off by {off} ns");
+                widest = widest.max(off.abs());
+            }
+        }
+        assert!(widest > 900_000, "clocks never came near the bound: {widest} ns");
+    }
+
+    #[test]
+    fn faults_move_and_bend_a_clock_until_it_is_repaired() {
+        let model = ClockModel { skew: Duration::ZERO, ..ClockModel::default() };
+        let mut clock = NodeClock::draw(&model, &mut Rng::stream(1, "clock", 0));
+        clock.step(5_000);
+        assert_eq!(clock.offset_at(Time::from_millis(1)), 5_000);
+        clock.drift(100, Time::from_millis(1));
+        assert_eq!(clock.offset_at(Time::from_millis(1)), 5_000, "drift starts without a step");
+        assert_eq!(clock.offset_at(Time::from_millis(11)), 6_000);
+        clock.drift(-100, Time::from_millis(11));
+        assert_eq!(clock.offset_at(Time::from_millis(500)), 6_000, "what was gained stays");
+        clock.repair();
+        assert_eq!(clock.offset_at(Time::from_millis(500)), 0);
+        assert_eq!(clock.read(Time(7)).now, Timestamp(EPOCH + 7));
+    }
+}

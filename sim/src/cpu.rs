@@ -1,0 +1,171 @@
+//! The CPU-time model: a node is one queue served by its cores.
+
+use orthodrome_core::time::{Duration, Time, nanos};
+
+/// What handling a message costs. The defaults are estimates, to be replaced by measured handler
+/// costs of the server (`docs/simulator.md`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CpuModel {
+    /// Cores of each node.
+    pub cores: u32,
+    /// Receiving and handling one message, whatever it says.
+    pub message: Duration,
+    /// Encoding and sending one message.
+    pub send: Duration,
+    /// Each byte received or sent, in picoseconds.
+    pub byte_ps: u64,
+    /// Each key looked at.
+    pub key: Duration,
+}
+
+impl Default for CpuModel {
+    fn default() -> Self {
+        Self {
+            cores: 4,
+            message: Duration::from_micros(8),
+            send: Duration::from_micros(4),
+            byte_ps: 2_000,
+            key: Duration::from_micros(1),
+        }
+    }
+}
+
+impl CpuModel {
+    /// Core time to receive and handle a message of that size that touches so many keys.
+    #[must_use]
+    pub fn receive_cost(&self, bytes: usize, keys: usize) -> Duration {
+        let bytes = (bytes as u64).saturating_mul(self.byte_ps) / 1_000;
+        let keys = nanos(self.key).saturating_mul(keys as u64);
+        self.message + Duration::from_nanos(bytes.saturating_add(keys))
+    }
+
+    /// Core time to send a message of that size.
+    #[must_use]
+    pub fn send_cost(&self, bytes: usize) -> Duration {
+        self.send + Duration::from_nanos((bytes as u64).saturating_mul(self.byte_ps) / 1_000)
+    }
+}
+
+/// The cores of one node.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    /// None: as fast as need be.
+    model: Option<CpuModel>,
+    /// When each core is next idle.
+    idle_at: Vec<Time>,
+    /// When the last admitted input is handled.
+    last: Time,
+    /// Faults make everything take this many times as long.
+    slowdown: u32,
+    busy: Duration,
+}
+
+impl Cpu {
+    /// Idle cores.
+    #[must_use]
+    pub fn new(model: Option<CpuModel>) -> Self {
+        let cores = model.as_ref().map_or(1, |model| model.cores.max(1));
+        let idle_at = vec![Time::ZERO; cores as usize];
+        Self { model, idle_at, last: Time::ZERO, slowdown: 1, busy: Duration::ZERO }
+    }
+
+    /// True if handling takes no time.
+    #[must_use]
+    pub fn is_infinite(&self) -> bool {
+        self.model.is_none() && self.slowdown == 1
+    }
+
+    /// When an input that arrives now has been handled. Inputs are handled in order of arrival: a
+    /// cheap one on another core does not overtake the one before it.
+    pub fn admit(&mut self, now: Time, bytes: usize, keys: usize) -> Time {
+        let cost = self.costs().receive_cost(bytes, keys);
+        self.last = self.occupy(now, cost).max(self.last);
+        self.last
+    }
+
+    /// Charges for a message sent now. It leaves at once; the work delays what comes after it.
+    pub fn charge_send(&mut self, now: Time, bytes: usize) {
+        let cost = self.costs().send_cost(bytes);
+        self.occupy(now, cost);
+    }
+
+    /// Core time spent so far.
+    #[must_use]
+    pub fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    /// A fault makes everything take `factor` times as long; 1 ends it. An infinite CPU becomes a
+    /// slow one of default cost.
+    pub fn slow_down(&mut self, factor: u32) {
+        self.slowdown = factor.max(1);
+    }
+
+    /// Work under way is lost.
+    pub fn reset(&mut self, now: Time) {
+        self.idle_at.iter_mut().for_each(|at| *at = now);
+        self.last = now;
+    }
+
+    fn costs(&self) -> CpuModel {
+        self.model.unwrap_or_default()
+    }
+
+    fn occupy(&mut self, now: Time, cost: Duration) -> Time {
+        let cost = cost * self.slowdown;
+        self.busy += cost;
+        let core = self.idle_at.iter_mut().min();
+        let core = core.unwrap_or_else(|| unreachable!("a node has at least one core"));
+        *core = (*core).max(now) + cost;
+        *core
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::rng::Rng;
+
+    /// Mean waiting time, in units of the service time, of Poisson arrivals at a given load.
+    fn mean_wait(cores: u32, load: f64) -> f64 {
+        let service = Duration::from_micros(10);
+        let model =
+            CpuModel { cores, message: service, send: Duration::ZERO, byte_ps: 0, key: service };
+        let mut cpu = Cpu::new(Some(model));
+        let mut rng = Rng::stream(3, "test", 0);
+        let gap = 10_000.0 / (load * f64::from(cores));
+        let (mut now, mut waited) = (0.0, 0.0);
+        let count = 400_000;
+        for _ in 0..count {
+            now += -(1.0 - rng.unit()).ln() * gap;
+            let at = Time(now as u64);
+            waited += cpu.admit(at, 0, 0).since(at + service).as_nanos() as f64;
+        }
+        waited / f64::from(count) / 10_000.0
+    }
+
+    #[test]
+    fn one_core_queues_like_m_d_1() {
+        // Pollaczek–Khinchine: the mean wait is load / (2 (1 - load)) service times.
+        for load in [0.3, 0.5, 0.8] {
+            let (found, expected) = (mean_wait(1, load), load / (2.0 * (1.0 - load)));
+            assert!((found / expected - 1.0).abs() < 0.05, "{load}: {found}, theory {expected}");
+        }
+    }
+
+    #[test]
+    fn more_cores_wait_less_and_keep_the_order_of_arrival() {
+        assert!(mean_wait(4, 0.8) < mean_wait(1, 0.8) / 2.0);
+        let mut cpu = Cpu::new(Some(CpuModel { cores: 2, ..CpuModel::default() }));
+        let long = cpu.admit(Time::ZERO, 1_000_000, 0);
+        assert_eq!(cpu.admit(Time::ZERO, 0, 0), long, "a short message overtook a long one");
+    }
+
+    #[test]
+    fn a_slow_node_is_slow_even_if_cpus_are_infinite() {
+        let mut cpu = Cpu::new(None);
+        assert!(cpu.is_infinite());
+        cpu.slow_down(10);
+        assert_eq!(cpu.admit(Time::ZERO, 0, 0), Time::ZERO + CpuModel::default().message * 10);
+    }
+}

@@ -1,0 +1,613 @@
+//! Faults as data: what goes wrong, where, from when until when.
+//!
+//! A schedule is a list of entries in TOML:
+//!
+//! ```toml
+//! [[faults]]
+//! at_ms = 2000
+//! until_ms = 3500
+//! fault.partition = { from = ["VA"], to = ["n4", "SG"], both_ways = false }
+//! ```
+//!
+//! Nodes are named by id (`n4`), by region (`VA`), or all at once (`*`). A fault without `until_ms`
+//! lasts. A new kind of fault is a variant of [`Fault`], its arms in `begin` and `end` below, and
+//! its weight in [`Fault::draw`].
+
+use std::collections::BTreeSet;
+
+use orthodrome_core::cluster::{Cluster, Role};
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::machine::{Admin, Input, Protocol};
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::trace::Event as TraceEvent;
+use serde::{Deserialize, Serialize};
+
+use crate::disk::DiskFailure;
+use crate::network::{Disturbance, Links, NetworkModel};
+use crate::simulation::Simulation;
+
+/// Something that goes wrong. Durations are in milliseconds, probabilities in per cent.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Fault {
+    /// Nodes lose power; at the end they start again. Of what was not flushed, a random prefix
+    /// survives; of what they had in flight, what was sent before a random moment arrives.
+    Crash {
+        /// Which.
+        nodes: Vec<String>,
+    },
+    /// The same, with a record of the unflushed tail cut in two if there is any.
+    TornWrite {
+        /// Which nodes.
+        nodes: Vec<String>,
+    },
+    /// Nodes lose power just as their next flush is done.
+    CrashAtFlush {
+        /// Which.
+        nodes: Vec<String>,
+        /// After the node acted on what was flushed, rather than before it heard of it.
+        after_report: bool,
+    },
+    /// Nodes stand still, as in a long garbage collection; then they get everything that arrived
+    /// meanwhile.
+    Pause {
+        /// Which.
+        nodes: Vec<String>,
+    },
+    /// Messages do not get through. Ordered links hold them, and lose what they held for too long.
+    Partition {
+        /// Senders.
+        from: Vec<String>,
+        /// Receivers; empty: everyone else.
+        #[serde(default)]
+        to: Vec<String>,
+        /// Cut the way back too.
+        both_ways: bool,
+    },
+    /// Packets are lost; on ordered links that means they are late and throughput falls.
+    Loss {
+        /// Senders.
+        from: Vec<String>,
+        /// Receivers; empty: everyone else.
+        #[serde(default)]
+        to: Vec<String>,
+        /// Share of packets, in per cent.
+        percent: u8,
+    },
+    /// Messages arrive twice, with up to a round trip in between; unordered links only.
+    Duplicate {
+        /// Senders.
+        from: Vec<String>,
+        /// Receivers; empty: everyone else.
+        #[serde(default)]
+        to: Vec<String>,
+        /// Share of messages, in per cent.
+        percent: u8,
+    },
+    /// Messages take longer.
+    Delay {
+        /// Senders.
+        from: Vec<String>,
+        /// Receivers; empty: everyone else.
+        #[serde(default)]
+        to: Vec<String>,
+        /// By how much, one way.
+        extra_ms: u32,
+        /// On the way back too.
+        both_ways: bool,
+    },
+    /// Nodes compute this many times slower.
+    SlowCpu {
+        /// Which.
+        nodes: Vec<String>,
+        /// How many times.
+        factor: u32,
+    },
+    /// Clocks jump; at the end they are right again.
+    ClockStep {
+        /// Whose.
+        nodes: Vec<String>,
+        /// Forward, or back if negative.
+        by_ms: i64,
+    },
+    /// Clocks run fast or slow; at the end they are right again.
+    ClockDrift {
+        /// Whose.
+        nodes: Vec<String>,
+        /// By how many parts per million; slow if negative.
+        ppm: i64,
+    },
+    /// Disks are full: nodes stop at their next write, and start again when there is room.
+    DiskFull {
+        /// Whose.
+        nodes: Vec<String>,
+    },
+    /// The next flush reports an error: nodes stop, and start again on repaired disks.
+    FsyncError {
+        /// Whose.
+        nodes: Vec<String>,
+    },
+    /// Flushes take longer.
+    SlowDisk {
+        /// Whose.
+        nodes: Vec<String>,
+        /// By how much.
+        extra_ms: u32,
+    },
+    /// An operator wants another leader.
+    TransferLeader {
+        /// Of which partition.
+        partition: u32,
+        /// Which node.
+        to: String,
+    },
+    /// An operator changes a partition's group.
+    ChangeMembers {
+        /// Which partition.
+        partition: u32,
+        /// Members that vote.
+        voters: Vec<String>,
+        /// Members that only receive.
+        #[serde(default)]
+        learners: Vec<String>,
+    },
+}
+
+/// One entry of a schedule.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// When the fault begins, in milliseconds of the run.
+    pub at_ms: u64,
+    /// When it ends; none: it lasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until_ms: Option<u64>,
+    /// What goes wrong.
+    pub fault: Fault,
+}
+
+/// A fault schedule.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// What the schedule is for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub about: String,
+    /// The faults, in any order.
+    #[serde(default)]
+    pub faults: Vec<Entry>,
+}
+
+/// A schedule that cannot be carried out.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ScheduleError {
+    /// Not TOML, or not of this shape; the text says where.
+    #[error("not a fault schedule: {0}")]
+    Syntax(String),
+    /// A name that means nothing in this cluster.
+    #[error("fault {entry} at {at_ms} ms names {name:?}; {expected}")]
+    Name {
+        /// Which entry, from 1.
+        entry: usize,
+        /// When it begins.
+        at_ms: u64,
+        /// The name.
+        name: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A number out of range.
+    #[error("fault {entry} at {at_ms} ms: {problem}")]
+    Value {
+        /// Which entry, from 1.
+        entry: usize,
+        /// When it begins.
+        at_ms: u64,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+}
+
+/// An entry with every name looked up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Planned {
+    pub(crate) at: Time,
+    pub(crate) until: Option<Time>,
+    pub(crate) name: &'static str,
+    action: Action,
+}
+
+/// A schedule with every name looked up.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Plan {
+    pub(crate) entries: Vec<Planned>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Action {
+    Crash { nodes: Vec<u32>, torn: bool },
+    Disk { nodes: Vec<u32>, failure: DiskFailure },
+    Pause(Vec<u32>),
+    Links { pairs: Vec<(u32, u32)>, by: Disturbance },
+    SlowCpu { nodes: Vec<u32>, factor: u32 },
+    Clock { nodes: Vec<u32>, step_ns: i64, ppm: i64 },
+    SlowDisk { nodes: Vec<u32>, extra: Duration },
+    Admin { nodes: Vec<u32>, order: Admin },
+}
+
+impl Eq for Action {}
+
+impl Schedule {
+    /// Reads a schedule from the text of a TOML file.
+    ///
+    /// # Errors
+    /// What is wrong with the text, and where.
+    pub fn parse(text: &str) -> Result<Self, ScheduleError> {
+        toml::from_str(text).map_err(|error| ScheduleError::Syntax(error.to_string()))
+    }
+
+    /// The schedule as TOML.
+    ///
+    /// # Panics
+    /// Never: every schedule has a TOML form.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| unreachable!("a schedule as TOML: {error}"))
+    }
+
+    /// True if some fault makes clocks break their stated bound.
+    #[must_use]
+    pub fn breaks_clocks(&self) -> bool {
+        self.faults
+            .iter()
+            .any(|entry| matches!(entry.fault, Fault::ClockStep { .. } | Fault::ClockDrift { .. }))
+    }
+
+    /// Looks every name up.
+    pub(crate) fn resolve(
+        &self,
+        cluster: &Cluster,
+        network: &NetworkModel,
+    ) -> Result<Plan, ScheduleError> {
+        let mut entries = Vec::new();
+        for (number, entry) in (1..).zip(&self.faults) {
+            let names = Names { cluster, entry: number, at_ms: entry.at_ms };
+            if let Some(until) = entry.until_ms
+                && until <= entry.at_ms
+            {
+                return Err(names.value(format!(
+                    "it ends at {until} ms; `until_ms` must be later than `at_ms`"
+                )));
+            }
+            entries.push(Planned {
+                at: Time::from_millis(entry.at_ms),
+                until: entry.until_ms.map(Time::from_millis),
+                name: entry.fault.name(),
+                action: entry.fault.resolve(&names, network)?,
+            });
+        }
+        Ok(Plan { entries })
+    }
+}
+
+/// Looks names up on behalf of one entry.
+struct Names<'a> {
+    cluster: &'a Cluster,
+    entry: usize,
+    at_ms: u64,
+}
+
+impl Names<'_> {
+    fn value(&self, problem: String) -> ScheduleError {
+        ScheduleError::Value { entry: self.entry, at_ms: self.at_ms, problem }
+    }
+
+    fn unknown(&self, name: &str, expected: &'static str) -> ScheduleError {
+        ScheduleError::Name { entry: self.entry, at_ms: self.at_ms, name: name.into(), expected }
+    }
+
+    /// Dense numbers of the nodes that `names` mean.
+    fn nodes(&self, names: &[String]) -> Result<Vec<u32>, ScheduleError> {
+        let mut found = BTreeSet::new();
+        for name in names {
+            let id = name.parse::<NodeId>().ok();
+            let region = self.cluster.topology.region_named(name);
+            let before = found.len();
+            for (index, node) in (0_u32..).zip(self.cluster.nodes()) {
+                if name == "*" || Some(node.id) == id || Some(node.region) == region {
+                    found.insert(index);
+                }
+            }
+            let is_known = name == "*" || region.is_some() || found.len() > before;
+            if !is_known && id.is_none_or(|id| self.cluster.node(id).is_none()) {
+                return Err(self.unknown(
+                    name,
+                    "use a node of the cluster (`n4`), one of its regions, or `*` for every node",
+                ));
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// Ordered pairs of different nodes.
+    fn pairs(
+        &self,
+        from: &[String],
+        to: &[String],
+        both_ways: bool,
+    ) -> Result<Vec<(u32, u32)>, ScheduleError> {
+        let from = self.nodes(from)?;
+        let to = if to.is_empty() {
+            let all = self.nodes(&["*".into()])?;
+            all.into_iter().filter(|node| !from.contains(node)).collect()
+        } else {
+            self.nodes(to)?
+        };
+        let mut pairs = BTreeSet::new();
+        for &a in &from {
+            for &b in to.iter().filter(|&&b| b != a) {
+                pairs.insert((a, b));
+                if both_ways {
+                    pairs.insert((b, a));
+                }
+            }
+        }
+        Ok(pairs.into_iter().collect())
+    }
+
+    fn server(&self, name: &str) -> Result<NodeId, ScheduleError> {
+        let id = name.parse::<NodeId>().ok();
+        let node = id.and_then(|id| self.cluster.node(id));
+        let server = node.filter(|node| node.role == Role::Server);
+        server
+            .map(|node| node.id)
+            .ok_or_else(|| self.unknown(name, "use a server of the cluster (`n4`)"))
+    }
+
+    /// The servers that an operator's order about `partition` goes to.
+    fn group(&self, partition: u32, also: &[NodeId]) -> Result<Vec<u32>, ScheduleError> {
+        let partition = self.cluster.partition(PartitionId(partition)).ok_or_else(|| {
+            self.unknown(&format!("p{partition}"), "use a partition of the cluster")
+        })?;
+        let is_member = |id: &NodeId| partition.replicas.contains(id) || also.contains(id);
+        let nodes = (0_u32..).zip(self.cluster.nodes());
+        Ok(nodes.filter(|(_, node)| is_member(&node.id)).map(|(index, _)| index).collect())
+    }
+
+    fn ppm(&self, percent: u8) -> Result<u32, ScheduleError> {
+        if percent > 100 {
+            return Err(self.value(format!("{percent} per cent; use 0 to 100")));
+        }
+        Ok(u32::from(percent) * 10_000)
+    }
+}
+
+impl Fault {
+    /// Its name in schedules and reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Crash { .. } => "crash",
+            Self::TornWrite { .. } => "torn-write",
+            Self::CrashAtFlush { .. } => "crash-at-flush",
+            Self::Pause { .. } => "pause",
+            Self::Partition { .. } => "partition",
+            Self::Loss { .. } => "loss",
+            Self::Duplicate { .. } => "duplicate",
+            Self::Delay { .. } => "delay",
+            Self::SlowCpu { .. } => "slow-cpu",
+            Self::ClockStep { .. } => "clock-step",
+            Self::ClockDrift { .. } => "clock-drift",
+            Self::DiskFull { .. } => "disk-full",
+            Self::FsyncError { .. } => "fsync-error",
+            Self::SlowDisk { .. } => "slow-disk",
+            Self::TransferLeader { .. } => "transfer-leader",
+            Self::ChangeMembers { .. } => "change-members",
+        }
+    }
+
+    fn resolve(&self, names: &Names<'_>, network: &NetworkModel) -> Result<Action, ScheduleError> {
+        let disk =
+            |nodes: &[String], failure| Ok(Action::Disk { nodes: names.nodes(nodes)?, failure });
+        let links = |pairs, by| Ok(Action::Links { pairs, by });
+        let none = Disturbance::default();
+        match self {
+            Self::Crash { nodes } => Ok(Action::Crash { nodes: names.nodes(nodes)?, torn: false }),
+            Self::TornWrite { nodes } => {
+                Ok(Action::Crash { nodes: names.nodes(nodes)?, torn: true })
+            }
+            Self::CrashAtFlush { nodes, after_report: true } => {
+                disk(nodes, DiskFailure::CrashAfterReport)
+            }
+            Self::CrashAtFlush { nodes, after_report: false } => {
+                disk(nodes, DiskFailure::CrashBeforeReport)
+            }
+            Self::Pause { nodes } => Ok(Action::Pause(names.nodes(nodes)?)),
+            Self::Partition { from, to, both_ways } => {
+                let by = Disturbance { blocked: true, ..none };
+                links(names.pairs(from, to, *both_ways)?, by)
+            }
+            Self::Loss { from, to, percent } => {
+                let by = Disturbance { loss_ppm: names.ppm(*percent)?, ..none };
+                links(names.pairs(from, to, false)?, by)
+            }
+            Self::Duplicate { from, to, percent } => {
+                if network.links == Links::Ordered {
+                    return Err(names
+                        .value("ordered links do not duplicate; run with unordered links".into()));
+                }
+                let by = Disturbance { duplicate_ppm: names.ppm(*percent)?, ..none };
+                links(names.pairs(from, to, false)?, by)
+            }
+            Self::Delay { from, to, extra_ms, both_ways } => {
+                let delay = Duration::from_millis(u64::from(*extra_ms));
+                links(names.pairs(from, to, *both_ways)?, Disturbance { delay, ..none })
+            }
+            Self::SlowCpu { nodes, factor } => {
+                Ok(Action::SlowCpu { nodes: names.nodes(nodes)?, factor: *factor })
+            }
+            Self::ClockStep { nodes, by_ms } => Ok(Action::Clock {
+                nodes: names.nodes(nodes)?,
+                step_ns: by_ms.saturating_mul(1_000_000),
+                ppm: 0,
+            }),
+            Self::ClockDrift { nodes, ppm } => {
+                Ok(Action::Clock { nodes: names.nodes(nodes)?, step_ns: 0, ppm: *ppm })
+            }
+            Self::DiskFull { nodes } => disk(nodes, DiskFailure::Full),
+            Self::FsyncError { nodes } => disk(nodes, DiskFailure::FsyncError),
+            Self::SlowDisk { nodes, extra_ms } => Ok(Action::SlowDisk {
+                nodes: names.nodes(nodes)?,
+                extra: Duration::from_millis(u64::from(*extra_ms)),
+            }),
+            Self::TransferLeader { partition, to } => {
+                let to = names.server(to)?;
+                let order = Admin::TransferLeader { partition: PartitionId(*partition), to };
+                Ok(Action::Admin { nodes: names.group(*partition, &[to])?, order })
+            }
+            Self::ChangeMembers { partition, voters, learners } => {
+                let look_up = |list: &[String]| list.iter().map(|n| names.server(n)).collect();
+                let voters: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(voters))?;
+                let learners: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(learners))?;
+                let also: Vec<NodeId> = voters.iter().chain(&learners).copied().collect();
+                let nodes = names.group(*partition, &also)?;
+                let partition = PartitionId(*partition);
+                Ok(Action::Admin {
+                    nodes,
+                    order: Admin::ChangeMembers { partition, voters, learners },
+                })
+            }
+        }
+    }
+}
+
+impl<P: Protocol> Simulation<P> {
+    /// An entry of the schedule begins or ends.
+    pub(crate) fn fault(&mut self, entry: u32, is_heal: bool) {
+        let Some(planned) = self.plan.entries.get(entry as usize) else { return };
+        let (name, action) = (planned.name, planned.action.clone());
+        self.world.log(0, TraceEvent::Fault, None, None, None, name, || {
+            let what = if is_heal { "ends" } else { "begins" };
+            format!("{what} {action:?}")
+        });
+        if is_heal {
+            self.end_fault(&action);
+        } else {
+            *self.injected.entry(name).or_default() += 1;
+            self.begin_fault(&action);
+        }
+    }
+
+    fn begin_fault(&mut self, action: &Action) {
+        let now = self.world.now;
+        match action {
+            Action::Crash { nodes, torn } => {
+                for &index in nodes {
+                    self.node(index).held_down += 1;
+                    self.crash(index, *torn);
+                }
+            }
+            Action::Disk { nodes, failure } => {
+                nodes.iter().for_each(|&n| self.node(n).disk.failure = Some(*failure));
+            }
+            Action::Pause(nodes) => nodes.iter().for_each(|&n| self.node(n).paused += 1),
+            Action::Links { pairs, by } => {
+                pairs.iter().for_each(|&(from, to)| self.world.network.disturb(from, to, *by));
+            }
+            Action::SlowCpu { nodes, factor } => {
+                nodes.iter().for_each(|&n| self.node(n).cpu.slow_down(*factor));
+            }
+            Action::Clock { nodes, step_ns, ppm } => {
+                for &index in nodes {
+                    let clock = &mut self.node(index).clock;
+                    clock.step(*step_ns);
+                    clock.drift(*ppm, now);
+                }
+            }
+            Action::SlowDisk { nodes, extra } => {
+                nodes.iter().for_each(|&n| self.node(n).disk.slow_down(*extra));
+            }
+            Action::Admin { nodes, order } => {
+                for &index in nodes {
+                    self.input(index, Input::Admin(order.clone()), 0);
+                }
+            }
+        }
+    }
+
+    fn end_fault(&mut self, action: &Action) {
+        let now = self.world.now;
+        match action {
+            Action::Crash { nodes, .. } => {
+                for &index in nodes {
+                    let node = self.node(index);
+                    node.held_down = node.held_down.saturating_sub(1);
+                    self.start_node(index);
+                }
+            }
+            Action::Disk { nodes, .. } => nodes.iter().for_each(|&n| self.repair_disk(n)),
+            Action::Pause(nodes) => {
+                for &index in nodes {
+                    let node = self.node(index);
+                    node.paused = node.paused.saturating_sub(1);
+                    self.resume(index);
+                }
+            }
+            Action::Links { pairs, by } => {
+                for &(from, to) in pairs {
+                    let released = self.world.network.calm(now, from, to, *by);
+                    self.release(released);
+                }
+            }
+            Action::SlowCpu { nodes, .. } => {
+                nodes.iter().for_each(|&n| self.node(n).cpu.slow_down(1));
+            }
+            Action::Clock { nodes, .. } => nodes.iter().for_each(|&n| self.node(n).clock.repair()),
+            Action::SlowDisk { nodes, .. } => {
+                nodes.iter().for_each(|&n| self.node(n).disk.slow_down(Duration::ZERO));
+            }
+            // An order is given once.
+            Action::Admin { .. } => {}
+        }
+    }
+
+    fn repair_disk(&mut self, index: u32) {
+        let node = self.node(index);
+        node.disk.failure = None;
+        if std::mem::take(&mut node.disk_stopped) {
+            node.held_down = node.held_down.saturating_sub(1);
+            self.start_node(index);
+        }
+    }
+
+    /// Ends every fault and cancels those that are still to come, except that `down` stay down for
+    /// ever: the start of a liveness phase.
+    pub fn heal_all(&mut self, down: &[NodeId]) {
+        let now = self.world.now;
+        self.plan.entries.clear();
+        let count = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        for from in 0..count {
+            for to in 0..count {
+                let released = self.world.network.calm_all(now, from, to);
+                self.release(released);
+            }
+        }
+        for index in 0..count {
+            let node = self.node(index);
+            let stays_down = down.contains(&node.id);
+            node.held_down = u32::from(stays_down);
+            node.disk_stopped = false;
+            node.disk.failure = None;
+            node.disk.slow_down(Duration::ZERO);
+            node.cpu.slow_down(1);
+            node.clock.repair();
+            node.paused = 0;
+            if stays_down {
+                self.crash(index, false);
+            } else {
+                self.start_node(index);
+                self.resume(index);
+            }
+        }
+    }
+}

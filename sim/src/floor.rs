@@ -1,0 +1,117 @@
+//! The latency floor: the least time any protocol needs for a transaction on a topology.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{PartitionId, RegionId};
+use orthodrome_core::time::Duration;
+use orthodrome_core::txn::{Key, Kind};
+use orthodrome_eval::workload::Request;
+
+/// Distances that bound what is possible, worked out once for each cluster.
+///
+/// With R(P) the round trip from the client to the nearest replica of partition P, *read* the
+/// largest R over the partitions read, *reach* the largest R over all partitions touched, and
+/// *durable* the round trip to a majority of the replicas of whichever partition has one nearest
+/// to the client:
+///
+/// - read-only: *read*;
+/// - procedure: max(*reach*, *durable*), for its text can be made durable while its reads travel;
+/// - interactive: max(*reach*, *read* + *durable*), for what it writes is known only after its
+///   reads have returned.
+#[derive(Clone, Debug)]
+pub struct Floor {
+    cluster: Cluster,
+    nearest: BTreeMap<(RegionId, PartitionId), Duration>,
+    durable: BTreeMap<RegionId, Duration>,
+}
+
+impl Floor {
+    /// The floor under every transaction of a cluster.
+    #[must_use]
+    pub fn new(cluster: &Cluster) -> Self {
+        let mut nearest = BTreeMap::new();
+        let mut durable: BTreeMap<RegionId, Duration> = BTreeMap::new();
+        for region in cluster.topology.regions() {
+            for partition in cluster.partitions() {
+                let rtt = |&node| cluster.topology.rtt(region, cluster.region_of(node));
+                let mut distances: Vec<Duration> = partition.replicas.iter().map(rtt).collect();
+                distances.sort_unstable();
+                let first = distances.first().copied().unwrap_or_default();
+                let majority = distances.get(distances.len() / 2).copied().unwrap_or_default();
+                nearest.insert((region, partition.id), first);
+                let best = durable.entry(region).or_insert(majority);
+                *best = majority.min(*best);
+            }
+        }
+        Self { cluster: cluster.clone(), nearest, durable }
+    }
+
+    /// The least time in which any protocol could tell a client in `home` that `request` committed.
+    #[must_use]
+    pub fn of(&self, home: RegionId, request: &Request) -> Duration {
+        let read = self.furthest(home, request.reads.iter());
+        let reach = read.max(self.furthest(home, request.writes.iter()));
+        let durable = self.durable.get(&home).copied().unwrap_or_default();
+        match &request.kind {
+            _ if request.writes.is_empty() => read,
+            Kind::ReadOnly => read,
+            Kind::Procedure(_) => reach.max(durable),
+            Kind::Interactive => reach.max(read + durable),
+        }
+    }
+
+    fn furthest<'a>(&self, home: RegionId, keys: impl Iterator<Item = &'a Key>) -> Duration {
+        let partitions = keys.map(|key| self.cluster.partition_of(key));
+        let distance = |partition| self.nearest.get(&(home, partition)).copied();
+        partitions.filter_map(distance).max().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::Priority;
+
+    /// Five partitions on Azure's map, three replicas each: p0 in VA, WA, PR; p1 in WA, PR, NSW;
+    /// p2 in PR, NSW, SG; p3 in NSW, SG, VA; p4 in SG, VA, WA.
+    #[test]
+    fn floors_worked_out_by_hand_on_azure5() {
+        let text = include_str!("../../topologies/azure5.toml");
+        let cluster = Cluster::spread(Topology::parse(text).unwrap(), 1, 1, 5, 3).unwrap();
+        let key_of = |partition: u32| {
+            let keys = (0..).map(|number: u32| Key::from(number.to_string()));
+            keys.into_iter()
+                .find(|key| cluster.partition_of(key) == PartitionId(partition))
+                .unwrap()
+        };
+        let floor = Floor::new(&cluster);
+        let of = |home: &str, kind: Kind, reads: &[u32], writes: &[u32]| {
+            let request = Request {
+                name: "test",
+                kind,
+                reads: reads.iter().copied().map(key_of).collect(),
+                writes: writes.iter().copied().map(key_of).collect(),
+                priority: Priority::LOW,
+                parameter: 0,
+            };
+            let home = cluster.topology.region_named(home).unwrap();
+            floor.of(home, &request).as_secs_f64() * 1_000.0
+        };
+        // From VA: p0, p3, p4 are local (0.5 ms); p1 is nearest in WA (67); p2 in PR (80). The
+        // nearest majority is two of p0 or p4: VA itself and WA, 67 ms.
+        assert_eq!(of("VA", Kind::ReadOnly, &[0, 3], &[]), 0.5);
+        assert_eq!(of("VA", Kind::ReadOnly, &[0, 1], &[]), 67.0);
+        assert_eq!(of("VA", Kind::Interactive, &[0], &[0]), 67.5);
+        assert_eq!(of("VA", Kind::Interactive, &[2], &[0]), 80.0 + 67.0);
+        assert_eq!(of("VA", Kind::Procedure(vec![]), &[2], &[2]), 80.0);
+        assert_eq!(of("VA", Kind::Procedure(vec![]), &[0], &[0]), 67.0);
+        // Blind writes: participants are asked while the writes are made durable.
+        assert_eq!(of("VA", Kind::Interactive, &[], &[2]), 80.0);
+        // From NSW: p1, p2, p3 are local; p0 is nearest in WA (175), p4 in SG (87); the nearest
+        // majority is NSW and SG, 87 ms.
+        assert_eq!(of("NSW", Kind::Interactive, &[4], &[0, 4]), 175.0);
+        assert_eq!(of("NSW", Kind::Interactive, &[4], &[4]), 174.0);
+    }
+}

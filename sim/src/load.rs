@@ -1,0 +1,666 @@
+//! Callers: logical clients that ask a workload's transactions of the gateways of their region,
+//! retry what aborts, and ask elsewhere when a gateway dies.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
+use orthodrome_core::machine::{Input, Protocol};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Reads, Txn};
+use orthodrome_eval::history::Entry;
+use orthodrome_eval::metrics::{Counters, Latencies, Retry};
+use orthodrome_eval::record::{Attempt, entry};
+use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
+
+use crate::floor::Floor;
+use crate::oracle::Oracle;
+
+/// How callers behave.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LoadModel {
+    /// When they ask.
+    pub arrival: Arrival,
+    /// When an aborted transaction is tried again.
+    pub retry: Retry,
+    /// How long a caller takes to decide an interactive transaction.
+    pub decide: Duration,
+    /// Transactions begun in the whole run, at most.
+    pub transactions_max: u64,
+    /// Probability that a caller dies with the gateway that it uses.
+    pub die_with_gateway: f64,
+}
+
+/// When transactions are begun.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Arrival {
+    /// At a rate, whatever the system's answers.
+    Open {
+        /// Over all clients.
+        per_second: f64,
+        /// Exponential gaps between arrivals, rather than equal ones.
+        poisson: bool,
+    },
+    /// Each client begins its next transaction when the last has ended.
+    Closed {
+        /// How many clients there are.
+        clients: u32,
+        /// How long a client waits in between.
+        think: Duration,
+    },
+}
+
+impl Default for LoadModel {
+    fn default() -> Self {
+        Self {
+            arrival: Arrival::Open { per_second: 100.0, poisson: true },
+            retry: Retry::default(),
+            decide: Duration::ZERO,
+            transactions_max: u64::MAX,
+            die_with_gateway: 0.0,
+        }
+    }
+}
+
+/// How long a caller waits before it asks again after an answer that tells it to come back later.
+const BACK_OFF: Duration = Duration::from_millis(20);
+
+/// Name of the reads that the run itself adds at the end, which no workload knows.
+const FINAL_READ: &str = "final-read";
+
+/// What a client does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Action {
+    Begin,
+    Decide,
+    Resolve,
+}
+
+/// One transaction under way.
+#[derive(Debug)]
+struct Active {
+    request: Request,
+    txn: TxnId,
+    began: Time,
+    attempt_began: Time,
+    gateway: u32,
+    reads: Option<Reads>,
+    decision: Option<Decision>,
+    hops: u16,
+    floor: Duration,
+    next: Action,
+    is_final: bool,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: ClientId,
+    region: RegionId,
+    gateway: u32,
+    counter: u64,
+    /// Counts what the client did, so that an outdated wake-up is known as such.
+    serial: u32,
+    active: Option<Box<Active>>,
+}
+
+/// A wake-up that a client wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Due {
+    /// When.
+    pub at: Time,
+    /// Which client.
+    pub client: u32,
+    /// Its serial number then.
+    pub serial: u32,
+}
+
+/// Where a history goes.
+pub type HistorySink = Box<dyn FnMut(Entry)>;
+
+/// All callers.
+pub struct Load {
+    model: LoadModel,
+    workload: Box<dyn Workload>,
+    rng: Rng,
+    floor: Floor,
+    clients: Vec<Client>,
+    /// The client slot that each client id (less one) belongs to.
+    slot_of: Vec<u32>,
+    /// Idle clients of each gateway, for open loops.
+    idle: BTreeMap<u32, Vec<u32>>,
+    /// Dense number, id and region of every gateway.
+    gateways: Vec<(u32, NodeId, RegionId)>,
+    regions: Vec<String>,
+    region_distance: Vec<Vec<Duration>>,
+    begun: u64,
+    outstanding: u32,
+    stopped: bool,
+    /// What clients want to be woken for; the simulation takes it.
+    pub due: Vec<Due>,
+    /// Which part of the run is measured.
+    pub measured: std::ops::Range<Time>,
+    /// Latencies of the measured part.
+    pub latencies: Latencies,
+    /// Counts of the measured part.
+    pub counters: Counters,
+    /// Where the history goes, if one is kept.
+    pub history: Option<HistorySink>,
+    /// The white-box judge, if there is one.
+    pub oracle: Option<Oracle>,
+    /// The first promise that was broken.
+    pub failure: Option<String>,
+}
+
+impl std::fmt::Debug for Load {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Load").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl Load {
+    /// Callers of the gateways `gateways` (dense number and id).
+    #[must_use]
+    pub fn new(
+        model: LoadModel,
+        workload: Box<dyn Workload>,
+        cluster: &Cluster,
+        gateways: &[(u32, NodeId)],
+        rng: Rng,
+    ) -> Self {
+        let topology = &cluster.topology;
+        let distance = |a: RegionId| topology.regions().map(move |b| topology.rtt(a, b)).collect();
+        let gateways: Vec<(u32, NodeId, RegionId)> =
+            gateways.iter().map(|&(dense, id)| (dense, id, cluster.region_of(id))).collect();
+        Self {
+            model,
+            workload,
+            rng,
+            floor: Floor::new(cluster),
+            clients: Vec::new(),
+            slot_of: Vec::new(),
+            idle: BTreeMap::new(),
+            regions: topology.regions().map(|r| topology.name_of(r).to_owned()).collect(),
+            region_distance: topology.regions().map(distance).collect(),
+            gateways,
+            begun: 0,
+            outstanding: 0,
+            stopped: false,
+            due: Vec::new(),
+            measured: Time::ZERO..Time::MAX,
+            latencies: Latencies::default(),
+            counters: Counters::default(),
+            history: None,
+            oracle: None,
+            failure: None,
+        }
+    }
+
+    /// The workload's name.
+    #[must_use]
+    pub fn workload_name(&self) -> String {
+        self.workload.name()
+    }
+
+    /// How the workload's values appear in histories.
+    #[must_use]
+    pub fn values(&self) -> Values {
+        self.workload.values()
+    }
+
+    /// The workload's own audit of the whole database, if it has one.
+    #[must_use]
+    pub fn final_request(&self) -> Option<Request> {
+        self.workload.final_request()
+    }
+
+    /// Read-only transactions over every key that a committed transaction touched, if there is an
+    /// oracle to judge what they find.
+    #[must_use]
+    pub fn final_reads(&self) -> Vec<Request> {
+        let keys: Vec<Key> = self.oracle.iter().flat_map(Oracle::keys).cloned().collect();
+        let request = |reads: &[Key]| Request {
+            name: FINAL_READ,
+            kind: Kind::ReadOnly,
+            reads: reads.to_vec(),
+            writes: Vec::new(),
+            priority: Priority::LOW,
+            parameter: 0,
+        };
+        keys.chunks(32).map(request).collect()
+    }
+
+    /// Transactions begun and not ended.
+    #[must_use]
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// Transactions begun so far.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// The transactions under way, oldest client first, each with the gateway that has it.
+    pub fn under_way(&self) -> impl Iterator<Item = (TxnId, u32)> + '_ {
+        self.clients.iter().filter_map(|c| c.active.as_ref().map(|a| (a.txn, a.gateway)))
+    }
+
+    /// Starts closed-loop clients, or returns when the first open-loop arrival is due.
+    pub fn start(&mut self, now: Time) -> Option<Time> {
+        match self.model.arrival {
+            Arrival::Open { .. } => Some(now + self.gap()),
+            Arrival::Closed { clients, .. } => {
+                for number in 0..clients as usize {
+                    let count = self.gateways.len().max(1);
+                    let Some(&(gateway, _, region)) = self.gateways.get(number % count) else {
+                        break;
+                    };
+                    let client = self.add_client(gateway, region);
+                    self.next_transaction(client, now);
+                }
+                None
+            }
+        }
+    }
+
+    /// No new transactions from now on; those under way go on.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// An open-loop arrival: some client begins a transaction. Returns when the next is due.
+    pub fn arrive(&mut self, now: Time) -> Option<Time> {
+        if self.stopped || self.begun >= self.model.transactions_max {
+            return None;
+        }
+        if let Some(&(gateway, _, region)) = self.rng.pick(&self.gateways) {
+            let idle = self.idle.get_mut(&gateway).and_then(Vec::pop);
+            let client = idle.unwrap_or_else(|| self.add_client(gateway, region));
+            self.next_transaction(client, now);
+        }
+        Some(now + self.gap())
+    }
+
+    fn gap(&mut self) -> Duration {
+        match self.model.arrival {
+            Arrival::Open { per_second, poisson } => {
+                let mean = 1e9 / per_second.max(1e-9);
+                let gap = if poisson { -(1.0 - self.rng.unit()).ln() * mean } else { mean };
+                Duration::from_nanos(gap as u64)
+            }
+            Arrival::Closed { think, .. } => think,
+        }
+    }
+
+    fn add_client(&mut self, gateway: u32, region: RegionId) -> u32 {
+        let slot = u32::try_from(self.clients.len()).unwrap_or(u32::MAX);
+        let id = self.incarnate(slot);
+        self.clients.push(Client { id, region, gateway, counter: 0, serial: 0, active: None });
+        slot
+    }
+
+    /// A new client id: the first, or one after the last incarnation gave up not knowing.
+    fn incarnate(&mut self, slot: u32) -> ClientId {
+        self.slot_of.push(slot);
+        ClientId(self.slot_of.len() as u64)
+    }
+
+    fn client(&mut self, slot: u32) -> &mut Client {
+        let client = self.clients.get_mut(slot as usize);
+        client.unwrap_or_else(|| unreachable!("client slots are never removed"))
+    }
+
+    fn next_transaction(&mut self, slot: u32, now: Time) {
+        if self.stopped || self.begun >= self.model.transactions_max {
+            return;
+        }
+        let client = self.client(slot);
+        let issuer = Issuer { client: client.id, index: slot, region: client.region };
+        let request = self.workload.next(issuer, &mut self.rng);
+        self.issue(slot, request, now, false);
+    }
+
+    /// Lets one more client begin `request` now, from the first gateway's region, even if the load
+    /// was stopped. Its failure to commit fails the run.
+    pub fn issue_final(&mut self, request: Request, now: Time) {
+        let Some(&(gateway, _, region)) = self.gateways.first() else { return };
+        let slot = self.add_client(gateway, region);
+        self.issue(slot, request, now, true);
+    }
+
+    fn issue(&mut self, slot: u32, request: Request, now: Time, is_final: bool) {
+        let region = self.client(slot).region;
+        let floor = self.floor.of(region, &request);
+        self.begun += 1;
+        self.outstanding += 1;
+        if self.measured.contains(&now) && !is_final {
+            self.counters.offered += 1;
+        }
+        let client = self.client(slot);
+        client.counter += 1;
+        client.active = Some(Box::new(Active {
+            txn: TxnId::new(client.id, client.counter),
+            request,
+            began: now,
+            attempt_began: now,
+            gateway: client.gateway,
+            reads: None,
+            decision: None,
+            hops: 0,
+            floor,
+            next: Action::Begin,
+            is_final,
+        }));
+        self.schedule(slot, now, Action::Begin);
+    }
+
+    fn schedule(&mut self, slot: u32, at: Time, next: Action) {
+        let client = self.client(slot);
+        client.serial += 1;
+        let serial = client.serial;
+        if let Some(active) = &mut client.active {
+            active.next = next;
+        }
+        self.due.push(Due { at, client: slot, serial });
+    }
+
+    /// A client's wake-up: which gateway gets which input, and how many WAN hops led to it.
+    /// Nothing, if the client has moved on or no gateway is up.
+    pub fn wake<P: Protocol>(
+        &mut self,
+        now: Time,
+        (slot, serial): (u32, u32),
+        is_up: impl Fn(u32) -> bool,
+    ) -> Option<(u32, Input<P>, u16)> {
+        let client = self.clients.get(slot as usize)?;
+        if client.serial != serial {
+            return None;
+        }
+        let active = client.active.as_ref()?;
+        if active.next == Action::Decide {
+            let decision = active.decision.clone()?;
+            let input = Input::Decide { txn: active.txn, decision };
+            return Some((active.gateway, input, active.hops));
+        }
+        let Some(gateway) = self.nearest_gateway(slot, is_up) else {
+            // Every gateway is down; ask again later.
+            let next = active.next;
+            self.schedule(slot, now + BACK_OFF * 5, next);
+            return None;
+        };
+        let client = self.client(slot);
+        let home = client.region;
+        // The client knows the outcome of everything before: it gives its id up when it does not.
+        let below = client.counter;
+        let active = client.active.as_mut()?;
+        active.gateway = gateway;
+        let txn = active.request.to_txn(active.txn, home, below);
+        let input = match active.next {
+            Action::Begin => {
+                active.attempt_began = now;
+                Input::Begin(txn)
+            }
+            Action::Resolve | Action::Decide => Input::Resolve {
+                txn,
+                reads: active.reads.clone().unwrap_or_default(),
+                decision: active.decision.clone(),
+            },
+        };
+        Some((gateway, input, 0))
+    }
+
+    /// The client's own gateway if it is up, else the nearest that is.
+    fn nearest_gateway(&self, slot: u32, is_up: impl Fn(u32) -> bool) -> Option<u32> {
+        let client = self.clients.get(slot as usize)?;
+        if is_up(client.gateway) {
+            return Some(client.gateway);
+        }
+        let row = self.region_distance.get(usize::from(client.region.0))?;
+        let up = self.gateways.iter().filter(|(dense, ..)| is_up(*dense));
+        let nearest = up.min_by_key(|(dense, _, region)| {
+            (row.get(usize::from(region.0)).copied().unwrap_or_default(), *dense)
+        });
+        nearest.map(|&(dense, ..)| dense)
+    }
+
+    /// The client that has `txn` under way at `gateway`; none if it has moved on.
+    fn holder(&self, txn: TxnId, gateway: u32) -> Option<u32> {
+        let index = usize::try_from(txn.client.0).ok()?.checked_sub(1)?;
+        let slot = *self.slot_of.get(index)?;
+        let active = self.clients.get(slot as usize)?.active.as_ref()?;
+        (active.txn == txn && active.gateway == gateway).then_some(slot)
+    }
+
+    /// A gateway answered with reads.
+    pub fn on_reads(&mut self, now: Time, gateway: u32, txn: TxnId, reads: Reads, hops: u16) {
+        let Some(slot) = self.holder(txn, gateway) else { return };
+        let Self { clients, workload, .. } = self;
+        let Some(active) = clients.get_mut(slot as usize).and_then(|c| c.active.as_mut()) else {
+            return;
+        };
+        if active.reads.is_some() && active.decision.is_some() {
+            // A resolved attempt reports its reads again; the decision stands.
+            return;
+        }
+        let missing = active.request.reads.iter().find(|key| !reads.contains_key(*key));
+        if let Some(key) = missing {
+            let problem = format!("{txn} got its reads without {key}, which it asked for");
+            self.failure.get_or_insert(problem);
+            return;
+        }
+        active.hops = hops;
+        let interactive = active.request.kind == Kind::Interactive;
+        if interactive {
+            active.decision = Some(workload.decide(&active.request, &reads));
+        }
+        active.reads = Some(reads);
+        if interactive {
+            let at = now + self.model.decide;
+            self.schedule(slot, at, Action::Decide);
+        }
+    }
+
+    /// A gateway answered with an outcome.
+    pub fn on_finish(
+        &mut self,
+        now: Time,
+        gateway: u32,
+        (txn, outcome, path): (TxnId, Outcome, &'static str),
+        hops: u16,
+    ) {
+        let told = self.oracle.as_mut().map_or(Ok(()), |oracle| oracle.told(txn, outcome));
+        self.note_failure(told);
+        let Some(slot) = self.holder(txn, gateway) else { return };
+        if self.measured.contains(&now) && outcome != Outcome::Unknown {
+            match self.counters.path.get_mut(path) {
+                Some(count) => *count += 1,
+                None => drop(self.counters.path.insert(path.into(), 1)),
+            }
+        }
+        match outcome {
+            Outcome::Committed(at) => {
+                self.check_commit(slot, at);
+                self.write_history(slot, Some((now, outcome)), false);
+                self.count_commit(slot, now, hops);
+                self.end(slot, now, false);
+            }
+            Outcome::Aborted(reason) => self.on_aborted(slot, now, reason),
+            Outcome::Unknown => self.schedule(slot, now + BACK_OFF, Action::Resolve),
+        }
+    }
+
+    fn on_aborted(&mut self, slot: u32, now: Time, reason: AbortReason) {
+        let retry = self.model.retry;
+        let measured = self.measured.contains(&now);
+        let Some(active) = self.client(slot).active.as_ref() else { return };
+        let (txn, is_final) = (active.txn, active.is_final);
+        let next = retry.after(txn, reason);
+        self.write_history(slot, Some((now, Outcome::Aborted(reason))), next.is_some());
+        if measured && !is_final {
+            *self.counters.aborted.entry(reason).or_default() += 1;
+        }
+        if reason == AbortReason::Invalid {
+            self.failure.get_or_insert(format!("{txn} was refused as invalid"));
+        }
+        let Some(next) = next else {
+            if is_final {
+                let problem = format!("{txn}, an audit at the end, aborted for {reason}");
+                self.failure.get_or_insert(problem);
+            } else if measured {
+                self.counters.failed += 1;
+            }
+            self.end(slot, now, false);
+            return;
+        };
+        if let Some(active) = self.client(slot).active.as_mut() {
+            active.txn = next;
+            active.reads = None;
+            active.decision = None;
+            active.hops = 0;
+        }
+        let wait = if reason == AbortReason::Overload { BACK_OFF } else { Duration::ZERO };
+        self.schedule(slot, now + wait, Action::Begin);
+    }
+
+    fn count_commit(&mut self, slot: u32, now: Time, hops: u16) {
+        let Self { clients, counters, latencies, measured, .. } = self;
+        let Some(client) = clients.get(slot as usize) else { return };
+        let Some(active) = &client.active else { return };
+        if active.is_final || !measured.contains(&now) {
+            return;
+        }
+        let latency = now.since(active.began);
+        counters.committed += 1;
+        latencies.record(active.request.priority, client.region, latency);
+        let floor = nanos(active.floor).max(1);
+        counters.floor_ratio_millis.record(nanos(latency).saturating_mul(1_000) / floor);
+        counters.wan_round_trip_millis.record(u64::from(hops) * 500);
+    }
+
+    /// The gateway died with what it had under way: its clients ask elsewhere, or die too.
+    pub fn on_gateway_crash(&mut self, now: Time, gateway: u32) {
+        for slot in 0..u32::try_from(self.clients.len()).unwrap_or(u32::MAX) {
+            let client = self.clients.get(slot as usize);
+            let Some(active) = client.and_then(|client| client.active.as_ref()) else { continue };
+            // One that is still to begin goes to another gateway by itself.
+            if active.gateway != gateway {
+                continue;
+            }
+            if self.rng.unit() < self.model.die_with_gateway && !active.is_final {
+                self.write_history(slot, None, false);
+                if self.measured.contains(&now) {
+                    self.counters.failed += 1;
+                }
+                self.end(slot, now, true);
+            } else if active.next != Action::Begin || active.attempt_began < now {
+                self.schedule(slot, now + BACK_OFF, Action::Resolve);
+            }
+        }
+    }
+
+    /// Whatever is still under way when the run ends has an unknown outcome.
+    pub fn abandon(&mut self) {
+        for slot in 0..u32::try_from(self.clients.len()).unwrap_or(u32::MAX) {
+            if self.client(slot).active.is_some() {
+                self.write_history(slot, None, false);
+                self.client(slot).active = None;
+                self.outstanding -= 1;
+            }
+        }
+    }
+
+    /// The client's transaction is over; in a closed loop its next one follows. A client that does
+    /// not know what became of it goes on under another id, for its old one promises that it knows
+    /// the outcome of everything it began.
+    fn end(&mut self, slot: u32, now: Time, is_unknown: bool) {
+        if is_unknown {
+            let id = self.incarnate(slot);
+            let client = self.client(slot);
+            (client.id, client.counter) = (id, 0);
+        }
+        let client = self.client(slot);
+        client.serial += 1;
+        let gateway = client.gateway;
+        let Some(active) = client.active.take() else { return };
+        self.outstanding -= 1;
+        if active.is_final {
+            return;
+        }
+        match self.model.arrival {
+            Arrival::Open { .. } => self.idle.entry(gateway).or_default().push(slot),
+            Arrival::Closed { think, .. } => self.next_transaction(slot, now + think),
+        }
+    }
+
+    fn note_failure(&mut self, result: Result<(), String>) {
+        if let Err(problem) = result {
+            self.failure.get_or_insert(problem);
+        }
+    }
+
+    fn check_commit(&mut self, slot: u32, at: Timestamp) {
+        let Some(active) = self.clients.get(slot as usize).and_then(|c| c.active.as_ref()) else {
+            return;
+        };
+        let nothing = Reads::new();
+        let result = match &active.reads {
+            None if !active.request.reads.is_empty() => {
+                Err(format!("{} committed without an answer to its reads", active.txn))
+            }
+            reads => {
+                let reads = reads.as_ref().unwrap_or(&nothing);
+                let audit = if active.request.name == FINAL_READ {
+                    Ok(())
+                } else {
+                    self.workload.audit(&active.request, reads)
+                };
+                let audit = audit.map_err(|problem| format!("{}: {problem}", active.txn));
+                match &mut self.oracle {
+                    None => audit,
+                    Some(oracle) if active.is_final => audit.and(oracle.judge_final(reads)),
+                    Some(oracle) => {
+                        let written = written(active, reads);
+                        let element = active.request.parameter;
+                        audit.and(oracle.committed(active.txn, at, reads, &written, element))
+                    }
+                }
+            }
+        };
+        self.note_failure(result);
+    }
+
+    fn write_history(&mut self, slot: u32, completed: Option<(Time, Outcome)>, is_retried: bool) {
+        let Some(sink) = &mut self.history else { return };
+        let Some(client) = self.clients.get(slot as usize) else { return };
+        let Some(active) = &client.active else { return };
+        let region = self.regions.get(usize::from(client.region.0));
+        let attempt = Attempt {
+            request: &active.request,
+            txn: active.txn,
+            region: region.map_or("?", String::as_str),
+            invoked: active.attempt_began,
+            completed,
+            reads: active.reads.as_ref(),
+            decision: active.decision.as_ref(),
+            is_retried,
+        };
+        match entry(&attempt, self.workload.values()) {
+            Ok(entry) => sink(entry),
+            Err(problem) => drop(self.failure.get_or_insert(problem.to_string())),
+        }
+    }
+}
+
+/// The keys that a transaction wrote if it committed with those reads.
+fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
+    match (&active.request.kind, &active.decision) {
+        (Kind::ReadOnly, _) | (Kind::Interactive, None | Some(Decision::Abort)) => BTreeSet::new(),
+        (Kind::Interactive, Some(Decision::Commit(writes))) => writes.keys().cloned().collect(),
+        (Kind::Procedure(ops), _) => match Txn::execute(ops, reads) {
+            Ok(writes) => writes.into_keys().collect(),
+            Err(_) => BTreeSet::new(),
+        },
+    }
+}

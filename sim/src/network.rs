@@ -1,0 +1,369 @@
+//! The wide-area network: one link for each ordered pair of nodes.
+//!
+//! Links are *ordered* (like a TCP connection: nothing overtakes, loss becomes delay, a partition
+//! stalls) or *unordered* (like UDP: loss, duplication and overtaking). `docs/simulator.md` states
+//! the rules and what they leave out.
+
+use std::collections::VecDeque;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::NodeId;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Duration, Time, nanos};
+
+/// Payload of one packet: Ethernet's 1500 bytes less the IP and TCP headers.
+const SEGMENT: u64 = 1_460;
+
+/// The least time TCP waits before it retransmits for the second time.
+const RETRANSMIT_MIN: u64 = 200_000_000;
+
+/// How one-way delays vary around half the topology's round trip. Deviations are ratios of the
+/// standard deviation to the mean.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Delay {
+    /// They do not.
+    Constant,
+    /// Normally, cut off at zero.
+    Normal(f64),
+    /// Pareto: a floor, and a heavy tail.
+    Pareto(f64),
+}
+
+/// What kind of links connect nodes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Links {
+    /// Like TCP connections.
+    Ordered,
+    /// Like UDP: each message is duplicated with probability `duplicate`, and held back by up to
+    /// one round trip with probability `reorder`.
+    Unordered {
+        /// Probability that a message arrives twice.
+        duplicate: f64,
+        /// Probability that a message is held back.
+        reorder: f64,
+    },
+}
+
+/// How the network behaves when no fault is under way.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct NetworkModel {
+    /// How delays vary.
+    pub delay: Delay,
+    /// What kind of links there are.
+    pub links: Links,
+    /// Probability that a packet between regions is lost.
+    pub loss: f64,
+    /// Bytes per second of each link between regions; none: no limit.
+    pub bandwidth: Option<u64>,
+    /// How long an ordered link holds what it cannot deliver before the connection counts as
+    /// broken and what it held as lost.
+    pub timeout: Duration,
+}
+
+impl Default for NetworkModel {
+    fn default() -> Self {
+        Self {
+            delay: Delay::Constant,
+            links: Links::Ordered,
+            loss: 0.0,
+            bandwidth: None,
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a fault does to a link; effects of several faults add up.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Disturbance {
+    /// Nothing gets through.
+    pub blocked: bool,
+    /// Added to the probability of loss, in millionths.
+    pub loss_ppm: u32,
+    /// Added to the probability of duplication, in millionths; unordered links only.
+    pub duplicate_ppm: u32,
+    /// Added to the one-way delay.
+    pub delay: Duration,
+}
+
+/// What happens to a message that is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It arrives at that time, and perhaps again.
+    Arrives(Time, Option<Time>),
+    /// It is lost.
+    Lost,
+    /// An ordered link holds it until the partition heals; see [`Network::stall`].
+    Stalls,
+}
+
+#[derive(Debug)]
+struct Link<M> {
+    /// One-way delay without variation, in nanoseconds.
+    base: u64,
+    is_wan: bool,
+    blocked: u32,
+    loss_ppm: u32,
+    duplicate_ppm: u32,
+    extra: u64,
+    /// An ordered link delivers nothing before this.
+    last_arrival: Time,
+    /// The link is transmitting until then.
+    busy_until: Time,
+    /// When the sender last crashed, and after which moment of sending messages were lost by that.
+    cut: Option<(Time, Time)>,
+    stalled: VecDeque<(Time, M)>,
+}
+
+/// All links. `M` is what a stalled message is kept as.
+#[derive(Debug)]
+pub struct Network<M> {
+    model: NetworkModel,
+    nodes: usize,
+    links: Vec<Link<M>>,
+    rng: Rng,
+}
+
+impl<M> Network<M> {
+    /// The links of `cluster`; `nodes` gives each node's dense number.
+    #[must_use]
+    pub fn new(model: NetworkModel, cluster: &Cluster, nodes: &[NodeId], rng: Rng) -> Self {
+        let mut links = Vec::with_capacity(nodes.len() * nodes.len());
+        for &from in nodes {
+            for &to in nodes {
+                let (a, b) = (cluster.region_of(from), cluster.region_of(to));
+                let rtt = nanos(cluster.topology.rtt(a, b));
+                links.push(Link {
+                    base: if from == to { 0 } else { rtt / 2 },
+                    is_wan: a != b,
+                    blocked: 0,
+                    loss_ppm: 0,
+                    duplicate_ppm: 0,
+                    extra: 0,
+                    last_arrival: Time::ZERO,
+                    busy_until: Time::ZERO,
+                    cut: None,
+                    stalled: VecDeque::new(),
+                });
+            }
+        }
+        Self { model, nodes: nodes.len(), links, rng }
+    }
+
+    fn at(&self, from: u32, to: u32) -> usize {
+        from as usize * self.nodes + to as usize
+    }
+
+    fn link(&mut self, from: u32, to: u32) -> &mut Link<M> {
+        let at = self.at(from, to);
+        self.links.get_mut(at).unwrap_or_else(|| unreachable!("there is a link for every pair"))
+    }
+
+    /// True if the two nodes are in different regions.
+    #[must_use]
+    pub fn is_wan(&self, from: u32, to: u32) -> bool {
+        self.links.get(self.at(from, to)).is_some_and(|link| link.is_wan)
+    }
+
+    /// Sends a message of `bytes` bytes.
+    pub fn send(&mut self, now: Time, from: u32, to: u32, bytes: usize) -> Fate {
+        if from == to {
+            return Fate::Arrives(now, None);
+        }
+        let (model, at) = (self.model, self.at(from, to));
+        let Some(link) = self.links.get_mut(at) else {
+            unreachable!("there is a link for every pair")
+        };
+        if link.blocked > 0 {
+            return match model.links {
+                Links::Ordered => Fate::Stalls,
+                Links::Unordered { .. } => Fate::Lost,
+            };
+        }
+        let loss = f64::from(link.loss_ppm) / 1e6 + if link.is_wan { model.loss } else { 0.0 };
+        let rng = &mut self.rng;
+        let mean = link.base + link.extra;
+        let delay = Duration::from_nanos(sample(model.delay, mean, rng));
+        let bandwidth = link.is_wan.then_some(model.bandwidth).flatten();
+        match model.links {
+            Links::Ordered => {
+                let bandwidth = match throughput_ceiling(loss, 2 * mean) {
+                    Some(ceiling) => Some(bandwidth.map_or(ceiling, |limit| limit.min(ceiling))),
+                    None => bandwidth,
+                };
+                let sent = link.transmit(now, bytes as u64, bandwidth);
+                let late = retransmission(loss, bytes as u64, 2 * mean, rng);
+                let arrival = (sent + delay + late).max(link.last_arrival);
+                link.last_arrival = arrival;
+                Fate::Arrives(arrival, None)
+            }
+            Links::Unordered { duplicate, reorder } => {
+                let sent = link.transmit(now, bytes as u64, bandwidth);
+                let packets = (bytes as u64).div_ceil(SEGMENT).max(1);
+                if loss > 0.0 && (0..packets).any(|_| rng.unit() < loss) {
+                    return Fate::Lost;
+                }
+                let duplicate = duplicate + f64::from(link.duplicate_ppm) / 1e6;
+                let arrive = |rng: &mut Rng| {
+                    let held = reorder > 0.0 && rng.unit() < reorder;
+                    let held = if held { rng.range(0, 2 * mean) } else { 0 };
+                    sent + delay + Duration::from_nanos(held)
+                };
+                let first = arrive(rng);
+                let again = duplicate > 0.0 && rng.unit() < duplicate;
+                let second =
+                    again.then(|| arrive(rng) + Duration::from_nanos(rng.range(0, 2 * mean)));
+                Fate::Arrives(first, second)
+            }
+        }
+    }
+
+    /// Keeps a message that [`Fate::Stalls`] until the partition heals. What has waited longer
+    /// than the connection's time-out is lost; it is returned.
+    pub fn stall(&mut self, now: Time, from: u32, to: u32, message: M) -> Vec<M> {
+        let timeout = self.model.timeout;
+        let link = self.link(from, to);
+        let lost = expire(&mut link.stalled, now, timeout);
+        link.stalled.push_back((now, message));
+        lost
+    }
+
+    /// Applies a disturbance to a link.
+    pub fn disturb(&mut self, from: u32, to: u32, by: Disturbance) {
+        let link = self.link(from, to);
+        link.blocked += u32::from(by.blocked);
+        link.loss_ppm += by.loss_ppm;
+        link.duplicate_ppm += by.duplicate_ppm;
+        link.extra += nanos(by.delay);
+    }
+
+    /// Takes a disturbance away. If the link lets messages through again, those that it held are
+    /// returned to be sent now, in order, with those that timed out marked lost.
+    pub fn calm(&mut self, now: Time, from: u32, to: u32, by: Disturbance) -> Released<M> {
+        let timeout = self.model.timeout;
+        let link = self.link(from, to);
+        link.blocked = link.blocked.saturating_sub(u32::from(by.blocked));
+        link.loss_ppm = link.loss_ppm.saturating_sub(by.loss_ppm);
+        link.duplicate_ppm = link.duplicate_ppm.saturating_sub(by.duplicate_ppm);
+        link.extra = link.extra.saturating_sub(nanos(by.delay));
+        link.release(now, timeout)
+    }
+
+    /// Takes every disturbance of a link away.
+    pub fn calm_all(&mut self, now: Time, from: u32, to: u32) -> Released<M> {
+        let timeout = self.model.timeout;
+        let link = self.link(from, to);
+        (link.blocked, link.loss_ppm, link.duplicate_ppm, link.extra) = (0, 0, 0, 0);
+        link.release(now, timeout)
+    }
+
+    /// Node `node` crashed: what it held for others is lost, and so is what others held for it. Of
+    /// what it had in flight, what was sent before a random moment still arrives.
+    pub fn crash(&mut self, now: Time, node: u32) -> Vec<M> {
+        let mut lost = Vec::new();
+        for other in 0..u32::try_from(self.nodes).unwrap_or(u32::MAX) {
+            for (from, to) in [(node, other), (other, node)] {
+                let back = self.rng.range(0, self.model_delay(from, to));
+                let link = self.link(from, to);
+                lost.extend(link.stalled.drain(..).map(|(_, message)| message));
+                if from == node {
+                    link.cut = Some((now, now - Duration::from_nanos(back)));
+                }
+            }
+        }
+        lost
+    }
+
+    fn model_delay(&self, from: u32, to: u32) -> u64 {
+        self.links.get(self.at(from, to)).map_or(0, |link| link.base + link.extra)
+    }
+
+    /// True if a message sent at `sent` was lost because its sender crashed since.
+    #[must_use]
+    pub fn was_cut(&self, from: u32, to: u32, sent: Time) -> bool {
+        let link = self.links.get(self.at(from, to));
+        let cut = link.and_then(|link| link.cut);
+        cut.is_some_and(|(crash, after)| after < sent && sent <= crash)
+    }
+}
+
+/// What comes out of a link that was blocked.
+#[derive(Debug)]
+pub struct Released<M> {
+    /// To be sent now, in this order.
+    pub send: Vec<M>,
+    /// Lost, because the connection timed out.
+    pub lost: Vec<M>,
+}
+
+impl<M> Link<M> {
+    /// When the last byte of a message has left, given that earlier ones leave first.
+    fn transmit(&mut self, now: Time, bytes: u64, bandwidth: Option<u64>) -> Time {
+        let Some(bandwidth) = bandwidth else { return now };
+        let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1));
+        let takes = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
+        self.busy_until = self.busy_until.max(now) + takes;
+        self.busy_until
+    }
+
+    fn release(&mut self, now: Time, timeout: Duration) -> Released<M> {
+        if self.blocked > 0 {
+            return Released { send: Vec::new(), lost: Vec::new() };
+        }
+        let lost = expire(&mut self.stalled, now, timeout);
+        let send = self.stalled.drain(..).map(|(_, message)| message).collect();
+        Released { send, lost }
+    }
+}
+
+fn expire<M>(stalled: &mut VecDeque<(Time, M)>, now: Time, timeout: Duration) -> Vec<M> {
+    let expired = stalled.partition_point(|&(sent, _)| sent + timeout < now);
+    stalled.drain(..expired).map(|(_, message)| message).collect()
+}
+
+/// What TCP carries at most over a path that loses packets: segment / rtt × √(3/2) / √loss
+/// (Mathis, Semke, Mahdavi, Ott: "The macroscopic behavior of the TCP congestion avoidance
+/// algorithm", 1997, eq. 3). Bytes per second; none without loss.
+#[must_use]
+pub fn throughput_ceiling(loss: f64, rtt_ns: u64) -> Option<u64> {
+    if loss <= 0.0 || rtt_ns == 0 {
+        return None;
+    }
+    let rate = SEGMENT as f64 / (rtt_ns as f64 / 1e9) * (1.5 / loss).sqrt();
+    Some(rate as u64)
+}
+
+/// By how much losses delay a message: the packet that is lost most often decides. The first loss
+/// costs one round trip (fast retransmit); each further one the retransmission time-out, doubled
+/// every time.
+fn retransmission(loss: f64, bytes: u64, rtt: u64, rng: &mut Rng) -> Duration {
+    if loss <= 0.0 {
+        return Duration::ZERO;
+    }
+    let packets = bytes.div_ceil(SEGMENT).max(1);
+    let losses = (0..packets).map(|_| (0..8).take_while(|_| rng.unit() < loss).count()).max();
+    let timeout = RETRANSMIT_MIN.max(2 * rtt);
+    Duration::from_nanos(match losses.unwrap_or(0) {
+        0 => 0,
+        count => rtt + timeout * ((1 << (count - 1)) - 1),
+    })
+}
+
+/// One draw of a delay with that mean.
+fn sample(delay: Delay, mean: u64, rng: &mut Rng) -> u64 {
+    match delay {
+        Delay::Constant => mean,
+        Delay::Normal(deviation) => {
+            // Box–Muller; the second normal number is not worth keeping.
+            let radius = (-2.0 * (1.0 - rng.unit()).ln()).sqrt();
+            let normal = radius * (std::f64::consts::TAU * rng.unit()).cos();
+            (mean as f64 * (1.0 + deviation * normal)).max(0.0) as u64
+        }
+        Delay::Pareto(deviation) if deviation > 0.0 => {
+            // Mean and deviation of a Pareto distribution fix its shape and its least value.
+            let shape = 1.0 + (1.0 + 1.0 / (deviation * deviation)).sqrt();
+            let least = mean as f64 * (shape - 1.0) / shape;
+            (least / (1.0 - rng.unit()).powf(1.0 / shape)) as u64
+        }
+        Delay::Pareto(_) => mean,
+    }
+}

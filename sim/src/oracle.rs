@@ -1,0 +1,135 @@
+//! The white-box judge of what callers were told: one outcome for each attempt, nothing told
+//! aborted that is seen later, nothing acknowledged that is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::TxnId;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Key, Outcome, Reads, Version};
+use orthodrome_eval::workload::{Values, list_elements};
+
+/// Remembers everything callers were told. Its size grows with the run, so long measurements do
+/// without it.
+#[derive(Debug)]
+pub struct Oracle {
+    values: Values,
+    outcomes: BTreeMap<TxnId, Outcome>,
+    /// Writers whose versions committed transactions read: at which timestamp, and one reader.
+    seen: BTreeMap<TxnId, (Timestamp, TxnId)>,
+    /// The newest acknowledged version of each key.
+    newest: BTreeMap<Key, Version>,
+    /// Every acknowledged element of each list.
+    appended: BTreeMap<Key, BTreeSet<u64>>,
+    touched: BTreeSet<Key>,
+}
+
+impl Oracle {
+    /// An oracle for a workload with such values.
+    #[must_use]
+    pub fn new(values: Values) -> Self {
+        Self {
+            values,
+            outcomes: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            appended: BTreeMap::new(),
+            touched: BTreeSet::new(),
+        }
+    }
+
+    /// A caller was told `outcome`.
+    ///
+    /// # Errors
+    /// What contradicts it.
+    pub fn told(&mut self, txn: TxnId, outcome: Outcome) -> Result<(), String> {
+        if outcome == Outcome::Unknown {
+            return Ok(());
+        }
+        if let Some(before) = self.outcomes.insert(txn, outcome)
+            && before != outcome
+        {
+            return Err(format!("{txn} was told {before} first and {outcome} later"));
+        }
+        match (outcome, self.seen.get(&txn)) {
+            (Outcome::Aborted(_), Some((at, reader))) => {
+                Err(format!("{txn} was told {outcome}, but {reader} read its write at {at}"))
+            }
+            (Outcome::Committed(told), Some((at, reader))) if told != *at => {
+                Err(format!("{txn} was told {outcome}, but {reader} read its write at {at}"))
+            }
+            (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _) => Ok(()),
+        }
+    }
+
+    /// A caller was told that `txn` committed with these reads, having written these keys;
+    /// `element` is what it appended to each, if values are lists.
+    ///
+    /// # Errors
+    /// What contradicts it.
+    pub fn committed(
+        &mut self,
+        txn: TxnId,
+        at: Timestamp,
+        reads: &Reads,
+        written: &BTreeSet<Key>,
+        element: u64,
+    ) -> Result<(), String> {
+        for (key, read) in reads {
+            self.touched.insert(key.clone());
+            if read.version == Version::INITIAL {
+                continue;
+            }
+            let Version { timestamp, writer } = read.version;
+            self.seen.insert(writer, (timestamp, txn));
+            match self.outcomes.get(&writer) {
+                Some(Outcome::Committed(told)) if *told == timestamp => {}
+                None | Some(Outcome::Unknown) => {}
+                Some(told @ (Outcome::Committed(_) | Outcome::Aborted(_))) => {
+                    return Err(format!(
+                        "{txn} read {key} as {writer} wrote it at {timestamp}, but {writer} was told {told}"
+                    ));
+                }
+            }
+        }
+        for key in written {
+            self.touched.insert(key.clone());
+            let newest = self.newest.entry(key.clone()).or_default();
+            *newest = (*newest).max(Version { timestamp: at, writer: txn });
+            if self.values == Values::Lists {
+                self.appended.entry(key.clone()).or_default().insert(element);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every key that a committed transaction touched.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.touched.iter()
+    }
+
+    /// Judges what a transaction read that began after every other one had ended.
+    ///
+    /// # Errors
+    /// The acknowledged write that is missing.
+    pub fn judge_final(&self, reads: &Reads) -> Result<(), String> {
+        for (key, read) in reads {
+            if let Some(newest) = self.newest.get(key)
+                && read.version.timestamp < newest.timestamp
+            {
+                return Err(format!(
+                    "the write of {key} by {newest} was acknowledged and is lost: at the end the key is at {}",
+                    read.version
+                ));
+            }
+            let Some(appended) = self.appended.get(key) else { continue };
+            let held = list_elements(read.value.as_ref())
+                .ok_or_else(|| format!("{key} holds no list at the end: {:?}", read.value))?;
+            if let Some(lost) = appended.iter().find(|element| !held.contains(element)) {
+                return Err(format!(
+                    "{lost} was appended to {key} and acknowledged; at the end {key} holds {held:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

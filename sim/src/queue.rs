@@ -1,0 +1,127 @@
+//! The event queue: what happens next, ordered by time and then by order of scheduling.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use orthodrome_core::time::Time;
+
+/// When an event happens, and which slot holds it. The sequence number makes the order total, so
+/// events of one instant happen in the order they were scheduled.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Ticket {
+    at: Time,
+    sequence: u64,
+    slot: u32,
+}
+
+/// A priority queue of events. The heap moves small tickets; the events themselves stay where they
+/// were put in a slab whose slots are used again, so that a steady run allocates nothing.
+#[derive(Debug)]
+pub struct Queue<E> {
+    heap: BinaryHeap<Reverse<Ticket>>,
+    slots: Vec<Option<E>>,
+    free: Vec<u32>,
+    sequence: u64,
+}
+
+impl<E> Default for Queue<E> {
+    fn default() -> Self {
+        Self { heap: BinaryHeap::new(), slots: Vec::new(), free: Vec::new(), sequence: 0 }
+    }
+}
+
+impl<E> Queue<E> {
+    /// Schedules `event` at `at`, after everything already scheduled for that instant.
+    ///
+    /// # Panics
+    /// If more than 2^32 events are scheduled at once.
+    pub fn push(&mut self, at: Time, event: E) {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                u32::try_from(self.slots.len() - 1).unwrap_or_else(|_| {
+                    unreachable!("more than 2^32 events scheduled: the run has no bound")
+                })
+            }
+        };
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = Some(event);
+        }
+        self.sequence += 1;
+        self.heap.push(Reverse(Ticket { at, sequence: self.sequence, slot }));
+    }
+
+    /// Takes the next event if it is due by `limit`.
+    pub fn pop(&mut self, limit: Time) -> Option<(Time, E)> {
+        let &Reverse(Ticket { at, slot, .. }) = self.heap.peek()?;
+        if at > limit {
+            return None;
+        }
+        self.heap.pop();
+        self.free.push(slot);
+        let event = self.slots.get_mut(slot as usize).and_then(Option::take);
+        Some((at, event.unwrap_or_else(|| unreachable!("a ticket in the heap owns its slot"))))
+    }
+
+    /// When the next event is due.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Time> {
+        self.heap.peek().map(|Reverse(ticket)| ticket.at)
+    }
+
+    /// How many events are scheduled.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// True if nothing is scheduled.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn events_come_out_as_a_stable_sort_would_order_them(
+            times in proptest::collection::vec((0_u64..50, any::<bool>()), 0..200)
+        ) {
+            // `true` takes one event out in between, so that slots are used again.
+            let mut queue = Queue::default();
+            let mut model: Vec<(Time, usize)> = Vec::new();
+            let mut low = Time::ZERO;
+            for (number, (at, take)) in times.into_iter().enumerate() {
+                let at = low.max(Time(at));
+                queue.push(at, number);
+                model.push((at, number));
+                if take {
+                    model.sort();
+                    let (at, event) = queue.pop(Time::MAX).unwrap();
+                    prop_assert_eq!((at, event), model.remove(0));
+                    low = at;
+                }
+            }
+            model.sort();
+            let rest: Vec<_> = std::iter::from_fn(|| queue.pop(Time::MAX)).collect();
+            prop_assert_eq!(rest, model);
+            prop_assert!(queue.slots.iter().all(Option::is_none));
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_before_its_time() {
+        let mut queue = Queue::default();
+        queue.push(Time(10), 'a');
+        assert_eq!(queue.pop(Time(9)), None);
+        assert_eq!(queue.next_at(), Some(Time(10)));
+        assert_eq!(queue.pop(Time(10)), Some((Time(10), 'a')));
+        assert!(queue.is_empty());
+    }
+}

@@ -1,0 +1,1047 @@
+//! A cluster, its callers and its faults in virtual time: one seed, one run.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::{Cluster, Role};
+use orthodrome_core::host::Host;
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::machine::{Effect, Input, Machine, Message, Protocol, Setup};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::trace::{Event as TraceEvent, Line};
+use orthodrome_eval::metrics::{Run, RunResult};
+use orthodrome_eval::workload::Workload;
+
+use crate::clock::{ClockModel, NodeClock};
+use crate::cpu::{Cpu, CpuModel};
+use crate::disk::{Disk, DiskFailure, DiskModel};
+use crate::fault::{Plan, Schedule, ScheduleError};
+use crate::hash::TraceHash;
+use crate::load::{HistorySink, Load, LoadModel};
+use crate::network::{Fate, Network, NetworkModel, Released};
+use crate::oracle::Oracle;
+use crate::queue::Queue;
+use crate::traffic::Traffic;
+
+/// Everything about a run that is not the cluster, the protocol or the workload.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Decides every draw.
+    pub seed: u64,
+    /// The network.
+    pub network: NetworkModel,
+    /// Node clocks.
+    pub clock: ClockModel,
+    /// Disks.
+    pub disk: DiskModel,
+    /// CPU time; none: infinitely fast.
+    pub cpu: Option<CpuModel>,
+    /// Callers.
+    pub load: LoadModel,
+    /// How long the run goes on before it is measured.
+    pub warmup: Duration,
+    /// How long callers begin transactions; the measured part ends then.
+    pub duration: Duration,
+    /// How long what is under way then has to end, before it counts as stuck.
+    pub drain: Duration,
+    /// Call every machine's `assert_invariants` after every input.
+    pub check_invariants: bool,
+    /// Remember everything callers are told, and hold the protocol to it.
+    pub check_outcomes: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            network: NetworkModel::default(),
+            clock: ClockModel::default(),
+            disk: DiskModel::default(),
+            cpu: Some(CpuModel::default()),
+            load: LoadModel::default(),
+            warmup: Duration::from_secs(10),
+            duration: Duration::from_secs(60),
+            drain: Duration::from_secs(60),
+            check_invariants: false,
+            check_outcomes: false,
+        }
+    }
+}
+
+/// What went wrong in a run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum FailureKind {
+    /// A machine's assertion failed.
+    Panic,
+    /// A caller was told something that is not so.
+    Promise,
+    /// Something that must end did not.
+    Stuck,
+    /// A protocol's own cluster-wide check failed.
+    Observer,
+    /// The history is not what the protocol guarantees.
+    History,
+    /// The same seed gave two different runs.
+    Twins,
+}
+
+/// A run that lost its promise.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{kind:?} at {at}: {detail}")]
+pub struct Failure {
+    /// When it was found.
+    pub at: Time,
+    /// What kind of failure it is.
+    pub kind: FailureKind,
+    /// What exactly.
+    pub detail: String,
+}
+
+/// A cluster-wide check that a protocol brings along.
+pub trait Observer<P: Protocol>: Debug {
+    /// Looks at every server that is up, after each input.
+    ///
+    /// # Errors
+    /// What does not hold.
+    fn observe(&mut self, at: Time, servers: &[(NodeId, &P::Server)]) -> Result<(), String>;
+
+    /// Looks at every server after everything has healed and every transaction has ended. Asked
+    /// again and again for a bounded time, until it finds nothing to complain of.
+    ///
+    /// # Errors
+    /// What is left over that should not be: a lock, a prepared transaction, a waiter.
+    fn quiescent(&mut self, servers: &[(NodeId, &P::Server)]) -> Result<(), String>;
+}
+
+/// Where trace lines go.
+pub type TraceSink = Box<dyn FnMut(&Line)>;
+
+#[derive(Debug)]
+enum Process<P: Protocol> {
+    Server(Box<Host<P, P::Server>>),
+    Gateway(Box<Host<P, P::Client>>),
+    Down,
+}
+
+/// Calls a method of whichever host runs; `$down` if none does.
+macro_rules! on_host {
+    ($process:expr, $host:ident => $call:expr, $down:expr) => {
+        match $process {
+            Process::Server($host) => $call,
+            Process::Gateway($host) => $call,
+            Process::Down => $down,
+        }
+    };
+}
+
+#[derive(Debug)]
+pub(crate) struct Node<P: Protocol> {
+    pub(crate) id: NodeId,
+    pub(crate) role: Role,
+    process: Process<P>,
+    pub(crate) disk: Disk<P>,
+    pub(crate) clock: NodeClock,
+    pub(crate) cpu: Cpu,
+    /// The wake-up that counts; others are outdated.
+    wake: Option<Time>,
+    /// How many faults keep the node down.
+    pub(crate) held_down: u32,
+    /// How many faults keep the node paused.
+    pub(crate) paused: u32,
+    /// What arrived while the node was paused.
+    backlog: VecDeque<Event<P>>,
+    /// A fault of the disk stopped the node and is not repaired yet.
+    pub(crate) disk_stopped: bool,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(crate) struct InFlight<P: Protocol> {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// Which life of the sender and of the receiver the connection belongs to.
+    lives: (u32, u32),
+    pub(crate) sent: Time,
+    hops: u16,
+    pub(crate) msg: P::Msg,
+}
+
+#[derive(Debug)]
+enum Event<P: Protocol> {
+    /// A message arrives; `is_ready` once it has had its CPU time.
+    Arrive { flight: InFlight<P>, is_ready: bool },
+    /// A caller's input has had its CPU time.
+    Input { node: u32, life: u32, input: Box<Input<P>>, hops: u16 },
+    /// A node's timers are due.
+    Wake { node: u32 },
+    /// A flush is done.
+    Flushed { node: u32, life: u32 },
+    /// An open-loop arrival.
+    Arrival,
+    /// A client acts.
+    Client { client: u32, serial: u32 },
+    /// An entry of the fault schedule begins or ends.
+    Fault { entry: u32, is_heal: bool },
+}
+
+/// Everything but the nodes.
+pub(crate) struct World<P: Protocol> {
+    pub(crate) now: Time,
+    queue: Queue<Event<P>>,
+    pub(crate) network: Network<InFlight<P>>,
+    pub(crate) load: Load,
+    /// How often each node has crashed.
+    lives: Vec<u32>,
+    pub(crate) up: Vec<bool>,
+    ids: Vec<NodeId>,
+    /// Dense number of each node id.
+    dense: Vec<u32>,
+    traffic: Traffic,
+    notes: BTreeMap<P::Note, u64>,
+    trace: Option<TraceSink>,
+    hash: TraceHash,
+    disk_rng: Rng,
+    /// Messages are held for [`Simulation::release`] rather than sent, and flushes wait for
+    /// [`Simulation::flush_disk`]: step-by-step control, for golden scripts.
+    is_manual: bool,
+    pub(crate) held: Vec<InFlight<P>>,
+    events: u64,
+    pub(crate) failure: Option<Failure>,
+}
+
+/// A cluster of `P`, its callers and its faults.
+pub struct Simulation<P: Protocol> {
+    pub(crate) cluster: Arc<Cluster>,
+    config: Arc<P::Config>,
+    options: Options,
+    pub(crate) nodes: Vec<Node<P>>,
+    pub(crate) world: World<P>,
+    pub(crate) plan: Plan,
+    observer: Option<Box<dyn Observer<P>>>,
+    /// How often each kind of fault was injected.
+    pub(crate) injected: BTreeMap<&'static str, u64>,
+}
+
+/// What a run amounted to.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The published figures. `wall` is the caller's to fill in: this crate has no clock.
+    pub result: RunResult,
+    /// Messages and bytes of the measured part.
+    pub traffic: Traffic,
+    /// How often each of the protocol's rare events happened, by its `Debug` name.
+    pub notes: BTreeMap<String, u64>,
+    /// How often each kind of fault was injected.
+    pub injected: BTreeMap<&'static str, u64>,
+    /// A hash of everything that happened.
+    pub trace_hash: u64,
+    /// Transactions that had not ended when the run did.
+    pub outstanding: u32,
+}
+
+/// More events than any run has at one instant: past this, time has stopped.
+const EVENTS_AT_ONCE: u64 = 2_000_000;
+
+impl<P: Protocol> Simulation<P> {
+    /// Starts every node at time zero. Callers begin with [`Simulation::run`].
+    ///
+    /// # Errors
+    /// What in the schedule does not fit the cluster.
+    pub fn new(
+        cluster: Cluster,
+        config: P::Config,
+        workload: Box<dyn Workload>,
+        schedule: &Schedule,
+        options: Options,
+    ) -> Result<Self, ScheduleError> {
+        let cluster = Arc::new(cluster);
+        let plan = schedule.resolve(&cluster, &options.network)?;
+        let ids: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
+        let highest = ids.iter().map(|id| id.0).max().unwrap_or(0);
+        let mut dense = vec![u32::MAX; highest as usize + 1];
+        let mut gateways = Vec::new();
+        let mut nodes = Vec::new();
+        for (index, node) in (0_u32..).zip(cluster.nodes()) {
+            if let Some(place) = dense.get_mut(node.id.0 as usize) {
+                *place = index;
+            }
+            if node.role == Role::Gateway {
+                gateways.push((index, node.id));
+            }
+            let mut rng = Rng::stream(options.seed, "clock", u64::from(node.id.0));
+            nodes.push(Node {
+                id: node.id,
+                role: node.role,
+                process: Process::Down,
+                disk: Disk::new(options.disk),
+                clock: NodeClock::draw(&options.clock, &mut rng),
+                cpu: Cpu::new(options.cpu),
+                wake: None,
+                held_down: 0,
+                paused: 0,
+                backlog: VecDeque::new(),
+                disk_stopped: false,
+            });
+        }
+        let stream = |label| Rng::stream(options.seed, label, 0);
+        let mut load =
+            Load::new(options.load.clone(), workload, &cluster, &gateways, stream("workload"));
+        load.measured = Time::ZERO + options.warmup..Time::ZERO + options.duration;
+        if options.check_outcomes {
+            load.oracle = Some(Oracle::new(load.values()));
+        }
+        let world = World {
+            now: Time::ZERO,
+            queue: Queue::default(),
+            network: Network::new(options.network, &cluster, &ids, stream("network")),
+            load,
+            lives: vec![0; ids.len()],
+            up: vec![false; ids.len()],
+            ids,
+            dense,
+            traffic: Traffic::default(),
+            notes: BTreeMap::new(),
+            trace: None,
+            hash: TraceHash::default(),
+            disk_rng: stream("disk"),
+            is_manual: false,
+            held: Vec::new(),
+            events: 0,
+            failure: None,
+        };
+        let config = Arc::new(config);
+        let (observer, injected) = (None, BTreeMap::new());
+        let mut simulation =
+            Self { cluster, config, options, nodes, world, plan, observer, injected };
+        simulation.schedule_faults();
+        Ok(simulation)
+    }
+
+    /// Sends every attempt at a transaction to `sink` as it ends.
+    pub fn keep_history(&mut self, sink: HistorySink) {
+        self.world.load.history = Some(sink);
+    }
+
+    /// Sends every line of the trace to `sink`.
+    pub fn keep_trace(&mut self, sink: TraceSink) {
+        self.world.trace = Some(sink);
+    }
+
+    /// Runs a protocol's cluster-wide checks along.
+    pub fn observe(&mut self, observer: Box<dyn Observer<P>>) {
+        self.observer = Some(observer);
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.world.now
+    }
+
+    /// Events handled so far.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.world.events
+    }
+
+    /// The servers that are up.
+    #[must_use]
+    pub fn servers(&self) -> Vec<(NodeId, &P::Server)> {
+        let mut servers = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            if let Process::Server(host) = &node.process {
+                servers.push((node.id, host.machine()));
+            }
+        }
+        servers
+    }
+
+    /// Runs to the end: callers arrive for [`Options::duration`], what is under way then has
+    /// [`Options::drain`] to end, and the workload's final audit closes the run.
+    ///
+    /// # Errors
+    /// The first promise that was broken.
+    pub fn run(&mut self) -> Result<Report, Failure> {
+        self.start_nodes();
+        self.start_load();
+        self.run_until(Time::ZERO + self.options.duration)?;
+        self.drain(self.options.drain)?;
+        if self.world.load.outstanding() == 0 {
+            self.audit()?;
+        }
+        Ok(self.report())
+    }
+
+    /// Starts every node that is down and not held down.
+    pub fn start_nodes(&mut self) {
+        for index in 0..self.nodes.len() {
+            self.start_node(index as u32);
+        }
+    }
+
+    /// Lets callers begin.
+    pub fn start_load(&mut self) {
+        let now = self.world.now;
+        if let Some(first) = self.world.load.start(now) {
+            self.world.queue.push(first, Event::Arrival);
+        }
+        self.world.take_due();
+    }
+
+    /// Handles every event due by `limit`.
+    ///
+    /// # Errors
+    /// The first promise that was broken.
+    pub fn run_until(&mut self, limit: Time) -> Result<(), Failure> {
+        let (mut instant, mut at_once) = (self.world.now, 0);
+        while let Some((at, event)) = self.world.queue.pop(limit) {
+            at_once = if at == instant { at_once + 1 } else { 0 };
+            instant = at;
+            self.world.now = at;
+            self.handle(event);
+            if at_once > EVENTS_AT_ONCE {
+                self.world.fail(FailureKind::Stuck, "time has stopped: events without end".into());
+            }
+            if let Some(failure) = self.world.failure.take() {
+                return Err(failure);
+            }
+        }
+        self.world.now = self.world.now.max(limit);
+        Ok(())
+    }
+
+    /// No new transactions; those under way have `limit` to end.
+    ///
+    /// # Errors
+    /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
+    pub fn drain(&mut self, limit: Duration) -> Result<(), Failure> {
+        self.world.load.stop();
+        self.wait_for_outstanding(limit)?;
+        if self.world.load.outstanding() > 0 && self.options.check_outcomes {
+            let stuck: Vec<String> =
+                self.world.load.under_way().take(5).map(|(txn, _)| txn.to_string()).collect();
+            let count = self.world.load.outstanding();
+            self.world.fail(
+                FailureKind::Stuck,
+                format!("{count} transactions did not end within {limit:?}: {}", stuck.join(", ")),
+            );
+        }
+        self.world.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn wait_for_outstanding(&mut self, limit: Duration) -> Result<(), Failure> {
+        let deadline = self.world.now + limit;
+        while self.world.load.outstanding() > 0 && self.world.now < deadline {
+            let step = self.world.now + Duration::from_millis(50);
+            self.run_until(step.min(deadline))?;
+        }
+        Ok(())
+    }
+
+    /// Reads everything at the end: the workload's own audit, and if outcomes are checked every
+    /// key that a committed transaction touched, against what was acknowledged.
+    ///
+    /// # Errors
+    /// What is lost or does not add up.
+    pub fn audit(&mut self) -> Result<(), Failure> {
+        let mut requests: Vec<_> = self.world.load.final_request().into_iter().collect();
+        requests.extend(self.world.load.final_reads());
+        for request in requests {
+            let now = self.world.now;
+            self.world.load.issue_final(request, now);
+            self.world.take_due();
+            self.wait_for_outstanding(self.options.drain)?;
+            if self.world.load.outstanding() > 0 {
+                let detail = "a read-only transaction at the end did not end".into();
+                self.world.fail(FailureKind::Stuck, detail);
+            }
+            if let Some(failure) = self.world.failure.take() {
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the observer until nothing is left over, for at most `limit`.
+    ///
+    /// # Errors
+    /// What is left over then.
+    pub fn settle(&mut self, limit: Duration) -> Result<(), Failure> {
+        let deadline = self.world.now + limit;
+        loop {
+            let Some(mut observer) = self.observer.take() else { return Ok(()) };
+            let verdict = observer.quiescent(&self.servers());
+            self.observer = Some(observer);
+            match verdict {
+                Ok(()) => return Ok(()),
+                Err(detail) if self.world.now >= deadline => {
+                    return Err(Failure { at: self.world.now, kind: FailureKind::Stuck, detail });
+                }
+                Err(_) => self.run_until(self.world.now + Duration::from_millis(100))?,
+            }
+        }
+    }
+
+    /// The figures so far. What is under way counts as unknown and is dropped.
+    pub fn report(&mut self) -> Report {
+        let outstanding = self.world.load.outstanding();
+        self.world.load.abandon();
+        let total = self.world.traffic.total();
+        let load = &mut self.world.load;
+        (load.counters.messages, load.counters.bytes) = (total.messages, total.bytes);
+        let run = Run {
+            protocol: P::NAME.into(),
+            topology: self.cluster.topology.name.clone(),
+            workload: load.workload_name(),
+            seed: self.options.seed,
+            measured: self.options.duration.saturating_sub(self.options.warmup),
+            simulated: self.world.now.since(Time::ZERO),
+            wall: Duration::ZERO,
+            events: self.world.events,
+        };
+        Report {
+            result: RunResult::new(run, &load.latencies, &load.counters, None),
+            traffic: self.world.traffic.clone(),
+            notes: self.world.notes.iter().map(|(n, &c)| (format!("{n:?}"), c)).collect(),
+            injected: self.injected.clone(),
+            trace_hash: self.trace_hash(),
+            outstanding,
+        }
+    }
+
+    /// A hash of everything that happened so far.
+    #[must_use]
+    pub fn trace_hash(&self) -> u64 {
+        self.world.hash.value()
+    }
+
+    pub(crate) fn node(&mut self, index: u32) -> &mut Node<P> {
+        let node = self.nodes.get_mut(index as usize);
+        node.unwrap_or_else(|| unreachable!("nodes are numbered densely and never removed"))
+    }
+
+    fn schedule_faults(&mut self) {
+        for (entry, item) in (0_u32..).zip(&self.plan.entries) {
+            self.world.queue.push(item.at, Event::Fault { entry, is_heal: false });
+            if let Some(until) = item.until {
+                self.world.queue.push(until, Event::Fault { entry, is_heal: true });
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event<P>) {
+        match event {
+            Event::Arrive { flight, is_ready } => self.arrive(flight, is_ready),
+            Event::Input { node, life, input, hops } => {
+                if self.world.life(node) == life {
+                    self.input(node, *input, hops);
+                }
+            }
+            Event::Wake { node } => self.wake(node),
+            Event::Flushed { node, life } => self.flushed(node, life),
+            Event::Arrival => {
+                let now = self.world.now;
+                if let Some(next) = self.world.load.arrive(now) {
+                    self.world.queue.push(next, Event::Arrival);
+                }
+            }
+            Event::Client { client, serial } => {
+                let World { load, up, now, .. } = &mut self.world;
+                let is_up = |node: u32| up.get(node as usize).copied().unwrap_or(false);
+                if let Some((gateway, input, hops)) = load.wake(*now, (client, serial), is_up) {
+                    self.call(gateway, input, hops);
+                }
+            }
+            Event::Fault { entry, is_heal } => self.fault(entry, is_heal),
+        }
+        self.world.take_due();
+    }
+
+    fn arrive(&mut self, flight: InFlight<P>, is_ready: bool) {
+        let (now, to) = (self.world.now, flight.to);
+        if self.world.is_cut(&flight) {
+            self.world.lose(&flight);
+            return;
+        }
+        let node = self.node(to);
+        if node.paused > 0 {
+            node.backlog.push_back(Event::Arrive { flight, is_ready });
+            return;
+        }
+        if !is_ready && flight.from != to && !node.cpu.is_infinite() {
+            let ready = node.cpu.admit(now, flight.msg.wire_size(), flight.msg.keys());
+            if ready > now {
+                self.world.queue.push(ready, Event::Arrive { flight, is_ready: true });
+                return;
+            }
+        }
+        self.accept(flight);
+    }
+
+    /// A message has arrived and had its CPU time.
+    pub(crate) fn accept(&mut self, flight: InFlight<P>) {
+        let InFlight { from, to, sent, hops, msg, .. } = flight;
+        let from = self.world.id(from);
+        let world = &mut self.world;
+        world.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
+            format!("{msg:?}")
+        });
+        self.input(to, Input::Message { from, msg }, hops);
+    }
+
+    /// A caller calls a gateway.
+    pub(crate) fn call(&mut self, gateway: u32, input: Input<P>, hops: u16) {
+        let (now, life) = (self.world.now, self.world.life(gateway));
+        let keys = match &input {
+            Input::Begin(txn) | Input::Resolve { txn, .. } => txn.reads.len() + txn.writes.len(),
+            Input::Decide { .. }
+            | Input::Message { .. }
+            | Input::Timer(_)
+            | Input::Durable(_)
+            | Input::Admin(_) => 0,
+        };
+        let node = self.node(gateway);
+        if node.paused > 0 {
+            let input = Box::new(input);
+            node.backlog.push_back(Event::Input { node: gateway, life, input, hops });
+        } else if !node.cpu.is_infinite() {
+            let ready = node.cpu.admit(now, 0, keys);
+            let input = Box::new(input);
+            self.world.queue.push(ready, Event::Input { node: gateway, life, input, hops });
+        } else {
+            self.input(gateway, input, hops);
+        }
+    }
+
+    /// Gives a machine an input, and carries out what it wants.
+    pub(crate) fn input(&mut self, index: u32, input: Input<P>, hops: u16) {
+        let now = self.world.now;
+        if self.node(index).paused > 0 {
+            // It had its CPU time before the pause began.
+            let life = self.world.life(index);
+            let event = Event::Input { node: index, life, input: Box::new(input), hops };
+            self.node(index).backlog.push_back(event);
+            return;
+        }
+        self.world.log_input(index, &input);
+        let node = self.node(index);
+        let clock = node.clock.read(now);
+        on_host!(&mut node.process, host => {
+            host.step(now, clock, input);
+            host.flush(now, clock);
+        }, return);
+        self.world.events += 1;
+        self.settle_input(index, hops);
+    }
+
+    fn wake(&mut self, index: u32) {
+        let now = self.world.now;
+        let node = self.node(index);
+        if node.wake != Some(now) {
+            return;
+        }
+        node.wake = None;
+        if node.paused > 0 {
+            return;
+        }
+        self.fire(index);
+    }
+
+    /// Expires every timer of a node that is due.
+    pub(crate) fn fire(&mut self, index: u32) {
+        let now = self.world.now;
+        for _ in 0..10_000 {
+            let node = self.node(index);
+            let clock = node.clock.read(now);
+            let fired = on_host!(&mut node.process, host => {
+                let fired = host.fire_next(now, clock);
+                host.flush(now, clock);
+                fired
+            }, None);
+            let Some(timer) = fired else { break };
+            self.world.events += 1;
+            self.world
+                .log(index, TraceEvent::Timer, None, None, None, "-", || format!("{timer:?}"));
+            self.settle_input(index, 0);
+        }
+        self.rearm(index);
+    }
+
+    fn flushed(&mut self, index: u32, life: u32) {
+        if self.world.life(index) != life {
+            return;
+        }
+        let node = self.node(index);
+        let failure = node.disk.failure.take();
+        match failure {
+            Some(DiskFailure::Full | DiskFailure::FsyncError) => {
+                self.stop_by_disk(index);
+                return;
+            }
+            Some(DiskFailure::CrashBeforeReport) => {
+                node.disk.finish_flush();
+                self.stop_by_disk(index);
+                return;
+            }
+            Some(DiskFailure::CrashAfterReport) | None => {}
+        }
+        if let Some((ticket, hops)) = self.node(index).disk.finish_flush() {
+            self.input(index, Input::Durable(ticket), hops);
+        }
+        if failure.is_some() {
+            self.stop_by_disk(index);
+        } else {
+            self.start_flush(index);
+        }
+    }
+
+    fn stop_by_disk(&mut self, index: u32) {
+        let node = self.node(index);
+        node.disk_stopped = true;
+        node.held_down += 1;
+        self.crash(index, false);
+    }
+
+    /// Carries out what a machine wants after an input, and checks it.
+    fn settle_input(&mut self, index: u32, hops: u16) {
+        let is_checked = self.options.check_invariants;
+        let Self { nodes, world, .. } = self;
+        let Some(node) = nodes.get_mut(index as usize) else { return };
+        let Node { process, disk, cpu, role, .. } = node;
+        let effects = on_host!(process, host => {
+            if is_checked {
+                host.machine().assert_invariants();
+            }
+            host.drain()
+        }, return);
+        for effect in effects {
+            world.carry_out(index, *role, (disk, cpu), effect, hops);
+        }
+        self.start_flush(index);
+        self.rearm(index);
+        if let Some(mut observer) = self.observer.take() {
+            let verdict = observer.observe(self.world.now, &self.servers());
+            self.observer = Some(observer);
+            if let Err(detail) = verdict {
+                self.world.fail(FailureKind::Observer, detail);
+            }
+        }
+    }
+
+    fn start_flush(&mut self, index: u32) {
+        if self.world.is_manual {
+            return;
+        }
+        let Self { nodes, world, .. } = self;
+        let Some(node) = nodes.get_mut(index as usize) else { return };
+        if let Some(done) = node.disk.start_flush(world.now, &mut world.disk_rng) {
+            let life = world.life(index);
+            world.queue.push(done, Event::Flushed { node: index, life });
+        }
+    }
+
+    /// Schedules the node's next wake-up, if an earlier one is needed than the one scheduled.
+    fn rearm(&mut self, index: u32) {
+        if self.world.is_manual {
+            return;
+        }
+        let now = self.world.now;
+        let node = self.node(index);
+        let Some(deadline) = on_host!(&node.process, host => host.next_deadline(), None) else {
+            return;
+        };
+        let deadline = deadline.max(now);
+        if node.paused == 0 && node.wake.is_none_or(|wake| deadline < wake) {
+            node.wake = Some(deadline);
+            self.world.queue.push(deadline, Event::Wake { node: index });
+        }
+    }
+
+    /// Stops a node as a power cut would.
+    pub(crate) fn crash(&mut self, index: u32, torn: bool) {
+        let Self { nodes, world, .. } = self;
+        let Some(node) = nodes.get_mut(index as usize) else { return };
+        if matches!(node.process, Process::Down) {
+            return;
+        }
+        node.process = Process::Down;
+        node.wake = None;
+        node.backlog.clear();
+        node.disk.crash(torn, &mut world.disk_rng);
+        node.cpu.reset(world.now);
+        let role = node.role;
+        world.log(index, TraceEvent::Fault, None, None, None, "crash", String::new);
+        world.set_down(index);
+        for flight in world.network.crash(world.now, index) {
+            world.lose(&flight);
+        }
+        if role == Role::Gateway {
+            world.load.on_gateway_crash(world.now, index);
+        }
+    }
+
+    /// Starts a node with what its disk kept, unless it runs or a fault holds it down.
+    pub(crate) fn start_node(&mut self, index: u32) {
+        let now = self.world.now;
+        let life = self.world.life(index);
+        let (cluster, config) = (self.cluster.clone(), self.config.clone());
+        let seed = self.options.seed;
+        let node = self.node(index);
+        if !matches!(node.process, Process::Down) || node.held_down > 0 {
+            return;
+        }
+        let setup = Setup { node: node.id, cluster, config, engine: Box::new(node.disk.engine()) };
+        let recovered = node.disk.records().to_vec();
+        let clock = node.clock.read(now);
+        let stream = (u64::from(life) << 32) | u64::from(node.id.0);
+        node.process = match node.role {
+            Role::Server => {
+                let rng = Rng::stream(seed, "server", stream);
+                Process::Server(Box::new(Host::start(setup, recovered, rng, now, clock)))
+            }
+            Role::Gateway => {
+                let rng = Rng::stream(seed, "gateway", stream);
+                Process::Gateway(Box::new(Host::start(setup, recovered, rng, now, clock)))
+            }
+        };
+        if let Some(up) = self.world.up.get_mut(index as usize) {
+            *up = true;
+        }
+        self.world.log(index, TraceEvent::Fault, None, None, None, "start", String::new);
+        self.settle_input(index, 0);
+    }
+
+    /// A paused node goes on: first with what arrived meanwhile, then with its timers.
+    pub(crate) fn resume(&mut self, index: u32) {
+        let now = self.world.now;
+        let node = self.node(index);
+        if node.paused > 0 {
+            return;
+        }
+        let backlog = std::mem::take(&mut node.backlog);
+        node.wake = None;
+        for event in backlog {
+            self.world.queue.push(now, event);
+        }
+        self.rearm(index);
+    }
+
+    /// Sends what links held while they were blocked.
+    pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
+        for flight in &released.lost {
+            self.world.lose(flight);
+        }
+        for flight in released.send {
+            self.world.transmit(flight);
+        }
+    }
+}
+
+impl<P: Protocol> World<P> {
+    fn life(&self, node: u32) -> u32 {
+        self.lives.get(node as usize).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn id(&self, node: u32) -> NodeId {
+        self.ids.get(node as usize).copied().unwrap_or_default()
+    }
+
+    fn set_down(&mut self, node: u32) {
+        if let Some(up) = self.up.get_mut(node as usize) {
+            *up = false;
+        }
+        if let Some(life) = self.lives.get_mut(node as usize) {
+            *life += 1;
+        }
+    }
+
+    pub(crate) fn fail(&mut self, kind: FailureKind, detail: String) {
+        let at = self.now;
+        self.failure.get_or_insert(Failure { at, kind, detail });
+    }
+
+    /// Schedules what clients want, and notices what they complain of.
+    fn take_due(&mut self) {
+        for due in self.load.due.drain(..) {
+            let event = Event::Client { client: due.client, serial: due.serial };
+            self.queue.push(due.at, event);
+        }
+        if let Some(problem) = self.load.failure.take() {
+            self.fail(FailureKind::Promise, problem);
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        index: u32,
+        role: Role,
+        (disk, cpu): (&mut Disk<P>, &mut Cpu),
+        effect: Effect<P>,
+        hops: u16,
+    ) {
+        match effect {
+            Effect::Send { to, msg } => self.send(index, role, cpu, (to, msg), hops),
+            Effect::Persist { ticket, record } => disk.write(ticket, record, hops),
+            Effect::Checkpoint { ticket, versions, records } => {
+                disk.checkpoint(ticket, versions, records, hops);
+            }
+            Effect::Reads { txn, reads } => {
+                self.log(index, TraceEvent::Reads, None, None, Some(txn), "-", || {
+                    format!("{reads:?}")
+                });
+                self.load.on_reads(self.now, index, txn, reads, hops);
+            }
+            Effect::Finish { txn, outcome, path } => {
+                self.log(index, TraceEvent::Finish, None, None, Some(txn), path, || {
+                    outcome.to_string()
+                });
+                self.load.on_finish(self.now, index, (txn, outcome, path), hops);
+            }
+            Effect::Note(note) => {
+                self.log(index, TraceEvent::Note, None, None, None, "-", || format!("{note:?}"));
+                *self.notes.entry(note).or_default() += 1;
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        from: u32,
+        role: Role,
+        cpu: &mut Cpu,
+        (to, msg): (NodeId, P::Msg),
+        hops: u16,
+    ) {
+        let to_index = self.dense.get(to.0 as usize).copied().unwrap_or(u32::MAX);
+        if to_index == u32::MAX {
+            let from = self.id(from);
+            let kind = msg.kind();
+            self.fail(
+                FailureKind::Promise,
+                format!("{from} sent {kind} to {to}, which is not in the cluster"),
+            );
+            return;
+        }
+        let is_wan = self.network.is_wan(from, to_index);
+        if from != to_index {
+            let bytes = msg.wire_size();
+            if !cpu.is_infinite() {
+                cpu.charge_send(self.now, bytes);
+            }
+            if self.load.measured.contains(&self.now) {
+                self.traffic.count(msg.kind(), role, is_wan, bytes);
+            }
+        }
+        let lives = (self.life(from), self.life(to_index));
+        let hops = hops.saturating_add(u16::from(is_wan));
+        let flight = InFlight { from, to: to_index, lives, sent: self.now, hops, msg };
+        if self.is_manual {
+            self.held.push(flight);
+        } else {
+            self.transmit(flight);
+        }
+    }
+
+    fn transmit(&mut self, flight: InFlight<P>) {
+        let (now, from, to) = (self.now, flight.from, flight.to);
+        match self.network.send(now, from, to, flight.msg.wire_size()) {
+            Fate::Arrives(at, again) => {
+                if let Some(again) = again {
+                    let flight = InFlight { msg: flight.msg.clone(), ..flight };
+                    self.queue.push(again, Event::Arrive { flight, is_ready: false });
+                }
+                self.queue.push(at, Event::Arrive { flight, is_ready: false });
+            }
+            Fate::Lost => self.lose(&flight),
+            Fate::Stalls => {
+                for lost in self.network.stall(now, from, to, flight) {
+                    self.lose(&lost);
+                }
+            }
+        }
+    }
+
+    /// True if the connection that carried a message broke before it arrived.
+    fn is_cut(&self, flight: &InFlight<P>) -> bool {
+        let &InFlight { from, to, lives, sent, .. } = flight;
+        let is_down = !self.up.get(to as usize).copied().unwrap_or(false);
+        is_down
+            || self.life(to) != lives.1
+            || (self.life(from) != lives.0 && self.network.was_cut(from, to, sent))
+    }
+
+    pub(crate) fn lose(&mut self, flight: &InFlight<P>) {
+        let to = self.id(flight.to);
+        let (msg, sent) = (&flight.msg, flight.sent);
+        self.log(
+            flight.from,
+            TraceEvent::Lose,
+            Some(to),
+            Some(sent),
+            msg.txn(),
+            msg.kind(),
+            || format!("{msg:?}"),
+        );
+    }
+
+    fn log_input(&mut self, node: u32, input: &Input<P>) {
+        match input {
+            Input::Begin(txn) => {
+                self.log(node, TraceEvent::Begin, None, None, Some(txn.id), "-", || {
+                    format!("{txn:?}")
+                });
+            }
+            Input::Decide { txn, decision } => {
+                self.log(node, TraceEvent::Decide, None, None, Some(*txn), "-", || {
+                    format!("{decision:?}")
+                });
+            }
+            Input::Resolve { txn, decision, .. } => {
+                self.log(node, TraceEvent::Resolve, None, None, Some(txn.id), "-", || {
+                    format!("{decision:?}")
+                });
+            }
+            Input::Durable(ticket) => {
+                self.log(node, TraceEvent::Durable, None, None, None, "-", || ticket.to_string());
+            }
+            Input::Admin(order) => {
+                self.log(node, TraceEvent::Fault, None, None, None, "admin", || {
+                    format!("{order:?}")
+                });
+            }
+            // Logged where they come from, with what is known there.
+            Input::Message { .. } | Input::Timer(_) => {}
+        }
+    }
+
+    /// Adds to the running hash and, if one is kept, to the trace.
+    #[expect(clippy::too_many_arguments, reason = "the fields of a trace line, in their order")]
+    pub(crate) fn log(
+        &mut self,
+        node: u32,
+        event: TraceEvent,
+        peer: Option<NodeId>,
+        sent: Option<Time>,
+        txn: Option<TxnId>,
+        kind: &str,
+        detail: impl FnOnce() -> String,
+    ) {
+        self.hash.add(self.now.0);
+        self.hash.add((u64::from(node) << 32) | (event as u64));
+        if let Some(peer) = peer {
+            self.hash.add((u64::from(peer.0) << 32) | 1);
+        }
+        if let Some(txn) = txn {
+            self.hash.add(txn.client.0.rotate_left(40) ^ txn.counter.rotate_left(16));
+            self.hash.add(u64::from(txn.attempt));
+        }
+        self.hash.add_text(kind);
+        if let Some(sink) = &mut self.trace {
+            let node = self.ids.get(node as usize).copied().unwrap_or_default();
+            let (at, kind, detail) = (self.now, kind.to_owned(), detail());
+            sink(&Line { at, node, event, peer, sent, txn, kind, detail });
+        }
+    }
+}

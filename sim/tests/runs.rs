@@ -1,0 +1,118 @@
+//! Whole runs of a small protocol.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests may panic, and are their own documentation"
+)]
+
+mod toy;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::machine::Protocol;
+use orthodrome_core::time::Duration;
+use orthodrome_core::topology::Topology;
+use orthodrome_eval::workload;
+use orthodrome_sim::load::{Arrival, LoadModel};
+use orthodrome_sim::{Options, Schedule, Simulation};
+use toy::Toy;
+
+fn azure5() -> Cluster {
+    let text = include_str!("../../topologies/azure5.toml");
+    Cluster::spread(Topology::parse(text).unwrap(), 1, 1, 5, 3).unwrap()
+}
+
+fn options(seed: u64, per_second: f64) -> Options {
+    Options {
+        seed,
+        load: LoadModel {
+            arrival: Arrival::Open { per_second, poisson: true },
+            ..LoadModel::default()
+        },
+        warmup: Duration::from_secs(1),
+        duration: Duration::from_secs(6),
+        check_invariants: true,
+        check_outcomes: true,
+        ..Options::default()
+    }
+}
+
+fn simulation(workload: &str, schedule: &str, options: Options) -> Simulation<Toy> {
+    let cluster = azure5();
+    let config = Toy::configure(&cluster);
+    let workload = workload::parse(workload, &workload::Options::default()).unwrap();
+    let schedule = Schedule::parse(schedule).unwrap();
+    Simulation::new(cluster, config, workload, &schedule, options).unwrap()
+}
+
+const CRASHES: &str = r#"
+    [[faults]]
+    at_ms = 2000
+    until_ms = 2300
+    fault.crash = { nodes = ["n1"] }
+    [[faults]]
+    at_ms = 3000
+    until_ms = 3700
+    fault.partition = { from = ["VA"], both_ways = false }
+    [[faults]]
+    at_ms = 4000
+    until_ms = 4100
+    fault.crash = { nodes = ["n6", "n8"] }
+"#;
+
+#[test]
+fn a_run_without_faults_keeps_every_promise_and_measures_it() {
+    let mut run = simulation("ycsbt", "", options(1, 200.0));
+    let report = run.run().unwrap();
+    let result = &report.result;
+    assert_eq!(report.outstanding, 0);
+    assert!((900..1_100).contains(&result.committed), "{result:?}");
+    // Clients are spread evenly; the toy needs two round trips to its leader in VA, and none of
+    // them crosses regions for the fifth of clients that are there.
+    let rtt = [0.5, 67.0, 80.0, 196.0, 214.0];
+    let mean = rtt.iter().sum::<f64>() / 5.0 * 2.0;
+    assert!((result.latency_ms.all.mean / mean - 1.0).abs() < 0.2, "{result:?}");
+    assert!((1.4..1.8).contains(&result.wan_round_trips.mean), "{result:?}");
+    assert!(result.floor_ratio.p50 > 0.9, "{result:?}");
+    assert!((3.9..4.6).contains(&result.messages_per_txn), "{result:?}");
+}
+
+#[test]
+fn twins_are_equal_byte_for_byte_and_other_seeds_are_not() {
+    let trace = |seed| {
+        let mut run = simulation("bank", CRASHES, options(seed, 100.0));
+        let lines = Rc::new(RefCell::new(String::new()));
+        let sink = Rc::clone(&lines);
+        run.keep_trace(Box::new(move |line| {
+            sink.borrow_mut().push_str(&line.to_string());
+            sink.borrow_mut().push('\n');
+        }));
+        let report = run.run().unwrap();
+        let text = lines.borrow().clone();
+        (text, report.trace_hash)
+    };
+    let (first, second, other) = (trace(7), trace(7), trace(8));
+    assert!(first.0.lines().count() > 2_000);
+    assert_eq!(first, second);
+    assert_ne!(first.0, other.0);
+    assert_ne!(first.1, other.1);
+}
+
+#[test]
+fn nothing_is_lost_through_crashes_and_partitions() {
+    for seed in 0..20 {
+        let mut run = simulation("list-append", CRASHES, options(seed, 60.0));
+        let history = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&history);
+        run.keep_history(Box::new(move |entry| sink.borrow_mut().push(entry)));
+        let report = run.run().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        assert_eq!(report.outstanding, 0);
+        assert_eq!(report.injected["crash"], 2);
+        assert!(report.notes["Recovered"] > 0);
+        assert!(history.borrow().len() as u64 >= report.result.committed);
+    }
+}

@@ -1,0 +1,422 @@
+//! A small but complete protocol to test the simulator with: one leader orders everything, checks
+//! read versions, remembers outcomes, and answers only for what is on its disk. Its teeth are
+//! mistakes that the simulator must find.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::{Cx, Input, Machine, Message, Protocol, Setup};
+use orthodrome_core::store::Store;
+use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Version, Writes,
+};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Toy;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    pub retransmit: Duration,
+    /// Records between checkpoints.
+    pub checkpoint_every: usize,
+    pub tooth: Option<&'static str>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Msg {
+    Read { txn: TxnId, keys: Vec<Key> },
+    ReadReply { txn: TxnId, reads: Reads },
+    Commit { txn: TxnId, below: u64, seen: BTreeMap<Key, Version>, writes: Writes },
+    Resolve { txn: TxnId },
+    Outcome { txn: TxnId, outcome: Outcome },
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "Read",
+            Self::ReadReply { .. } => "ReadReply",
+            Self::Commit { .. } => "Commit",
+            Self::Resolve { .. } => "Resolve",
+            Self::Outcome { .. } => "Outcome",
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::Read { txn, .. }
+            | Self::ReadReply { txn, .. }
+            | Self::Commit { txn, .. }
+            | Self::Resolve { txn }
+            | Self::Outcome { txn, .. } => Some(*txn),
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        24 + match self {
+            Self::Read { keys, .. } => keys.iter().map(|key| key.len() + 2).sum(),
+            Self::ReadReply { reads, .. } => reads.keys().map(|key| key.len() + 32).sum(),
+            Self::Commit { seen, writes, .. } => {
+                seen.keys().map(|key| key.len() + 24).sum::<usize>()
+                    + writes.keys().map(|key| key.len() + 24).sum::<usize>()
+            }
+            Self::Resolve { .. } | Self::Outcome { .. } => 8,
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::Read { keys, .. } => keys.len(),
+            Self::ReadReply { reads, .. } => reads.len(),
+            Self::Commit { seen, writes, .. } => seen.len() + writes.len(),
+            Self::Resolve { .. } | Self::Outcome { .. } => 0,
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    txn: TxnId,
+    outcome: Outcome,
+    writes: Writes,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Note {
+    Retransmitted,
+    DuplicateCommit,
+    Recovered,
+}
+
+impl Protocol for Toy {
+    const NAME: &'static str = "toy";
+    const TEETH: &'static [&'static str] =
+        &["told-before-durable", "no-validation", "forgets-outcomes", "gives-up"];
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = TxnId;
+    type Record = Record;
+    type Note = Note;
+    type Client = Client;
+    type Server = Server;
+
+    fn configure(cluster: &Cluster) -> Config {
+        let retransmit = cluster.topology.rtt_max() * 2;
+        Config { retransmit, checkpoint_every: 40, tooth: None }
+    }
+
+    fn bare(config: &mut Config, tooth: &str) {
+        config.tooth = Self::TEETH.iter().copied().find(|known| *known == tooth);
+        assert!(config.tooth.is_some(), "{tooth} is not a tooth");
+    }
+}
+
+#[derive(Debug)]
+struct Pending {
+    txn: Txn,
+    sent: Msg,
+    reads: Reads,
+}
+
+/// Asks the leader, and asks again until it answers.
+#[derive(Debug)]
+pub struct Client {
+    leader: NodeId,
+    config: Arc<Config>,
+    pending: BTreeMap<TxnId, Pending>,
+}
+
+impl Client {
+    fn ask(&mut self, pending: Pending, cx: &mut Cx<'_, Toy>) {
+        let txn = pending.txn.id;
+        cx.send(self.leader, pending.sent.clone());
+        cx.set_timer(txn, cx.now() + self.config.retransmit);
+        self.pending.insert(txn, pending);
+    }
+
+    fn commit(&mut self, txn: TxnId, writes: Writes, cx: &mut Cx<'_, Toy>) {
+        let Some(mut pending) = self.pending.remove(&txn) else { return };
+        let seen = pending.reads.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+        pending.sent = Msg::Commit { txn, below: pending.txn.acknowledged_below, seen, writes };
+        self.ask(pending, cx);
+    }
+
+    fn finish(&mut self, txn: TxnId, outcome: Outcome, cx: &mut Cx<'_, Toy>) {
+        cx.cancel_timer(txn);
+        if self.pending.remove(&txn).is_some() {
+            cx.finish(txn, outcome, "only");
+        }
+    }
+
+    fn on_read_reply(&mut self, txn: TxnId, reads: Reads, cx: &mut Cx<'_, Toy>) {
+        let Some(pending) = self.pending.get_mut(&txn) else { return };
+        if !matches!(pending.sent, Msg::Read { .. }) || !pending.reads.is_empty() {
+            return;
+        }
+        pending.reads = reads.clone();
+        cx.reads(txn, reads.clone());
+        match pending.txn.kind.clone() {
+            // The caller decides; until then there is nothing to send again.
+            Kind::Interactive => cx.cancel_timer(txn),
+            Kind::ReadOnly => self.finish(txn, Outcome::Committed(Timestamp(cx.now().0)), cx),
+            Kind::Procedure(ops) => match Txn::execute(&ops, &reads) {
+                Ok(writes) => self.commit(txn, writes, cx),
+                Err(reason) => self.finish(txn, Outcome::Aborted(reason), cx),
+            },
+        }
+    }
+}
+
+impl Machine<Toy> for Client {
+    fn new(setup: Setup<Toy>, recovered: Vec<Record>, _: &mut Cx<'_, Toy>) -> Self {
+        assert!(recovered.is_empty(), "a client persists nothing");
+        let leader = setup.cluster.partition(PartitionId(0)).unwrap().preferred_leader;
+        Self { leader, config: setup.config, pending: BTreeMap::new() }
+    }
+
+    fn step(&mut self, input: Input<Toy>, cx: &mut Cx<'_, Toy>) {
+        match input {
+            Input::Begin(txn) => {
+                let mut keys = txn.reads.clone();
+                if keys.is_empty() {
+                    keys.clone_from(&txn.writes);
+                }
+                let sent = Msg::Read { txn: txn.id, keys };
+                self.ask(Pending { txn, sent, reads: Reads::new() }, cx);
+            }
+            Input::Decide { txn, decision: Decision::Commit(writes) } => {
+                self.commit(txn, writes, cx);
+            }
+            Input::Decide { txn, decision: Decision::Abort } => {
+                self.finish(txn, Outcome::Aborted(AbortReason::Client), cx);
+            }
+            Input::Resolve { txn, reads, .. } => {
+                let sent = Msg::Resolve { txn: txn.id };
+                self.ask(Pending { txn, sent, reads }, cx);
+            }
+            Input::Message { msg: Msg::ReadReply { txn, reads }, .. } => {
+                self.on_read_reply(txn, reads, cx);
+            }
+            Input::Message { msg: Msg::Outcome { txn, outcome }, .. } => {
+                self.finish(txn, outcome, cx);
+            }
+            Input::Timer(txn) => {
+                if self.config.tooth == Some("gives-up") {
+                    return;
+                }
+                if let Some(pending) = self.pending.remove(&txn) {
+                    cx.note(Note::Retransmitted);
+                    self.ask(pending, cx);
+                }
+            }
+            Input::Message {
+                msg: Msg::Read { .. } | Msg::Commit { .. } | Msg::Resolve { .. },
+                ..
+            }
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("not for a client"),
+        }
+    }
+
+    fn flush(&mut self, _: &mut Cx<'_, Toy>) {}
+
+    fn assert_invariants(&self) {}
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pending={:?}", self.pending.keys().collect::<Vec<_>>())
+    }
+}
+
+#[derive(Debug)]
+struct Reply {
+    to: NodeId,
+    txn: TxnId,
+    outcome: Outcome,
+}
+
+/// The leader, if it is one; everybody else idles.
+#[derive(Debug)]
+pub struct Server {
+    node: NodeId,
+    config: Arc<Config>,
+    store: Store,
+    last: Timestamp,
+    /// Outcomes on disk, or on their way there.
+    outcomes: BTreeMap<TxnId, Outcome>,
+    locked: BTreeSet<Key>,
+    /// What to do when a ticket is durable.
+    waiting: BTreeMap<Ticket, (Record, Vec<Reply>)>,
+    checkpoint: Option<Ticket>,
+    since_checkpoint: usize,
+}
+
+const P: PartitionId = PartitionId(0);
+
+impl Server {
+    fn is(&self, tooth: &str) -> bool {
+        self.config.tooth == Some(tooth)
+    }
+
+    fn apply(&mut self, record: &Record) {
+        let Outcome::Committed(timestamp) = record.outcome else { return };
+        self.last = self.last.max(timestamp);
+        for (key, value) in &record.writes {
+            let version = Version { timestamp, writer: record.txn };
+            self.store.put(P, key.clone(), version, value.clone());
+        }
+    }
+
+    fn decide(&mut self, from: NodeId, record: Record, cx: &mut Cx<'_, Toy>) {
+        let Record { txn, outcome, .. } = record;
+        self.outcomes.insert(txn, outcome);
+        self.locked.extend(record.writes.keys().cloned());
+        let ticket = cx.persist(record.clone());
+        let mut replies = vec![Reply { to: from, txn, outcome }];
+        if self.is("told-before-durable") {
+            replies.clear();
+            cx.send(from, Msg::Outcome { txn, outcome });
+        }
+        self.waiting.insert(ticket, (record, replies));
+    }
+
+    fn on_commit(
+        &mut self,
+        from: NodeId,
+        (txn, below): (TxnId, u64),
+        seen: &BTreeMap<Key, Version>,
+        writes: Writes,
+        cx: &mut Cx<'_, Toy>,
+    ) {
+        if self.answer_known(from, txn, cx) {
+            cx.note(Note::DuplicateCommit);
+            return;
+        }
+        let client = txn.client;
+        self.outcomes.retain(|known, _| known.client != client || known.counter >= below);
+        let is_stale =
+            seen.iter().any(|(key, version)| self.store.read(P, key).version != *version);
+        let is_locked = writes.keys().chain(seen.keys()).any(|key| self.locked.contains(key));
+        if (is_stale || is_locked) && !self.is("no-validation") {
+            let outcome = Outcome::Aborted(AbortReason::Conflict);
+            self.decide(from, Record { txn, outcome, writes: Writes::new() }, cx);
+            return;
+        }
+        self.last = self.last.next().max(cx.clock().now);
+        self.decide(from, Record { txn, outcome: Outcome::Committed(self.last), writes }, cx);
+    }
+
+    /// Answers, or will, if the outcome of `txn` is known.
+    fn answer_known(&mut self, to: NodeId, txn: TxnId, cx: &mut Cx<'_, Toy>) -> bool {
+        if self.is("forgets-outcomes") {
+            return false;
+        }
+        let Some(&outcome) = self.outcomes.get(&txn) else { return false };
+        match self.waiting.values_mut().find(|(record, _)| record.txn == txn) {
+            Some((_, replies)) => replies.push(Reply { to, txn, outcome }),
+            None => cx.send(to, Msg::Outcome { txn, outcome }),
+        }
+        true
+    }
+
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, Toy>) {
+        if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.checkpoint = None;
+            self.store.thaw();
+        }
+        while let Some(entry) = self.waiting.first_entry().filter(|entry| *entry.key() <= ticket) {
+            let (record, replies) = entry.remove();
+            self.apply(&record);
+            for key in record.writes.keys() {
+                self.locked.remove(key);
+            }
+            for Reply { to, txn, outcome } in replies {
+                cx.send(to, Msg::Outcome { txn, outcome });
+            }
+            self.since_checkpoint += 1;
+        }
+        if self.since_checkpoint >= self.config.checkpoint_every && self.checkpoint.is_none() {
+            self.since_checkpoint = 0;
+            // What is waiting is not applied, so it must be recovered from its own records, which
+            // the checkpoint replaces: they come along.
+            let waiting: BTreeMap<TxnId, Record> =
+                self.waiting.values().map(|(record, _)| (record.txn, record.clone())).collect();
+            let record = |(&txn, &outcome): (&TxnId, &Outcome)| {
+                let empty = Record { txn, outcome, writes: Writes::new() };
+                waiting.get(&txn).cloned().unwrap_or(empty)
+            };
+            let records = self.outcomes.iter().map(record).collect();
+            self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
+        }
+    }
+}
+
+impl Machine<Toy> for Server {
+    fn new(setup: Setup<Toy>, recovered: Vec<Record>, cx: &mut Cx<'_, Toy>) -> Self {
+        let mut server = Self {
+            node: setup.node,
+            config: setup.config,
+            store: Store::new(setup.engine),
+            last: Timestamp::ZERO,
+            outcomes: BTreeMap::new(),
+            locked: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            checkpoint: None,
+            since_checkpoint: 0,
+        };
+        for record in &recovered {
+            server.outcomes.insert(record.txn, record.outcome);
+            server.apply(record);
+            cx.note(Note::Recovered);
+        }
+        server
+    }
+
+    fn step(&mut self, input: Input<Toy>, cx: &mut Cx<'_, Toy>) {
+        match input {
+            Input::Message { from, msg: Msg::Read { txn, keys } } => {
+                let read = |key: Key| (key.clone(), self.store.read(P, &key));
+                let reads = keys.into_iter().map(read).collect();
+                cx.send(from, Msg::ReadReply { txn, reads });
+            }
+            Input::Message { from, msg: Msg::Commit { txn, below, seen, writes } } => {
+                self.on_commit(from, (txn, below), &seen, writes, cx);
+            }
+            Input::Message { from, msg: Msg::Resolve { txn } } => {
+                if !self.answer_known(from, txn, cx) {
+                    let outcome = Outcome::Aborted(AbortReason::Recovery);
+                    self.decide(from, Record { txn, outcome, writes: Writes::new() }, cx);
+                }
+            }
+            Input::Durable(ticket) => self.on_durable(ticket, cx),
+            Input::Admin(_) => {}
+            Input::Message { msg: Msg::ReadReply { .. } | Msg::Outcome { .. }, .. }
+            | Input::Timer(_)
+            | Input::Begin(_)
+            | Input::Decide { .. }
+            | Input::Resolve { .. } => unreachable!("not for a server"),
+        }
+    }
+
+    fn flush(&mut self, _: &mut Cx<'_, Toy>) {}
+
+    fn assert_invariants(&self) {
+        for (record, _) in self.waiting.values() {
+            for key in record.writes.keys() {
+                assert!(self.locked.contains(key), "{key} is being written without a lock");
+            }
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, outcomes, locked, waiting, .. } = self;
+        write!(f, "{node} outcomes={} locked={locked:?} waiting={}", outcomes.len(), waiting.len())
+    }
+}
