@@ -1,0 +1,174 @@
+//! Changing the members: joint consensus, Raft §6 and thesis §4.3; catching up, thesis §4.2.1.
+
+use orthodrome_core::{NodeId, Time};
+
+use super::leader::{Leading, Mode};
+use super::quorum::{Members, QuorumError};
+use super::replica::{Replica, Role};
+use super::{Door, Index, Payload, Replicated};
+
+/// A change whose new voters are catching up as learners. Lost with the leader: ask again.
+#[derive(Debug)]
+pub(super) struct Change {
+    target: Members,
+    entrants: Vec<Entrant>,
+}
+
+/// A learner on its way to become a voter. It gets everything that the log held when a round began;
+/// when a round takes less than an election time-out, what is left delays nobody (thesis §4.2.1).
+#[derive(Debug)]
+struct Entrant {
+    node: NodeId,
+    goal: Index,
+    round_began: Time,
+    has_caught_up: bool,
+}
+
+/// Why the members cannot be changed so, or not now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// Only a leader changes members.
+    #[error("this node does not lead the group; ask {leader:?}")]
+    NotLeader {
+        /// Who leads, if known.
+        leader: Option<NodeId>,
+    },
+    /// The leader has not chosen an entry of its term yet, so it cannot know whether an earlier
+    /// change is still under way (Ongaro, raft-dev, 2015). Ask again soon.
+    #[error("the leader is not ready yet; ask again")]
+    NotReady,
+    /// An earlier change is not chosen yet. Ask again soon.
+    #[error("another change of members is under way; ask again when it is done")]
+    UnderWay,
+    /// The quorum sizes do not suit the new voters.
+    #[error("quorums: {0}")]
+    Quorums(#[from] QuorumError),
+}
+
+impl<R: Replicated> Replica<R> {
+    /// Makes `voters` and `learners` the members. New voters first catch up as learners; then old
+    /// and new voters decide together until the new membership is chosen. Each step is an entry of
+    /// the log, and a `Payload::Members` when it is chosen. Asking again while new voters catch up
+    /// replaces what was asked before; if the leader changes meanwhile, ask the new one.
+    ///
+    /// # Errors
+    /// Why not, or why not now.
+    pub fn change_members(
+        &mut self,
+        voters: Vec<NodeId>,
+        learners: Vec<NodeId>,
+        door: &mut impl Door<R>,
+    ) -> Result<(), ChangeError> {
+        let target = Members::settled(voters, learners);
+        let Role::Leader(lead) = &mut self.role else {
+            return Err(ChangeError::NotLeader { leader: self.leader });
+        };
+        if !lead.is_ready {
+            return Err(ChangeError::NotReady);
+        }
+        self.config.quorums.check(target.voters.len())?;
+        let members = self.log.members();
+        if members.is_joint() || self.log.members_index() > self.chosen {
+            return Err(ChangeError::UnderWay);
+        }
+        let (goal, now) = (self.log.last(), door.now());
+        let entrants = target.voters.iter().filter(|node| !members.voters.contains(node));
+        let entrants =
+            entrants.map(|&node| Entrant { node, goal, round_began: now, has_caught_up: false });
+        lead.change = Some(Change { entrants: entrants.collect(), target });
+        self.pursue_change(door);
+        Ok(())
+    }
+
+    /// Takes the next step of a change if it is time for it.
+    pub(super) fn pursue_change(&mut self, door: &mut impl Door<R>) {
+        let (now, last) = (door.now(), self.log.last());
+        let is_settled = !self.log.members().is_joint() && self.log.members_index() <= self.chosen;
+        let Role::Leader(lead) = &mut self.role else { return };
+        let Some(mut change) = lead.change.take().filter(|_| is_settled) else { return };
+        let current = self.log.members();
+        let target = &change.target;
+        if current == target {
+            return;
+        }
+        let mut newcomers = target.all();
+        newcomers.retain(|&node| !current.is_member(node));
+        if !newcomers.is_empty() {
+            let learners = [current.learners.as_slice(), &newcomers].concat();
+            let wider = Members::settled(current.voters.clone(), learners);
+            lead.change = Some(change);
+            self.append(Payload::Members(wider), door);
+            return;
+        }
+        for entrant in &mut change.entrants {
+            entrant.check(lead, now, last, self.config.election_timeout);
+        }
+        if change.entrants.iter().any(|entrant| !entrant.has_caught_up) {
+            lead.change = Some(change);
+            return;
+        }
+        let mut next = change.target;
+        if next.voters != current.voters {
+            next.outgoing.clone_from(&current.voters);
+        }
+        self.append(Payload::Members(next), door);
+    }
+
+    /// The membership in force is chosen.
+    pub(super) fn on_members_chosen(&mut self, door: &mut impl Door<R>) {
+        let members = self.log.members().clone();
+        if self.log.members_index() > self.chosen {
+            return;
+        }
+        if members.is_joint() {
+            let settled = Members::settled(members.voters, members.learners);
+            self.append(Payload::Members(settled), door);
+            return;
+        }
+        let Role::Leader(lead) = &mut self.role else { return };
+        if lead.progress.iter().any(|progress| !members.is_member(progress.node)) {
+            // Those who leave hear of it, so that they know they are out; then they are forgotten.
+            self.beat_all(door);
+        }
+        let Role::Leader(lead) = &mut self.role else { return };
+        lead.progress.retain(|progress| members.is_member(progress.node));
+        if members.is_voter(self.me) {
+            self.pursue_change(door);
+        } else {
+            self.abdicate(&members, door);
+        }
+    }
+
+    /// Raft §6: a leader that is not in the new membership steps down once it is chosen. It asks the
+    /// voter that lacks least to campaign, so that nobody waits for a timer.
+    fn abdicate(&mut self, members: &Members, door: &mut impl Door<R>) {
+        let Role::Leader(lead) = &self.role else { return };
+        let voters = lead.progress.iter().filter(|progress| members.is_voter(progress.node));
+        let best =
+            voters.max_by_key(|progress| (progress.matched, std::cmp::Reverse(progress.node)));
+        if let Some(to) = best.map(|progress| progress.node) {
+            self.beat_all(door);
+            self.yield_to(to, door);
+        }
+        self.step_down(self.term, None, door);
+    }
+}
+
+impl Entrant {
+    fn check<R: Replicated>(
+        &mut self,
+        lead: &Leading<R>,
+        now: Time,
+        last: Index,
+        round_max: orthodrome_core::Duration,
+    ) {
+        let Some(progress) = lead.get(self.node) else { return };
+        let is_streaming = matches!(progress.mode, Mode::Stream);
+        if self.has_caught_up || !is_streaming || progress.matched < self.goal {
+            return;
+        }
+        self.has_caught_up = now.since(self.round_began) < round_max;
+        self.goal = last;
+        self.round_began = now;
+    }
+}

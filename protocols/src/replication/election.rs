@@ -1,0 +1,338 @@
+//! Terms and votes: Raft §5.1, §5.2 and §5.4.1; pre-vote, check-quorum and the protection of
+//! leaders, thesis §4.2.3, §6.2 and §9.6; leadership transfer as seen by its target, §3.10.
+
+use orthodrome_core::{NodeId, Time};
+
+use super::message::{Beat, Message};
+use super::replica::{Replica, Role};
+use super::{Door, Event, Index, Replicated, Term, Timer, Tooth};
+
+impl<R: Replicated> Replica<R> {
+    /// The first wait. In a new group the preferred leader campaigns at once and the others leave
+    /// it time for a second try, so that a cluster starts with the leaders its placement asks for.
+    pub(super) fn arm_first_election(&mut self, is_new: bool, door: &mut impl Door<R>) {
+        self.draw(door);
+        let now = door.now();
+        self.election_at = match self.preferred {
+            Some(preferred) if is_new && preferred == self.me => now,
+            Some(_) if is_new => now + self.drawn + self.config.election_timeout * 2,
+            Some(_) | None => now + self.drawn,
+        };
+        door.set_timer(Timer::Election, self.election_at);
+    }
+
+    fn draw(&mut self, door: &mut impl Door<R>) {
+        let least = self.config.election_timeout;
+        let extra = door.rng().below(orthodrome_core::time::nanos(least));
+        self.drawn = least + orthodrome_core::Duration::from_nanos(extra);
+    }
+
+    fn arm_election(&mut self, door: &mut impl Door<R>) {
+        self.draw(door);
+        self.election_at = door.now() + self.drawn;
+        door.set_timer(Timer::Election, self.election_at);
+    }
+
+    /// Raft §5.2: no leader was heard for the drawn time. Hearing one only moves `election_at`; the
+    /// timer catches up here, so that no timer is moved for every message.
+    pub(super) fn on_election_timeout(&mut self, door: &mut impl Door<R>) {
+        if self.is_leader() {
+            return;
+        }
+        if door.now() < self.election_at {
+            door.set_timer(Timer::Election, self.election_at);
+            return;
+        }
+        self.arm_election(door);
+        if self.may_campaign() {
+            self.pre_campaign(door);
+        }
+    }
+
+    /// A node campaigns if it is a voter with a state to lead from.
+    fn may_campaign(&self) -> bool {
+        self.log.members().is_voter(self.me) && !self.incomplete && !self.awaits_snapshot()
+    }
+
+    /// A node votes if its log names it, as voter or as learner: a learner on its way to become a
+    /// voter may be needed before it hears of that (thesis §4.2.2), and the candidate knows whether
+    /// its vote counts. A node that starts empty knows no members and so does not vote before it
+    /// has caught up that far.
+    fn may_vote(&self) -> bool {
+        self.log.members().is_member(self.me) || self.config.tooth == Some(Tooth::CountNonVoters)
+    }
+
+    /// Thesis §4.2.3 and §6.4.1: within one election time-out of hearing a leader nobody else is
+    /// voted for, for the leader may hold a lease. A restarted node cannot know and waits as long.
+    fn protects_leader(&self, now: Time) -> bool {
+        let timeout = self.config.election_timeout;
+        self.is_leader()
+            || now < self.quiet_until
+            || self.heard_at.is_some_and(|heard| now < heard + timeout)
+    }
+
+    /// Thesis §9.6: ask before disturbing anyone with a new term.
+    fn pre_campaign(&mut self, door: &mut impl Door<R>) {
+        self.role = Role::PreCandidate(vec![self.me]);
+        self.leader = None;
+        if self.is_elected(&[self.me]) {
+            self.start_election(false, door);
+            return;
+        }
+        let (last_index, last_term) = (self.log.last(), self.log.last_term());
+        for to in self.electorate() {
+            door.send(to, Message::PreVote { term: self.term.next(), last_index, last_term });
+        }
+    }
+
+    /// Whom to ask.
+    fn electorate(&self) -> Vec<NodeId> {
+        let members = self.log.members();
+        let anyone = self.config.tooth == Some(Tooth::CountNonVoters);
+        let mut asked = members.all();
+        asked.retain(|&node| node != self.me && (anyone || members.is_voter(node)));
+        asked
+    }
+
+    /// Only votes of voters count, in each half of a joint membership.
+    fn is_elected(&self, votes: &[NodeId]) -> bool {
+        let members = self.log.members();
+        if self.config.tooth == Some(Tooth::CountNonVoters) {
+            return votes.len() >= self.config.quorums.election(members.voters.len());
+        }
+        members.is_quorum(|n| self.config.quorums.election(n), |node| votes.contains(&node))
+    }
+
+    pub(super) fn on_pre_vote(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        last_index: Index,
+        last_term: Term,
+        door: &mut impl Door<R>,
+    ) {
+        let granted = term > self.term
+            && self.may_vote()
+            && !self.protects_leader(door.now())
+            && self.log.is_covered_by(last_index, last_term);
+        let term = if granted { term } else { self.term };
+        self.send_when_term_durable(from, Message::PreVoteReply { term, granted }, door);
+    }
+
+    pub(super) fn on_pre_vote_reply(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        granted: bool,
+        door: &mut impl Door<R>,
+    ) {
+        if !granted {
+            // A voter in a later term could never grant this one: catch up with it first.
+            if term > self.term {
+                self.step_down(term, None, door);
+            }
+            return;
+        }
+        let next = self.term.next();
+        let Role::PreCandidate(votes) = &mut self.role else { return };
+        if term != next || votes.contains(&from) {
+            return;
+        }
+        votes.push(from);
+        let votes = std::mem::take(votes);
+        if self.is_elected(&votes) {
+            self.start_election(false, door);
+        } else {
+            self.role = Role::PreCandidate(votes);
+        }
+    }
+
+    /// Raft §5.2: a new term and a vote for itself; both durable before anyone is asked.
+    fn start_election(&mut self, transfer: bool, door: &mut impl Door<R>) {
+        self.enter_term(self.term.next(), Some(self.me));
+        self.role = Role::Candidate { votes: Vec::new(), transfer };
+        self.persist_hard_state(door);
+        self.arm_election(door);
+        if self.is_term_durable() {
+            self.on_vote_durable(self.term, door);
+        } else {
+            self.campaign_when_durable();
+        }
+    }
+
+    /// The candidate's own vote is durable.
+    pub(super) fn on_vote_durable(&mut self, term: Term, door: &mut impl Door<R>) {
+        let me = self.me;
+        let transfer = match &mut self.role {
+            Role::Candidate { votes, transfer } if term == self.term => {
+                votes.push(me);
+                *transfer
+            }
+            Role::Candidate { .. } | Role::Follower | Role::PreCandidate(_) | Role::Leader(_) => {
+                return;
+            }
+        };
+        if self.is_elected(&[me]) {
+            self.lead(door);
+            return;
+        }
+        let (last_index, last_term) = (self.log.last(), self.log.last_term());
+        for to in self.electorate() {
+            door.send(to, Message::RequestVote { term, last_index, last_term, transfer });
+        }
+    }
+
+    /// Raft §5.2 and §5.4.1.
+    pub(super) fn on_request_vote(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        (last_index, last_term): (Index, Term),
+        transfer: bool,
+        door: &mut impl Door<R>,
+    ) {
+        let is_protected = !transfer && self.protects_leader(door.now());
+        if term < self.term || (term > self.term && is_protected) {
+            let no = Message::VoteReply { term: self.term, granted: false };
+            self.send_when_term_durable(from, no, door);
+            return;
+        }
+        let is_free = term > self.term || self.vote.is_none_or(|vote| vote == from);
+        let granted = is_free
+            && !is_protected
+            && self.may_vote()
+            && self.log.is_covered_by(last_index, last_term);
+        let vote = granted.then_some(from);
+        if term > self.term {
+            self.step_down(term, vote, door);
+        } else if granted && self.vote.is_none() {
+            self.vote = vote;
+            self.persist_hard_state(door);
+        }
+        if granted {
+            // Give the candidate time to win before competing with it.
+            self.election_at = self.election_at.max(door.now() + self.drawn);
+        }
+        self.send_when_term_durable(from, Message::VoteReply { term, granted }, door);
+    }
+
+    pub(super) fn on_vote_reply(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        granted: bool,
+        door: &mut impl Door<R>,
+    ) {
+        if term > self.term {
+            self.step_down(term, None, door);
+            return;
+        }
+        let current = self.term;
+        let Role::Candidate { votes, .. } = &mut self.role else { return };
+        if !granted || term < current || votes.contains(&from) {
+            return;
+        }
+        votes.push(from);
+        let votes = votes.clone();
+        // A voter answers only a request, and that left after the candidate's own vote was durable.
+        if self.is_elected(&votes) {
+            self.lead(door);
+        }
+    }
+
+    /// Thesis §3.10: campaign at once, with the leader's permission. The permission is void if it
+    /// was overtaken by a later message of the same leader, which may have taken it back, or if this
+    /// node heard nothing from the leader since it started and cannot tell.
+    pub(super) fn on_timeout_now(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        round: u64,
+        door: &mut impl Door<R>,
+    ) {
+        let is_current = term == self.term
+            && self.leader == Some(from)
+            && self.heard_at.is_some()
+            && self.beat.round <= round;
+        if is_current && self.may_campaign() && matches!(self.role, Role::Follower) {
+            self.start_election(true, door);
+        }
+    }
+
+    fn enter_term(&mut self, term: Term, vote: Option<NodeId>) {
+        self.term = term;
+        self.vote = vote;
+        self.leader = None;
+        // What is chosen agrees with the log of every later leader.
+        self.received = self.chosen;
+        self.acked = Index(0);
+        self.owed = Index(0);
+        self.beat = Beat::default();
+    }
+
+    /// Becomes a follower of `term`, which may be the current one.
+    pub(super) fn step_down(&mut self, term: Term, vote: Option<NodeId>, door: &mut impl Door<R>) {
+        let old_term = self.term;
+        let role = std::mem::replace(&mut self.role, Role::Follower);
+        if term > self.term {
+            self.enter_term(term, vote);
+            self.persist_hard_state(door);
+        }
+        if let Role::Leader(lead) = role {
+            self.leader = None;
+            for id in lead.reads_waiting() {
+                self.tell(Event::ReadFailed { id });
+            }
+            self.tell(Event::Deposed { term: old_term });
+            door.cancel_timer(Timer::Heartbeat);
+            // Its own lease may still be running on promises of others: nobody is harmed if it
+            // votes, for it serves nothing more.
+            self.received = self.chosen;
+            self.arm_election(door);
+        }
+    }
+
+    /// A message of a leader: true if it is the current one's. Raft §5.1 and §5.2.
+    pub(super) fn follows(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) -> bool {
+        if term < self.term {
+            // Tells a deposed leader, or one that a failed candidate overtook, of the later term.
+            let reply = Message::HeartbeatReply {
+                term: self.term,
+                matched: Index(0),
+                received: Index(0),
+                beat,
+            };
+            self.send_when_term_durable(from, reply, door);
+            return false;
+        }
+        if term > self.term {
+            self.step_down(term, None, door);
+        }
+        assert!(
+            !self.is_leader() && self.leader.is_none_or(|leader| leader == from),
+            "{self}: {from} leads {term} too"
+        );
+        self.role = Role::Follower;
+        self.leader = Some(from);
+        self.heard_at = Some(door.now());
+        self.election_at = door.now() + self.drawn;
+        if beat.round > self.beat.round {
+            self.beat = beat;
+        }
+        true
+    }
+
+    /// An answer to a leader: true if this node leads the term it is about.
+    pub(super) fn leads(&mut self, term: Term, door: &mut impl Door<R>) -> bool {
+        if term > self.term {
+            self.step_down(term, None, door);
+        }
+        term == self.term && self.is_leader()
+    }
+}

@@ -1,0 +1,122 @@
+//! What a follower does with a leader's log: Raft §5.3, the receiver's side.
+
+use orthodrome_core::NodeId;
+
+use super::message::{Beat, Message, Record};
+use super::replica::Replica;
+use super::{Door, Entry, Index, Replicated, Term, Tooth};
+
+impl<R: Replicated> Replica<R> {
+    /// Raft Figure 2, AppendEntries, receiver's steps 2 to 5.
+    pub(super) fn on_append_entries(
+        &mut self,
+        from: NodeId,
+        (prev_index, prev_term): (Index, Term),
+        entries: Vec<Entry<R::Command>>,
+        chosen: Index,
+        door: &mut impl Door<R>,
+    ) {
+        if self.awaits_snapshot() {
+            return;
+        }
+        let base = self.log.base_index();
+        let through = prev_index.plus(entries.len());
+        // What is at or below the base is chosen, so it agrees without looking.
+        let agrees = prev_index < base || self.log.term_at(prev_index) == Some(prev_term);
+        if self.incomplete || !agrees {
+            self.reject(from, prev_index, prev_term, door);
+            return;
+        }
+        let mut last_ticket = None;
+        let mut index = prev_index;
+        for entry in entries {
+            index = index.next();
+            if index <= base || self.log.term_at(index) == Some(entry.term) {
+                continue;
+            }
+            if index <= self.log.last() {
+                self.truncate(index, door);
+            }
+            self.log.append(entry.clone());
+            last_ticket = Some(door.persist(Record::Entry { index, entry }));
+        }
+        if let Some(ticket) = last_ticket {
+            self.writes.push_back((ticket, index));
+        }
+        self.received = self.received.max(through).max(base);
+        self.owed = self.owed.max(through);
+        self.choose(chosen.min(self.received));
+        if self.matched() >= self.owed {
+            self.reply(from, door);
+        }
+    }
+
+    /// Raft §5.3, step 3: an existing entry conflicts with a new one.
+    fn truncate(&mut self, from: Index, door: &mut impl Door<R>) {
+        assert!(
+            from > self.chosen,
+            "{self}: the leader's log has another entry at {from}, which is chosen"
+        );
+        self.log.truncate(from);
+        let kept = from.previous();
+        self.durable_index = self.durable_index.min(kept);
+        for (_, index) in &mut self.writes {
+            *index = (*index).min(kept);
+        }
+        if self.config.tooth != Some(Tooth::ForgetTruncation) {
+            door.persist(Record::Truncate { from });
+        }
+    }
+
+    /// The log agrees with the leader's and is durable up to here.
+    fn matched(&self) -> Index {
+        self.received.min(self.own_copy())
+    }
+
+    fn reply(&mut self, to: NodeId, door: &mut impl Door<R>) {
+        self.acked = self.matched();
+        let (term, matched, received, beat) = (self.term, self.acked, self.received, self.beat);
+        let reply = Message::AppendReply { term, matched, received, beat };
+        self.send_when_term_durable(to, reply, door);
+    }
+
+    /// Entries became durable: one reply covers all of them.
+    pub(super) fn acknowledge(&mut self, door: &mut impl Door<R>) {
+        if let Some(leader) = self.leader
+            && self.matched() > self.acked
+        {
+            self.reply(leader, door);
+        }
+    }
+
+    fn reject(&mut self, to: NodeId, prev_index: Index, prev_term: Term, door: &mut impl Door<R>) {
+        let (hint_index, hint_term) = self.log.agreeable(prev_index, prev_term);
+        let reject = Message::AppendReject {
+            term: self.term,
+            prev_index,
+            hint_index,
+            hint_term,
+            wants_snapshot: self.incomplete,
+            beat: self.beat,
+        };
+        self.send_when_term_durable(to, reject, door);
+    }
+
+    /// Raft §5.2. Answered at once: what it promises does not depend on entries.
+    pub(super) fn on_heartbeat(
+        &mut self,
+        from: NodeId,
+        chosen: Index,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) {
+        self.choose(chosen.min(self.received));
+        if self.incomplete && !self.receives_snapshot() {
+            self.reject(from, self.log.last(), self.log.last_term(), door);
+            return;
+        }
+        let (term, matched, received) = (self.term, self.matched(), self.received);
+        let reply = Message::HeartbeatReply { term, matched, received, beat };
+        self.send_when_term_durable(from, reply, door);
+    }
+}

@@ -1,0 +1,654 @@
+//! What a leader does: Raft §5.3 and §5.4.2, the sender's side; reads and leases, thesis §6.4;
+//! handing over, thesis §3.10.
+
+use std::collections::VecDeque;
+
+use orthodrome_core::{NodeId, Time};
+
+use super::change::Change;
+use super::log::Log;
+use super::message::{Beat, Message, Record, entry_size};
+use super::replica::{Replica, Role};
+use super::snapshot::Outgoing;
+use super::{Config, Door, Entry, Event, Index, Payload, Replicated, Term, Timer, Tooth};
+
+/// What a leader keeps for its term.
+#[derive(Debug)]
+pub(super) struct Leading<R: Replicated> {
+    /// One for each other member, and for those just leaving; by node.
+    pub(super) progress: Vec<Progress<R>>,
+    /// Grows with every message that must be told apart from earlier ones.
+    pub(super) round: u64,
+    /// When it was elected.
+    since: Time,
+    /// The first entry of its term; its choice makes the leader ready (Raft §5.4.2, §8).
+    pub(super) first: Index,
+    pub(super) is_ready: bool,
+    /// Something may have to be sent to someone at the next flush.
+    pub(super) is_dirty: bool,
+    /// Reads in order; each waits for a round.
+    reads: VecDeque<Read>,
+    /// The last of `reads` wait for a round that has not begun.
+    has_new_reads: bool,
+    transfer: Option<Transfer>,
+    /// `TimeoutNow` was sent in that round to that node, which may act on it at any time until it
+    /// answers a later round: no lease until then.
+    yielded: Option<(NodeId, u64)>,
+    /// When leadership was last offered to the preferred leader.
+    offered_at: Option<Time>,
+    /// A change of members whose new voters are catching up.
+    pub(super) change: Option<Change>,
+    /// Snapshots begun in this term.
+    pub(super) snapshots: u64,
+    indexes: Vec<Index>,
+}
+
+#[derive(Debug)]
+struct Read {
+    id: u64,
+    /// None until a round begins after it.
+    round: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Transfer {
+    to: NodeId,
+    /// Given up then, if this node still leads.
+    until: Time,
+    is_asked: bool,
+}
+
+/// What a leader knows of another member.
+#[derive(Debug)]
+pub(super) struct Progress<R: Replicated> {
+    pub(super) node: NodeId,
+    /// Its log agrees with the leader's and is durable up to here.
+    pub(super) matched: Index,
+    /// The next entry to send.
+    pub(super) next: Index,
+    pub(super) mode: Mode<R>,
+    /// Ends of the messages under way.
+    inflight: VecDeque<Index>,
+    /// The round in which entries were last sent.
+    sent_round: u64,
+    /// The latest of the leader's messages that it answered.
+    beat: Option<Beat>,
+    /// When its last answer came, and since when answers have come without a long gap.
+    pub(super) heard_at: Option<Time>,
+    steady_since: Time,
+}
+
+/// How to send to a member.
+#[derive(Debug)]
+pub(super) enum Mode<R: Replicated> {
+    /// Looking for where the logs agree: one message at a time.
+    Probe { is_waiting: bool },
+    /// The logs agree up to `next`: many messages at a time.
+    Stream,
+    /// The log no longer reaches back far enough.
+    Snapshot(Box<Outgoing<R>>),
+}
+
+impl<R: Replicated> Progress<R> {
+    fn new(node: NodeId, next: Index, now: Time) -> Self {
+        Self {
+            node,
+            matched: Index(0),
+            next,
+            mode: Mode::Probe { is_waiting: false },
+            inflight: VecDeque::new(),
+            sent_round: 0,
+            beat: None,
+            heard_at: None,
+            steady_since: now,
+        }
+    }
+
+    /// It answered.
+    fn hear(&mut self, beat: Beat, now: Time, config: &Config) {
+        if self.heard_at.is_none_or(|heard| heard + config.election_timeout < now) {
+            self.steady_since = now;
+        }
+        self.heard_at = Some(now);
+        if self.beat.is_none_or(|old| old.round < beat.round || old.sent_at < beat.sent_at) {
+            self.beat = Some(beat);
+        }
+    }
+
+    /// Its log is known to be durable up to `matched` and to agree up to `received`.
+    fn advance(&mut self, matched: Index, received: Index) {
+        self.matched = self.matched.max(matched);
+        while self.inflight.front().is_some_and(|&end| end <= self.matched) {
+            self.inflight.pop_front();
+        }
+        let is_reached = match &self.mode {
+            Mode::Probe { .. } => received.next() >= self.next,
+            Mode::Stream => false,
+            Mode::Snapshot(outgoing) => outgoing.is_reached_by(self.matched),
+        };
+        if is_reached {
+            self.mode = Mode::Stream;
+            self.inflight.clear();
+            self.next = received.max(self.matched).next();
+        }
+        self.next = self.next.max(self.matched.next());
+    }
+
+    /// Entries sent before `round` did not arrive: send again what is missing.
+    fn resend_lost(&mut self, received: Index, round: u64) {
+        if round <= self.sent_round {
+            return;
+        }
+        let missing = received.max(self.matched).next();
+        match &mut self.mode {
+            Mode::Probe { is_waiting } => *is_waiting = false,
+            Mode::Stream if missing < self.next => {
+                self.next = missing;
+                self.inflight.clear();
+            }
+            Mode::Stream | Mode::Snapshot(_) => {}
+        }
+    }
+
+    /// The next message with entries, if it is time for one. `Err` if the log no longer has them.
+    fn next_append(
+        &mut self,
+        log: &Log<R>,
+        config: &Config,
+        last_piece: (Term, Index, Beat),
+    ) -> Result<Option<Message<R>>, ()> {
+        let (term, chosen, beat) = last_piece;
+        match &mut self.mode {
+            Mode::Snapshot(_) | Mode::Probe { is_waiting: true } => return Ok(None),
+            Mode::Stream => {
+                if self.next > log.last() || self.inflight.len() >= config.max_inflight {
+                    return Ok(None);
+                }
+            }
+            Mode::Probe { is_waiting } => *is_waiting = true,
+        }
+        let prev_index = self.next.previous();
+        let prev_term = log.term_at(prev_index).ok_or(())?;
+        let mut bytes = 0;
+        let mut entries = Vec::new();
+        for (_, entry) in log.from(self.next) {
+            bytes += entry_size::<R>(entry);
+            if bytes > config.max_batch_bytes && !entries.is_empty() {
+                break;
+            }
+            entries.push(entry.clone());
+        }
+        if matches!(self.mode, Mode::Stream) {
+            self.next = self.next.plus(entries.len());
+            self.inflight.push_back(self.next.previous());
+        }
+        self.sent_round = beat.round;
+        Ok(Some(Message::AppendEntries { term, prev_index, prev_term, entries, chosen, beat }))
+    }
+
+    /// True if it has answered within an election time-out.
+    fn is_live(&self, now: Time, config: &Config) -> bool {
+        self.heard_at.is_some_and(|heard| now < heard + config.election_timeout)
+    }
+}
+
+impl<R: Replicated> Leading<R> {
+    pub(super) fn of(&mut self, node: NodeId) -> Option<&mut Progress<R>> {
+        self.progress.iter_mut().find(|progress| progress.node == node)
+    }
+
+    pub(super) fn get(&self, node: NodeId) -> Option<&Progress<R>> {
+        self.progress.iter().find(|progress| progress.node == node)
+    }
+
+    pub(super) fn add(&mut self, node: NodeId, next: Index, now: Time) {
+        if self.get(node).is_none() {
+            self.progress.push(Progress::new(node, next, now));
+            self.progress.sort_by_key(|progress| progress.node);
+        }
+    }
+
+    pub(super) fn reads_waiting(self: Box<Self>) -> impl Iterator<Item = u64> {
+        self.reads.into_iter().map(|read| read.id)
+    }
+
+    /// The lowest entry that a follower which answers still needs; none if there is no such
+    /// follower.
+    pub(super) fn needed_by_live_followers(&self, now: Time, config: &Config) -> Option<Index> {
+        let live = self.progress.iter().filter(|progress| progress.is_live(now, config));
+        live.map(|progress| match &progress.mode {
+            Mode::Snapshot(outgoing) => outgoing.index().unwrap_or(Index(u64::MAX)),
+            Mode::Probe { .. } | Mode::Stream => progress.matched,
+        })
+        .min()
+    }
+
+    pub(super) fn assert_invariants(&self, last: Index) {
+        for progress in &self.progress {
+            assert!(progress.matched < progress.next, "{progress:?}: would send what it has");
+            assert!(progress.next <= last.next(), "{progress:?}: beyond the log");
+        }
+        assert!(self.reads.iter().is_sorted_by_key(|read| read.round.unwrap_or(u64::MAX)));
+    }
+}
+
+impl<R: Replicated> Replica<R> {
+    /// Raft §5.2 and §8: a new leader appends an entry of its own term, for only that can make the
+    /// entries before it chosen.
+    pub(super) fn lead(&mut self, door: &mut impl Door<R>) {
+        let now = door.now();
+        let next = self.log.last().next();
+        let members = self.log.members().clone();
+        let others = members.all().into_iter().filter(|&node| node != self.me);
+        self.leader = Some(self.me);
+        self.role = Role::Leader(Box::new(Leading {
+            progress: others.map(|node| Progress::new(node, next, now)).collect(),
+            round: 0,
+            since: now,
+            first: next,
+            is_ready: false,
+            is_dirty: false,
+            reads: VecDeque::new(),
+            has_new_reads: false,
+            transfer: None,
+            yielded: None,
+            offered_at: None,
+            change: None,
+            snapshots: 0,
+            indexes: Vec::new(),
+        }));
+        door.cancel_timer(Timer::Election);
+        let first = if next == Index(1) { Payload::Members(members) } else { Payload::Noop };
+        self.append(first, door);
+        self.beat_all(door);
+        door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
+    }
+
+    /// Appends to the own log; followers get it at the next flush.
+    pub(super) fn append(
+        &mut self,
+        payload: Payload<R::Command>,
+        door: &mut impl Door<R>,
+    ) -> Index {
+        let entry = Entry { term: self.term, payload };
+        let index = self.log.append(entry.clone());
+        let ticket = door.persist(Record::Entry { index, entry });
+        self.writes.push_back((ticket, index));
+        if let Role::Leader(lead) = &mut self.role {
+            lead.is_dirty = true;
+            if self.log.members_index() == index {
+                let now = door.now();
+                for node in self.log.members().all() {
+                    if node != self.me {
+                        lead.add(node, index, now);
+                    }
+                }
+            }
+        }
+        if self.config.tooth == Some(Tooth::AckNotDurable) {
+            self.count(door);
+        }
+        index
+    }
+
+    /// Appends a command to the log, if this node leads and takes commands: not while it hands over
+    /// leadership, nor with more than `max_unchosen` entries waiting. Nothing is sent before
+    /// [`Replica::flush`].
+    ///
+    /// The command will be surfaced at the returned place if the entry there has the returned term;
+    /// otherwise it was lost.
+    pub fn propose(
+        &mut self,
+        command: R::Command,
+        door: &mut impl Door<R>,
+    ) -> Option<(Index, Term)> {
+        let Role::Leader(lead) = &self.role else { return None };
+        let waiting = self.log.last().0 - self.chosen.0;
+        if lead.transfer.is_some() || waiting >= self.config.max_unchosen as u64 {
+            return None;
+        }
+        let index = self.append(Payload::Command(command), door);
+        Some((index, self.term))
+    }
+
+    /// Sends what several calls can share: entries to each follower that lacks some, and a round of
+    /// heartbeats for new reads.
+    pub fn flush(&mut self, door: &mut impl Door<R>) {
+        self.begin_reads(door);
+        self.send_entries(door);
+        self.ask_target(door);
+    }
+
+    fn send_entries(&mut self, door: &mut impl Door<R>) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        if !std::mem::take(&mut lead.is_dirty) {
+            return;
+        }
+        let beat = Beat { round: lead.round, sent_at: door.now() };
+        let mut behind = Vec::new();
+        for progress in &mut lead.progress {
+            loop {
+                let shared = (self.term, self.chosen, beat);
+                match progress.next_append(&self.log, &self.config, shared) {
+                    Ok(Some(msg)) => door.send(progress.node, msg),
+                    Ok(None) => break,
+                    Err(()) => {
+                        behind.push(progress.node);
+                        break;
+                    }
+                }
+            }
+        }
+        for node in behind {
+            self.start_snapshot(node);
+        }
+    }
+
+    /// A round of heartbeats to everyone.
+    pub(super) fn beat_all(&mut self, door: &mut impl Door<R>) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        lead.round += 1;
+        let beat = Beat { round: lead.round, sent_at: door.now() };
+        for progress in &lead.progress {
+            let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat };
+            door.send(progress.node, msg);
+        }
+    }
+
+    /// Thesis §6.2: a leader that hears no quorum for an election time-out is none. Then the work
+    /// that recurs: heartbeats, resending, giving up what took too long.
+    pub(super) fn on_heartbeat_timeout(&mut self, door: &mut impl Door<R>) {
+        let now = door.now();
+        let me = self.me;
+        let Role::Leader(lead) = &mut self.role else { return };
+        let heard = self.log.members().reached(
+            |n| self.config.quorums.write(n),
+            &mut Vec::new(),
+            |node| {
+                let answer = lead.get(node).and_then(|progress| progress.heard_at);
+                if node == me { now } else { answer.unwrap_or(lead.since) }
+            },
+        );
+        if heard.is_none_or(|heard| heard.max(lead.since) + self.config.election_timeout < now) {
+            self.step_down(self.term, None, door);
+            return;
+        }
+        if lead.transfer.as_ref().is_some_and(|transfer| transfer.until <= now) {
+            lead.transfer = None;
+        }
+        door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
+        self.beat_all(door);
+        self.resend_pieces(door);
+        self.offer_to_preferred(door);
+    }
+
+    pub(super) fn on_append_reply(
+        &mut self,
+        from: NodeId,
+        matched: Index,
+        received: Index,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) {
+        let now = door.now();
+        let Role::Leader(lead) = &mut self.role else { return };
+        let Some(progress) = lead.of(from) else { return };
+        progress.hear(beat, now, &self.config);
+        let before = progress.matched;
+        progress.advance(matched, received);
+        let is_news = progress.matched > before;
+        lead.is_dirty |= progress.next <= self.log.last();
+        self.confirm(from, beat);
+        if is_news {
+            self.count(door);
+            self.pursue_change(door);
+        }
+    }
+
+    pub(super) fn on_heartbeat_reply(
+        &mut self,
+        from: NodeId,
+        matched: Index,
+        received: Index,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) {
+        if let Role::Leader(lead) = &mut self.role
+            && let Some(progress) = lead.of(from)
+        {
+            progress.resend_lost(received, beat.round);
+        }
+        self.on_append_reply(from, matched, received, beat, door);
+    }
+
+    /// Raft §5.3: the logs do not agree before what was sent; both sides skip whole terms.
+    pub(super) fn on_append_reject(
+        &mut self,
+        from: NodeId,
+        prev_index: Index,
+        (hint_index, hint_term): (Index, Term),
+        wants_snapshot: bool,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) {
+        let now = door.now();
+        let Role::Leader(lead) = &mut self.role else { return };
+        let Some(progress) = lead.of(from) else { return };
+        progress.hear(beat, now, &self.config);
+        if wants_snapshot {
+            if !matches!(progress.mode, Mode::Snapshot(_)) {
+                self.start_snapshot(from);
+            }
+            self.confirm(from, beat);
+            return;
+        }
+        let is_expected = match progress.mode {
+            Mode::Probe { .. } => prev_index.next() == progress.next,
+            Mode::Stream => prev_index > progress.matched && prev_index < progress.next,
+            Mode::Snapshot(_) => false,
+        };
+        if is_expected {
+            let (agreeable, _) =
+                self.log.agreeable(hint_index.min(prev_index.previous()), hint_term);
+            progress.next = agreeable.max(progress.matched).next();
+            progress.mode = Mode::Probe { is_waiting: false };
+            progress.inflight.clear();
+            lead.is_dirty = true;
+        }
+        self.confirm(from, beat);
+    }
+
+    /// Raft §5.3 and §5.4.2: an entry is chosen when a write quorum holds it durably and it is of
+    /// the current term; those before it are chosen with it.
+    pub(super) fn count(&mut self, door: &mut impl Door<R>) {
+        let (me, own_copy) = (self.me, self.own_copy());
+        let Role::Leader(lead) = &mut self.role else { return };
+        let mut indexes = std::mem::take(&mut lead.indexes);
+        let reached = self.log.members().reached(
+            |n| self.config.quorums.write(n),
+            &mut indexes,
+            |node| {
+                if node == me {
+                    own_copy
+                } else {
+                    lead.get(node).map_or(Index(0), |progress| progress.matched)
+                }
+            },
+        );
+        lead.indexes = indexes;
+        let Some(reached) = reached.filter(|&reached| reached > self.chosen) else { return };
+        let any_term = self.config.tooth == Some(Tooth::ChooseOldTerm);
+        if self.log.term_at(reached) == Some(self.term) || any_term {
+            let (was_ready, was_chosen) = (lead.is_ready, self.chosen);
+            self.choose(reached);
+            let change = self.log.members_index();
+            if self.is_ready() && (!was_ready || (was_chosen < change && change <= self.chosen)) {
+                self.on_members_chosen(door);
+            }
+            self.confirm_reads();
+        }
+    }
+
+    /// Asks for a read: [`Event::ReadReady`] follows once a quorum has confirmed, in a round begun
+    /// after this call, that this node still leads (thesis §6.4). The round begins at the next
+    /// [`Replica::flush`] and serves every read asked for until then. If this node does not lead,
+    /// or already has `max_reads` waiting, [`Event::ReadFailed`] follows.
+    pub fn read_index(&mut self, id: u64, _door: &mut impl Door<R>) {
+        if let Role::Leader(lead) = &mut self.role
+            && lead.reads.len() < self.config.max_reads
+        {
+            let round = (self.config.tooth == Some(Tooth::ReadUnconfirmed)).then_some(0);
+            lead.has_new_reads |= round.is_none();
+            lead.reads.push_back(Read { id, round });
+            if round.is_some() {
+                self.confirm_reads();
+            }
+        } else {
+            self.tell(Event::ReadFailed { id });
+        }
+    }
+
+    fn begin_reads(&mut self, door: &mut impl Door<R>) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        if !std::mem::take(&mut lead.has_new_reads) {
+            return;
+        }
+        let round = lead.round + 1;
+        for read in lead.reads.iter_mut().rev() {
+            if read.round.is_some() {
+                break;
+            }
+            read.round = Some(round);
+        }
+        self.beat_all(door);
+        self.confirm_reads();
+    }
+
+    /// `from` answered a message of this term.
+    fn confirm(&mut self, from: NodeId, beat: Beat) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        if lead.yielded.is_some_and(|(node, round)| node == from && beat.round > round) {
+            lead.yielded = None;
+        }
+        if !lead.reads.is_empty() {
+            self.confirm_reads();
+        }
+    }
+
+    fn confirm_reads(&mut self) {
+        let me = self.me;
+        let Role::Leader(lead) = &mut self.role else { return };
+        if !lead.is_ready || lead.reads.is_empty() {
+            return;
+        }
+        let round_of = |node| {
+            let beat = lead.get(node).and_then(|progress| progress.beat);
+            if node == me { u64::MAX } else { beat.map_or(0, |beat| beat.round) }
+        };
+        let write = |n| self.config.quorums.write(n);
+        let confirmed = self.log.members().reached(write, &mut Vec::new(), round_of).unwrap_or(0);
+        let mut ready = Vec::new();
+        while let Some(read) = lead.reads.front() {
+            if read.round.is_none_or(|round| round > confirmed) {
+                break;
+            }
+            ready.push(read.id);
+            lead.reads.pop_front();
+        }
+        for id in ready {
+            self.tell(Event::ReadReady { id });
+        }
+    }
+
+    /// True if at `now` no other node can lead, so that the state may be read without asking: a
+    /// quorum has promised to vote for nobody else for one election time-out after it heard this
+    /// leader, and this leader counts from when it spoke (thesis §6.4.1). Give the time as it is,
+    /// not as it was when the last input came: a pause is charged to the lease.
+    #[must_use]
+    pub fn has_lease(&self, now: Time) -> bool {
+        let Role::Leader(lead) = &self.role else { return false };
+        if !lead.is_ready || lead.yielded.is_some() {
+            return false;
+        }
+        let now = match self.config.tooth {
+            Some(Tooth::LeaseIgnoresPauses) => self.last_input.min(now),
+            Some(_) | None => now,
+        };
+        let me = self.me;
+        let promised = self.log.members().reached(
+            |n| self.config.quorums.write(n),
+            &mut Vec::new(),
+            |node| {
+                let beat = lead.get(node).and_then(|progress| progress.beat);
+                if node == me { Some(now) } else { beat.map(|beat| beat.sent_at) }
+            },
+        );
+        let length = self.config.election_timeout.saturating_sub(self.config.lease_margin);
+        promised.flatten().is_some_and(|since| now < since + length)
+    }
+
+    /// Hands leadership to the voter `to` (thesis §3.10): takes no proposals until it has caught up
+    /// and was asked to campaign, or an election time-out has passed. Ignored if this node does not
+    /// lead, or `to` cannot.
+    pub fn transfer(&mut self, to: NodeId, door: &mut impl Door<R>) {
+        let is_voter = self.log.members().voters.contains(&to);
+        if let Role::Leader(lead) = &mut self.role
+            && to != self.me
+            && is_voter
+            && lead.transfer.is_none()
+        {
+            let until = door.now() + self.config.election_timeout;
+            lead.transfer = Some(Transfer { to, until, is_asked: false });
+        }
+    }
+
+    fn ask_target(&mut self, door: &mut impl Door<R>) {
+        let last = self.log.last();
+        let Role::Leader(lead) = &mut self.role else { return };
+        let Some(transfer) = &mut lead.transfer else { return };
+        if transfer.is_asked {
+            return;
+        }
+        let to = transfer.to;
+        let has_all =
+            lead.progress.iter().any(|progress| progress.node == to && progress.matched == last);
+        if has_all {
+            transfer.is_asked = true;
+            self.yield_to(to, door);
+        }
+    }
+
+    /// Gives up the lease, then asks `to` to campaign.
+    pub(super) fn yield_to(&mut self, to: NodeId, door: &mut impl Door<R>) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        lead.round += 1;
+        lead.yielded = Some((to, lead.round));
+        door.send(to, Message::TimeoutNow { term: self.term, round: lead.round });
+        // Whatever is sent from now on is of a later round and takes the permission back.
+        lead.round += 1;
+    }
+
+    /// Placement: leadership goes where it is preferred once that node has answered for a while and
+    /// lacks nothing.
+    fn offer_to_preferred(&mut self, door: &mut impl Door<R>) {
+        let now = door.now();
+        let Some(to) = self.preferred.filter(|&node| node != self.me) else { return };
+        let timeout = self.config.election_timeout;
+        let members = self.log.members();
+        if members.is_joint() || !members.voters.contains(&to) {
+            return;
+        }
+        let Role::Leader(lead) = &mut self.role else { return };
+        let is_calm = lead.is_ready && lead.transfer.is_none() && lead.change.is_none();
+        let may_offer = lead.offered_at.is_none_or(|at| at + timeout * 8 < now);
+        let is_fit = lead.get(to).is_some_and(|progress| {
+            progress.is_live(now, &self.config)
+                && progress.steady_since + timeout * 2 < now
+                && progress.matched >= self.chosen
+        });
+        if is_calm && may_offer && is_fit {
+            lead.offered_at = Some(now);
+            self.transfer(to, door);
+        }
+    }
+}

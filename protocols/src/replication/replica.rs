@@ -1,0 +1,557 @@
+//! One member of one group: what it holds, how it starts, and how inputs find their handlers.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use orthodrome_core::{NodeId, Ticket, Time};
+
+use super::leader::Leading;
+use super::log::Log;
+use super::message::{Beat, Message, Record};
+use super::quorum::Members;
+use super::snapshot::{Ask, Incoming, Installed};
+use super::{Config, Door, Event, Group, Index, Replicated, Term, Timer, Tooth};
+
+/// What a replica is doing in its term.
+#[derive(Debug)]
+pub(super) enum Role<R: Replicated> {
+    Follower,
+    /// Asking who would vote; those that would.
+    PreCandidate(Vec<NodeId>),
+    /// Asking for votes; those that did. Its own counts once it is durable.
+    Candidate {
+        votes: Vec<NodeId>,
+        transfer: bool,
+    },
+    Leader(Box<Leading<R>>),
+}
+
+/// What waits for a write.
+#[derive(Debug)]
+pub(super) enum Held<R: Replicated> {
+    Send {
+        to: NodeId,
+        msg: Message<R>,
+    },
+    /// The candidate's own term and vote: ask the others.
+    Campaign {
+        term: Term,
+    },
+}
+
+/// One member of one group. See the [module](super) for the protocol and [`Door`] for its effects.
+///
+/// Every method that takes a door may queue events; drain [`Replica::next_event`] after each call.
+#[derive(Debug)]
+pub struct Replica<R: Replicated> {
+    pub(super) me: NodeId,
+    pub(super) config: Config,
+    pub(super) preferred: Option<NodeId>,
+
+    pub(super) term: Term,
+    pub(super) vote: Option<NodeId>,
+    pub(super) log: Log<R>,
+    pub(super) role: Role<R>,
+    /// The leader of `term`, once heard of.
+    pub(super) leader: Option<NodeId>,
+
+    /// Entries up to here are chosen, as far as this node knows.
+    pub(super) chosen: Index,
+    /// Up to here they were queued as events; behind `chosen` only while the state is incomplete.
+    pub(super) pushed: Index,
+    /// Up to here the embedder took them.
+    surfaced: Index,
+    events: VecDeque<Event<R>>,
+
+    /// The highest ticket known durable.
+    durable: Ticket,
+    /// The write of the current term and vote.
+    hard_ticket: Ticket,
+    /// Writes of entries under way: when the ticket is durable, so is the log up to the index.
+    pub(super) writes: VecDeque<(Ticket, Index)>,
+    /// The log is durable up to here.
+    pub(super) durable_index: Index,
+    held: VecDeque<(Ticket, Held<R>)>,
+
+    /// When a leader was last heard: voters protect it for one election time-out.
+    pub(super) heard_at: Option<Time>,
+    /// Until then a restarted node votes for nobody: it may have promised a leader not to.
+    pub(super) quiet_until: Time,
+    /// When to campaign; the timer may be set earlier and then only moves here.
+    pub(super) election_at: Time,
+    /// The time-out drawn last.
+    pub(super) drawn: orthodrome_core::Duration,
+    /// The time of the last input; used by a deliberate bug only.
+    pub(super) last_input: Time,
+
+    /// The log agrees with the current leader's up to here.
+    pub(super) received: Index,
+    /// An acknowledgement up to here was asked for and not given.
+    pub(super) owed: Index,
+    /// Acknowledged up to here in this term.
+    pub(super) acked: Index,
+    /// The latest message of the current leader.
+    pub(super) beat: Beat,
+
+    /// The state is half installed: nothing may be applied, and only a snapshot helps.
+    pub(super) incomplete: bool,
+    /// The snapshot being received.
+    pub(super) incoming: Option<Incoming>,
+    /// The snapshot received last, so that a repeated piece can be answered.
+    pub(super) installed: Option<Installed>,
+    /// Snapshot pieces that the embedder was asked for.
+    pub(super) asks: Vec<Ask>,
+}
+
+/// What the records of one replica add up to.
+struct Recovered<R: Replicated> {
+    term: Term,
+    vote: Option<NodeId>,
+    log: Log<R>,
+    incomplete: bool,
+}
+
+fn replay<R: Replicated>(
+    initial: Members,
+    records: Vec<Record<R>>,
+    tooth: Option<Tooth>,
+) -> Recovered<R> {
+    let mut state = Recovered {
+        term: Term(0),
+        vote: None,
+        log: Log::new(Index(0), Term(0), initial),
+        incomplete: false,
+    };
+    for record in records {
+        match record {
+            Record::Base { index, term, members } => state.log = Log::new(index, term, members),
+            Record::Incomplete => state.incomplete = true,
+            Record::HardState { term, vote } => (state.term, state.vote) = (term, vote),
+            Record::Entry { index, entry } => {
+                if tooth == Some(Tooth::ForgetTruncation) && index <= state.log.last() {
+                    state.log.overwrite(index, entry);
+                    continue;
+                }
+                let last = state.log.last();
+                assert!(
+                    index == last.next(),
+                    "replay: entry {index} follows {last}: the records are not those of one \
+                     replica, in order"
+                );
+                state.log.append(entry);
+            }
+            Record::Truncate { from } => state.log.truncate(from),
+        }
+    }
+    state
+}
+
+impl<R: Replicated> Replica<R> {
+    /// Starts, or starts again after a crash: `recovered` holds this group's records of the last
+    /// durable checkpoint and those after it, in order. `group` counts only if that is empty,
+    /// except for its preferred leader.
+    ///
+    /// # Panics
+    /// If the records are not those of one replica in the order persisted, or if
+    /// [`Config::check`] refuses the settings: call it before.
+    pub fn new(
+        me: NodeId,
+        group: Group,
+        config: Config,
+        recovered: Vec<Record<R>>,
+        door: &mut impl Door<R>,
+    ) -> Self {
+        if let Err(error) = config.check(&group) {
+            panic!("replica {me}: {error}");
+        }
+        let now = door.now();
+        let is_new = recovered.is_empty();
+        let initial = Members::settled(group.voters, group.learners);
+        if is_new {
+            // From here on the group is what it was when the node first started, whatever the map
+            // says after a restart.
+            door.persist(Record::Base { index: Index(0), term: Term(0), members: initial.clone() });
+        }
+        let Recovered { term, vote, log, incomplete } = replay(initial, recovered, config.tooth);
+        let base = log.base_index();
+        let trusts_itself = is_new || config.tooth == Some(Tooth::VoteAfterRestart);
+        let quiet_until = if trusts_itself { now } else { now + config.election_timeout };
+        let mut replica = Self {
+            me,
+            preferred: group.preferred_leader,
+            term,
+            vote,
+            role: Role::Follower,
+            leader: None,
+            chosen: base,
+            pushed: base,
+            surfaced: base,
+            events: VecDeque::new(),
+            durable: Ticket(0),
+            hard_ticket: Ticket(0),
+            writes: VecDeque::new(),
+            durable_index: log.last(),
+            held: VecDeque::new(),
+            heard_at: None,
+            quiet_until,
+            election_at: now,
+            drawn: config.election_timeout,
+            last_input: now,
+            received: base,
+            owed: Index(0),
+            acked: Index(0),
+            beat: Beat::default(),
+            incomplete,
+            incoming: None,
+            installed: None,
+            asks: Vec::new(),
+            log,
+            config,
+        };
+        replica.arm_first_election(is_new, door);
+        replica
+    }
+
+    /// Takes a message.
+    ///
+    /// # Panics
+    /// If the message proves that the group is broken: two leaders in one term, or a leader that
+    /// lacks an entry known to be chosen.
+    pub fn step(&mut self, from: NodeId, msg: Message<R>, door: &mut impl Door<R>) {
+        self.last_input = door.now();
+        match msg {
+            Message::PreVote { term, last_index, last_term } => {
+                self.on_pre_vote(from, term, last_index, last_term, door);
+            }
+            Message::PreVoteReply { term, granted } => {
+                self.on_pre_vote_reply(from, term, granted, door);
+            }
+            Message::RequestVote { term, last_index, last_term, transfer } => {
+                self.on_request_vote(from, term, (last_index, last_term), transfer, door);
+            }
+            Message::VoteReply { term, granted } => self.on_vote_reply(from, term, granted, door),
+            Message::AppendEntries { term, prev_index, prev_term, entries, chosen, beat } => {
+                if self.follows(from, term, beat, door) {
+                    self.on_append_entries(from, (prev_index, prev_term), entries, chosen, door);
+                }
+            }
+            Message::Heartbeat { term, chosen, beat } => {
+                if self.follows(from, term, beat, door) {
+                    self.on_heartbeat(from, chosen, beat, door);
+                }
+            }
+            Message::SnapshotPiece { term, beat, .. } => {
+                if self.follows(from, term, beat, door) {
+                    self.on_snapshot_piece(from, msg, door);
+                }
+            }
+            Message::AppendReply { term, matched, received, beat } => {
+                if self.leads(term, door) {
+                    self.on_append_reply(from, matched, received, beat, door);
+                }
+            }
+            Message::HeartbeatReply { term, matched, received, beat } => {
+                if self.leads(term, door) {
+                    self.on_heartbeat_reply(from, matched, received, beat, door);
+                }
+            }
+            Message::AppendReject {
+                term,
+                prev_index,
+                hint_index,
+                hint_term,
+                wants_snapshot,
+                beat,
+            } => {
+                if self.leads(term, door) {
+                    let hint = (hint_index, hint_term);
+                    self.on_append_reject(from, prev_index, hint, wants_snapshot, beat, door);
+                }
+            }
+            Message::SnapshotReply { term, snapshot, next, beat } => {
+                if self.leads(term, door) {
+                    self.on_snapshot_reply(from, snapshot, next, beat, door);
+                }
+            }
+            Message::TimeoutNow { term, round } => self.on_timeout_now(from, term, round, door),
+        }
+    }
+
+    /// Takes the expiry of a timer.
+    pub fn on_timer(&mut self, timer: Timer, door: &mut impl Door<R>) {
+        match timer {
+            Timer::Election => self.on_election_timeout(door),
+            Timer::Heartbeat => self.on_heartbeat_timeout(door),
+        }
+        self.last_input = door.now();
+    }
+
+    /// Everything persisted up to `ticket` is durable. Tickets of the embedder's other writes do no
+    /// harm.
+    pub fn on_durable(&mut self, ticket: Ticket, door: &mut impl Door<R>) {
+        self.last_input = door.now();
+        self.durable = self.durable.max(ticket);
+        while let Some(&(due, _)) = self.held.front() {
+            if due > self.durable {
+                break;
+            }
+            match self.held.pop_front() {
+                Some((_, Held::Send { to, msg })) => door.send(to, msg),
+                Some((_, Held::Campaign { term })) => self.on_vote_durable(term, door),
+                None => break,
+            }
+        }
+        let before = self.durable_index;
+        while let Some(&(due, index)) = self.writes.front() {
+            if due > self.durable {
+                break;
+            }
+            self.durable_index = index;
+            self.writes.pop_front();
+        }
+        if self.durable_index != before {
+            match self.role {
+                Role::Leader(_) => self.count(door),
+                Role::Follower | Role::PreCandidate(_) | Role::Candidate { .. } => {
+                    self.acknowledge(door);
+                }
+            }
+        }
+    }
+
+    /// The next thing to tell, if any.
+    pub fn next_event(&mut self) -> Option<Event<R>> {
+        let event = self.events.pop_front()?;
+        match &event {
+            Event::Chosen { index, .. } | Event::SnapshotChunk { last: true, index, .. } => {
+                self.surfaced = *index;
+            }
+            Event::SnapshotChunk { .. }
+            | Event::Leading { .. }
+            | Event::Deposed { .. }
+            | Event::ReadReady { .. }
+            | Event::ReadFailed { .. }
+            | Event::SnapshotWanted { .. } => {}
+        }
+        Some(event)
+    }
+
+    pub(super) fn tell(&mut self, event: Event<R>) {
+        self.events.push_back(event);
+    }
+
+    /// Marks entries as chosen and queues them, and says when a new leader is ready.
+    pub(super) fn choose(&mut self, through: Index) {
+        self.chosen = self.chosen.max(through);
+        if self.incomplete {
+            return;
+        }
+        while self.pushed < self.chosen {
+            let index = self.pushed.next();
+            let Some(entry) = self.log.get(index) else { break };
+            let (term, payload) = (entry.term, entry.payload.clone());
+            self.events.push_back(Event::Chosen { index, term, payload });
+            self.pushed = index;
+        }
+        if let Role::Leader(lead) = &mut self.role
+            && !lead.is_ready
+            && lead.first <= self.pushed
+        {
+            lead.is_ready = true;
+            self.events.push_back(Event::Leading { term: self.term });
+        }
+    }
+
+    /// Persists term and vote; what depends on them waits for it.
+    pub(super) fn persist_hard_state(&mut self, door: &mut impl Door<R>) {
+        self.hard_ticket = door.persist(Record::HardState { term: self.term, vote: self.vote });
+    }
+
+    /// Sends once term and vote are durable.
+    pub(super) fn send_when_term_durable(
+        &mut self,
+        to: NodeId,
+        msg: Message<R>,
+        door: &mut impl Door<R>,
+    ) {
+        if self.is_term_durable() {
+            door.send(to, msg);
+        } else {
+            self.held.push_back((self.hard_ticket, Held::Send { to, msg }));
+        }
+    }
+
+    pub(super) fn is_term_durable(&self) -> bool {
+        self.hard_ticket <= self.durable || self.config.tooth == Some(Tooth::VoteNotDurable)
+    }
+
+    pub(super) fn campaign_when_durable(&mut self) {
+        self.held.push_back((self.hard_ticket, Held::Campaign { term: self.term }));
+    }
+
+    /// How far this node's own copy counts.
+    pub(super) fn own_copy(&self) -> Index {
+        if self.config.tooth == Some(Tooth::AckNotDurable) {
+            self.log.last()
+        } else {
+            self.durable_index
+        }
+    }
+
+    /// Forgets everything up to `through`, which the embedder's state covers. Takes effect on disk
+    /// with the next [`Replica::checkpoint_records`]. Ignores entries that were not surfaced.
+    pub fn compact(&mut self, through: Index) {
+        if !self.incomplete {
+            self.log.compact(through.min(self.surfaced));
+        }
+    }
+
+    /// Up to where the log can be forgotten: what was surfaced, less what followers that answer
+    /// still need, but never keeping more than `keep_entries` for them. A follower keeps that many
+    /// in case it has to lead.
+    #[must_use]
+    pub fn compactable(&self, keep_entries: usize) -> Index {
+        let bound = Index(self.surfaced.0.saturating_sub(keep_entries as u64));
+        let needed = match &self.role {
+            Role::Leader(lead) => lead.needed_by_live_followers(self.last_input, &self.config),
+            Role::Follower | Role::PreCandidate(_) | Role::Candidate { .. } => Some(bound),
+        };
+        needed.map_or(self.surfaced, |needed| needed.max(bound).min(self.surfaced))
+    }
+
+    /// What must be remembered from now on instead of everything this group persisted before.
+    #[must_use]
+    pub fn checkpoint_records(&self) -> Vec<Record<R>> {
+        let (index, term, members) = self.log.base();
+        let mut records = vec![
+            Record::Base { index, term, members: members.clone() },
+            Record::HardState { term: self.term, vote: self.vote },
+        ];
+        if self.incomplete {
+            records.push(Record::Incomplete);
+        }
+        let entries = self.log.from(index.next());
+        records.extend(entries.map(|(index, entry)| Record::Entry { index, entry: entry.clone() }));
+        records
+    }
+
+    /// True if this node leads, ready or not.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        matches!(self.role, Role::Leader(_))
+    }
+
+    /// True if this node leads and has surfaced everything chosen in earlier terms.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(&self.role, Role::Leader(lead) if lead.is_ready)
+    }
+
+    /// The current term.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Who leads the current term, if this node knows.
+    #[must_use]
+    pub fn leader(&self) -> Option<NodeId> {
+        self.leader
+    }
+
+    /// Everything up to here is chosen, as far as this node knows.
+    #[must_use]
+    pub fn chosen_index(&self) -> Index {
+        self.chosen
+    }
+
+    /// The embedder has taken the events up to this entry.
+    #[must_use]
+    pub fn surfaced_index(&self) -> Index {
+        self.surfaced
+    }
+
+    /// The end of the log.
+    #[must_use]
+    pub fn last_index(&self) -> Index {
+        self.log.last()
+    }
+
+    /// The entry before the log's first.
+    #[must_use]
+    pub fn base_index(&self) -> Index {
+        self.log.base_index()
+    }
+
+    /// The entry at `index`, if the log holds it.
+    #[must_use]
+    pub fn entry(&self, index: Index) -> Option<&super::Entry<R::Command>> {
+        self.log.get(index)
+    }
+
+    /// The members in force: the latest in the log, chosen or not.
+    #[must_use]
+    pub fn members(&self) -> &Members {
+        self.log.members()
+    }
+
+    /// The voters in force; during a change, the new ones.
+    #[must_use]
+    pub fn voters(&self) -> &[NodeId] {
+        &self.log.members().voters
+    }
+
+    /// The learners in force.
+    #[must_use]
+    pub fn learners(&self) -> &[NodeId] {
+        &self.log.members().learners
+    }
+
+    /// Panics if the state contradicts itself.
+    ///
+    /// # Panics
+    /// If it does; the message names the contradiction.
+    pub fn assert_invariants(&self) {
+        let (base, last) = (self.log.base_index(), self.log.last());
+        assert!(self.surfaced <= self.pushed, "{self}: surfaced more than was queued");
+        assert!(self.pushed <= self.chosen, "{self}: queued more than is chosen");
+        assert!(self.incomplete || base <= self.pushed, "{self}: base above the state");
+        assert!(self.chosen <= last, "{self}: chosen beyond the log");
+        assert!(self.received <= last, "{self}: received beyond the log");
+        assert!(self.durable_index <= last, "{self}: durable beyond the log");
+        assert!(self.log.last_term() <= self.term, "{self}: an entry of a later term");
+        assert!(self.writes.iter().is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1), "{self}: writes");
+        self.log.assert_invariants();
+        match &self.role {
+            Role::Leader(lead) => {
+                assert_eq!(self.leader, Some(self.me), "{self}: leads without knowing it");
+                assert!(!self.incomplete, "{self}: leads with an incomplete state");
+                lead.assert_invariants(last);
+            }
+            Role::Candidate { .. } => {
+                assert_eq!(self.vote, Some(self.me), "{self}: a candidate votes for itself");
+            }
+            Role::Follower | Role::PreCandidate(_) => {}
+        }
+    }
+}
+
+impl<R: Replicated> fmt::Display for Replica<R> {
+    /// `n1 leader t3 log 2..9 chosen 8 durable 9 members n1 n2 n3`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = match &self.role {
+            Role::Follower => "follower",
+            Role::PreCandidate(_) => "pre-candidate",
+            Role::Candidate { .. } => "candidate",
+            Role::Leader(lead) if lead.is_ready => "leader",
+            Role::Leader(_) => "leader (not ready)",
+        };
+        let (base, last) = (self.log.base_index(), self.log.last());
+        write!(f, "{} {role} {} log {base}..{last}", self.me, self.term)?;
+        write!(f, " chosen {} durable {}", self.chosen, self.durable_index)?;
+        if self.incomplete {
+            f.write_str(" incomplete")?;
+        }
+        write!(f, " members {}", self.log.members())
+    }
+}

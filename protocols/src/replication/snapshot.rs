@@ -1,0 +1,328 @@
+//! Snapshots: Raft §7, with pieces that are asked for one after the other.
+
+use std::collections::VecDeque;
+
+use orthodrome_core::NodeId;
+
+use super::leader::Mode;
+use super::message::{Beat, Message};
+use super::quorum::Members;
+use super::replica::{Replica, Role};
+use super::{Door, Event, Index, Replicated, Term};
+
+/// A snapshot being sent.
+#[derive(Debug)]
+pub(super) struct Outgoing<R: Replicated> {
+    /// Its number in the leader's term.
+    id: u64,
+    /// What it covers; fixed with the first piece.
+    covers: Option<(Index, Term, Members)>,
+    /// Pieces sent and not acknowledged, with their numbers.
+    pieces: VecDeque<(u64, R::Chunk, bool)>,
+    /// The number of the next piece.
+    next: u64,
+    /// Where the next piece starts.
+    cursor: Option<R::Cursor>,
+    /// The last piece was sent.
+    is_complete: bool,
+    /// Nothing was acknowledged since the last heartbeat.
+    is_stalled: bool,
+}
+
+impl<R: Replicated> Outgoing<R> {
+    fn new(id: u64) -> Self {
+        Self {
+            id,
+            covers: None,
+            pieces: VecDeque::new(),
+            next: 0,
+            cursor: None,
+            is_complete: false,
+            is_stalled: false,
+        }
+    }
+
+    /// The log is needed from after this entry.
+    pub(super) fn index(&self) -> Option<Index> {
+        self.covers.as_ref().map(|&(index, _, _)| index)
+    }
+
+    /// A follower that has everything up to `matched` does not need it.
+    pub(super) fn is_reached_by(&self, matched: Index) -> bool {
+        self.index().is_some_and(|index| index <= matched)
+    }
+}
+
+/// A piece that the embedder was asked for and has not given: which snapshot it was for.
+#[derive(Debug)]
+pub(super) struct Ask {
+    to: NodeId,
+    term: Term,
+    snapshot: u64,
+}
+
+/// A snapshot being received.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    term: Term,
+    snapshot: u64,
+    /// The piece to come.
+    next: u64,
+    /// All pieces are here; waiting for the embedder to make them durable.
+    is_complete: bool,
+}
+
+/// A snapshot received in full and durable.
+#[derive(Debug)]
+pub(super) struct Installed {
+    term: Term,
+    snapshot: u64,
+    pieces: u64,
+}
+
+impl<R: Replicated> Replica<R> {
+    /// Raft §7: the follower needs entries that are gone.
+    pub(super) fn start_snapshot(&mut self, to: NodeId) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        lead.snapshots += 1;
+        let id = lead.snapshots;
+        if let Some(progress) = lead.of(to) {
+            progress.mode = Mode::Snapshot(Box::new(Outgoing::new(id)));
+            self.ask_for_piece(to);
+        }
+    }
+
+    /// Asks the embedder for the next piece, if the window has room and no piece is being asked for.
+    fn ask_for_piece(&mut self, to: NodeId) {
+        let window = self.config.snapshot_window;
+        let Role::Leader(lead) = &mut self.role else { return };
+        let Some(progress) = lead.of(to) else { return };
+        let Mode::Snapshot(outgoing) = &progress.mode else { return };
+        let is_asked = self.asks.iter().any(|ask| ask.to == to);
+        if is_asked || outgoing.is_complete || outgoing.pieces.len() >= window {
+            return;
+        }
+        let cursor = outgoing.cursor.clone();
+        self.asks.push(Ask { to, term: self.term, snapshot: outgoing.id });
+        self.tell(Event::SnapshotWanted { to, cursor });
+    }
+
+    /// Answers one [`Event::SnapshotWanted`]: `chunk` starts where its cursor said; `next` is where
+    /// the following one starts, none if this is the last. An answer that nobody waits for any more
+    /// is dropped.
+    ///
+    /// With the first piece the snapshot's index is fixed at what was surfaced: the state must hold
+    /// the effects of everything up to there, and may hold those of later entries.
+    pub fn send_chunk(
+        &mut self,
+        to: NodeId,
+        chunk: R::Chunk,
+        next: Option<R::Cursor>,
+        door: &mut impl Door<R>,
+    ) {
+        let Some(at) = self.asks.iter().position(|ask| ask.to == to) else { return };
+        let ask = self.asks.swap_remove(at);
+        let surfaced = self.surfaced_index();
+        let covers = (surfaced, self.log.term_at(surfaced), self.log.members_at(surfaced).clone());
+        let Role::Leader(lead) = &mut self.role else { return };
+        let round = lead.round;
+        let Some(progress) = lead.of(to) else { return };
+        let Mode::Snapshot(outgoing) = &mut progress.mode else { return };
+        let is_current = ask.term == self.term && ask.snapshot == outgoing.id;
+        if is_current {
+            if outgoing.covers.is_none() {
+                let (index, Some(term), members) = covers else { return };
+                outgoing.covers = Some((index, term, members));
+            }
+            outgoing.pieces.push_back((outgoing.next, chunk, next.is_none()));
+            outgoing.next += 1;
+            outgoing.is_complete = next.is_none();
+            outgoing.cursor = next;
+            let beat = Beat { round, sent_at: door.now() };
+            if let Some(piece) = outgoing.pieces.back()
+                && let Some(msg) = piece_message(self.term, outgoing, piece, beat)
+            {
+                door.send(to, msg);
+            }
+        }
+        self.ask_for_piece(to);
+    }
+
+    /// At every heartbeat: pieces that were not acknowledged for a whole interval go out again.
+    pub(super) fn resend_pieces(&mut self, door: &mut impl Door<R>) {
+        let Role::Leader(lead) = &mut self.role else { return };
+        let beat = Beat { round: lead.round, sent_at: door.now() };
+        for progress in &mut lead.progress {
+            let Mode::Snapshot(outgoing) = &mut progress.mode else { continue };
+            if std::mem::replace(&mut outgoing.is_stalled, true) {
+                for piece in &outgoing.pieces {
+                    if let Some(msg) = piece_message(self.term, outgoing, piece, beat) {
+                        door.send(progress.node, msg);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_snapshot_reply(
+        &mut self,
+        from: NodeId,
+        snapshot: u64,
+        next: u64,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) {
+        self.on_append_reply(from, Index(0), Index(0), beat, door);
+        let Role::Leader(lead) = &mut self.role else { return };
+        let Some(progress) = lead.of(from) else { return };
+        let Mode::Snapshot(outgoing) = &mut progress.mode else { return };
+        if snapshot != outgoing.id {
+            return;
+        }
+        let acknowledged = outgoing.pieces.iter().take_while(|piece| piece.0 < next).count();
+        outgoing.pieces.drain(..acknowledged);
+        outgoing.is_stalled &= acknowledged == 0;
+        let is_forgotten = outgoing.pieces.front().map_or(outgoing.next, |piece| piece.0) > next;
+        if is_forgotten {
+            // The follower restarted: pieces that it had are gone on both sides.
+            self.start_snapshot(from);
+        } else if outgoing.is_complete && outgoing.pieces.is_empty() {
+            let index = outgoing.index().unwrap_or_default();
+            self.on_append_reply(from, index, index, beat, door);
+        } else {
+            self.ask_for_piece(from);
+        }
+    }
+
+    /// True if the pieces are all here and being made durable: until then the log on disk is the
+    /// old one, so nothing can be appended to the new one.
+    pub(super) fn awaits_snapshot(&self) -> bool {
+        self.incoming.as_ref().is_some_and(|incoming| incoming.is_complete)
+    }
+
+    /// True if the leader of this term is sending a snapshot.
+    pub(super) fn receives_snapshot(&self) -> bool {
+        self.incoming.as_ref().is_some_and(|incoming| incoming.term == self.term)
+    }
+
+    /// Raft Figure 13, receiver.
+    pub(super) fn on_snapshot_piece(
+        &mut self,
+        from: NodeId,
+        msg: Message<R>,
+        door: &mut impl Door<R>,
+    ) {
+        let Message::SnapshotPiece {
+            term,
+            snapshot,
+            piece,
+            index,
+            index_term,
+            members,
+            chunk,
+            is_last,
+            ..
+        } = msg
+        else {
+            return;
+        };
+        if self.awaits_snapshot() {
+            return;
+        }
+        if let Some(done) = &self.installed
+            && done.term == term
+            && done.snapshot >= snapshot
+        {
+            let next = if done.snapshot == snapshot { done.pieces } else { 0 };
+            self.reply_to_piece(from, snapshot, next, door);
+            return;
+        }
+        if !self.incomplete && self.pushed >= index {
+            // The state has all of it already: the leader only needs to hear that.
+            self.on_heartbeat(from, Index(0), self.beat, door);
+            return;
+        }
+        let is_known = self
+            .incoming
+            .as_ref()
+            .is_some_and(|incoming| incoming.term == term && incoming.snapshot >= snapshot);
+        if piece == 0 && !is_known && index >= self.log.base_index() {
+            self.incomplete = true;
+            self.incoming = Some(Incoming { term, snapshot, next: 0, is_complete: false });
+        }
+        let Some(incoming) = self
+            .incoming
+            .as_mut()
+            .filter(|incoming| incoming.term == term && incoming.snapshot == snapshot)
+        else {
+            self.reply_to_piece(from, snapshot, 0, door);
+            return;
+        };
+        if piece != incoming.next {
+            let next = incoming.next;
+            self.reply_to_piece(from, snapshot, next, door);
+            return;
+        }
+        incoming.next += 1;
+        incoming.is_complete = is_last;
+        let next = incoming.next;
+        self.tell(Event::SnapshotChunk { chunk, first: piece == 0, last: is_last, index });
+        if is_last {
+            self.install(index, index_term, members);
+        } else {
+            self.reply_to_piece(from, snapshot, next, door);
+        }
+    }
+
+    /// The state is complete as of `index`; the log follows it.
+    fn install(&mut self, index: Index, term: Term, members: Members) {
+        if !self.log.install(index, term, members) {
+            self.writes.clear();
+            self.durable_index = Index(0);
+            self.received = index;
+        }
+        self.received = self.received.max(index);
+        self.incomplete = false;
+        self.pushed = index;
+        self.choose(index);
+    }
+
+    fn reply_to_piece(&mut self, to: NodeId, snapshot: u64, next: u64, door: &mut impl Door<R>) {
+        let msg = Message::SnapshotReply { term: self.term, snapshot, next, beat: self.beat };
+        self.send_when_term_durable(to, msg, door);
+    }
+
+    /// The state of the last snapshot and the records of [`Replica::checkpoint_records`] are
+    /// durable: the follower may build on them and say so.
+    pub fn snapshot_durable(&mut self, door: &mut impl Door<R>) {
+        let Some(incoming) = self.incoming.take_if(|incoming| incoming.is_complete) else {
+            return;
+        };
+        let Incoming { term, snapshot, next, .. } = incoming;
+        self.installed = Some(Installed { term, snapshot, pieces: next });
+        self.durable_index = self.durable_index.max(self.log.base_index());
+        if let Some(leader) = self.leader.filter(|_| term == self.term) {
+            self.reply_to_piece(leader, snapshot, next, door);
+        }
+    }
+}
+
+fn piece_message<R: Replicated>(
+    term: Term,
+    outgoing: &Outgoing<R>,
+    (piece, chunk, is_last): &(u64, R::Chunk, bool),
+    beat: Beat,
+) -> Option<Message<R>> {
+    let (index, index_term, members) = outgoing.covers.clone()?;
+    Some(Message::SnapshotPiece {
+        term,
+        snapshot: outgoing.id,
+        piece: *piece,
+        index,
+        index_term,
+        members,
+        chunk: chunk.clone(),
+        is_last: *is_last,
+        beat,
+    })
+}
