@@ -1,1 +1,65 @@
-//! orthodrome-client
+//! The Rust client of Orthodrome, a geo-distributed transactional key-value store.
+//!
+//! ```no_run
+//! use orthodrome_client::{Client, Config, Outcome, Writes};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! // The nearest gateway first; the others are used when it cannot be reached.
+//! let client = Client::connect(Config::new(["localhost:7400", "localhost:7401"])).await?;
+//!
+//! let outcome = client
+//!     .transaction()
+//!     .read("stock/tea")
+//!     .write("stock/tea")
+//!     .run(|reads| {
+//!         let left: u32 = reads.text("stock/tea").unwrap_or("0").parse()?;
+//!         Ok(Writes::new().put("stock/tea", left.saturating_sub(1).to_string()))
+//!     })
+//!     .await?;
+//! match outcome {
+//!     Outcome::Committed(committed) => println!("sold at {}", committed.timestamp),
+//!     Outcome::Aborted(aborted) => println!("not sold: {}", aborted.reason),
+//!     Outcome::Unknown(doubt) => println!("cannot tell yet: {}", doubt.trouble()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **An outcome has three cases.** *Committed* is durable; *aborted* had no effect; *unknown* may be
+//! either, and [`InDoubt::resolve`] asks again, as often as you like. The library asks by itself, at
+//! every gateway, until the deadline, so that you see *unknown* only if none could tell in time.
+//!
+//! **An [`Error`] means that nothing was committed,** and that nothing will be.
+//!
+//! **Transactions declare their keys.** [`Client::transaction`] reads its read keys in one round,
+//! computes in a closure, and writes among its write keys in a second; [`Client::execute`] runs
+//! guarded operations in one call; [`Client::read`] reads one consistent snapshot.
+//!
+//! **Cancellation** is dropping the future: an undecided transaction is aborted in the background.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a client lives by real deadlines"
+)]
+
+mod client;
+mod config;
+mod error;
+mod gateway;
+mod names;
+mod outcome;
+mod pace;
+mod txn;
+mod values;
+mod wire;
+
+pub use client::{Client, ClusterInfo, Execute, KeyspaceInfo, Query, RegionInfo, Snapshot};
+pub use config::{Config, Tls};
+pub use error::Error;
+pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
+pub use txn::{Abort, Begun, OpenTransaction, Transaction};
+pub use values::{Reads, Writes};
+
+pub use orthodrome_core::txn::{Key, Op, Priority, Value, Version};
+pub use orthodrome_core::{ClientId, Timestamp, TxnId};

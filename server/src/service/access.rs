@@ -127,7 +127,8 @@ impl Access {
         let mut list: Vec<(Credential, Arc<Principal>)> = Vec::new();
         for (credential, principal) in principals {
             if let Credential::Token(token) = &credential
-                && !(TOKEN_BYTES.contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()))
+                && !(TOKEN_BYTES.contains(&token.len())
+                    && token.bytes().all(|b| b.is_ascii_graphic()))
             {
                 return Err(AccessError::Token(principal.name));
             }

@@ -110,5 +110,6 @@ pub(super) fn description(about: &Description, cluster: &Cluster) -> api::Descri
             protocol: about.protocol.into(),
             guarantee: about.guarantee.into(),
         }],
+        region: cluster.region_of(about.gateway).0.into(),
     }
 }

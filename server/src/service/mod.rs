@@ -146,7 +146,9 @@ pub struct ServiceConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// Everybody may do everything, and everybody can reach the address.
-    #[error("clients: access is open on {0}; configure tokens or certificates, or listen on 127.0.0.1")]
+    #[error(
+        "clients: access is open on {0}; configure tokens or certificates, or listen on 127.0.0.1"
+    )]
     OpenAccess(SocketAddr),
     /// Tokens and data would cross a network in the clear.
     #[error("clients: no TLS on {0}; configure a certificate and key, or listen on 127.0.0.1")]
@@ -209,8 +211,8 @@ pub async fn serve<T: Transactions>(
     let txns = api::orthodrome_server::OrthodromeServer::new(service.clone())
         .max_decoding_message_size(message_max)
         .max_encoding_message_size(usize::MAX);
-    let admin = api::admin_server::AdminServer::new(service.clone())
-        .max_decoding_message_size(message_max);
+    let admin =
+        api::admin_server::AdminServer::new(service.clone()).max_decoding_message_size(message_max);
     let (reporter, health) = tonic_health::server::health_reporter();
     let health = health.max_decoding_message_size(4 << 10);
     let watch = AbortOnDrop(tokio::spawn(service.report_health(reporter)));
@@ -393,7 +395,8 @@ impl<T: Transactions> Service<T> {
     /// Keeps the health service in step with the node, for ever.
     async fn report_health(self, reporter: tonic_health::server::HealthReporter) {
         use tonic_health::ServingStatus::{NotServing, Serving};
-        let name = <api::orthodrome_server::OrthodromeServer<Self> as tonic::server::NamedService>::NAME;
+        let name =
+            <api::orthodrome_server::OrthodromeServer<Self> as tonic::server::NamedService>::NAME;
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -421,7 +424,6 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let client = client.map_err(|error| answer::status(&error))?;
         Ok(Response::new(api::RegisterResponse {
             client: client.0,
-            region: self.inner.cluster.region_of(about.gateway).0.into(),
             limits: Some(self.inner.limits.to_api()),
             cluster: Some(answer::description(&about, &self.inner.cluster)),
         }))

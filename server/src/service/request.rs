@@ -138,11 +138,7 @@ impl Checker<'_> {
     }
 
     /// The writes of `Commit`. Whether they were declared is for [`check_declared`].
-    pub(super) fn writes(
-        &self,
-        field: &str,
-        writes: Vec<api::KeyWrite>,
-    ) -> Result<Writes, Status> {
+    pub(super) fn writes(&self, field: &str, writes: Vec<api::KeyWrite>) -> Result<Writes, Status> {
         self.count(field, writes.len(), self.limits.keys_max)?;
         let mut checked = Writes::new();
         for (at, write) in writes.into_iter().enumerate() {
@@ -188,9 +184,9 @@ impl Checker<'_> {
     ) -> Result<Txn, Status> {
         check_keyspace(&head.keyspace)?;
         let id = txn_id("txn", head.txn.as_ref())?;
-        let home = u16::try_from(head.home_region).ok().filter(|&region| {
-            usize::from(region) < self.cluster.topology.len()
-        });
+        let home = u16::try_from(head.home_region)
+            .ok()
+            .filter(|&region| usize::from(region) < self.cluster.topology.len());
         let home = home.map(RegionId).ok_or_else(|| {
             let regions = self.cluster.topology.len();
             invalid("home_region", format!("{} is not one of {regions} regions", head.home_region))
@@ -201,7 +197,10 @@ impl Checker<'_> {
             Err(_) => return Err(invalid("priority", format!("{} has no meaning", head.priority))),
         };
         if head.acknowledged_below > id.counter {
-            return Err(invalid("acknowledged_below", "above the counter of the transaction itself"));
+            return Err(invalid(
+                "acknowledged_below",
+                "above the counter of the transaction itself",
+            ));
         }
         let both = reads.iter().filter(|key| writes.binary_search(key).is_ok()).count();
         self.count("keys", reads.len() + writes.len() - both, self.limits.keys_max)?;
@@ -280,15 +279,16 @@ impl Checker<'_> {
         let partition = self.partition(request.partition)?;
         let mut members = BTreeSet::new();
         let mut check = |field: &str, ids: &[u32]| {
-            ids.iter().map(|&id| {
-                let node = self.server(field, id)?;
-                if members.insert(node) {
-                    Ok(node)
-                } else {
-                    Err(invalid(field, format!("{node} is named twice")))
-                }
-            })
-            .collect::<Result<Vec<NodeId>, Status>>()
+            ids.iter()
+                .map(|&id| {
+                    let node = self.server(field, id)?;
+                    if members.insert(node) {
+                        Ok(node)
+                    } else {
+                        Err(invalid(field, format!("{node} is named twice")))
+                    }
+                })
+                .collect::<Result<Vec<NodeId>, Status>>()
         };
         let voters = check("voters", &request.voters)?;
         let learners = check("learners", &request.learners)?;
@@ -326,11 +326,7 @@ fn check_keyspace(name: &str) -> Result<(), Status> {
 }
 
 /// Refuses writes that were not declared when the transaction began.
-pub(super) fn check_declared(
-    field: &str,
-    writes: &Writes,
-    declared: &[Key],
-) -> Result<(), Status> {
+pub(super) fn check_declared(field: &str, writes: &Writes, declared: &[Key]) -> Result<(), Status> {
     match writes.keys().position(|key| declared.binary_search(key).is_err()) {
         Some(at) => {
             Err(invalid(field, format!("number {at} by key was not declared as a write key")))

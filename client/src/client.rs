@@ -1,0 +1,589 @@
+//! The client: one incarnation, known to the cluster by its id.
+
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use orthodrome_core::txn::{Key, Op, Priority};
+use orthodrome_core::{ClientId, NodeId, PartitionId, RegionId, Timestamp};
+use prost::Message;
+use tokio::time::Instant;
+
+use crate::gateway::{Failure, Gateways};
+use crate::names::Names;
+use crate::outcome::{Committed, InDoubt, Outcome};
+use crate::pace::Pace;
+use crate::txn::Transaction;
+use crate::values::Reads;
+use crate::wire::{self, Ended, api};
+use crate::{Config, Error};
+
+/// How often to look whether the nearest gateway is back.
+const FAILBACK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A client of one cluster. Clones are handles on the same one, and cheap.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    id: ClientId,
+    pub(crate) gateways: Gateways,
+    pub(crate) names: Names,
+    pub(crate) limits: api::Limits,
+    pub(crate) deadline: Duration,
+    probing: AtomicBool,
+}
+
+impl Client {
+    /// Registers at the first gateway that answers, in the order of the configuration.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::Unauthenticated`] and [`Error::PermissionDenied`] at once;
+    /// [`Error::Unreachable`] or [`Error::Busy`] if no gateway registered the client before the
+    /// deadline.
+    pub async fn connect(config: Config) -> Result<Self, Error> {
+        let gateways = Gateways::new(&config)?;
+        let mut pace = Pace::new(config.deadline);
+        let mut at = 0;
+        loop {
+            let ask = |stubs: crate::gateway::Stubs, request| async move {
+                stubs.txns().register(request).await
+            };
+            let answer = gateways.send(at, pace.deadline, api::RegisterRequest {}, ask).await;
+            let failure = match answer {
+                Ok(registered) => return Self::registered(gateways, at, registered, &config),
+                Err(Failure::Never(error)) => return Err(error),
+                // To register twice does no harm.
+                Err(Failure::Lost(text) | Failure::NotOpen(text)) => Failure::Unavailable(text),
+                Err(failure) => failure,
+            };
+            at = gateways.after(at);
+            // Every gateway is tried before the first pause.
+            if (at == 0 && !pace.pause().await) || Instant::now() >= pace.deadline {
+                return Err(failure.into_error());
+            }
+        }
+    }
+
+    fn registered(
+        gateways: Gateways,
+        at: usize,
+        registered: api::RegisterResponse,
+        config: &Config,
+    ) -> Result<Self, Error> {
+        let (Some(limits), Some(about)) = (registered.limits, registered.cluster) else {
+            return Err(Error::Unexpected("registered without limits or cluster".into()));
+        };
+        gateways.met(at, &about).map_err(Failure::into_error)?;
+        gateways.set_limits(&limits);
+        gateways.prefer(at);
+        let id = ClientId(registered.client);
+        let names = Names::new(id);
+        let deadline = config.deadline;
+        let probing = AtomicBool::new(false);
+        Ok(Self { inner: Arc::new(Inner { id, gateways, names, limits, deadline, probing }) })
+    }
+
+    /// This incarnation's id: the first part of the names of its transactions.
+    #[must_use]
+    pub fn id(&self) -> ClientId {
+        self.inner.id
+    }
+
+    /// Declares an interactive transaction: what it reads, and what it may write.
+    #[must_use]
+    pub fn transaction(&self) -> Transaction {
+        Transaction::new(Arc::clone(&self.inner))
+    }
+
+    /// Runs guarded operations as one transaction. Await it.
+    ///
+    /// ```no_run
+    /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
+    /// use orthodrome_client::Op;
+    /// // Take a seat, if it is free, and count it.
+    /// let outcome = client
+    ///     .execute([
+    ///         Op::Compare("seat/12a".into(), None),
+    ///         Op::Put("seat/12a".into(), "ada".into()),
+    ///         Op::Add("seats-taken".into(), 1),
+    ///     ])
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn execute(&self, ops: impl IntoIterator<Item = Op>) -> Execute {
+        Execute {
+            client: Arc::clone(&self.inner),
+            ops: ops.into_iter().collect(),
+            priority: Priority::LOW,
+            deadline: self.inner.deadline,
+        }
+    }
+
+    /// Reads keys as of one consistent snapshot. Await it.
+    ///
+    /// ```no_run
+    /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
+    /// let snapshot = client.read(["a", "b"]).await?;
+    /// println!("a is {:?} as of {}", snapshot.reads.text("a"), snapshot.timestamp);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn read<K: Into<Key>>(&self, keys: impl IntoIterator<Item = K>) -> Query {
+        Query {
+            client: Arc::clone(&self.inner),
+            keys: keys.into_iter().map(Into::into).collect(),
+            priority: Priority::LOW,
+            deadline: self.inner.deadline,
+        }
+    }
+
+    /// The cluster, as the gateway in use sees it.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] or [`Error::Deadline`] if no gateway answered in time.
+    pub async fn describe(&self) -> Result<ClusterInfo, Error> {
+        let mut pace = Pace::new(self.inner.deadline);
+        loop {
+            let at = self.inner.gateways.current();
+            let ask = |stubs: crate::gateway::Stubs, request| async move {
+                stubs.txns().describe(request).await
+            };
+            let request = api::DescribeRequest {};
+            match self.inner.gateways.send(at, pace.deadline, request, ask).await {
+                Ok(about) => return Ok(ClusterInfo::from_api(about)),
+                Err(failure) => self.inner.after_failure(at, failure, &mut pace).await?,
+            }
+        }
+    }
+
+    /// Asks the gateway in use to hand leadership of a partition to another of its voters. Needs
+    /// the role `admin`. The order is carried out in the background.
+    ///
+    /// # Errors
+    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node.
+    pub async fn transfer_leader(&self, partition: PartitionId, to: NodeId) -> Result<(), Error> {
+        let request = api::TransferLeaderRequest { partition: partition.0, to: to.0 };
+        let ask = |stubs: crate::gateway::Stubs, request| async move {
+            stubs.admin().transfer_leader(request).await
+        };
+        self.order(request, ask).await.map(drop)
+    }
+
+    /// Asks the gateway in use to replace the voters and learners of a partition. Needs the role
+    /// `admin`. The order is carried out in the background.
+    ///
+    /// # Errors
+    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node, one is
+    /// named twice, or the number of voters is even.
+    pub async fn change_members(
+        &self,
+        partition: PartitionId,
+        voters: &[NodeId],
+        learners: &[NodeId],
+    ) -> Result<(), Error> {
+        let numbers = |nodes: &[NodeId]| nodes.iter().map(|node| node.0).collect();
+        let request = api::ChangeMembersRequest {
+            partition: partition.0,
+            voters: numbers(voters),
+            learners: numbers(learners),
+        };
+        let ask = |stubs: crate::gateway::Stubs, request| async move {
+            stubs.admin().change_members(request).await
+        };
+        self.order(request, ask).await.map(drop)
+    }
+
+    /// Orders go to one gateway once: whoever gives them wants to see what happens.
+    async fn order<Q, A, F>(
+        &self,
+        request: Q,
+        ask: impl FnOnce(crate::gateway::Stubs, tonic::Request<Q>) -> F,
+    ) -> Result<A, Error>
+    where
+        F: Future<Output = Result<tonic::Response<A>, tonic::Status>>,
+    {
+        let at = self.inner.gateways.current();
+        let deadline = Pace::new(self.inner.deadline).deadline;
+        let answer = self.inner.gateways.send(at, deadline, request, ask).await;
+        answer.map_err(Failure::into_error)
+    }
+}
+
+impl Inner {
+    /// The gateway to begin a transaction at, and its region.
+    pub(crate) async fn home(
+        self: &Arc<Self>,
+        pace: &mut Pace,
+    ) -> Result<(usize, RegionId), Error> {
+        self.look_for_nearest();
+        loop {
+            let at = self.gateways.current();
+            match self.gateways.region(at, pace.deadline).await {
+                Ok(region) => return Ok((at, region)),
+                Err(failure) => self.after_failure(at, failure, pace).await?,
+            }
+        }
+    }
+
+    /// After a failure that had no effect: pauses, and changes the gateway where that helps.
+    pub(crate) async fn after_failure(
+        &self,
+        at: usize,
+        failure: Failure,
+        pace: &mut Pace,
+    ) -> Result<(), Error> {
+        match &failure {
+            Failure::Never(_) => return Err(failure.into_error()),
+            Failure::Busy(_) => {}
+            Failure::Unavailable(_) | Failure::NotOpen(_) | Failure::Lost(_) => {
+                self.gateways.leave(at);
+            }
+        }
+        if pace.pause().await { Ok(()) } else { Err(failure.into_error()) }
+    }
+
+    /// While another gateway than the nearest is in use, looks in the background whether the nearest
+    /// answers again.
+    fn look_for_nearest(self: &Arc<Self>) {
+        if self.gateways.current() == 0 || self.probing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let client = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(FAILBACK_INTERVAL).await;
+            let Some(client) = client.upgrade() else { return };
+            let ask = |stubs: crate::gateway::Stubs, request| async move {
+                stubs.txns().describe(request).await
+            };
+            let deadline = Instant::now() + FAILBACK_INTERVAL;
+            let about = client.gateways.send(0, deadline, api::DescribeRequest {}, ask).await;
+            if about.is_ok_and(|about| client.gateways.met(0, &about).is_ok()) {
+                client.gateways.prefer(0);
+            }
+            client.probing.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Asks what became of a transaction, at one gateway after the other, from the one after
+    /// `avoid`, until one can tell or time is up.
+    pub(crate) async fn ask(
+        &self,
+        question: &api::ResolveRequest,
+        avoid: Option<usize>,
+        pace: &mut Pace,
+    ) -> Ended {
+        let mut at = avoid.map_or_else(|| self.gateways.current(), |at| self.gateways.after(at));
+        let mut asked = 0;
+        loop {
+            let ask = |stubs: crate::gateway::Stubs, request| async move {
+                stubs.txns().resolve(request).await
+            };
+            let answer = self.gateways.send(at, pace.deadline, question.clone(), ask).await;
+            let trouble = match answer {
+                Ok(answer) => match wire::ended(answer.outcome) {
+                    Ended::Unknown(trouble) => trouble,
+                    known => {
+                        if avoid.is_some_and(|avoided| avoided == self.gateways.current()) {
+                            self.gateways.prefer(at);
+                        }
+                        return known;
+                    }
+                },
+                Err(Failure::Never(error)) => error.to_string(),
+                Err(
+                    Failure::Busy(text)
+                    | Failure::Unavailable(text)
+                    | Failure::NotOpen(text)
+                    | Failure::Lost(text),
+                ) => text,
+            };
+            at = self.gateways.after(at);
+            asked += 1;
+            // Every gateway is asked before the first pause.
+            let all_asked = asked % self.gateways.len() == 0;
+            if (all_asked && !pace.pause().await) || Instant::now() >= pace.deadline {
+                return Ended::Unknown(trouble);
+            }
+        }
+    }
+
+    /// Refuses what the gateway could not even receive.
+    pub(crate) fn check_size(&self, request: &impl Message) -> Result<(), Error> {
+        let (have, most) = (request.encoded_len(), self.limits.request_bytes_max);
+        if have > most as usize {
+            let text = format!("the request takes {have} bytes; at most {most} are allowed");
+            return Err(Error::Invalid(text));
+        }
+        Ok(())
+    }
+}
+
+/// A procedure to run. Await it, after changing what needs to be changed.
+///
+/// # Errors
+/// [`Error`]; a failed guard is no error but [`Outcome::Aborted`].
+#[derive(Debug)]
+#[must_use = "nothing runs before it is awaited"]
+pub struct Execute {
+    client: Arc<Inner>,
+    ops: Vec<Op>,
+    priority: Priority,
+    deadline: Duration,
+}
+
+impl Execute {
+    /// How much it matters. The default is low.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// How long it may take, retries included.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    async fn run(self) -> Result<Outcome, Error> {
+        let Self { client, ops, priority, deadline } = self;
+        let mut pace = Pace::new(deadline);
+        let mut name = client.names.take();
+        let mut request = api::ExecuteRequest {
+            ops: ops.into_iter().map(wire::op).collect(),
+            priority: wire::priority(priority)?,
+            ..Default::default()
+        };
+        client.check_size(&request)?;
+        loop {
+            let (at, home) = client.home(&mut pace).await?;
+            request.txn = wire::txn_id(name.id());
+            request.home_region = home.0.into();
+            request.acknowledged_below = client.names.acknowledged_below();
+            let rpc = |stubs: crate::gateway::Stubs, request| async move {
+                stubs.txns().execute(request).await
+            };
+            let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
+            let ended = match answer {
+                Ok(answer) => match wire::ended(answer.outcome) {
+                    Ended::Committed(timestamp) => {
+                        let reads = (!answer.reads_omitted).then(|| wire::reads(answer.reads));
+                        return Ok(Outcome::Committed(Committed { timestamp, reads }));
+                    }
+                    Ended::Unknown(_) => client.ask(&question(&request), None, &mut pace).await,
+                    aborted @ Ended::Aborted(_) => aborted,
+                },
+                Err(Failure::Lost(_) | Failure::NotOpen(_)) => {
+                    client.ask(&question(&request), Some(at), &mut pace).await
+                }
+                Err(failure) => {
+                    client.after_failure(at, failure, &mut pace).await?;
+                    continue;
+                }
+            };
+            if let Some(outcome) = conclude(ended, &mut pace, || InDoubt {
+                client: Arc::clone(&client),
+                name: name.clone(),
+                question: question(&request),
+                reads: None,
+                trouble: String::new(),
+            })
+            .await
+            {
+                return Ok(outcome);
+            }
+            name.retry();
+        }
+    }
+}
+
+fn question(request: &api::ExecuteRequest) -> api::ResolveRequest {
+    let begun = Some(api::resolve_request::Begun::Procedure(request.clone()));
+    api::ResolveRequest { begun, ..Default::default() }
+}
+
+impl IntoFuture for Execute {
+    type Output = Result<Outcome, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// Keys to read. Await it, after changing what needs to be changed.
+///
+/// # Errors
+/// [`Error`].
+#[derive(Debug)]
+#[must_use = "nothing is read before it is awaited"]
+pub struct Query {
+    client: Arc<Inner>,
+    keys: Vec<Key>,
+    priority: Priority,
+    deadline: Duration,
+}
+
+/// What keys held at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// The moment.
+    pub timestamp: Timestamp,
+    /// One entry for each key.
+    pub reads: Reads,
+}
+
+impl Query {
+    /// How much it matters. The default is low.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// How long it may take, retries included.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    async fn run(mut self) -> Result<Snapshot, Error> {
+        self.keys.sort_unstable();
+        self.keys.dedup();
+        let Self { client, keys, priority, deadline } = self;
+        let mut pace = Pace::new(deadline);
+        let mut name = client.names.take();
+        let mut request = api::ReadRequest {
+            keys: wire::keys(keys),
+            priority: wire::priority(priority)?,
+            ..Default::default()
+        };
+        client.check_size(&request)?;
+        loop {
+            let (at, home) = client.home(&mut pace).await?;
+            request.txn = wire::txn_id(name.id());
+            request.home_region = home.0.into();
+            request.acknowledged_below = client.names.acknowledged_below();
+            let rpc = |stubs: crate::gateway::Stubs, request| async move {
+                stubs.txns().read(request).await
+            };
+            let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
+            match answer {
+                Ok(answer) => match wire::ended(answer.outcome) {
+                    Ended::Committed(timestamp) => {
+                        return Ok(Snapshot { timestamp, reads: wire::reads(answer.reads) });
+                    }
+                    Ended::Aborted(aborted) => {
+                        if !aborted.retryable || !pace.pause().await {
+                            return Err(Error::Aborted(aborted.reason));
+                        }
+                    }
+                    Ended::Unknown(text) => {
+                        client.after_failure(at, Failure::Lost(text), &mut pace).await?;
+                    }
+                },
+                Err(failure) => client.after_failure(at, failure, &mut pace).await?,
+            }
+            // A read has no effect, so that any failure may be retried under the next name.
+            name.retry();
+        }
+    }
+}
+
+impl IntoFuture for Query {
+    type Output = Result<Snapshot, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// The outcome to report, or none if the next attempt may succeed and there is time for it.
+pub(crate) async fn conclude(
+    ended: Ended,
+    pace: &mut Pace,
+    doubt: impl FnOnce() -> InDoubt,
+) -> Option<Outcome> {
+    match ended {
+        Ended::Committed(timestamp) => {
+            Some(Outcome::Committed(Committed { timestamp, reads: doubt().reads }))
+        }
+        Ended::Aborted(aborted) => {
+            let again = aborted.retryable && pace.pause().await;
+            (!again).then_some(Outcome::Aborted(aborted))
+        }
+        Ended::Unknown(trouble) => Some(Outcome::Unknown(InDoubt { trouble, ..doubt() })),
+    }
+}
+
+/// What a gateway says of its cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClusterInfo {
+    /// The cluster's name.
+    pub cluster: String,
+    /// Counts changes of the map.
+    pub epoch: u64,
+    /// The region of the gateway in use.
+    pub region: RegionId,
+    /// All regions, by id.
+    pub regions: Vec<RegionInfo>,
+    /// Partitions with the nodes that hold them, the preferred leader first.
+    pub partitions: Vec<(PartitionId, Vec<NodeId>)>,
+    /// Keyspaces.
+    pub keyspaces: Vec<KeyspaceInfo>,
+}
+
+/// One region.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionInfo {
+    /// What it is called.
+    pub name: String,
+    /// Round trip to each region, by id.
+    pub rtt: Vec<Duration>,
+}
+
+/// One keyspace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeyspaceInfo {
+    /// What it is called.
+    pub name: String,
+    /// The protocol that commits its transactions.
+    pub protocol: String,
+    /// What that promises: `strict serializability`, or `serializability`.
+    pub guarantee: String,
+}
+
+impl ClusterInfo {
+    fn from_api(about: api::DescribeResponse) -> Self {
+        let region = |region: api::Region| RegionInfo {
+            name: region.name,
+            rtt: region.rtt_us.into_iter().map(Duration::from_micros).collect(),
+        };
+        let partition = |partition: api::Partition| {
+            let mut nodes: Vec<NodeId> = partition.replicas.into_iter().map(NodeId).collect();
+            nodes.sort_by_key(|node| (node.0 != partition.preferred_leader, *node));
+            (PartitionId(partition.id), nodes)
+        };
+        let keyspace = |keyspace: api::Keyspace| KeyspaceInfo {
+            name: keyspace.name,
+            protocol: keyspace.protocol,
+            guarantee: keyspace.guarantee,
+        };
+        Self {
+            cluster: about.cluster,
+            epoch: about.epoch,
+            region: RegionId(u16::try_from(about.region).unwrap_or(u16::MAX)),
+            regions: about.regions.into_iter().map(region).collect(),
+            partitions: about.partitions.into_iter().map(partition).collect(),
+            keyspaces: about.keyspaces.into_iter().map(keyspace).collect(),
+        }
+    }
+}

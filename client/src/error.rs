@@ -1,0 +1,38 @@
+//! Why a call did not lead to an outcome.
+
+use crate::outcome::AbortReason;
+
+/// Why there is no outcome. In every case nothing was committed, and nothing will be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration cannot be used.
+    #[error("{0}")]
+    Config(String),
+    /// No gateway could be reached in time. Check the endpoints and the network, or try later.
+    #[error("no gateway could be reached: {0}")]
+    Unreachable(String),
+    /// The gateways were too busy until the deadline. Try later.
+    #[error("the cluster is busy: {0}")]
+    Busy(String),
+    /// The deadline passed first; the text is the last trouble before it. Try again, or allow more
+    /// time.
+    #[error("the deadline passed: {0}")]
+    Deadline(String),
+    /// A read kept being aborted until the deadline.
+    #[error("the read was aborted: {0}")]
+    Aborted(AbortReason),
+    /// The token or certificate was not accepted.
+    #[error("not authenticated: {0}")]
+    Unauthenticated(String),
+    /// This client may not do that.
+    #[error("not permitted: {0}")]
+    PermissionDenied(String),
+    /// The request breaks a rule or a bound; the text names the field.
+    #[error("not a valid request: {0}")]
+    Invalid(String),
+    /// The gateway said something this library does not understand. One of the two is too old, or
+    /// it is a defect.
+    #[error("unexpected answer from the gateway: {0}")]
+    Unexpected(String),
+}

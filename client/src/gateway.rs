@@ -1,0 +1,256 @@
+//! The gateways of a cluster: which one to use, and what their errors mean.
+
+use std::error::Error as StdError;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use orthodrome_core::RegionId;
+use tokio::time::Instant;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use crate::wire::api;
+use crate::wire::api::admin_client::AdminClient;
+use crate::wire::api::orthodrome_client::OrthodromeClient;
+use crate::{Config, Error};
+
+/// Why a request got no answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It had no effect and never will; another try may succeed after a pause.
+    Busy(String),
+    /// It had no effect and never will; another gateway may take it.
+    Unavailable(String),
+    /// It had no effect, for this gateway does not have the transaction as asked.
+    NotOpen(String),
+    /// It had no effect, and trying again does not help.
+    Never(Error),
+    /// It may have had any effect.
+    Lost(String),
+}
+
+impl Failure {
+    /// The error of a call that ends because of this and that cannot have had an effect.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::Busy(text) => Error::Busy(text),
+            Self::Unavailable(text) => Error::Unreachable(text),
+            Self::NotOpen(text) | Self::Lost(text) => Error::Deadline(text),
+            Self::Never(error) => error,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Gateway {
+    endpoint: String,
+    channel: Channel,
+    /// Known once it has described itself.
+    region: OnceLock<RegionId>,
+}
+
+/// All gateways of a configuration, in its order.
+#[derive(Debug)]
+pub(crate) struct Gateways {
+    list: Vec<Gateway>,
+    current: AtomicUsize,
+    bearer: Option<MetadataValue<Ascii>>,
+    attempt_timeout: Duration,
+    answer_bytes_max: AtomicUsize,
+    /// The cluster's name, once known: every gateway must agree on it.
+    cluster: OnceLock<String>,
+}
+
+/// The services of one gateway.
+pub(crate) struct Stubs {
+    channel: Channel,
+    answer_bytes_max: usize,
+}
+
+impl Stubs {
+    pub(crate) fn txns(self) -> OrthodromeClient<Channel> {
+        OrthodromeClient::new(self.channel)
+            .max_decoding_message_size(self.answer_bytes_max)
+            .max_encoding_message_size(usize::MAX)
+    }
+
+    pub(crate) fn admin(self) -> AdminClient<Channel> {
+        AdminClient::new(self.channel)
+    }
+}
+
+impl Gateways {
+    pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+        let gateway = |(endpoint, at): (String, tonic::transport::Endpoint)| Gateway {
+            endpoint,
+            channel: at.connect_lazy(),
+            region: OnceLock::new(),
+        };
+        Ok(Self {
+            list: config.endpoints()?.into_iter().map(gateway).collect(),
+            current: AtomicUsize::new(0),
+            bearer: config.bearer()?,
+            attempt_timeout: config.attempt_timeout,
+            answer_bytes_max: AtomicUsize::new(4 << 20),
+            cluster: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The gateway to use now, an index for the other methods.
+    pub(crate) fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// The one after `at`.
+    pub(crate) fn after(&self, at: usize) -> usize {
+        (at + 1) % self.list.len().max(1)
+    }
+
+    /// Uses `at` from now on.
+    pub(crate) fn prefer(&self, at: usize) {
+        self.current.store(at, Ordering::Relaxed);
+    }
+
+    /// Leaves `at`, unless somebody else has already.
+    pub(crate) fn leave(&self, at: usize) {
+        let next = self.after(at);
+        // Failing to exchange means exactly that.
+        let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Learns how large an answer can be.
+    pub(crate) fn set_limits(&self, limits: &api::Limits) {
+        // Besides keys and values, each entry has a version and a frame around it.
+        let most =
+            u64::from(limits.response_bytes_max) + 128 * u64::from(limits.keys_max) + (1 << 20);
+        self.answer_bytes_max.store(usize::try_from(most).unwrap_or(usize::MAX), Ordering::Relaxed);
+    }
+
+    /// The region of gateway `at`, which is asked if it has not said yet.
+    pub(crate) async fn region(&self, at: usize, deadline: Instant) -> Result<RegionId, Failure> {
+        if let Some(&region) = self.list.get(at).and_then(|gateway| gateway.region.get()) {
+            return Ok(region);
+        }
+        let ask = |stubs: Stubs, request| async move { stubs.txns().describe(request).await };
+        let about = self.send(at, deadline, api::DescribeRequest {}, ask).await?;
+        self.met(at, &about)
+    }
+
+    /// Notes what gateway `at` says of itself.
+    pub(crate) fn met(
+        &self,
+        at: usize,
+        about: &api::DescribeResponse,
+    ) -> Result<RegionId, Failure> {
+        let known = self.cluster.get_or_init(|| about.cluster.clone());
+        let endpoint = self.list.get(at).map_or("?", |gateway| gateway.endpoint.as_str());
+        if *known != about.cluster {
+            return Err(Failure::Never(Error::Config(format!(
+                "endpoint {endpoint:?} belongs to cluster {:?}, the others to {known:?}",
+                about.cluster
+            ))));
+        }
+        let region = u16::try_from(about.region).map(RegionId).map_err(|_| {
+            Failure::Never(Error::Unexpected(format!("{endpoint} is in region {}", about.region)))
+        })?;
+        if let Some(gateway) = self.list.get(at) {
+            gateway.region.get_or_init(|| region);
+        }
+        Ok(region)
+    }
+
+    /// Sends one request to gateway `at` and waits until the deadline, or for as long as one attempt
+    /// may take.
+    pub(crate) async fn send<Q, A, F>(
+        &self,
+        at: usize,
+        deadline: Instant,
+        message: Q,
+        rpc: impl FnOnce(Stubs, Request<Q>) -> F,
+    ) -> Result<A, Failure>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let Some(gateway) = self.list.get(at) else {
+            return Err(Failure::Never(Error::Unexpected(format!("there is no gateway {at}"))));
+        };
+        let mut request = Request::new(message);
+        if let Some(bearer) = &self.bearer {
+            request.metadata_mut().insert("authorization", bearer.clone());
+        }
+        let stubs = Stubs {
+            channel: gateway.channel.clone(),
+            answer_bytes_max: self.answer_bytes_max.load(Ordering::Relaxed),
+        };
+        let until = deadline.min(Instant::now() + self.attempt_timeout);
+        match tokio::time::timeout_at(until, rpc(stubs, request)).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(failure(&gateway.endpoint, &status)),
+            Err(_) => Err(Failure::Lost(format!("{} did not answer in time", gateway.endpoint))),
+        }
+    }
+}
+
+/// What a status means. Only one that carries the gateway's mark, or a connection that was never
+/// made, is known to have had no effect.
+fn failure(endpoint: &str, status: &Status) -> Failure {
+    let text = format!("{endpoint}: {}", describe(status));
+    if never_sent(status) {
+        return Failure::Unavailable(text);
+    }
+    if status.metadata().get("orthodrome-effect").is_none_or(|effect| effect != "none") {
+        return Failure::Lost(text);
+    }
+    match status.code() {
+        Code::ResourceExhausted => Failure::Busy(text),
+        Code::Unavailable => Failure::Unavailable(text),
+        Code::NotFound | Code::FailedPrecondition | Code::AlreadyExists => Failure::NotOpen(text),
+        Code::InvalidArgument => Failure::Never(Error::Invalid(text)),
+        Code::Unauthenticated => Failure::Never(Error::Unauthenticated(text)),
+        Code::PermissionDenied => Failure::Never(Error::PermissionDenied(text)),
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss => Failure::Never(Error::Unexpected(text)),
+    }
+}
+
+fn describe(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    if text.is_empty() {
+        text = status.code().description().to_owned();
+    }
+    // The message of a transport error is only "transport error"; its causes say what happened.
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// True if the connection could not be made, so that nothing was sent on it.
+fn never_sent(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}

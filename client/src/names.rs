@@ -1,0 +1,97 @@
+//! Names of transactions, and which of them nobody will ask about again.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use orthodrome_core::{ClientId, TxnId};
+
+/// Gives out the names of one client incarnation.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    client: ClientId,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    next: u64,
+    /// Counters of transactions whose outcome somebody may still ask for.
+    live: BTreeSet<u64>,
+}
+
+/// The name of one attempt at a transaction. While a clone exists, the cluster keeps the outcome.
+#[derive(Clone, Debug)]
+pub(crate) struct Name {
+    id: TxnId,
+    _live: Arc<Live>,
+}
+
+#[derive(Debug)]
+struct Live {
+    counter: u64,
+    names: Names,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.names.lock().live.remove(&self.counter);
+    }
+}
+
+impl Names {
+    pub(crate) fn new(client: ClientId) -> Self {
+        let state = State { next: 1, live: BTreeSet::new() };
+        Self { client, state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code that holds the lock can leave the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn take(&self) -> Name {
+        let mut state = self.lock();
+        let counter = state.next;
+        state.next += 1;
+        state.live.insert(counter);
+        let live = Live { counter, names: self.clone() };
+        Name { id: TxnId::new(self.client, counter), _live: Arc::new(live) }
+    }
+
+    /// Everything below is over for good (`acknowledged_below` of the API).
+    pub(crate) fn acknowledged_below(&self) -> u64 {
+        let state = self.lock();
+        state.live.first().copied().unwrap_or(state.next)
+    }
+}
+
+impl Name {
+    pub(crate) fn id(&self) -> TxnId {
+        self.id
+    }
+
+    /// Names the next attempt; the last one is known to have had no effect.
+    pub(crate) fn retry(&mut self) {
+        self.id = self.id.retry();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_below_every_live_name_is_acknowledged() {
+        let names = Names::new(ClientId(4));
+        assert_eq!(names.acknowledged_below(), 1);
+        let (first, mut second, third) = (names.take(), names.take(), names.take());
+        drop(first);
+        assert_eq!(names.acknowledged_below(), 2);
+        drop(third);
+        second.retry();
+        assert_eq!(second.id().to_string(), "c4.2#1");
+        assert_eq!(names.acknowledged_below(), 2, "the second may still be asked about");
+        drop(second);
+        assert_eq!(names.acknowledged_below(), 4);
+    }
+}

@@ -1,0 +1,79 @@
+//! Deadlines, and pauses between tries.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+const PAUSE_MIN: Duration = Duration::from_millis(4);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The time one call has, and how often it has failed within it.
+#[derive(Clone, Debug)]
+pub(crate) struct Pace {
+    pub(crate) deadline: Instant,
+    failures: u32,
+}
+
+impl Pace {
+    pub(crate) fn new(time: Duration) -> Self {
+        let now = Instant::now();
+        // A time too long to count means no deadline; a year comes to the same.
+        let year = Duration::from_secs(365 * 24 * 3600);
+        Self { deadline: now + time.min(year), failures: 0 }
+    }
+
+    /// Waits after a failure: twice as long each time, up to a second, less a random part so that
+    /// clients which failed together do not come back together. False if the deadline comes first.
+    pub(crate) async fn pause(&mut self) -> bool {
+        let span = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
+        self.failures = self.failures.saturating_add(1);
+        let until = Instant::now() + jittered(span, random());
+        if until >= self.deadline {
+            return false;
+        }
+        tokio::time::sleep_until(until).await;
+        true
+    }
+}
+
+/// Between half of `span` and all of it.
+fn jittered(span: Duration, random: u64) -> Duration {
+    let half = span / 2;
+    let nanos = u64::try_from(half.as_nanos()).unwrap_or(u64::MAX).saturating_add(1);
+    half + Duration::from_nanos(random % nanos)
+}
+
+/// The standard library seeds each hasher at random.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_stays_between_half_and_all() {
+        let span = Duration::from_millis(10);
+        for random in [0, 1, 4_999_999, 5_000_000, 5_000_001, u64::MAX] {
+            let pause = jittered(span, random);
+            assert!(pause >= span / 2 && pause <= span, "{pause:?}");
+        }
+        assert_ne!(random(), random());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_and_end_at_the_deadline() {
+        let mut pace = Pace::new(Duration::from_secs(10));
+        let start = Instant::now();
+        let mut pauses = 0;
+        while pace.pause().await {
+            pauses += 1;
+        }
+        assert!(start.elapsed() <= Duration::from_secs(10));
+        assert!((12..=40).contains(&pauses), "{pauses} pauses in ten seconds");
+        assert!(Pace::new(Duration::MAX).deadline > start);
+    }
+}

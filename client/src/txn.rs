@@ -1,0 +1,415 @@
+//! Interactive transactions: read in one round, compute, write and commit in a second.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use orthodrome_core::TxnId;
+use orthodrome_core::txn::{Key, Priority};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::Error;
+use crate::client::{Inner, conclude};
+use crate::gateway::{Failure, Stubs};
+use crate::names::Name;
+use crate::outcome::{AbortReason, Aborted, InDoubt, Outcome};
+use crate::pace::Pace;
+use crate::values::{Reads, Writes};
+use crate::wire::{self, Ended, api};
+
+/// A transaction to run: the keys it reads and those it may write.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before `run` or `begin`"]
+pub struct Transaction {
+    client: Arc<Inner>,
+    reads: Vec<Key>,
+    writes: Vec<Key>,
+    priority: Priority,
+    deadline: Duration,
+}
+
+/// A closure's wish to give up. Any error turns into one by `?`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Abort {
+    because: String,
+}
+
+impl Abort {
+    /// Gives up, for this reason, which [`Aborted::because`] repeats.
+    pub fn because(reason: impl fmt::Display) -> Self {
+        Self { because: reason.to_string() }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Abort {
+    fn from(error: E) -> Self {
+        Self::because(error)
+    }
+}
+
+/// What [`Transaction::begin`] led to.
+#[derive(Debug)]
+pub enum Begun {
+    /// It has read, and waits for its decision.
+    Open(OpenTransaction),
+    /// It aborted before it could be decided.
+    Aborted(Aborted),
+}
+
+impl Transaction {
+    pub(crate) fn new(client: Arc<Inner>) -> Self {
+        let deadline = client.deadline;
+        let (reads, writes) = (Vec::new(), Vec::new());
+        Self { client, reads, writes, priority: Priority::LOW, deadline }
+    }
+
+    /// Reads this key. Naming a key twice is the same as naming it once.
+    pub fn read(mut self, key: impl Into<Key>) -> Self {
+        self.reads.push(key.into());
+        self
+    }
+
+    /// May write this key. Name it in [`Transaction::read`] too if its value matters.
+    pub fn write(mut self, key: impl Into<Key>) -> Self {
+        self.writes.push(key.into());
+        self
+    }
+
+    /// How much it matters. The default is low.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// How long it may take, retries included.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs the transaction: reads, calls `compute` with what was read, writes what it returns, and
+    /// commits. If that aborts for a reason that may pass, all of it is tried again until the
+    /// deadline, so that `compute` may be called more than once and must have no effects of its own.
+    ///
+    /// Dropping the future aborts the transaction unless its commit was already asked for.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `compute` writes a key that was not declared, or a bound is broken;
+    /// otherwise as [`Error`] says. In every case nothing was committed.
+    pub async fn run(
+        self,
+        mut compute: impl FnMut(&Reads) -> Result<Writes, Abort>,
+    ) -> Result<Outcome, Error> {
+        let mut pace = Pace::new(self.deadline);
+        let mut name = self.client.names.take();
+        let declared = self.declare()?;
+        loop {
+            let ended = match open(&self.client, &name, &declared, &mut pace).await? {
+                Begun::Aborted(aborted) => (Ended::Aborted(aborted), None),
+                Begun::Open(mut txn) => {
+                    let writes = match compute(&txn.reads) {
+                        Ok(writes) => writes,
+                        Err(Abort { because }) => {
+                            txn.abort().await;
+                            return Ok(Outcome::Aborted(Aborted {
+                                reason: AbortReason::Client,
+                                retryable: false,
+                                because: Some(because),
+                            }));
+                        }
+                    };
+                    (txn.decide(writes, &mut pace).await?, Some(txn))
+                }
+            };
+            let (ended, txn) = ended;
+            let doubt = || InDoubt {
+                client: Arc::clone(&self.client),
+                name: name.clone(),
+                question: txn.as_ref().map(|txn| txn.question.clone()).unwrap_or_default(),
+                reads: txn.as_ref().map(|txn| txn.reads.clone()),
+                trouble: String::new(),
+            };
+            if let Some(outcome) = conclude(ended, &mut pace, doubt).await {
+                return Ok(outcome);
+            }
+            name.retry();
+        }
+    }
+
+    /// Begins the transaction and reads, for a caller that needs more than a closure between the
+    /// two rounds. It is not tried again after an abort. It is kept open until it is decided or
+    /// dropped.
+    ///
+    /// ```no_run
+    /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
+    /// use orthodrome_client::{Begun, Writes};
+    /// match client.transaction().read("a").write("a").begin().await? {
+    ///     Begun::Open(open) => {
+    ///         let longer = format!("{}!", open.reads().text("a").unwrap_or_default());
+    ///         let outcome = open.commit(Writes::new().put("a", longer)).await?;
+    ///     }
+    ///     Begun::Aborted(aborted) => println!("{}", aborted.reason),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn begin(self) -> Result<Begun, Error> {
+        let mut pace = Pace::new(self.deadline);
+        let name = self.client.names.take();
+        let begun = open(&self.client, &name, &self.declare()?, &mut pace).await?;
+        if let Begun::Open(mut txn) = begun {
+            txn.deadline = self.deadline;
+            txn.keep_alive();
+            return Ok(Begun::Open(txn));
+        }
+        Ok(begun)
+    }
+
+    fn declare(&self) -> Result<api::BeginRequest, Error> {
+        let distinct = |keys: &[Key]| {
+            let mut keys = keys.to_vec();
+            keys.sort_unstable();
+            keys.dedup();
+            wire::keys(keys)
+        };
+        let request = api::BeginRequest {
+            read_keys: distinct(&self.reads),
+            write_keys: distinct(&self.writes),
+            priority: wire::priority(self.priority)?,
+            ..Default::default()
+        };
+        self.client.check_size(&request)?;
+        Ok(request)
+    }
+}
+
+/// Begins one attempt.
+async fn open(
+    client: &Arc<Inner>,
+    name: &Name,
+    declared: &api::BeginRequest,
+    pace: &mut Pace,
+) -> Result<Begun, Error> {
+    loop {
+        let (at, home) = client.home(pace).await?;
+        let begin = api::BeginRequest {
+            txn: wire::txn_id(name.id()),
+            home_region: home.0.into(),
+            acknowledged_below: client.names.acknowledged_below(),
+            ..declared.clone()
+        };
+        // From here on a dropped future aborts the transaction.
+        let mut txn = OpenTransaction::new(Arc::clone(client), name.clone(), at, &begin);
+        let rpc = |stubs: Stubs, request| async move { stubs.txns().begin(request).await };
+        let answer = client.gateways.send(at, pace.deadline, begin, rpc).await;
+        let ended = match answer {
+            Ok(api::BeginResponse { result }) => match result {
+                Some(api::begin_response::Result::Opened(opened)) => {
+                    txn.set_reads(wire::reads(opened.reads));
+                    return Ok(Begun::Open(txn));
+                }
+                Some(api::begin_response::Result::Finished(outcome)) => wire::ended(Some(outcome)),
+                None => Ended::Unknown("the gateway's answer is empty".into()),
+            },
+            Err(Failure::Lost(text) | Failure::NotOpen(text)) => Ended::Unknown(text),
+            Err(failure) => {
+                txn.is_undecided = false;
+                client.after_failure(at, failure, pace).await?;
+                continue;
+            }
+        };
+        // Nobody asked to commit it, so that it cannot commit; ending it frees its keys.
+        let ended = match ended {
+            Ended::Unknown(_) => client.ask(&txn.question, Some(at), pace).await,
+            known => known,
+        };
+        return match ended {
+            Ended::Aborted(aborted) => {
+                txn.is_undecided = false;
+                Ok(Begun::Aborted(aborted))
+            }
+            Ended::Unknown(text) => Err(Error::Deadline(text)),
+            Ended::Committed(_) => {
+                txn.is_undecided = false;
+                let id = name.id();
+                Err(Error::Unexpected(format!("{id} committed, but was never asked to")))
+            }
+        };
+    }
+}
+
+/// An interactive transaction that has read and waits for its decision. Dropping it aborts it.
+#[must_use = "dropping it aborts the transaction"]
+pub struct OpenTransaction {
+    client: Arc<Inner>,
+    name: Name,
+    at: usize,
+    reads: Reads,
+    /// Everything another gateway needs, the decision too once it is made.
+    question: api::ResolveRequest,
+    write_keys: Vec<bytes::Bytes>,
+    deadline: Duration,
+    is_undecided: bool,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for OpenTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenTransaction").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+impl OpenTransaction {
+    fn new(client: Arc<Inner>, name: Name, at: usize, begin: &api::BeginRequest) -> Self {
+        let begun = Some(api::resolve_request::Begun::Interactive(begin.clone()));
+        Self {
+            deadline: client.deadline,
+            client,
+            name,
+            at,
+            reads: Reads::default(),
+            question: api::ResolveRequest { begun, ..Default::default() },
+            write_keys: begin.write_keys.clone(),
+            is_undecided: true,
+            keeper: None,
+        }
+    }
+
+    fn set_reads(&mut self, reads: Reads) {
+        self.question.reads = wire::versions(&reads);
+        self.reads = reads;
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> TxnId {
+        self.name.id()
+    }
+
+    /// What it read.
+    #[must_use]
+    pub fn reads(&self) -> &Reads {
+        &self.reads
+    }
+
+    /// Writes and commits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a key was not declared or a bound is broken; otherwise as [`Error`]
+    /// says. In every case nothing was committed, and the transaction is aborted.
+    pub async fn commit(mut self, writes: Writes) -> Result<Outcome, Error> {
+        let mut pace = Pace::new(self.deadline);
+        let ended = self.decide(writes, &mut pace).await?;
+        Ok(match ended {
+            Ended::Aborted(aborted) => Outcome::Aborted(aborted),
+            Ended::Committed(timestamp) => {
+                let reads = Some(std::mem::take(&mut self.reads));
+                Outcome::Committed(crate::Committed { timestamp, reads })
+            }
+            Ended::Unknown(trouble) => Outcome::Unknown(InDoubt {
+                client: Arc::clone(&self.client),
+                name: self.name.clone(),
+                question: std::mem::take(&mut self.question),
+                reads: Some(std::mem::take(&mut self.reads)),
+                trouble,
+            }),
+        })
+    }
+
+    /// Gives up and waits until the gateway knows. If it cannot be told, it finds out by itself when
+    /// the lease runs out.
+    pub async fn abort(mut self) {
+        if let Some(told) = self.tell_abort() {
+            told.await;
+        }
+    }
+
+    async fn decide(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
+        use api::resolve_request::Decision;
+        let stray = writes.0.keys().find(|key| self.write_keys.binary_search(&key.0).is_err());
+        if let Some(key) = stray {
+            return Err(Error::Invalid(format!("key {key} was not declared as a write key")));
+        }
+        let writes = wire::writes(writes);
+        let commit = api::CommitRequest { txn: wire::txn_id(self.id()), writes: writes.clone() };
+        self.question.decision = Some(Decision::Commit(api::Writes { writes }));
+        // It must be possible to ask again, and the question is longer than the request.
+        self.client.check_size(&self.question)?;
+        loop {
+            // From here on a dropped future aborts nothing.
+            self.is_undecided = false;
+            let rpc = |stubs: Stubs, request| async move { stubs.txns().commit(request).await };
+            let send = self.client.gateways.send(self.at, pace.deadline, commit.clone(), rpc);
+            let avoid = match send.await {
+                Ok(answer) => match wire::ended(answer.outcome) {
+                    Ended::Unknown(_) => None,
+                    known => return Ok(known),
+                },
+                Err(failure @ (Failure::Busy(_) | Failure::Never(_))) => {
+                    self.is_undecided = true;
+                    self.client.after_failure(self.at, failure, pace).await?;
+                    continue;
+                }
+                Err(Failure::NotOpen(_)) => None,
+                Err(Failure::Unavailable(_) | Failure::Lost(_)) => Some(self.at),
+            };
+            return Ok(self.client.ask(&self.question, avoid, pace).await);
+        }
+    }
+
+    /// Extends the lease until the transaction is decided.
+    fn keep_alive(&mut self) {
+        let client = Arc::downgrade(&self.client);
+        let at = self.at;
+        let txns: Vec<api::TxnId> = wire::txn_id(self.id()).into_iter().collect();
+        let lease = Duration::from_millis(self.client.limits.lease_ms.into());
+        self.keeper = Some(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(lease / 3).await;
+                let Some(client) = client.upgrade() else { return };
+                let rpc =
+                    |stubs: Stubs, request| async move { stubs.txns().keep_alive(request).await };
+                let request = api::KeepAliveRequest { txns: txns.clone() };
+                let until = tokio::time::Instant::now() + lease / 3;
+                let kept = client.gateways.send(at, until, request, rpc).await;
+                // Without its lease the transaction is gone; its commit will say so.
+                if kept.is_ok_and(|kept| !kept.not_open.is_empty()) {
+                    return;
+                }
+            }
+        }));
+    }
+
+    /// Sends the abort in the background, once.
+    fn tell_abort(&mut self) -> Option<impl Future<Output = ()> + use<>> {
+        if let Some(keeper) = self.keeper.take() {
+            keeper.abort();
+        }
+        if !std::mem::take(&mut self.is_undecided) {
+            return None;
+        }
+        let client = Arc::clone(&self.client);
+        // The name lives until the gateway has answered.
+        let (name, at) = (self.name.clone(), self.at);
+        // Outside a runtime nothing can be sent; the lease ends the transaction.
+        let runtime = Handle::try_current().ok()?;
+        let told = runtime.spawn(async move {
+            let request = api::AbortRequest { txn: wire::txn_id(name.id()) };
+            let rpc = |stubs: Stubs, request| async move { stubs.txns().abort(request).await };
+            let until = Pace::new(client.deadline).deadline;
+            // If it fails, the lease ends the transaction.
+            let _ = client.gateways.send(at, until, request, rpc).await;
+        });
+        Some(async move { told.await.unwrap_or_default() })
+    }
+}
+
+impl Drop for OpenTransaction {
+    fn drop(&mut self) {
+        drop(self.tell_abort());
+    }
+}

@@ -1,0 +1,83 @@
+//! What transactions read and write.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::txn::{Key, Value, Version};
+
+/// What a transaction read: one entry for each read key.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Reads(pub(crate) orthodrome_core::txn::Reads);
+
+impl Reads {
+    /// What the key held; none if it held nothing, or was not read.
+    #[must_use]
+    pub fn get(&self, key: impl Into<Key>) -> Option<&[u8]> {
+        self.0.get(&key.into())?.value.as_ref().map(|value| value.0.as_ref())
+    }
+
+    /// What the key held, as text; none if it held nothing, was not read, or is not UTF-8.
+    #[must_use]
+    pub fn text(&self, key: impl Into<Key>) -> Option<&str> {
+        std::str::from_utf8(self.get(key)?).ok()
+    }
+
+    /// Which write the read saw; none if the key was not read.
+    #[must_use]
+    pub fn version(&self, key: impl Into<Key>) -> Option<Version> {
+        self.0.get(&key.into()).map(|read| read.version)
+    }
+
+    /// Every key that was read, in order, with what it held.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Key, Option<&Value>)> {
+        self.0.iter().map(|(key, read)| (key, read.value.as_ref()))
+    }
+}
+
+/// What a transaction writes. Of two writes to one key the later counts.
+///
+/// ```
+/// let writes = orthodrome_client::Writes::new().put("a", "1").delete("b");
+/// # assert_eq!(writes.len(), 2);
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Writes(pub(crate) BTreeMap<Key, Option<Value>>);
+
+impl Writes {
+    /// Nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets a key.
+    #[must_use]
+    pub fn put(mut self, key: impl Into<Key>, value: impl Into<Value>) -> Self {
+        self.0.insert(key.into(), Some(value.into()));
+        self
+    }
+
+    /// Removes a key.
+    #[must_use]
+    pub fn delete(mut self, key: impl Into<Key>) -> Self {
+        self.0.insert(key.into(), None);
+        self
+    }
+
+    /// How many keys are written.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True if nothing is written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromIterator<(Key, Option<Value>)> for Writes {
+    fn from_iter<I: IntoIterator<Item = (Key, Option<Value>)>>(writes: I) -> Self {
+        Self(writes.into_iter().collect())
+    }
+}

@@ -1,0 +1,119 @@
+//! Between this library's types and the messages of the API.
+
+use orthodrome_core::txn::{Op, Priority, Read, Version};
+use orthodrome_core::{ClientId, Key, Timestamp, TxnId};
+
+use crate::Error;
+use crate::outcome::{AbortReason, Aborted};
+use crate::values::{Reads, Writes};
+
+pub(crate) mod api {
+    #![allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated")]
+    tonic::include_proto!("orthodrome.v1");
+}
+
+/// What one answer says of a transaction.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Committed(Timestamp),
+    Aborted(Aborted),
+    /// With the reason why nobody can tell.
+    Unknown(String),
+}
+
+pub(crate) fn ended(outcome: Option<api::Outcome>) -> Ended {
+    use api::outcome::Result;
+    match outcome.and_then(|outcome| outcome.result) {
+        Some(Result::Committed(committed)) => Ended::Committed(Timestamp(committed.timestamp)),
+        Some(Result::Aborted(aborted)) => Ended::Aborted(Aborted {
+            reason: reason(aborted.reason),
+            retryable: aborted.retryable,
+            because: None,
+        }),
+        Some(Result::Unknown(api::Unknown {})) => {
+            Ended::Unknown("the gateway cannot tell yet".into())
+        }
+        None => Ended::Unknown("the gateway's answer has no outcome".into()),
+    }
+}
+
+fn reason(number: i32) -> AbortReason {
+    use api::AbortReason as Wire;
+    match Wire::try_from(number) {
+        Ok(Wire::Conflict) => AbortReason::Conflict,
+        Ok(Wire::StaleRead) => AbortReason::StaleRead,
+        Ok(Wire::Client) => AbortReason::Client,
+        Ok(Wire::Guard) => AbortReason::Guard,
+        Ok(Wire::Recovery) => AbortReason::Recovery,
+        Ok(Wire::Abandoned) => AbortReason::Abandoned,
+        Ok(Wire::Overload) => AbortReason::Overload,
+        Ok(Wire::Invalid) => AbortReason::Invalid,
+        Ok(Wire::Unspecified) | Err(_) => AbortReason::Other(number),
+    }
+}
+
+pub(crate) fn txn_id(id: TxnId) -> Option<api::TxnId> {
+    Some(api::TxnId { client: id.client.0, counter: id.counter, attempt: id.attempt })
+}
+
+pub(crate) fn priority(priority: Priority) -> Result<i32, Error> {
+    match priority {
+        Priority::LOW => Ok(api::Priority::Low.into()),
+        Priority::HIGH => Ok(api::Priority::High.into()),
+        Priority(level) => Err(Error::Invalid(format!("priority {level} is neither low nor high"))),
+    }
+}
+
+pub(crate) fn keys(keys: impl IntoIterator<Item = Key>) -> Vec<bytes::Bytes> {
+    keys.into_iter().map(|key| key.0).collect()
+}
+
+pub(crate) fn reads(reads: Vec<api::KeyRead>) -> Reads {
+    let read = |read: api::KeyRead| {
+        let version = read.version.unwrap_or_default();
+        let writer = version.writer.unwrap_or_default();
+        let writer = TxnId {
+            client: ClientId(writer.client),
+            counter: writer.counter,
+            attempt: writer.attempt,
+        };
+        let version = Version { timestamp: Timestamp(version.timestamp), writer };
+        let value = read.value.map(orthodrome_core::Value);
+        (Key(read.key), Read { value, version })
+    };
+    Reads(reads.into_iter().map(read).collect())
+}
+
+pub(crate) fn versions(reads: &Reads) -> Vec<api::KeyVersion> {
+    let version = |(key, read): (&Key, &Read)| api::KeyVersion {
+        key: key.0.clone(),
+        version: Some(api::Version {
+            timestamp: read.version.timestamp.0,
+            writer: txn_id(read.version.writer),
+        }),
+    };
+    reads.0.iter().map(version).collect()
+}
+
+pub(crate) fn writes(writes: Writes) -> Vec<api::KeyWrite> {
+    let write = |(key, value): (Key, Option<orthodrome_core::Value>)| api::KeyWrite {
+        key: key.0,
+        value: value.map(|value| value.0),
+    };
+    writes.0.into_iter().map(write).collect()
+}
+
+pub(crate) fn op(op: Op) -> api::Op {
+    use api::op::Op as Wire;
+    let (key, op) = match op {
+        Op::Get(key) => (key, Wire::Get(api::Get {})),
+        Op::Compare(key, expected) => {
+            (key, Wire::Compare(api::Compare { expected: expected.map(|value| value.0) }))
+        }
+        Op::Put(key, value) => (key, Wire::Put(value.0)),
+        Op::Add(key, amount) => (key, Wire::Add(amount)),
+        Op::Append(key, value) => (key, Wire::Append(value.0)),
+        Op::Delete(key) => (key, Wire::Delete(api::Delete {})),
+    };
+    api::Op { key: key.0, op: Some(op) }
+}
