@@ -12,4 +12,7 @@
 )]
 
 pub mod gateway;
+mod inbox;
 pub mod service;
+pub mod storage;
+pub mod wire;

@@ -1,0 +1,379 @@
+//! The data directory: one lock, one identity, and the numbers that must never go back.
+//!
+//! ```text
+//! LOCK            held while a process uses the directory
+//! identity.toml   whose data this is; written last when the directory is made
+//! ceilings        two copies of the numbers that must never go back
+//! log/            the log
+//! state.redb      the state engine
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use bytes::{Buf as _, BufMut as _};
+use orthodrome_core::{NodeId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::log::{Position, sync_dir};
+use super::{Identity, StorageError};
+
+const FORMAT: u16 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IdentityFile {
+    format: u16,
+    cluster: String,
+    node: NodeId,
+    protocol: String,
+}
+
+/// A data directory in use by this process.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// Held until the process, or this value, ends.
+    _lock: File,
+    is_new: bool,
+    identity: Identity,
+    protocol: &'static str,
+}
+
+impl Directory {
+    /// Takes the directory for this process, making it if it does not exist.
+    ///
+    /// # Errors
+    /// Another process uses it; it holds another node's data, another protocol's, or something
+    /// else altogether. Nothing but the lock file was changed in those cases.
+    pub fn open(
+        path: &Path,
+        identity: &Identity,
+        protocol: &'static str,
+    ) -> Result<Self, StorageError> {
+        identity.check()?;
+        refuse_foreign(path)?;
+        fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
+        let lock = lock(&path.join("LOCK"))?;
+        let file = path.join("identity.toml");
+        let is_new = match fs::read_to_string(&file) {
+            Ok(text) => {
+                check_identity(&file, &text, identity, protocol)?;
+                false
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => true,
+            Err(error) => return Err(StorageError::io("read", &file, error)),
+        };
+        let (path, identity) = (path.to_owned(), identity.clone());
+        let directory = Self { path, _lock: lock, is_new, identity, protocol };
+        if is_new {
+            directory.wipe()?;
+        }
+        Ok(directory)
+    }
+
+    /// True if the directory has never held data: [`Directory::finish`] has not been called on it.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Where the log goes.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// Where the state engine goes.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.path.join("state.redb")
+    }
+
+    /// The file of [`Ceilings`].
+    #[must_use]
+    pub fn ceilings(&self) -> PathBuf {
+        self.path.join("ceilings")
+    }
+
+    /// Removes what a process left that died while it made the directory. Nothing in it was ever
+    /// used: the identity is written last.
+    fn wipe(&self) -> Result<(), StorageError> {
+        for file in [self.ceilings(), self.state()] {
+            match fs::remove_file(&file) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(StorageError::io("delete", &file, e));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        let log = self.log();
+        if log.exists() {
+            fs::remove_dir_all(&log).map_err(|e| StorageError::io("delete", &log, e))?;
+        }
+        fs::create_dir(&log).map_err(|e| StorageError::io("create", &log, e))
+    }
+
+    /// Everything is in place: the directory is this node's from now on.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn finish(&mut self) -> Result<(), StorageError> {
+        let file = IdentityFile {
+            format: FORMAT,
+            cluster: self.identity.cluster.clone(),
+            node: self.identity.node,
+            protocol: self.protocol.into(),
+        };
+        let path = self.path.join("identity.toml");
+        let draft = self.path.join("identity.toml.tmp");
+        let text = toml::to_string(&file).map_err(|error| StorageError::Io {
+            action: "write",
+            path: path.clone(),
+            source: std::io::Error::other(error),
+        })?;
+        File::create(&draft)
+            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+            .and_then(|()| fs::rename(&draft, &path))
+            .map_err(|e| StorageError::io("write", &path, e))?;
+        sync_dir(&self.log())?;
+        sync_dir(&self.path)?;
+        if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync_dir(parent)?;
+        }
+        self.is_new = false;
+        Ok(())
+    }
+}
+
+/// Refuses a directory that holds files and none of ours: it was meant for something else.
+fn refuse_foreign(path: &Path) -> Result<(), StorageError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(StorageError::io("list", path, error)),
+    };
+    let mut is_empty = true;
+    for entry in entries {
+        let name = entry.map_err(|e| StorageError::io("list", path, e))?.file_name();
+        if name == "LOCK" || name == "identity.toml" {
+            return Ok(());
+        }
+        is_empty = false;
+    }
+    if is_empty { Ok(()) } else { Err(StorageError::NotOurs { path: path.to_owned() }) }
+}
+
+fn lock(path: &Path) -> Result<File, StorageError> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|e| StorageError::io("open", path, e))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // Who holds it is a help to the reader only; not knowing it changes nothing.
+            let _ = file.read_to_string(&mut holder);
+            return Err(StorageError::Locked {
+                path: path.to_owned(),
+                holder: holder.trim().into(),
+            });
+        }
+        Err(TryLockError::Error(error)) => return Err(StorageError::io("lock", path, error)),
+    }
+    let text = format!("process {}\n", std::process::id());
+    file.set_len(0)
+        .and_then(|()| file.write_all_at(text.as_bytes(), 0))
+        .map_err(|e| StorageError::io("write", path, e))?;
+    Ok(file)
+}
+
+fn check_identity(
+    path: &Path,
+    text: &str,
+    me: &Identity,
+    protocol: &str,
+) -> Result<(), StorageError> {
+    let corrupt = |why| StorageError::Corrupt { path: path.to_owned(), offset: 0, why };
+    let file: IdentityFile =
+        toml::from_str(text).map_err(|_| corrupt("this is not an identity file"))?;
+    if file.format != FORMAT {
+        let path = path.to_owned();
+        return Err(StorageError::Format { path, found: file.format, known: FORMAT });
+    }
+    if file.cluster != me.cluster || file.node != me.node {
+        return Err(StorageError::WrongIdentity {
+            path: path.to_owned(),
+            found: format!("{} of cluster {:?}", file.node, file.cluster),
+            expected: me.to_string(),
+        });
+    }
+    if file.protocol != protocol {
+        return Err(StorageError::WrongProtocol {
+            path: path.to_owned(),
+            found: file.protocol,
+            expected: protocol.into(),
+        });
+    }
+    Ok(())
+}
+
+/// Numbers that must never go back, whatever happens: kept apart from the log because they belong
+/// to the process, not to the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Values {
+    /// How often this node has started.
+    pub incarnation: u64,
+    /// No client id at or above this was handed out.
+    pub clients: u64,
+    /// A reading of this node's clock.
+    pub clock: Timestamp,
+    /// The log was durable up to here.
+    pub durable: Position,
+}
+
+/// The file of [`Values`]: two copies, written one after the other. Whatever one crash tears or one
+/// fault damages, the other copy holds either the same values or those before, which nobody has
+/// been told were replaced.
+#[derive(Debug)]
+pub struct Ceilings {
+    file: File,
+    path: PathBuf,
+    identity: Identity,
+    values: Values,
+    sync: bool,
+}
+
+const CEILINGS_MAGIC: &[u8; 8] = b"ORTHOCEL";
+const SLOT: usize = 256;
+/// Apart, so that no sector and no page holds both.
+const SLOTS: [u64; 2] = [0, 8192];
+
+impl Ceilings {
+    /// Makes the file, all values zero.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn create(path: &Path, identity: &Identity, sync: bool) -> Result<Self, StorageError> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
+        let file = file.map_err(|e| StorageError::io("create", path, e))?;
+        let (path, identity) = (path.to_owned(), identity.clone());
+        let mut ceilings = Self { file, path, identity, values: Values::default(), sync };
+        ceilings.write(Values::default())?;
+        Ok(ceilings)
+    }
+
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// It is missing, belongs to another node, or both copies are damaged.
+    pub fn open(path: &Path, identity: &Identity, sync: bool) -> Result<Self, StorageError> {
+        let file = match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(StorageError::Missing { path: path.to_owned() });
+            }
+            Err(error) => return Err(StorageError::io("open", path, error)),
+        };
+        let mut best: Option<Values> = None;
+        for slot in SLOTS {
+            if let Some(values) = read_slot(path, &file, slot, identity)? {
+                // Each value only ever grows, so the larger of two copies is the later one.
+                best = Some(best.map_or(values, |best| Values {
+                    incarnation: best.incarnation.max(values.incarnation),
+                    clients: best.clients.max(values.clients),
+                    clock: best.clock.max(values.clock),
+                    durable: best.durable.max(values.durable),
+                }));
+            }
+        }
+        let Some(values) = best else {
+            let why = "both copies are damaged";
+            return Err(StorageError::Corrupt { path: path.to_owned(), offset: 0, why });
+        };
+        Ok(Self { file, path: path.to_owned(), identity: identity.clone(), values, sync })
+    }
+
+    /// What the file holds.
+    #[must_use]
+    pub fn values(&self) -> Values {
+        self.values
+    }
+
+    /// Replaces the values; durable when it returns.
+    ///
+    /// # Errors
+    /// Writing or syncing failed: fatal, as for the log.
+    pub fn write(&mut self, values: Values) -> Result<(), StorageError> {
+        let mut slot = Vec::with_capacity(SLOT);
+        slot.put_slice(CEILINGS_MAGIC);
+        slot.put_u16_le(FORMAT);
+        slot.put_u8(self.identity.cluster.len() as u8);
+        slot.put_u32_le(self.identity.node.0);
+        slot.put_slice(self.identity.cluster.as_bytes());
+        slot.resize(128, 0);
+        slot.put_u64_le(values.incarnation);
+        slot.put_u64_le(values.clients);
+        slot.put_u64_le(values.clock.0);
+        slot.put_u64_le(values.durable.segment);
+        slot.put_u64_le(values.durable.offset);
+        slot.resize(SLOT - 4, 0);
+        let crc = crc32c::crc32c(&slot);
+        slot.put_u32_le(crc);
+        for offset in SLOTS {
+            self.file
+                .write_all_at(&slot, offset)
+                .and_then(|()| if self.sync { self.file.sync_data() } else { Ok(()) })
+                .map_err(|e| StorageError::io("write and sync", &self.path, e))?;
+        }
+        self.values = values;
+        Ok(())
+    }
+}
+
+/// One copy; none if it is damaged.
+fn read_slot(
+    path: &Path,
+    file: &File,
+    offset: u64,
+    me: &Identity,
+) -> Result<Option<Values>, StorageError> {
+    let mut bytes = [0; SLOT];
+    match file.read_exact_at(&mut bytes, offset) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(StorageError::io("read", path, error)),
+    }
+    let (covered, mut crc) = bytes.split_at(SLOT - 4);
+    if crc.get_u32_le() != crc32c::crc32c(covered) || !covered.starts_with(CEILINGS_MAGIC) {
+        return Ok(None);
+    }
+    let (mut head, mut values) = covered.split_at(128);
+    head.advance(8);
+    let format = head.get_u16_le();
+    if format != FORMAT {
+        return Err(StorageError::Format { path: path.to_owned(), found: format, known: FORMAT });
+    }
+    let length = usize::from(head.get_u8());
+    let node = NodeId(head.get_u32_le());
+    let cluster = head.get(..length).unwrap_or_default();
+    if cluster != me.cluster.as_bytes() || node != me.node {
+        return Err(StorageError::WrongIdentity {
+            path: path.to_owned(),
+            found: format!("{node} of cluster {:?}", String::from_utf8_lossy(cluster)),
+            expected: me.to_string(),
+        });
+    }
+    Ok(Some(Values {
+        incarnation: values.get_u64_le(),
+        clients: values.get_u64_le(),
+        clock: Timestamp(values.get_u64_le()),
+        durable: Position { segment: values.get_u64_le(), offset: values.get_u64_le() },
+    }))
+}

@@ -1,0 +1,270 @@
+//! The durable state engine: versions of keys in one `redb` file, written only by checkpoints.
+
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::{Buf as _, BufMut as _, Bytes};
+use orthodrome_core::store::{Memtable, StateEngine, Table, Versioned, Versions, collect};
+use orthodrome_core::{Key, PartitionId, Timestamp};
+use prost::Message as _;
+use redb::{
+    Database, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, TableDefinition,
+    WriteTransaction,
+};
+use smallvec::SmallVec;
+
+use super::{Identity, StorageError, fatal};
+use crate::wire::common;
+use crate::wire::internal;
+
+/// Partition (four bytes, big end first) and key, to a checksum and the key's versions.
+const VERSIONS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("versions");
+const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
+
+/// The engine of one node. Clones share one file; the driver keeps one to merge checkpoints into,
+/// and the machine's store reads through another.
+#[derive(Clone)]
+pub struct Engine(Arc<Shared>);
+
+struct Shared {
+    path: PathBuf,
+    database: Database,
+    /// The state after the last merge: reads begin no transaction of their own.
+    snapshot: RwLock<Arc<ReadOnlyTable<&'static [u8], &'static [u8]>>>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("path", &self.0.path).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Makes an empty engine.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn create(path: &Path, identity: &Identity) -> Result<Self, StorageError> {
+        let open = || -> Result<Database, redb::Error> {
+            let database = Database::create(path)?;
+            let write = database.begin_write()?;
+            write.open_table(VERSIONS)?;
+            let owner = identity.to_string();
+            write.open_table(META)?.insert("owner", owner.as_bytes())?;
+            write.open_table(META)?.insert("checkpoint", 0_u64.to_le_bytes().as_slice())?;
+            write.commit()?;
+            Ok(database)
+        };
+        Self::share(path, open().map_err(|e| StorageError::engine("create", path, e))?)
+    }
+
+    /// Opens an engine and verifies every page of it if `verify`. Returns the number of the last
+    /// checkpoint merged into it too.
+    ///
+    /// # Errors
+    /// It is missing, damaged, or another node's.
+    pub fn open(
+        path: &Path,
+        identity: &Identity,
+        verify: bool,
+    ) -> Result<(Self, u64), StorageError> {
+        if !path.exists() {
+            return Err(StorageError::Missing { path: path.to_owned() });
+        }
+        let broken = |e| StorageError::engine("open", path, e);
+        let mut database = Database::open(path).map_err(|e| broken(e.into()))?;
+        if verify {
+            // A crash is repaired when the file is opened; what this finds is damage.
+            let is_sound = database.check_integrity().map_err(|e| broken(e.into()))?;
+            if !is_sound {
+                let why = "a page has a wrong checksum";
+                return Err(StorageError::Corrupt { path: path.to_owned(), offset: 0, why });
+            }
+        }
+        let (owner, checkpoint) = read_meta(&database).map_err(broken)?;
+        if owner != identity.to_string().as_bytes() {
+            return Err(StorageError::WrongIdentity {
+                path: path.to_owned(),
+                found: String::from_utf8_lossy(&owner).into_owned(),
+                expected: identity.to_string(),
+            });
+        }
+        Ok((Self::share(path, database)?, checkpoint))
+    }
+
+    fn share(path: &Path, database: Database) -> Result<Self, StorageError> {
+        let snapshot =
+            snapshot(&database).map_err(|error| StorageError::engine("read", path, error))?;
+        let snapshot = RwLock::new(Arc::new(snapshot));
+        Ok(Self(Arc::new(Shared { path: path.to_owned(), database, snapshot })))
+    }
+
+    /// Merges a checkpoint's versions in one durable transaction, and notes its number.
+    ///
+    /// # Errors
+    /// Writing failed: fatal, as for the log.
+    pub fn merge(&self, above: &Memtable, checkpoint: u64) -> Result<(), StorageError> {
+        let Shared { path, database, snapshot } = &*self.0;
+        let merge = || -> Result<_, redb::Error> {
+            let write = database.begin_write()?;
+            for (&partition, table) in &above.tables {
+                merge_table(&write, path, partition, table)?;
+            }
+            let number = checkpoint.to_le_bytes();
+            write.open_table(META)?.insert("checkpoint", number.as_slice())?;
+            write.commit()?;
+            self::snapshot(database)
+        };
+        let merged = merge().map_err(|error| StorageError::engine("write", path, error))?;
+        *snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(merged);
+        Ok(())
+    }
+
+    fn table(&self) -> Arc<ReadOnlyTable<&'static [u8], &'static [u8]>> {
+        self.0.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Stops the process: a machine has no safe way to go on without its state.
+    fn broken(&self, error: &dyn std::fmt::Display) -> ! {
+        fatal(&format!(
+            "cannot read the state engine {}: {error}; restore this node's data directory from a \
+             good copy, or replace the node with an empty one",
+            self.0.path.display()
+        ))
+    }
+}
+
+fn snapshot(
+    database: &Database,
+) -> Result<ReadOnlyTable<&'static [u8], &'static [u8]>, redb::Error> {
+    Ok(database.begin_read()?.open_table(VERSIONS)?)
+}
+
+fn read_meta(database: &Database) -> Result<(Vec<u8>, u64), redb::Error> {
+    let meta = database.begin_read()?.open_table(META)?;
+    let owner = meta.get("owner")?.map(|value| value.value().to_vec()).unwrap_or_default();
+    let number = meta.get("checkpoint")?.map_or(0, |value| {
+        let mut bytes = value.value();
+        if bytes.len() == 8 { bytes.get_u64_le() } else { 0 }
+    });
+    Ok((owner, number))
+}
+
+type Row = SmallVec<[u8; 64]>;
+
+fn row(partition: PartitionId, key: &[u8]) -> Row {
+    let mut row = Row::from_slice(&partition.0.to_be_bytes());
+    row.extend_from_slice(key);
+    row
+}
+
+fn merge_table(
+    write: &WriteTransaction,
+    path: &Path,
+    partition: PartitionId,
+    above: &Table,
+) -> Result<(), redb::Error> {
+    let mut table = write.open_table(VERSIONS)?;
+    if above.cleared {
+        let first = row(partition, &[]);
+        match partition.0.checked_add(1).map(|next| row(PartitionId(next), &[])) {
+            Some(end) => table.retain_in::<&[u8], _>(&first[..]..&end[..], |_, _| false)?,
+            None => table.retain_in::<&[u8], _>(&first[..].., |_, _| false)?,
+        }
+    }
+    for (key, versions) in &above.keys {
+        let row = row(partition, &key.0);
+        let mut held = match table.get(&row[..])? {
+            Some(value) => decode(&row, value.value()).map_err(|why| {
+                redb::Error::Corrupted(format!("{} at {key}: {why}", path.display()))
+            })?,
+            None => Versions::new(),
+        };
+        for (version, value) in versions {
+            let at = held.partition_point(|(existing, _)| existing < version);
+            if held.get(at).is_none_or(|(existing, _)| existing != version) {
+                held.insert(at, (*version, value.clone()));
+            }
+        }
+        collect(&mut held, above.collect_below);
+        if held.is_empty() {
+            table.remove(&row[..])?;
+        } else {
+            table.insert(&row[..], &encode(&row, &held)[..])?;
+        }
+    }
+    Ok(())
+}
+
+/// The checksum covers the row too: the right value in the wrong place is wrong.
+fn encode(row: &[u8], versions: &Versions) -> Vec<u8> {
+    let message =
+        internal::Versions { versions: versions.iter().map(common::versioned_to_wire).collect() };
+    let mut out = Vec::with_capacity(4 + message.encoded_len());
+    out.put_u32_le(0);
+    message.encode_raw(&mut out);
+    let crc = checksum(row, out.get(4..).unwrap_or_default());
+    if let Some(mut head) = out.get_mut(..4) {
+        head.put_u32_le(crc);
+    }
+    out
+}
+
+fn checksum(row: &[u8], value: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(row), value)
+}
+
+fn decode(row: &[u8], mut value: &[u8]) -> Result<Versions, String> {
+    if value.len() < 4 {
+        return Err("a value is too short".into());
+    }
+    let crc = value.get_u32_le();
+    if crc != checksum(row, value) {
+        return Err("a value has a wrong checksum".into());
+    }
+    // Values decoded from a `Bytes` share its buffer.
+    let message = internal::Versions::decode(Bytes::copy_from_slice(value))
+        .map_err(|error| error.to_string())?;
+    let versions = message.versions.into_iter().map(common::versioned_from_wire);
+    versions.collect::<Result<Versions, _>>().map_err(|error| error.to_string())
+}
+
+impl StateEngine for Engine {
+    fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned> {
+        let row = row(partition, &key.0);
+        let found = self.table().get(&row[..]);
+        let value = found.unwrap_or_else(|error| self.broken(&error))?;
+        let mut versions = decode(&row, value.value()).unwrap_or_else(|why| self.broken(&why));
+        let after = versions.partition_point(|(version, _)| version.timestamp <= at);
+        let last = after.checked_sub(1)?;
+        Some(versions.swap_remove(last))
+    }
+
+    fn scan(
+        &self,
+        partition: PartitionId,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> Vec<(Key, Versions)> {
+        let first = row(partition, after.map_or(&[][..], |key| &key.0));
+        let from =
+            if after.is_some() { Bound::Excluded(&first[..]) } else { Bound::Included(&first[..]) };
+        let table = self.table();
+        let rows = table.range::<&[u8]>((from, Bound::Unbounded));
+        let mut found = Vec::new();
+        for entry in rows.unwrap_or_else(|error| self.broken(&error)).take(limit) {
+            let (row, value) = entry.unwrap_or_else(|error| self.broken(&error));
+            let row = row.value();
+            let Some((owner, key)) = row.split_at_checked(4) else {
+                self.broken(&"a row has no partition")
+            };
+            if owner != partition.0.to_be_bytes() {
+                break;
+            }
+            let versions = decode(row, value.value()).unwrap_or_else(|why| self.broken(&why));
+            found.push((Key(Bytes::copy_from_slice(key)), versions));
+        }
+        found
+    }
+}

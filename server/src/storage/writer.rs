@@ -1,0 +1,442 @@
+//! The one thread that writes: it takes all work there is, appends it, syncs once, and reports.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::store::Memtable;
+use orthodrome_core::{Ticket, Timestamp};
+use tokio::sync::oneshot;
+
+use super::directory::{Ceilings, Directory, Values};
+use super::engine::Engine;
+use super::log::{Hook, Log, Options, Position, Record};
+use super::{Identity, StorageError};
+use crate::inbox::Inbox;
+
+/// Whose record it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Tag {
+    /// The server machine's.
+    Server,
+    /// The gateway machine's.
+    Gateway,
+}
+
+const SERVER: u8 = 1;
+const GATEWAY: u8 = 2;
+/// All of the gateway's records so far, in place of those before.
+const GATEWAY_CHECKPOINT: u8 = 3;
+
+/// How many client ids are reserved at a time: one durable write for so many clients.
+const CLIENTS: u64 = 4096;
+
+/// How to open a node's storage.
+pub struct Settings {
+    /// The data directory.
+    pub data_dir: PathBuf,
+    /// Whose it is.
+    pub identity: Identity,
+    /// The protocol that writes it.
+    pub protocol: &'static str,
+    /// False: data survives the death of the process, not of the machine.
+    pub sync: bool,
+    /// See [`Options::segment_bytes`].
+    pub segment_bytes: u64,
+    /// Whether to read and check every page of the state engine first.
+    pub verify: bool,
+    /// See [`Hook`].
+    pub hook: Option<Hook>,
+}
+
+/// What a node's storage held.
+pub struct Recovered {
+    /// The server machine's records.
+    pub server: Vec<Bytes>,
+    /// The gateway machine's records.
+    pub gateway: Vec<Bytes>,
+    /// The state engine.
+    pub engine: Engine,
+    /// The numbers that must never go back; the incarnation is this start's already.
+    pub values: Values,
+    /// What was cut off the end of the log, in words.
+    pub torn: Option<String>,
+}
+
+/// A node's storage, open and not yet running.
+#[derive(Debug)]
+pub struct Storage {
+    directory: Directory,
+    log: Log,
+    ceilings: Ceilings,
+    engine: Engine,
+    /// The gateway's records since its last checkpoint: a checkpoint of the server's carries them
+    /// over. Few: a gateway's state is what its callers could not repeat.
+    gateway: Vec<Bytes>,
+}
+
+impl Storage {
+    /// Takes a data directory and reads what it holds; makes one if there is none. Counts this
+    /// start, durably.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub fn open(settings: Settings) -> Result<(Self, Recovered), StorageError> {
+        let Settings { data_dir, identity, protocol, sync, segment_bytes, verify, hook } = settings;
+        let mut directory = Directory::open(&data_dir, &identity, protocol)?;
+        let (dir, state, file) = (directory.log(), directory.state(), directory.ceilings());
+        let mut options = Options { sync, segment_bytes, durable: Position::default(), hook };
+        let (log, records, engine, mut ceilings, torn);
+        if directory.is_new() {
+            log = Log::create(&dir, &identity, options)?;
+            engine = Engine::create(&state, &identity)?;
+            ceilings = Ceilings::create(&file, &identity, sync)?;
+            directory.finish()?;
+            (records, torn) = (Vec::new(), None);
+        } else {
+            ceilings = Ceilings::open(&file, &identity, sync)?;
+            options.durable = ceilings.values().durable;
+            let at;
+            (engine, at) = Engine::open(&state, &identity, verify)?;
+            let found;
+            (log, found) = Log::open(&dir, &identity, options)?;
+            if at < found.checkpoint {
+                let log = found.checkpoint;
+                return Err(StorageError::EngineBehind { path: state, engine: at, log });
+            }
+            torn = found.torn.map(|(path, offset, why)| {
+                format!("{}: cut off at offset {offset}: {why}", path.display())
+            });
+            records = found.records;
+        }
+        let values = ceilings.values();
+        let incarnation = values.incarnation + 1;
+        ceilings.write(Values { incarnation, ..values })?;
+        let (server, gateway) = split(&identity, records)?;
+        let values = ceilings.values();
+        let storage =
+            Self { directory, log, ceilings, engine: engine.clone(), gateway: gateway.clone() };
+        Ok((storage, Recovered { server, gateway, engine, values, torn }))
+    }
+
+    /// Starts the thread that writes. `report` is called on it.
+    ///
+    /// # Errors
+    /// The operating system has no more threads.
+    pub fn start(self, report: impl Fn(Report) + Send + 'static) -> std::io::Result<Writer> {
+        let inbox: Arc<Inbox<Work>> = Arc::default();
+        let is_killed = Arc::new(AtomicBool::new(false));
+        let state = Thread {
+            storage: self,
+            inbox: inbox.clone(),
+            is_killed: is_killed.clone(),
+            report: Box::new(report),
+            pending: None,
+            appended: BTreeMap::new(),
+        };
+        let thread =
+            std::thread::Builder::new().name("storage".into()).spawn(move || state.run())?;
+        Ok(Writer { inbox, is_killed, thread: Some(thread) })
+    }
+}
+
+/// Sorts records by owner.
+fn split(me: &Identity, records: Vec<Record>) -> Result<(Vec<Bytes>, Vec<Bytes>), StorageError> {
+    let (mut server, mut gateway) = (Vec::new(), Vec::new());
+    for Record { tag, bytes } in records {
+        let bad = |why: &str| StorageError::Record { node: me.node, why: why.into() };
+        match tag {
+            SERVER => server.push(bytes),
+            GATEWAY => gateway.push(bytes),
+            GATEWAY_CHECKPOINT => {
+                gateway =
+                    unpack(bytes).ok_or_else(|| bad("a checkpoint of the gateway is cut off"))?;
+            }
+            other => return Err(bad(&format!("unknown owner {other}"))),
+        }
+    }
+    Ok((server, gateway))
+}
+
+fn pack(records: &[Bytes]) -> Bytes {
+    let mut out = BytesMut::new();
+    for record in records {
+        out.put_u32_le(record.len() as u32);
+        out.put_slice(record);
+    }
+    out.freeze()
+}
+
+fn unpack(mut bytes: Bytes) -> Option<Vec<Bytes>> {
+    let mut records = Vec::new();
+    while !bytes.is_empty() {
+        if bytes.len() < 4 {
+            return None;
+        }
+        let length = bytes.get_u32_le() as usize;
+        if length > bytes.len() {
+            return None;
+        }
+        records.push(bytes.split_to(length));
+    }
+    Some(records)
+}
+
+/// What the thread is asked to do, in order.
+#[derive(Debug)]
+pub enum Work {
+    /// Make a record durable.
+    Persist {
+        /// Whose.
+        tag: Tag,
+        /// Reported when it is durable.
+        ticket: Ticket,
+        /// Its bytes.
+        record: Bytes,
+    },
+    /// Make versions durable in the state engine, then replace every earlier record of `tag`.
+    Checkpoint {
+        /// Whose.
+        tag: Tag,
+        /// Reported when it is done.
+        ticket: Ticket,
+        /// Versions to merge; a gateway has none.
+        versions: Arc<Memtable>,
+        /// The records that replace all before.
+        records: Vec<Bytes>,
+    },
+    /// Reserve client ids; answered with the first number and the one after the last.
+    Clients(oneshot::Sender<(u64, u64)>),
+    /// The node's clock was read; remember that it got so far.
+    Clock(Timestamp),
+    /// A merge that this thread started has ended.
+    Merged(Result<(), StorageError>),
+    /// Make everything before this durable and end.
+    Stop,
+}
+
+/// What the thread reports.
+#[derive(Debug)]
+pub enum Report {
+    /// Everything of this owner's up to and including this ticket is durable.
+    Durable(Tag, Ticket),
+    /// The thread has ended because of this; nothing more becomes durable.
+    Failed(StorageError),
+}
+
+/// A handle on the running thread. Dropping it kills the thread.
+#[derive(Debug)]
+pub struct Writer {
+    inbox: Arc<Inbox<Work>>,
+    is_killed: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Queues work. After a failure it is dropped: the node is stopping.
+    pub fn submit(&self, work: Work) {
+        self.inbox.push(work);
+    }
+
+    /// How much work waits.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        self.inbox.len()
+    }
+
+    /// A way to queue work that does not keep the thread.
+    pub(crate) fn inbox(&self) -> Arc<Inbox<Work>> {
+        self.inbox.clone()
+    }
+
+    /// Makes everything queued durable, ends the thread and frees the data directory.
+    pub fn stop(mut self) {
+        self.inbox.push(Work::Stop);
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported by its hook; there is nothing left to free.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Writer {
+    /// Ends the thread without writing what waits, as a crash of the process would.
+    fn drop(&mut self) {
+        self.is_killed.store(true, Ordering::Relaxed);
+        self.inbox.close();
+        self.join();
+    }
+}
+
+/// A checkpoint under way.
+struct Pending {
+    ticket: Ticket,
+    number: u64,
+    /// Number of the first batch after it.
+    first: u64,
+    records: Vec<Record>,
+    merge: JoinHandle<()>,
+}
+
+struct Thread {
+    storage: Storage,
+    inbox: Arc<Inbox<Work>>,
+    is_killed: Arc<AtomicBool>,
+    report: Box<dyn Fn(Report) + Send>,
+    pending: Option<Pending>,
+    /// Each owner's last ticket in the log that was not reported yet.
+    appended: BTreeMap<Tag, Ticket>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut work = Vec::new();
+        while self.inbox.drain(&mut work, usize::MAX, None) {
+            match self.carry_out(&mut work) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    self.inbox.close();
+                    (self.report)(Report::Failed(error));
+                    break;
+                }
+            }
+        }
+        self.inbox.close();
+        // The merge writes to the data directory, so the lock is held until it has ended.
+        if let Some(pending) = self.pending.take() {
+            let _ = pending.merge.join();
+        }
+    }
+
+    /// False: end.
+    fn carry_out(&mut self, work: &mut Vec<Work>) -> Result<bool, StorageError> {
+        let mut stop = false;
+        for item in work.drain(..) {
+            if self.is_killed.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            match item {
+                Work::Persist { tag, ticket, record } => self.persist(tag, ticket, record)?,
+                Work::Checkpoint { tag: Tag::Server, ticket, versions, records } => {
+                    self.begin_checkpoint(ticket, versions, records)?;
+                }
+                Work::Checkpoint { tag: Tag::Gateway, ticket, versions: _, records } => {
+                    self.storage.log.add(GATEWAY_CHECKPOINT, &pack(&records))?;
+                    self.storage.gateway = records;
+                    self.appended.insert(Tag::Gateway, ticket);
+                }
+                Work::Clients(reply) => self.reserve_clients(reply)?,
+                Work::Clock(reading) => self.write_clock(reading)?,
+                Work::Merged(result) => {
+                    result?;
+                    self.end_checkpoint()?;
+                }
+                Work::Stop => stop = true,
+            }
+        }
+        self.commit()?;
+        if stop {
+            let reading = self.storage.ceilings.values().clock;
+            self.write_clock(reading)?;
+        }
+        Ok(!stop)
+    }
+
+    fn persist(&mut self, tag: Tag, ticket: Ticket, record: Bytes) -> Result<(), StorageError> {
+        let owner = match tag {
+            Tag::Server => SERVER,
+            Tag::Gateway => GATEWAY,
+        };
+        self.storage.log.add(owner, &record)?;
+        if tag == Tag::Gateway {
+            self.storage.gateway.push(record);
+        }
+        self.appended.insert(tag, ticket);
+        if self.storage.log.is_full() { self.commit() } else { Ok(()) }
+    }
+
+    fn commit(&mut self) -> Result<(), StorageError> {
+        self.storage.log.commit()?;
+        self.report_durable();
+        Ok(())
+    }
+
+    fn report_durable(&mut self) {
+        for tag in [Tag::Server, Tag::Gateway] {
+            // A ticket says that all before it are durable too, so none passes a checkpoint that
+            // is not.
+            if tag == Tag::Server && self.pending.is_some() {
+                continue;
+            }
+            if let Some(ticket) = self.appended.remove(&tag) {
+                (self.report)(Report::Durable(tag, ticket));
+            }
+        }
+    }
+
+    fn begin_checkpoint(
+        &mut self,
+        ticket: Ticket,
+        versions: Arc<Memtable>,
+        records: Vec<Bytes>,
+    ) -> Result<(), StorageError> {
+        assert!(self.pending.is_none(), "a second checkpoint began before the first was durable");
+        self.commit()?;
+        let number = self.storage.log.rotate()?;
+        let first = self.storage.log.sequence();
+        let server = records.into_iter().map(|bytes| Record { tag: SERVER, bytes });
+        let gateway = self.storage.gateway.iter().cloned();
+        let gateway = gateway.map(|bytes| Record { tag: GATEWAY, bytes });
+        let records = server.chain(gateway).collect();
+        // The merge may take long; the log goes on meanwhile.
+        let (engine, inbox) = (self.storage.engine.clone(), self.inbox.clone());
+        let merge = std::thread::Builder::new()
+            .name("checkpoint".into())
+            .spawn(move || {
+                let result = engine.merge(&versions, number);
+                inbox.push(Work::Merged(result));
+            })
+            .map_err(|e| {
+                StorageError::io("start a thread for", &self.storage.directory.state(), e)
+            })?;
+        self.pending = Some(Pending { ticket, number, first, records, merge });
+        Ok(())
+    }
+
+    fn end_checkpoint(&mut self) -> Result<(), StorageError> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let Pending { ticket, number, first, records, merge } = pending;
+        let _ = merge.join();
+        self.storage.log.checkpoint(number, first, &records)?;
+        // Records appended meanwhile have later tickets; the commit that follows covers both.
+        let last = self.appended.entry(Tag::Server).or_insert(ticket);
+        *last = ticket.max(*last);
+        Ok(())
+    }
+
+    fn reserve_clients(&mut self, reply: oneshot::Sender<(u64, u64)>) -> Result<(), StorageError> {
+        let values = self.storage.ceilings.values();
+        let (first, end) = (values.clients, values.clients + CLIENTS);
+        self.storage.ceilings.write(Values { clients: end, ..values })?;
+        // A caller that went away leaves a gap in the numbers, no more.
+        let _ = reply.send((first, end));
+        Ok(())
+    }
+
+    fn write_clock(&mut self, reading: Timestamp) -> Result<(), StorageError> {
+        self.commit()?;
+        let values = self.storage.ceilings.values();
+        let clock = values.clock.max(reading);
+        let log = &self.storage.log;
+        let durable = if log.is_synced() { log.end() } else { values.durable };
+        self.storage.ceilings.write(Values { clock, durable, ..values })
+    }
+}
