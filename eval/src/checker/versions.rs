@@ -1,0 +1,215 @@
+//! What histories of versions tell: the database states the order, by commit timestamp.
+//!
+//! Nothing needs inferring but the timestamps of writes whose caller never learnt them; the first
+//! committed read of any such version tells. A transaction commits at one timestamp
+//! ([`orthodrome_core::txn::Version`]), so that tells the place of all its writes.
+
+use orthodrome_core::txn::Version;
+
+use super::effects::{Effects, writes};
+use super::graph::{Builder, Label, Reason};
+use super::verdict::{Findings, Phenomenon};
+use crate::history::dense::Dense;
+use crate::history::{History, KeyId, NOBODY, OpRef, Status, UNKNOWN};
+
+/// The version order of every key.
+#[derive(Debug)]
+pub(super) struct Versions<'a> {
+    history: &'a History,
+    effects: &'a Effects,
+    /// Timestamp and writer, by key and then ascending.
+    written: Dense<(u64, u32)>,
+    /// Where each key's rows start; one more at the end.
+    starts: Dense<u32>,
+    /// Committed writes whose timestamp nobody knew.
+    pub(super) unplaced: u64,
+}
+
+/// A version that was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ReadOf {
+    name: u32,
+    writer: u32,
+    timestamp: u64,
+}
+
+impl<'a> Versions<'a> {
+    /// Gathers the versions; reports those that share a timestamp.
+    pub(super) fn new(history: &'a History, effects: &'a Effects, findings: &mut Findings) -> Self {
+        let mut unplaced = 0;
+        let mut all = Vec::new();
+        for attempt in history.attempts().filter(|attempt| effects.took[*attempt]) {
+            let timestamp = effects.timestamps[attempt];
+            for op in history.ops(attempt) {
+                let OpRef::Write { key } = op else { continue };
+                if timestamp == UNKNOWN {
+                    unplaced += 1;
+                } else {
+                    all.push((key, timestamp, attempt));
+                }
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        let mut written = Dense::default();
+        let mut starts = Dense::filled(0, history.keys_len() + 1);
+        for &(key, timestamp, attempt) in &all {
+            written.push((timestamp, attempt));
+            starts[key + 1] = written.len();
+        }
+        for key in 0..history.keys_len() {
+            starts[key + 1] = starts[key + 1].max(starts[key]);
+        }
+        for ((key, timestamp, a), (other, same, b)) in all.iter().zip(all.iter().skip(1)) {
+            if (key, timestamp) == (other, same) {
+                findings.note(Phenomenon::TimestampTie, || {
+                    let (a, b) = (history.txn(*a), history.txn(*b));
+                    format!("{a} and {b} both wrote {} at {timestamp}", history.key_name(*key))
+                });
+            }
+        }
+        Self { history, effects, written, starts, unplaced }
+    }
+
+    fn of_key(&self, key: KeyId) -> &[(u64, u32)] {
+        self.written.slice(self.starts[key]..self.starts[key + 1])
+    }
+
+    /// Adds all edges; reports reads that cannot have happened.
+    pub(super) fn add_edges(&self, builder: &mut Builder, findings: &mut Findings) {
+        for key in 0..self.history.keys_len() {
+            let versions = self.of_key(key);
+            for ((_, earlier), (_, later)) in versions.iter().zip(versions.iter().skip(1)) {
+                builder.edge(*earlier, *later, Label::new(Reason::Ww, key));
+            }
+        }
+        let mut seen = Dense::filled(Seen::default(), self.history.keys_len());
+        for attempt in self.history.attempts().filter(|attempt| self.effects.took[*attempt]) {
+            for op in self.history.ops(attempt) {
+                match op {
+                    OpRef::Write { key } => {
+                        let seen = seen_by(&mut seen[key], attempt);
+                        seen.has_written = true;
+                    }
+                    OpRef::ReadVersion { key, name, writer, timestamp } => {
+                        let read = ReadOf { name, writer, timestamp };
+                        let seen = seen_by(&mut seen[key], attempt);
+                        if self.is_external(attempt, key, read, seen, findings) {
+                            self.add_read(attempt, key, read, builder, findings);
+                        }
+                    }
+                    OpRef::Append { .. } | OpRef::ReadList { .. } => {}
+                }
+            }
+        }
+    }
+
+    /// True for the first read of a key that the transaction has not written yet. Reports reads
+    /// that contradict earlier ones or the transaction's own writes.
+    fn is_external(
+        &self,
+        attempt: u32,
+        key: KeyId,
+        read: ReadOf,
+        seen: &mut Seen,
+        findings: &mut Findings,
+    ) -> bool {
+        let (txn, name) = (self.history.txn(attempt), self.history.key_name(key));
+        let mut contradicts = |what: &str| {
+            findings.note(Phenomenon::Internal, || {
+                format!("{txn} read {name} as {}, {what}", self.text(read))
+            });
+            false
+        };
+        if read.writer == attempt {
+            let own = self.effects.timestamps[attempt];
+            if !seen.has_written {
+                return contradicts("before it wrote that itself, or without ever doing so");
+            }
+            if own != UNKNOWN && own != read.timestamp {
+                return contradicts("but committed at another timestamp");
+            }
+            return false;
+        }
+        if seen.has_written {
+            return contradicts("after it had written the key itself");
+        }
+        match seen.read.replace(read) {
+            None => true,
+            Some(first) if first == read => false,
+            Some(first) => {
+                let first = self.text(first);
+                contradicts(&format!("and elsewhere as {first}"))
+            }
+        }
+    }
+
+    fn add_read(
+        &self,
+        attempt: u32,
+        key: KeyId,
+        read: ReadOf,
+        builder: &mut Builder,
+        findings: &mut Findings,
+    ) {
+        let versions = self.of_key(key);
+        let is_initial = self.history.name(read.name) == Version::INITIAL.writer
+            && read.timestamp == Version::INITIAL.timestamp.0;
+        let next = if is_initial {
+            0
+        } else {
+            let Ok(place) = versions.binary_search(&(read.timestamp, read.writer)) else {
+                return self.report(attempt, key, read, findings);
+            };
+            builder.edge(read.writer, attempt, Label::new(Reason::Wr, key));
+            place + 1
+        };
+        if let Some((_, next)) = versions.get(next).filter(|(_, next)| *next != attempt) {
+            builder.edge(attempt, *next, Label::new(Reason::Rw, key));
+        }
+    }
+
+    /// Reports the read of a version that is not there.
+    fn report(&self, attempt: u32, key: KeyId, read: ReadOf, findings: &mut Findings) {
+        let (txn, name) = (self.history.txn(attempt), self.history.key_name(key));
+        let version = self.text(read);
+        let mut note = |phenomenon, what: String| {
+            findings.note(phenomenon, || format!("{txn} read {name} as {version}, {what}"));
+        };
+        if read.writer == NOBODY {
+            return note(Phenomenon::GarbageRead, "and there is no such transaction".into());
+        }
+        let writer = self.history.txn(read.writer);
+        let is_failed = self.history.status(read.writer) == Status::Fail;
+        match (writes(self.history, read.writer, key), is_failed) {
+            (false, _) => {
+                note(Phenomenon::GarbageRead, format!("but {writer} did not write that key"));
+            }
+            (true, true) => note(Phenomenon::G1a, format!("but {writer} aborted")),
+            (true, false) => {
+                let at = self.effects.timestamps[read.writer];
+                note(Phenomenon::GarbageRead, format!("but {writer} committed at {at}"));
+            }
+        }
+    }
+
+    fn text(&self, read: ReadOf) -> String {
+        format!("{}@{}", self.history.name(read.name), read.timestamp)
+    }
+}
+
+/// What an attempt has done with a key so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// The attempt it is about, plus one.
+    by: u32,
+    has_written: bool,
+    read: Option<ReadOf>,
+}
+
+fn seen_by(seen: &mut Seen, attempt: u32) -> &mut Seen {
+    if seen.by != attempt + 1 {
+        *seen = Seen { by: attempt + 1, ..Seen::default() };
+    }
+    seen
+}
