@@ -9,6 +9,8 @@ use orthodrome_core::id::{RegionId, TxnId};
 use orthodrome_core::time::{Duration, nanos};
 use orthodrome_core::txn::{AbortReason, Priority};
 
+use crate::checker::Verdict;
+
 /// A distribution of whole numbers, kept to three significant digits; its count, sum and maximum
 /// are exact.
 #[derive(Clone, Debug)]
@@ -294,8 +296,19 @@ pub struct Check {
     pub model: String,
     /// True if it holds.
     pub ok: bool,
-    /// What breaks it; null if nothing does.
+    /// The kind of the first thing that breaks it, and what it is; null if nothing does.
     pub anomaly: Option<String>,
+}
+
+impl From<&Verdict> for Check {
+    fn from(verdict: &Verdict) -> Self {
+        let first = verdict.anomalies.first();
+        Self {
+            model: verdict.model.to_string(),
+            ok: verdict.ok,
+            anomaly: first.map(|anomaly| format!("{}: {}", anomaly.kind, anomaly.problem)),
+        }
+    }
 }
 
 /// The result of a run, as `sim --json` prints it.

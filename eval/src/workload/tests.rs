@@ -11,7 +11,8 @@ use orthodrome_core::txn::{
 };
 
 use super::*;
-use crate::history::{Entry, Status};
+use crate::checker::{self, Model, Verdict};
+use crate::history::{Entry, History, Status};
 use crate::record::{self, Attempt};
 
 /// Every name, and every form where there is a choice.
@@ -477,4 +478,34 @@ fn a_recorded_run_tells_what_the_executor_did() {
         }
     }
     assert_eq!(statuses.len(), 2, "some transactions must have aborted");
+}
+
+/// What the checker says of a serial run.
+fn judge(serial: &Serial) -> Verdict {
+    let mut history = History::new();
+    for entry in &serial.entries {
+        history.push(entry).unwrap();
+    }
+    checker::check(&history, Model::StrictSerializable)
+}
+
+#[test]
+fn serial_runs_are_strictly_serializable_and_lost_writes_are_not() {
+    for (spec, options) in every() {
+        let verdict = judge(&run(spec, &options, 1_500).0);
+        assert!(verdict.ok, "{spec} {options:?}: {verdict}");
+        assert_eq!((verdict.transactions.info, verdict.unplaced_writes), (0, 0));
+        // The same run with every fifth write lost; its audits may notice too, and are not asked.
+        let mut serial = Serial { loses_every: Some(5), ..Serial::default() };
+        let mut workload = parse(spec, &Options { keys: Some(10), ..options.clone() })
+            .or_else(|_| parse(spec, &options))
+            .unwrap();
+        let mut rng = Rng::stream(5, "workload", 0);
+        for _ in 0..1_500 {
+            let request = workload.next(issuer(0), &mut rng);
+            drop(serial.run(workload.as_ref(), issuer(0), &request));
+        }
+        let verdict = judge(&serial);
+        assert!(!verdict.ok, "{spec} {options:?}: lost writes went unnoticed");
+    }
 }
