@@ -18,6 +18,9 @@ pub struct Topology {
     rtt: Vec<Vec<Duration>>,
 }
 
+/// Name and text of every file of `topologies/`, by name.
+const BUILT_IN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/topologies.rs"));
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -103,6 +106,20 @@ impl Topology {
             }
         }
         Ok(Self { name: file.name, source: file.source, regions: file.regions, rtt })
+    }
+
+    /// Names of the topologies that come with the program.
+    pub fn built_in_names() -> impl Iterator<Item = &'static str> {
+        BUILT_IN.iter().map(|&(name, _)| name)
+    }
+
+    /// The topology of that name that comes with the program, if there is one.
+    #[must_use]
+    pub fn built_in(name: &str) -> Option<Self> {
+        let &(_, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
+        // The files are part of the program, and a test reads them all.
+        let map = Self::parse(text);
+        Some(map.unwrap_or_else(|error| unreachable!("topologies/{name}.toml: {error}")))
     }
 
     /// A map of `count` regions `R0`, `R1`, …, all `rtt` apart, for tests and drawn clusters.
@@ -214,6 +231,15 @@ mod tests {
         assert_eq!(map.rtt(b, a), Duration::from_millis(67));
         assert_eq!(map.rtt(a, a), Duration::from_micros(500));
         assert_eq!(map.region_named("B"), Some(b));
+    }
+
+    #[test]
+    fn built_in_maps_are_maps_and_are_called_as_their_files() {
+        assert!(Topology::built_in_names().count() >= 6);
+        for name in Topology::built_in_names() {
+            assert_eq!(Topology::built_in(name).unwrap().name, name);
+        }
+        assert_eq!(Topology::built_in("atlantis"), None);
     }
 
     #[test]
