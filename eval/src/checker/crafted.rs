@@ -170,6 +170,12 @@ fn lists_that_cannot_be() {
                 c3.1 ok 0 9 | r x 1 2
                 c4.1 ok 0 9 | !r x 2";
     always_caught(text, &["incompatible-order"]);
+    // One transaction's appends in an order that is not its own, and the second without the first.
+    always_caught(
+        "c1.1 ok 0 9 | a x 1 | a x 2 \n c2.1 ok 0 9 | !r x 2 1",
+        &["incompatible-order", "G1b"],
+    );
+    always_caught("c1.1 ok 0 9 | a x 1 | a x 2 \n c2.1 ok 0 9 | !r x 2", &["incompatible-order"]);
     let text = "c1.1 ok 0 9 | a x 1
                 c2.1 info 0 9 | !a x 1";
     always_caught(text, &["ambiguous-append"]);

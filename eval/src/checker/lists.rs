@@ -106,6 +106,8 @@ pub(super) struct Lists<'a> {
     /// For each place in each trunk, the append that put the element there, if one did.
     placed: Dense<u32>,
     placed_starts: Dense<u32>,
+    /// For each append, its first place in its trunk, or [`NONE`].
+    place_of: Dense<u32>,
     /// Appends that took effect and are in no trunk, by key: their attempts in ascending order.
     tails: Dense<u32>,
     tail_starts: Dense<u32>,
@@ -129,11 +131,11 @@ impl<'a> Lists<'a> {
             trunks,
             placed: Dense::default(),
             placed_starts: Dense::default(),
+            place_of: Dense::filled(NONE, appends.rows.len()),
             tails: Dense::default(),
             tail_starts: Dense::default(),
             tail_junctions: Dense::filled(NONE, history.keys_len()),
         };
-        let mut is_placed = Dense::filled(false, appends.rows.len());
         let mut suspects = Vec::new();
         let mut counts = BTreeMap::new();
         for key in lists.trunks.ids() {
@@ -142,9 +144,11 @@ impl<'a> Lists<'a> {
                 let found = appends.find(key, *element);
                 let phenomenon = match found {
                     None => Some(Phenomenon::GarbageRead),
-                    Some(append) if is_placed[append] => Some(Phenomenon::DuplicateAppend),
+                    Some(append) if lists.place_of[append] != NONE => {
+                        Some(Phenomenon::DuplicateAppend)
+                    }
                     Some(append) => {
-                        is_placed[append] = true;
+                        lists.place_of[append] = place as u32;
                         let has_failed = !effects.took[appends.rows[append].attempt];
                         has_failed.then_some(Phenomenon::G1a)
                     }
@@ -162,16 +166,16 @@ impl<'a> Lists<'a> {
             }
         }
         lists.report(&suspects, findings);
-        lists.gather_tails(&is_placed);
+        lists.gather_tails();
         lists
     }
 
-    fn gather_tails(&mut self, is_placed: &Dense<bool>) {
+    fn gather_tails(&mut self) {
         for key in self.trunks.ids() {
             self.tail_starts.push(self.tails.len());
             let rows = self.appends.starts[key]..self.appends.starts[key + 1];
             let mut tail: Vec<u32> = rows
-                .filter(|append| !is_placed[*append])
+                .filter(|append| self.place_of[*append] == NONE)
                 .map(|append| self.appends.rows[append].attempt)
                 .filter(|attempt| self.effects.took[*attempt])
                 .collect();
@@ -340,6 +344,9 @@ impl<'a> Lists<'a> {
         for op in self.history.ops(attempt) {
             let (key, list) = match op {
                 OpRef::Append { key, element } => {
+                    if let Some((_, before)) = own.iter().rfind(|(k, _)| *k == key) {
+                        self.check_program_order(attempt, key, *before, element, findings);
+                    }
                     own.push((key, element));
                     continue;
                 }
@@ -407,6 +414,34 @@ impl<'a> Lists<'a> {
             self.before_tail(attempt, label, builder);
         } else if let Some((next, _)) = self.writer(key, len).filter(|(next, _)| *next != attempt) {
             builder.edge(attempt, next, label);
+        }
+    }
+
+    /// Of two appends by one attempt to one key, the later must not be in the list before the
+    /// earlier, nor without it.
+    fn check_program_order(
+        &self,
+        attempt: u32,
+        key: KeyId,
+        before: u64,
+        element: u64,
+        findings: &mut Findings,
+    ) {
+        let place = |element| {
+            let append = self.appends.find(key, element)?;
+            (self.appends.rows[append].attempt == attempt).then(|| self.place_of[append])
+        };
+        if let (Some(first), Some(second)) = (place(before), place(element))
+            && second < first
+        {
+            findings.note(Phenomenon::IncompatibleOrder, || {
+                let (txn, name) = (self.history.txn(attempt), self.history.key_name(key));
+                let trunk = list_text(self.trunks[key]);
+                format!(
+                    "{txn} appended {before} before {element} to {name}, but others read \
+                     {name}={trunk}"
+                )
+            });
         }
     }
 

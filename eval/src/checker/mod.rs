@@ -46,6 +46,8 @@ mod versions;
 mod words;
 
 #[cfg(test)]
+mod brute;
+#[cfg(test)]
 mod crafted;
 
 use crate::history::dense::Dense;

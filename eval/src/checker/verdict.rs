@@ -59,7 +59,8 @@ pub enum Phenomenon {
     G1b,
     /// An element that is in a list twice.
     DuplicateAppend,
-    /// Two reads of a list neither of which is a prefix of the other.
+    /// Two reads of a list neither of which is a prefix of the other, or a list with the appends of
+    /// one transaction in another order than it made them.
     IncompatibleOrder,
     /// A transaction's reads contradict each other or its own writes.
     Internal,
