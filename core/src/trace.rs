@@ -2,7 +2,8 @@
 //! and commit are equal.
 //!
 //! A line is `<at> <node> <event> <peer> <sent> <txn> <kind> <detail…>`, separated by single spaces:
-//! times in nanoseconds, `-` where a field does not apply, the detail to the end of the line.
+//! times in nanoseconds, `-` where a field does not apply, the detail to the end of the line. In a
+//! file, lines that begin with `#` are comments: how the run is repeated, where its nodes are.
 
 use std::fmt;
 use std::str::FromStr;

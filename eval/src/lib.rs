@@ -2,6 +2,7 @@
 //! serializability checker, latency figures and reports.
 
 pub mod checker;
+pub mod diagram;
 pub mod history;
 pub mod metrics;
 pub mod record;

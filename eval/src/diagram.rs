@@ -1,0 +1,259 @@
+//! One transaction of a trace as a sequence diagram, in the language of Mermaid.
+//!
+//! Messages are arrows in the order of their arrival, each with the times of sending and arrival in
+//! milliseconds since the transaction's first event. What its caller asked and was told are notes.
+//! Events that the trace does not ascribe to the transaction are left out: timers, flushes, and
+//! messages about several transactions at once, such as those of a replicated log.
+//!
+//! A trace may open with comments that say where nodes are: `# node n6 VA gateway`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use orthodrome_core::cluster::{Cluster, Role};
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::time::Time;
+use orthodrome_core::trace::{Event, Line, ParseLineError};
+
+/// The comments for the head of a trace that say where the nodes of `cluster` are.
+#[must_use]
+pub fn places(cluster: &Cluster) -> String {
+    let mut text = String::new();
+    for node in cluster.nodes() {
+        let region = cluster.topology.name_of(node.region);
+        let role = match node.role {
+            Role::Server => "server",
+            Role::Gateway => "gateway",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "# node {} {region} {role}", node.id);
+    }
+    text
+}
+
+/// A diagram in the making: takes a trace line by line and keeps what belongs in it.
+#[derive(Clone, Debug)]
+pub struct Diagram {
+    txn: TxnId,
+    all_attempts: bool,
+    places: BTreeMap<NodeId, String>,
+    lines: Vec<Line>,
+}
+
+impl Diagram {
+    /// A diagram of one attempt, or with `all_attempts` of every attempt at the same transaction.
+    #[must_use]
+    pub fn new(txn: TxnId, all_attempts: bool) -> Self {
+        Self { txn, all_attempts, places: BTreeMap::new(), lines: Vec::new() }
+    }
+
+    /// Takes one line of a trace, without its line break.
+    ///
+    /// # Errors
+    /// When it is neither a comment nor a line of a trace.
+    pub fn read_line(&mut self, text: &str) -> Result<(), ParseLineError> {
+        if let Some(comment) = text.strip_prefix('#') {
+            self.read_comment(comment);
+            return Ok(());
+        }
+        let line: Line = text.parse()?;
+        let is_wanted = line.txn.is_some_and(|txn| match self.all_attempts {
+            true => txn.is_same_txn(self.txn),
+            false => txn == self.txn,
+        });
+        if is_wanted {
+            self.lines.push(line);
+        }
+        Ok(())
+    }
+
+    fn read_comment(&mut self, comment: &str) {
+        let mut words = comment.split_whitespace();
+        if words.next() != Some("node") {
+            return;
+        }
+        if let Some(node) = words.next().and_then(|word| word.parse().ok()) {
+            self.places.insert(node, words.collect::<Vec<_>>().join(" "));
+        }
+    }
+
+    /// The diagram; none if no line was about the transaction.
+    #[must_use]
+    pub fn to_mermaid(&self) -> Option<String> {
+        let start = self.lines.iter().map(|line| line.sent.unwrap_or(line.at)).min()?;
+        let mut text = String::from("sequenceDiagram\n");
+        let mut add = |row: String| {
+            text.push_str("    ");
+            text.push_str(&row);
+            text.push('\n');
+        };
+        for node in self.participants() {
+            let label = match self.places.get(&node) {
+                Some(place) => format!("{node} {}", escape(place)),
+                None => node.to_string(),
+            };
+            add(format!("participant {node} as {label}"));
+        }
+        for line in &self.lines {
+            add(self.row(line, start));
+        }
+        Some(text)
+    }
+
+    /// Nodes in the order of their first appearance, senders before receivers.
+    fn participants(&self) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        for line in &self.lines {
+            let ends = match line.event {
+                Event::Receive => [line.peer, Some(line.node)],
+                Event::Begin
+                | Event::Decide
+                | Event::Resolve
+                | Event::Lose
+                | Event::Timer
+                | Event::Durable
+                | Event::Reads
+                | Event::Finish
+                | Event::Note
+                | Event::Fault => [Some(line.node), line.peer],
+            };
+            for node in ends.into_iter().flatten() {
+                if !nodes.contains(&node) {
+                    nodes.push(node);
+                }
+            }
+        }
+        nodes
+    }
+
+    fn row(&self, line: &Line, start: Time) -> String {
+        let Line { at, node, event, peer, sent, kind, .. } = line;
+        let attempt = match line.txn {
+            Some(txn) if self.all_attempts && txn.attempt > 0 => format!(" {}", name(txn)),
+            Some(_) | None => String::new(),
+        };
+        let kind = escape(kind);
+        let arrived = millis(*at, start);
+        let note = |what: String| format!("Note over {node}: {what} at {arrived} ms");
+        match (event, peer, sent) {
+            (Event::Receive, Some(peer), Some(sent)) => {
+                let left = millis(*sent, start);
+                format!("{peer}->>{node}: {kind}{attempt}, {left} to {arrived} ms")
+            }
+            (Event::Lose, Some(peer), Some(sent)) => {
+                let left = millis(*sent, start);
+                format!("{node}-x{peer}: {kind}{attempt}, {left} ms, lost")
+            }
+            (Event::Begin, ..) => note(format!("begin {}", line.txn.map(name).unwrap_or_default())),
+            (Event::Decide, ..) => note(format!("decide{attempt}")),
+            (Event::Resolve, ..) => note(format!("what became of it?{attempt}")),
+            (Event::Reads, ..) => note(format!("reads{attempt}")),
+            (Event::Finish, ..) => {
+                let path = if kind == "-" { String::new() } else { format!(" ({kind})") };
+                note(format!("{}{path}{attempt}", escape(&line.detail)))
+            }
+            (
+                Event::Receive
+                | Event::Lose
+                | Event::Timer
+                | Event::Durable
+                | Event::Note
+                | Event::Fault,
+                ..,
+            ) => note(format!("{event} {kind}{attempt}")),
+        }
+    }
+}
+
+/// A transaction's name as Mermaid text.
+fn name(txn: TxnId) -> String {
+    escape(&txn.to_string())
+}
+
+/// Milliseconds from `start` to `at`, to the microsecond.
+fn millis(at: Time, start: Time) -> String {
+    let micros = at.since(start).as_micros();
+    format!("{}.{:03}", micros / 1_000, micros % 1_000)
+}
+
+/// Text that Mermaid takes as it is: `#` would start a character code, `;` would end the row.
+fn escape(text: &str) -> String {
+    text.chars().fold(String::new(), |mut text, letter| {
+        match letter {
+            '#' => text.push_str("#35;"),
+            ';' => text.push_str("#59;"),
+            _ => text.push(letter),
+        }
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::time::Duration;
+    use orthodrome_core::topology::Topology;
+
+    fn diagram(txn: &str, trace: &str) -> Option<String> {
+        let mut diagram = Diagram::new(txn.parse().unwrap(), !txn.contains('#'));
+        for line in trace.lines() {
+            diagram.read_line(line).unwrap();
+        }
+        diagram.to_mermaid()
+    }
+
+    const TRACE: &str = include_str!("testdata/retried.trace");
+
+    /// Compares with a file, or writes it if `UPDATE_GOLDENFILES` is set as for other goldens.
+    fn golden(name: &str, found: &str) {
+        let path = format!("{}/src/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
+        if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
+            std::fs::write(&path, found).unwrap();
+        }
+        assert_eq!(found, std::fs::read_to_string(&path).unwrap(), "{name} is stale");
+    }
+
+    #[test]
+    fn a_name_without_an_attempt_shows_every_attempt() {
+        golden("retried-all.mmd", &diagram("c4.19", TRACE).unwrap());
+    }
+
+    #[test]
+    fn a_name_with_an_attempt_shows_that_one_only() {
+        golden("retried-second.mmd", &diagram("c4.19#1", TRACE).unwrap());
+    }
+
+    #[test]
+    fn a_transaction_that_is_not_in_the_trace_has_no_diagram() {
+        assert_eq!(diagram("c4.1", TRACE), None);
+        assert_eq!(diagram("c4.19#2", TRACE), None);
+    }
+
+    #[test]
+    fn what_is_neither_a_line_nor_a_comment_is_refused() {
+        let mut diagram = Diagram::new("c4.19".parse().unwrap(), true);
+        assert!(diagram.read_line("# anything").is_ok());
+        let error = diagram.read_line("1500 n3 fly n1 1000 c4.19 k d").unwrap_err().to_string();
+        assert!(error.contains("event") && error.contains("fly"), "{error}");
+    }
+
+    #[test]
+    fn marks_that_mean_something_to_mermaid_are_escaped() {
+        assert_eq!(escape("a#1; b"), "a#35;1#59; b");
+    }
+
+    #[test]
+    fn the_head_of_a_trace_places_its_nodes() {
+        let map = Topology::uniform(2, Duration::ZERO, Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 1).unwrap();
+        let head = places(&cluster);
+        assert!(
+            head.starts_with("# node n1 R0 server\n") && head.contains("# node n4 R1 gateway\n")
+        );
+        let trace = format!("{head}5000000 n4 begin - - c1.1 - Txn\n");
+        assert_eq!(
+            diagram("c1.1", &trace).unwrap(),
+            "sequenceDiagram\n    participant n4 as n4 R1 gateway\n    Note over n4: begin c1.1 at 0.000 ms\n"
+        );
+    }
+}
