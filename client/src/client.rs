@@ -11,7 +11,8 @@ use orthodrome_core::{ClientId, NodeId, PartitionId, RegionId, Timestamp};
 use prost::Message;
 use tokio::time::Instant;
 
-use crate::gateway::{Failure, Gateways};
+use crate::attempt::Recorder;
+use crate::gateway::{Failure, Gateways, Stubs};
 use crate::names::Names;
 use crate::outcome::{Committed, InDoubt, Outcome};
 use crate::pace::Pace;
@@ -36,6 +37,7 @@ pub(crate) struct Inner {
     pub(crate) names: Names,
     pub(crate) limits: api::Limits,
     pub(crate) deadline: Duration,
+    pub(crate) recorder: Recorder,
     probing: AtomicBool,
 }
 
@@ -51,9 +53,7 @@ impl Client {
         let mut pace = Pace::new(config.deadline);
         let mut at = 0;
         loop {
-            let ask = |stubs: crate::gateway::Stubs, request| async move {
-                stubs.txns().register(request).await
-            };
+            let ask = |stubs: Stubs, request| async move { stubs.txns().register(request).await };
             let answer = gateways.send(at, pace.deadline, api::RegisterRequest {}, ask).await;
             let failure = match answer {
                 Ok(registered) => return Self::registered(gateways, at, registered, &config),
@@ -84,9 +84,16 @@ impl Client {
         gateways.prefer(at);
         let id = ClientId(registered.client);
         let names = Names::new(id);
-        let deadline = config.deadline;
-        let probing = AtomicBool::new(false);
-        Ok(Self { inner: Arc::new(Inner { id, gateways, names, limits, deadline, probing }) })
+        let inner = Inner {
+            id,
+            gateways,
+            names,
+            limits,
+            deadline: config.deadline,
+            recorder: config.recorder.clone(),
+            probing: AtomicBool::new(false),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// This incarnation's id: the first part of the names of its transactions.
@@ -96,7 +103,6 @@ impl Client {
     }
 
     /// Declares an interactive transaction: what it reads, and what it may write.
-    #[must_use]
     pub fn transaction(&self) -> Transaction {
         Transaction::new(Arc::clone(&self.inner))
     }
@@ -117,7 +123,6 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn execute(&self, ops: impl IntoIterator<Item = Op>) -> Execute {
         Execute {
             client: Arc::clone(&self.inner),
@@ -136,7 +141,6 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn read<K: Into<Key>>(&self, keys: impl IntoIterator<Item = K>) -> Query {
         Query {
             client: Arc::clone(&self.inner),
@@ -154,9 +158,7 @@ impl Client {
         let mut pace = Pace::new(self.inner.deadline);
         loop {
             let at = self.inner.gateways.current();
-            let ask = |stubs: crate::gateway::Stubs, request| async move {
-                stubs.txns().describe(request).await
-            };
+            let ask = |stubs: Stubs, request| async move { stubs.txns().describe(request).await };
             let request = api::DescribeRequest {};
             match self.inner.gateways.send(at, pace.deadline, request, ask).await {
                 Ok(about) => return Ok(ClusterInfo::from_api(about)),
@@ -172,9 +174,8 @@ impl Client {
     /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node.
     pub async fn transfer_leader(&self, partition: PartitionId, to: NodeId) -> Result<(), Error> {
         let request = api::TransferLeaderRequest { partition: partition.0, to: to.0 };
-        let ask = |stubs: crate::gateway::Stubs, request| async move {
-            stubs.admin().transfer_leader(request).await
-        };
+        let ask =
+            |stubs: Stubs, request| async move { stubs.admin().transfer_leader(request).await };
         self.order(request, ask).await.map(drop)
     }
 
@@ -196,9 +197,8 @@ impl Client {
             voters: numbers(voters),
             learners: numbers(learners),
         };
-        let ask = |stubs: crate::gateway::Stubs, request| async move {
-            stubs.admin().change_members(request).await
-        };
+        let ask =
+            |stubs: Stubs, request| async move { stubs.admin().change_members(request).await };
         self.order(request, ask).await.map(drop)
     }
 
@@ -206,7 +206,7 @@ impl Client {
     async fn order<Q, A, F>(
         &self,
         request: Q,
-        ask: impl FnOnce(crate::gateway::Stubs, tonic::Request<Q>) -> F,
+        ask: impl FnOnce(Stubs, tonic::Request<Q>) -> F,
     ) -> Result<A, Error>
     where
         F: Future<Output = Result<tonic::Response<A>, tonic::Status>>,
@@ -261,9 +261,7 @@ impl Inner {
         tokio::spawn(async move {
             tokio::time::sleep(FAILBACK_INTERVAL).await;
             let Some(client) = client.upgrade() else { return };
-            let ask = |stubs: crate::gateway::Stubs, request| async move {
-                stubs.txns().describe(request).await
-            };
+            let ask = |stubs: Stubs, request| async move { stubs.txns().describe(request).await };
             let deadline = Instant::now() + FAILBACK_INTERVAL;
             let about = client.gateways.send(0, deadline, api::DescribeRequest {}, ask).await;
             if about.is_ok_and(|about| client.gateways.met(0, &about).is_ok()) {
@@ -284,14 +282,12 @@ impl Inner {
         let mut at = avoid.map_or_else(|| self.gateways.current(), |at| self.gateways.after(at));
         let mut asked = 0;
         loop {
-            let ask = |stubs: crate::gateway::Stubs, request| async move {
-                stubs.txns().resolve(request).await
-            };
+            let ask = |stubs: Stubs, request| async move { stubs.txns().resolve(request).await };
             let answer = self.gateways.send(at, pace.deadline, question.clone(), ask).await;
             let trouble = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     Ended::Unknown(trouble) => trouble,
-                    known => {
+                    known @ (Ended::Committed(_) | Ended::Aborted(_)) => {
                         if avoid.is_some_and(|avoided| avoided == self.gateways.current()) {
                             self.gateways.prefer(at);
                         }
@@ -368,14 +364,14 @@ impl Execute {
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
             request.acknowledged_below = client.names.acknowledged_below();
-            let rpc = |stubs: crate::gateway::Stubs, request| async move {
-                stubs.txns().execute(request).await
-            };
+            let rpc = |stubs: Stubs, request| async move { stubs.txns().execute(request).await };
+            let began = std::time::Instant::now();
             let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
             let ended = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
-                    Ended::Committed(timestamp) => {
+                    ended @ Ended::Committed(timestamp) => {
                         let reads = (!answer.reads_omitted).then(|| wire::reads(answer.reads));
+                        client.recorder.record(name.id(), home, began, &ended, reads.as_ref());
                         return Ok(Outcome::Committed(Committed { timestamp, reads }));
                     }
                     Ended::Unknown(_) => client.ask(&question(&request), None, &mut pace).await,
@@ -389,10 +385,11 @@ impl Execute {
                     continue;
                 }
             };
+            client.recorder.record(name.id(), home, began, &ended, None);
             if let Some(outcome) = conclude(ended, &mut pace, || InDoubt {
                 client: Arc::clone(&client),
                 name: name.clone(),
-                question: question(&request),
+                question: Box::new(question(&request)),
                 reads: None,
                 trouble: String::new(),
             })
@@ -471,16 +468,19 @@ impl Query {
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
             request.acknowledged_below = client.names.acknowledged_below();
-            let rpc = |stubs: crate::gateway::Stubs, request| async move {
-                stubs.txns().read(request).await
-            };
+            let rpc = |stubs: Stubs, request| async move { stubs.txns().read(request).await };
+            let began = std::time::Instant::now();
             let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
             match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
-                    Ended::Committed(timestamp) => {
-                        return Ok(Snapshot { timestamp, reads: wire::reads(answer.reads) });
+                    ended @ Ended::Committed(timestamp) => {
+                        let reads = wire::reads(answer.reads);
+                        client.recorder.record(name.id(), home, began, &ended, Some(&reads));
+                        return Ok(Snapshot { timestamp, reads });
                     }
                     Ended::Aborted(aborted) => {
+                        let ended = Ended::Aborted(aborted.clone());
+                        client.recorder.record(name.id(), home, began, &ended, None);
                         if !aborted.retryable || !pace.pause().await {
                             return Err(Error::Aborted(aborted.reason));
                         }
@@ -535,6 +535,8 @@ pub struct ClusterInfo {
     pub region: RegionId,
     /// All regions, by id.
     pub regions: Vec<RegionInfo>,
+    /// All nodes, by id.
+    pub nodes: Vec<NodeInfo>,
     /// Partitions with the nodes that hold them, the preferred leader first.
     pub partitions: Vec<(PartitionId, Vec<NodeId>)>,
     /// Keyspaces.
@@ -548,6 +550,17 @@ pub struct RegionInfo {
     pub name: String,
     /// Round trip to each region, by id.
     pub rtt: Vec<Duration>,
+}
+
+/// One node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeInfo {
+    /// Its name.
+    pub id: NodeId,
+    /// Where it is.
+    pub region: RegionId,
+    /// It serves clients, rather than holding replicas.
+    pub is_gateway: bool,
 }
 
 /// One keyspace.
@@ -567,6 +580,12 @@ impl ClusterInfo {
             name: region.name,
             rtt: region.rtt_us.into_iter().map(Duration::from_micros).collect(),
         };
+        let region_id = |region| RegionId(u16::try_from(region).unwrap_or(u16::MAX));
+        let node = |node: api::Node| NodeInfo {
+            id: NodeId(node.id),
+            region: region_id(node.region),
+            is_gateway: node.role() == api::NodeRole::Gateway,
+        };
         let partition = |partition: api::Partition| {
             let mut nodes: Vec<NodeId> = partition.replicas.into_iter().map(NodeId).collect();
             nodes.sort_by_key(|node| (node.0 != partition.preferred_leader, *node));
@@ -580,7 +599,8 @@ impl ClusterInfo {
         Self {
             cluster: about.cluster,
             epoch: about.epoch,
-            region: RegionId(u16::try_from(about.region).unwrap_or(u16::MAX)),
+            region: region_id(about.region),
+            nodes: about.nodes.into_iter().map(node).collect(),
             regions: about.regions.into_iter().map(region).collect(),
             partitions: about.partitions.into_iter().map(partition).collect(),
             keyspaces: about.keyspaces.into_iter().map(keyspace).collect(),

@@ -4,10 +4,12 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use tokio::sync::mpsc::UnboundedSender;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::Error;
+use crate::attempt::{Attempt, Recorder};
 
 /// How to reach a cluster. Its debug form shows no secret.
 #[derive(Clone)]
@@ -17,6 +19,7 @@ pub struct Config {
     tls: Option<Tls>,
     pub(crate) deadline: Duration,
     pub(crate) attempt_timeout: Duration,
+    pub(crate) recorder: Recorder,
 }
 
 /// TLS to the gateways. Its debug form shows no key.
@@ -55,7 +58,16 @@ impl Config {
             tls: None,
             deadline: Duration::from_secs(10),
             attempt_timeout: Duration::from_secs(5),
+            recorder: Recorder::default(),
         }
+    }
+
+    /// Sends every attempt that the library makes to `attempts` when it has ended, in order, for
+    /// those who keep a history. What is sent must be taken, or it fills the memory.
+    #[must_use]
+    pub fn attempts(mut self, attempts: UnboundedSender<Attempt>) -> Self {
+        self.recorder = Recorder(Some(attempts));
+        self
     }
 
     /// Proves who this client is. Without TLS, a token is sent only to a loopback address.

@@ -43,6 +43,7 @@
     reason = "a client lives by real deadlines"
 )]
 
+mod attempt;
 mod client;
 mod config;
 mod error;
@@ -50,14 +51,17 @@ mod gateway;
 mod names;
 mod outcome;
 mod pace;
+mod status;
 mod txn;
 mod values;
 mod wire;
 
-pub use client::{Client, ClusterInfo, Execute, KeyspaceInfo, Query, RegionInfo, Snapshot};
+pub use attempt::Attempt;
+pub use client::{Client, ClusterInfo, Execute, KeyspaceInfo, NodeInfo, Query, RegionInfo, Snapshot};
 pub use config::{Config, Tls};
 pub use error::Error;
 pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
+pub use status::StatusInfo;
 pub use txn::{Abort, Begun, OpenTransaction, Transaction};
 pub use values::{Reads, Writes};
 

@@ -89,7 +89,7 @@ impl fmt::Display for AbortReason {
 pub struct InDoubt {
     pub(crate) client: Arc<Inner>,
     pub(crate) name: Name,
-    pub(crate) question: api::ResolveRequest,
+    pub(crate) question: Box<api::ResolveRequest>,
     pub(crate) reads: Option<Reads>,
     pub(crate) trouble: String,
 }

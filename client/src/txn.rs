@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use orthodrome_core::TxnId;
+use orthodrome_core::{RegionId, TxnId};
 use orthodrome_core::txn::{Key, Priority};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -105,24 +105,26 @@ impl Transaction {
         let mut name = self.client.names.take();
         let declared = self.declare()?;
         loop {
-            let ended = match open(&self.client, &name, &declared, &mut pace).await? {
+            let began = Instant::now();
+            let (home, begun) = open(&self.client, &name, &declared, &mut pace).await?;
+            let (ended, txn) = match begun {
                 Begun::Aborted(aborted) => (Ended::Aborted(aborted), None),
-                Begun::Open(mut txn) => {
-                    let writes = match compute(&txn.reads) {
-                        Ok(writes) => writes,
-                        Err(Abort { because }) => {
-                            txn.abort().await;
-                            return Ok(Outcome::Aborted(Aborted {
-                                reason: AbortReason::Client,
-                                retryable: false,
-                                because: Some(because),
-                            }));
-                        }
-                    };
-                    (txn.decide(writes, &mut pace).await?, Some(txn))
-                }
+                Begun::Open(mut txn) => match compute(&txn.reads) {
+                    Ok(writes) => (txn.decide(writes, &mut pace).await?, Some(txn)),
+                    Err(Abort { because }) => {
+                        let because = Some(because);
+                        let reason = AbortReason::Client;
+                        let aborted = Aborted { reason, retryable: false, because };
+                        let ended = Ended::Aborted(aborted.clone());
+                        let reads = Some(&txn.reads);
+                        self.client.recorder.record(name.id(), home, began, &ended, reads);
+                        txn.abort().await;
+                        return Ok(Outcome::Aborted(aborted));
+                    }
+                },
             };
-            let (ended, txn) = ended;
+            let reads = txn.as_ref().map(|txn| &txn.reads);
+            self.client.recorder.record(name.id(), home, began, &ended, reads);
             let doubt = || InDoubt {
                 client: Arc::clone(&self.client),
                 name: name.clone(),
@@ -160,7 +162,7 @@ impl Transaction {
     pub async fn begin(self) -> Result<Begun, Error> {
         let mut pace = Pace::new(self.deadline);
         let name = self.client.names.take();
-        let begun = open(&self.client, &name, &self.declare()?, &mut pace).await?;
+        let (_, begun) = open(&self.client, &name, &self.declare()?, &mut pace).await?;
         if let Begun::Open(mut txn) = begun {
             txn.deadline = self.deadline;
             txn.keep_alive();
@@ -187,13 +189,13 @@ impl Transaction {
     }
 }
 
-/// Begins one attempt.
+/// Begins one attempt, in the region that is returned.
 async fn open(
     client: &Arc<Inner>,
     name: &Name,
     declared: &api::BeginRequest,
     pace: &mut Pace,
-) -> Result<Begun, Error> {
+) -> Result<(RegionId, Begun), Error> {
     loop {
         let (at, home) = client.home(pace).await?;
         let begin = api::BeginRequest {
@@ -210,7 +212,7 @@ async fn open(
             Ok(api::BeginResponse { result }) => match result {
                 Some(api::begin_response::Result::Opened(opened)) => {
                     txn.set_reads(wire::reads(opened.reads));
-                    return Ok(Begun::Open(txn));
+                    return Ok((home, Begun::Open(txn)));
                 }
                 Some(api::begin_response::Result::Finished(outcome)) => wire::ended(Some(outcome)),
                 None => Ended::Unknown("the gateway's answer is empty".into()),
@@ -225,12 +227,12 @@ async fn open(
         // Nobody asked to commit it, so that it cannot commit; ending it frees its keys.
         let ended = match ended {
             Ended::Unknown(_) => client.ask(&txn.question, Some(at), pace).await,
-            known => known,
+            known @ (Ended::Committed(_) | Ended::Aborted(_)) => known,
         };
         return match ended {
             Ended::Aborted(aborted) => {
                 txn.is_undecided = false;
-                Ok(Begun::Aborted(aborted))
+                Ok((home, Begun::Aborted(aborted)))
             }
             Ended::Unknown(text) => Err(Error::Deadline(text)),
             Ended::Committed(_) => {
@@ -250,7 +252,7 @@ pub struct OpenTransaction {
     at: usize,
     reads: Reads,
     /// Everything another gateway needs, the decision too once it is made.
-    question: api::ResolveRequest,
+    question: Box<api::ResolveRequest>,
     write_keys: Vec<bytes::Bytes>,
     deadline: Duration,
     is_undecided: bool,
@@ -272,7 +274,7 @@ impl OpenTransaction {
             name,
             at,
             reads: Reads::default(),
-            question: api::ResolveRequest { begun, ..Default::default() },
+            question: Box::new(api::ResolveRequest { begun, ..Default::default() }),
             write_keys: begin.write_keys.clone(),
             is_undecided: true,
             keeper: None,
@@ -347,7 +349,7 @@ impl OpenTransaction {
             let avoid = match send.await {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     Ended::Unknown(_) => None,
-                    known => return Ok(known),
+                    known @ (Ended::Committed(_) | Ended::Aborted(_)) => return Ok(known),
                 },
                 Err(failure @ (Failure::Busy(_) | Failure::Never(_))) => {
                     self.is_undecided = true;

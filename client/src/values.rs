@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use orthodrome_core::txn::{Key, Value, Version};
+use orthodrome_core::txn::{Key, Read, Value, Version};
 
 /// What a transaction read: one entry for each read key.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -25,6 +25,12 @@ impl Reads {
     #[must_use]
     pub fn version(&self, key: impl Into<Key>) -> Option<Version> {
         self.0.get(&key.into()).map(|read| read.version)
+    }
+
+    /// Every key that was read, with what it held and whose write that was.
+    #[must_use]
+    pub fn as_map(&self) -> &BTreeMap<Key, Read> {
+        &self.0
     }
 
     /// Every key that was read, in order, with what it held.

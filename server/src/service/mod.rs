@@ -32,6 +32,8 @@ mod codec;
 mod limits;
 mod open;
 mod request;
+#[cfg(test)]
+mod tests;
 
 pub use access::{Access, AccessError, Credential, DEFAULT_KEYSPACE, Principal, Role};
 pub use limits::{Limits, LimitsError};

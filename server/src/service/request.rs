@@ -334,3 +334,236 @@ pub(super) fn check_declared(field: &str, writes: &Writes, declared: &[Key]) -> 
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use tonic::Code;
+
+    use super::*;
+    use crate::service::tests::map;
+
+    fn limits() -> Limits {
+        Limits {
+            key_bytes_max: 8,
+            value_bytes_max: 16,
+            keys_max: 3,
+            ops_max: 4,
+            ..Limits::default()
+        }
+    }
+
+    fn checked<T>(check: impl FnOnce(Checker<'_>) -> Result<T, Status>) -> Result<T, Status> {
+        check(Checker { limits: &limits(), cluster: &map() })
+    }
+
+    fn name() -> Option<api::TxnId> {
+        Some(api::TxnId { client: 4, counter: 19, attempt: 0 })
+    }
+
+    fn keys(keys: &[&str]) -> Vec<Vec<u8>> {
+        keys.iter().map(|key| key.as_bytes().to_vec()).collect()
+    }
+
+    fn begin(change: impl FnOnce(&mut api::BeginRequest)) -> api::BeginRequest {
+        let mut request = api::BeginRequest {
+            txn: name(),
+            read_keys: keys(&["b", "a"]),
+            write_keys: keys(&["b", "c"]),
+            ..Default::default()
+        };
+        change(&mut request);
+        request
+    }
+
+    #[test]
+    fn what_is_within_every_bound_passes_sorted() {
+        let txn = checked(|check| check.begin(begin(|_| ()))).unwrap();
+        assert_eq!(txn.reads, ["a", "b"].map(Key::from));
+        assert_eq!(txn.writes, ["b", "c"].map(Key::from));
+        let edge = begin(|request| {
+            request.read_keys = keys(&["12345678"]);
+            request.acknowledged_below = 19;
+            request.keyspace = "default".into();
+            request.home_region = 2;
+        });
+        assert!(checked(|check| check.begin(edge)).is_ok());
+    }
+
+    #[test]
+    fn every_bound_of_begin_is_refused_by_the_name_of_its_field() {
+        type Change = fn(&mut api::BeginRequest);
+        let cases: [(&str, Change); 13] = [
+            ("txn: missing", |r| r.txn = None),
+            ("txn: client", |r| r.txn = Some(api::TxnId { client: 0, counter: 1, attempt: 0 })),
+            ("txn: counter", |r| r.txn = Some(api::TxnId { client: 1, counter: 0, attempt: 0 })),
+            ("home_region", |r| r.home_region = 3),
+            ("home_region", |r| r.home_region = 1 << 20),
+            ("priority", |r| r.priority = 2),
+            ("acknowledged_below", |r| r.acknowledged_below = 20),
+            ("read_keys[1]", |r| r.read_keys = keys(&["a", ""])),
+            ("read_keys[0]", |r| r.read_keys = keys(&["123456789"])),
+            ("write_keys[2]", |r| r.write_keys = keys(&["a", "b", "a"])),
+            ("read_keys", |r| r.read_keys = keys(&["a", "b", "c", "d"])),
+            ("keys: 4", |r| r.write_keys = keys(&["c", "d"])),
+            ("read_keys", |r| (r.read_keys, r.write_keys) = (Vec::new(), Vec::new())),
+        ];
+        for (expected, change) in cases {
+            let status = checked(|check| check.begin(begin(change))).unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument, "{expected}");
+            assert!(status.message().starts_with(expected), "{status} is not about {expected}");
+        }
+        let elsewhere = begin(|request| request.keyspace = "elsewhere".into());
+        let status = checked(|check| check.begin(elsewhere)).unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+    }
+
+    #[test]
+    fn every_bound_of_a_procedure_is_refused_by_the_name_of_its_field() {
+        use api::op::Op;
+        let op = |op| api::Op { key: b"k".to_vec(), op };
+        let long = vec![0; 17];
+        let compare = api::Compare { expected: Some(long.clone()) };
+        let cases = [
+            ("ops: the procedure", vec![]),
+            ("ops: 5", vec![op(Some(Op::Add(1))); 5]),
+            ("ops[1]: op", vec![op(Some(Op::Add(1))), op(None)]),
+            ("ops[0]: a value of 17", vec![op(Some(Op::Put(long.clone())))]),
+            ("ops[0]: a value of 17", vec![op(Some(Op::Append(long)))]),
+            ("ops[0]: a value of 17", vec![op(Some(Op::Compare(compare)))]),
+            ("ops[0]: the empty key", vec![api::Op { key: vec![], op: Some(Op::Add(1)) }]),
+        ];
+        for (expected, ops) in cases {
+            let request = api::ExecuteRequest { txn: name(), ops, ..Default::default() };
+            let status = checked(|check| check.execute(request)).unwrap_err();
+            assert!(status.message().starts_with(expected), "{status} is not about {expected}");
+        }
+    }
+
+    #[test]
+    fn a_question_must_repeat_the_transaction_and_what_it_read() {
+        use api::resolve_request::{Begun, Decision as Asked};
+        let read = |key: &str| api::KeyVersion {
+            key: key.as_bytes().to_vec(),
+            version: Some(api::Version::default()),
+        };
+        let write = |key: &str| {
+            let writes = vec![api::KeyWrite { key: key.as_bytes().to_vec(), value: None }];
+            Some(Asked::Commit(api::Writes { writes }))
+        };
+        let begun = || Some(Begun::Interactive(begin(|_| ())));
+        let question = |begun, reads, decision| api::ResolveRequest { begun, reads, decision };
+        let fine = question(begun(), vec![read("b"), read("a")], write("c"));
+        let resolve = checked(|check| check.resolve(fine)).unwrap();
+        assert_eq!(resolve.reads.len(), 2);
+        assert!(matches!(resolve.decision, Some(Decision::Commit(writes)) if writes.len() == 1));
+        let none = question(begun(), vec![], None);
+        assert_eq!(checked(|check| check.resolve(none)).unwrap().decision, None);
+        let reading = api::ReadRequest { txn: name(), keys: keys(&["a"]), ..Default::default() };
+        let cases = [
+            ("begun", question(None, vec![], None)),
+            ("reads: give", question(begun(), vec![read("a")], write("c"))),
+            ("reads[1]", question(begun(), vec![read("a"), read("c")], None)),
+            ("reads[1]", question(begun(), vec![read("a"), read("a")], None)),
+            ("commit.writes", question(begun(), vec![read("a"), read("b")], write("a"))),
+            ("decision", question(Some(Begun::ReadOnly(reading)), vec![], write("c"))),
+        ];
+        for (expected, question) in cases {
+            let status = checked(|check| check.resolve(question)).unwrap_err();
+            assert!(status.message().starts_with(expected), "{status} is not about {expected}");
+        }
+    }
+
+    #[test]
+    fn orders_name_what_exists() {
+        let fine =
+            api::ChangeMembersRequest { partition: 0, voters: vec![1, 2, 3], learners: vec![] };
+        assert!(checked(|check| check.change_members(&fine)).is_ok());
+        let cases = [
+            ("partition", 9, vec![1], vec![]),
+            ("voters", 0, vec![1, 2], vec![]),
+            ("voters", 0, vec![], vec![]),
+            ("voters", 0, vec![1, 1, 2], vec![]),
+            ("voters", 0, vec![4], vec![]),
+            ("learners", 0, vec![1, 2, 3], vec![2]),
+        ];
+        for (expected, partition, voters, learners) in cases {
+            let order = api::ChangeMembersRequest { partition, voters, learners };
+            let status = checked(|check| check.change_members(&order)).unwrap_err();
+            assert!(status.message().starts_with(expected), "{status} is not about {expected}");
+        }
+        let gateway = api::TransferLeaderRequest { partition: 0, to: 4 };
+        assert!(checked(|check| check.transfer_leader(&gateway)).is_err());
+    }
+
+    fn any_key() -> impl Strategy<Value = Vec<u8>> {
+        vec(0_u8..3, 0..10)
+    }
+
+    fn any_id() -> impl Strategy<Value = Option<api::TxnId>> {
+        let id = (0_u64..3, 0_u64..3, any::<u32>());
+        proptest::option::of(id.prop_map(|(client, counter, attempt)| api::TxnId {
+            client,
+            counter,
+            attempt,
+        }))
+    }
+
+    prop_compose! {
+        fn any_begin()(
+            txn in any_id(),
+            home_region in 0_u32..4,
+            read_keys in vec(any_key(), 0..5),
+            write_keys in vec(any_key(), 0..5),
+            priority in -1_i32..3,
+            acknowledged_below in 0_u64..4,
+        ) -> api::BeginRequest {
+            let keyspace = String::new();
+            api::BeginRequest {
+                txn, home_region, read_keys, write_keys, priority, acknowledged_below, keyspace,
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        /// A request that passes keeps every bound; one that does not is refused as a request.
+        #[test]
+        fn whatever_is_asked_is_bounded_or_refused(
+            request in any_begin(),
+            reads in vec(any_key(), 0..5),
+            writes in vec((any_key(), proptest::option::of(vec(0_u8.., 0..20))), 0..5),
+        ) {
+            let version = Some(api::Version::default());
+            let versions = |key| api::KeyVersion { key, version: version.clone() };
+            let question = api::ResolveRequest {
+                begun: Some(api::resolve_request::Begun::Interactive(request)),
+                reads: reads.into_iter().map(versions).collect(),
+                decision: Some(api::resolve_request::Decision::Commit(api::Writes {
+                    writes: writes.into_iter().map(|(key, value)| api::KeyWrite { key, value }).collect(),
+                })),
+            };
+            match checked(|check| check.resolve(question)) {
+                Ok(Resolve { txn, reads, decision }) => {
+                    let sorted = |keys: &[Key]| keys.is_sorted_by(|a, b| a < b);
+                    prop_assert!(sorted(&txn.reads) && sorted(&txn.writes));
+                    let distinct: BTreeSet<_> = txn.reads.iter().chain(&txn.writes).collect();
+                    prop_assert!((1..=3).contains(&distinct.len()));
+                    prop_assert!(distinct.iter().all(|key| (1..=8).contains(&key.len())));
+                    prop_assert!(reads.keys().eq(&txn.reads));
+                    prop_assert!(txn.home.0 < 3 && txn.priority <= Priority::HIGH);
+                    prop_assert!(txn.acknowledged_below <= txn.id.counter);
+                    let Some(Decision::Commit(writes)) = decision else { panic!("no decision") };
+                    prop_assert!(writes.keys().all(|key| txn.writes.contains(key)));
+                    prop_assert!(writes.values().flatten().all(|value| value.len() <= 16));
+                }
+                Err(status) => {
+                    prop_assert_eq!(status.code(), Code::InvalidArgument);
+                    prop_assert!(status.message().len() < 200);
+                }
+            }
+        }
+    }
+}

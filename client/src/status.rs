@@ -1,0 +1,85 @@
+//! How a gateway does.
+
+use std::time::Duration;
+
+use orthodrome_core::NodeId;
+
+use crate::client::Client;
+use crate::gateway::Stubs;
+use crate::pace::Pace;
+use crate::wire::api;
+use crate::Error;
+
+/// How a gateway does right now, and what it did since its process started.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StatusInfo {
+    /// The node that answers.
+    pub node: NodeId,
+    /// Empty if it serves; otherwise why it does not.
+    pub trouble: String,
+    /// Requests being worked on.
+    pub requests: u64,
+    /// The most there may be.
+    pub requests_max: u64,
+    /// Transactions in flight.
+    pub txns_in_flight: u64,
+    /// The most there may be.
+    pub txns_in_flight_max: u64,
+    /// Those of them that wait for their client.
+    pub txns_open: u64,
+    /// The most there may be.
+    pub txns_open_max: u64,
+    /// Transactions it told to have committed.
+    pub committed: u64,
+    /// Transactions it told to have aborted.
+    pub aborted: u64,
+    /// Transactions whose outcome it could not tell.
+    pub unknown: u64,
+    /// Requests refused for lack of room.
+    pub refused: u64,
+    /// Transactions aborted because their lease ran out.
+    pub leases_expired: u64,
+    /// How long the process has been up.
+    pub uptime: Duration,
+}
+
+impl Client {
+    /// How the gateway in use does.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] or [`Error::Deadline`] if no gateway answered in time.
+    pub async fn status(&self) -> Result<StatusInfo, Error> {
+        let mut pace = Pace::new(self.inner.deadline);
+        loop {
+            let at = self.inner.gateways.current();
+            let ask = |stubs: Stubs, request| async move { stubs.txns().status(request).await };
+            let request = api::StatusRequest {};
+            match self.inner.gateways.send(at, pace.deadline, request, ask).await {
+                Ok(answer) => return Ok(StatusInfo::from_api(answer)),
+                Err(failure) => self.inner.after_failure(at, failure, &mut pace).await?,
+            }
+        }
+    }
+}
+
+impl StatusInfo {
+    fn from_api(answer: api::StatusResponse) -> Self {
+        Self {
+            node: NodeId(answer.node),
+            trouble: answer.trouble,
+            requests: answer.requests,
+            requests_max: answer.requests_max,
+            txns_in_flight: answer.txns_in_flight,
+            txns_in_flight_max: answer.txns_in_flight_max,
+            txns_open: answer.txns_open,
+            txns_open_max: answer.txns_open_max,
+            committed: answer.committed,
+            aborted: answer.aborted,
+            unknown: answer.unknown,
+            refused: answer.refused,
+            leases_expired: answer.leases_expired,
+            uptime: Duration::from_millis(answer.uptime_ms),
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Gateways to test a client against: the real service, in front of a small serial store whose
+//! answers a test can script, behind a proxy whose connections a test can cut.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use orthodrome_core::machine::Admin;
+use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
+use orthodrome_core::{ClientId, Cluster, Decision, Key, NodeId, Outcome, Timestamp, Txn, TxnId};
+use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health};
+use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// What a gateway does with one call instead of the usual.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Twist {
+    /// Refuses it as too busy.
+    Busy,
+    /// Refuses it because it is stopping.
+    Stopping,
+    /// Says that nobody can tell, and does nothing.
+    Unknown,
+    /// Aborts the transaction.
+    Abort(AbortReason),
+    /// Does it, then cuts the connection instead of answering.
+    DoAndCut,
+    /// Cuts the connection instead of doing it.
+    Cut,
+    /// Never answers, and does nothing.
+    Hang,
+    /// Does it.
+    Do,
+}
+
+/// The calls that can be twisted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Call {
+    Begin,
+    Decide,
+    Resolve,
+}
+
+#[derive(Default)]
+pub struct Store {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    data: BTreeMap<Key, Read>,
+    open: BTreeMap<TxnId, (Txn, Reads)>,
+    ended: BTreeMap<TxnId, Outcome>,
+    clients: u64,
+    clock: u64,
+    /// Every call that arrived, with the transaction's name.
+    calls: Vec<(Call, TxnId)>,
+    acknowledged_below: u64,
+    /// How often each transaction's writes were applied.
+    applied: BTreeMap<(ClientId, u64), u32>,
+}
+
+impl State {
+    fn read(&self, keys: &[Key]) -> Reads {
+        let read = |key: &Key| (key.clone(), self.data.get(key).cloned().unwrap_or_default());
+        keys.iter().map(read).collect()
+    }
+
+    fn commit(&mut self, id: TxnId, writes: Writes) -> Outcome {
+        self.clock += 1;
+        let timestamp = Timestamp(self.clock);
+        for (key, value) in writes {
+            self.data.insert(key, Read { value, version: Version { timestamp, writer: id } });
+        }
+        *self.applied.entry((id.client, id.counter)).or_default() += 1;
+        self.end(id, Outcome::Committed(timestamp))
+    }
+
+    fn end(&mut self, id: TxnId, outcome: Outcome) -> Outcome {
+        self.open.remove(&id);
+        *self.ended.entry(id).or_insert(outcome)
+    }
+
+    fn decide(&mut self, id: TxnId, reads: &Reads, decision: Decision) -> Outcome {
+        let holds = |(key, read): (&Key, &Read)| {
+            self.data.get(key).map_or(Version::INITIAL, |now| now.version) == read.version
+        };
+        match decision {
+            Decision::Abort => self.end(id, Outcome::Aborted(AbortReason::Client)),
+            Decision::Commit(_) if !reads.iter().all(holds) => {
+                self.end(id, Outcome::Aborted(AbortReason::StaleRead))
+            }
+            Decision::Commit(writes) => self.commit(id, writes),
+        }
+    }
+
+    fn begin(&mut self, txn: Txn) -> Begun {
+        let reads = self.read(&txn.reads);
+        let finished = |outcome, reads| Begun::Finished(Finished { outcome, reads, path: "test" });
+        match &txn.kind {
+            Kind::Interactive => {
+                self.open.insert(txn.id, (txn, reads.clone()));
+                Begun::Reads(reads)
+            }
+            Kind::Procedure(ops) => match Txn::execute(ops, &reads) {
+                Ok(writes) => finished(self.commit(txn.id, writes), Some(reads)),
+                Err(reason) => finished(self.end(txn.id, Outcome::Aborted(reason)), None),
+            },
+            Kind::ReadOnly => {
+                finished(self.end(txn.id, Outcome::Committed(Timestamp(self.clock))), Some(reads))
+            }
+        }
+    }
+
+    fn resolve(&mut self, txn: &Txn, reads: &Reads, decision: Option<Decision>) -> Outcome {
+        if let Some(&outcome) = self.ended.get(&txn.id) {
+            return outcome;
+        }
+        match decision {
+            Some(decision) => self.decide(txn.id, reads, decision),
+            None => self.end(txn.id, Outcome::Aborted(AbortReason::Recovery)),
+        }
+    }
+}
+
+impl Store {
+    pub fn text(&self, key: &str) -> Option<String> {
+        let read = self.state.lock().unwrap().data.get(&Key::from(key)).cloned();
+        read.and_then(|read| read.value).map(|value| value.to_string())
+    }
+
+    pub fn put(&self, key: &str, value: &str) {
+        let mut state = self.state.lock().unwrap();
+        state.clock += 1;
+        let version = Version { timestamp: Timestamp(state.clock), ..Version::INITIAL };
+        state.data.insert(key.into(), Read { value: Some(value.into()), version });
+    }
+
+    pub fn open(&self) -> usize {
+        self.state.lock().unwrap().open.len()
+    }
+
+    pub fn calls(&self, wanted: Call) -> Vec<TxnId> {
+        let state = self.state.lock().unwrap();
+        state.calls.iter().filter(|(call, _)| *call == wanted).map(|&(_, id)| id).collect()
+    }
+
+    pub fn acknowledged_below(&self) -> u64 {
+        self.state.lock().unwrap().acknowledged_below
+    }
+
+    /// The most often that one transaction was applied.
+    pub fn applied_max(&self) -> u32 {
+        self.state.lock().unwrap().applied.values().copied().max().unwrap_or(0)
+    }
+}
+
+/// One gateway.
+pub struct Node {
+    pub store: Arc<Store>,
+    pub address: String,
+    cluster: String,
+    number: u32,
+    twists: Mutex<BTreeMap<Call, VecDeque<Twist>>>,
+    proxy: watch::Sender<Proxy>,
+}
+
+/// What the proxy is told: how often to have cut so far, and whether to let anybody in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Proxy {
+    cuts: u32,
+    open: bool,
+}
+
+impl Node {
+    /// Starts gateway `number` (its region too) in front of `store`.
+    pub async fn start(store: &Arc<Store>, number: u16) -> Arc<Self> {
+        Self::start_with(store, number, "test", Access::open(), Limits::default()).await
+    }
+
+    pub async fn start_with(
+        store: &Arc<Store>,
+        number: u16,
+        cluster: &str,
+        access: Access,
+        limits: Limits,
+    ) -> Arc<Self> {
+        let backend = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let node = Arc::new(Self {
+            store: Arc::clone(store),
+            address: front.local_addr().unwrap().to_string(),
+            cluster: cluster.into(),
+            number: number.into(),
+            twists: Mutex::default(),
+            proxy: watch::Sender::new(Proxy { cuts: 0, open: true }),
+        });
+        tokio::spawn(proxy(front, backend.local_addr().unwrap(), node.proxy.subscribe()));
+        let config = ServiceConfig { access, tls: None, limits };
+        let served = service::serve(
+            Arc::new(Handle(Arc::clone(&node))),
+            Arc::new(map()),
+            backend,
+            config,
+            std::future::pending(),
+        );
+        tokio::spawn(async move { served.await.unwrap() });
+        node
+    }
+
+    /// The next calls of this kind are twisted so.
+    pub fn twist(&self, call: Call, twists: impl IntoIterator<Item = Twist>) {
+        self.twists.lock().unwrap().entry(call).or_default().extend(twists);
+    }
+
+    /// Takes back one twist; false if there is none left.
+    pub fn untwist(&self, call: Call) -> bool {
+        let mut twists = self.twists.lock().unwrap();
+        twists.get_mut(&call).and_then(VecDeque::pop_front).is_some()
+    }
+
+    /// Cuts every connection; new ones are let in.
+    pub fn cut(&self) {
+        self.proxy.send_modify(|proxy| proxy.cuts += 1);
+    }
+
+    /// Cuts every connection and lets nobody in until [`Node::come_back`].
+    pub fn go_away(&self) {
+        self.proxy.send_modify(|proxy| *proxy = Proxy { cuts: proxy.cuts + 1, open: false });
+    }
+
+    pub fn come_back(&self) {
+        self.proxy.send_modify(|proxy| proxy.open = true);
+    }
+
+    async fn call<T>(
+        &self,
+        call: Call,
+        id: TxnId,
+        act: impl FnOnce(&mut State) -> T,
+        ended: impl FnOnce(Outcome) -> T,
+    ) -> Result<T, GatewayError> {
+        let twist = self.twists.lock().unwrap().get_mut(&call).and_then(VecDeque::pop_front);
+        {
+            let mut state = self.store.state.lock().unwrap();
+            state.calls.push((call, id));
+            match twist.unwrap_or(Twist::Do) {
+                Twist::Do => return Ok(act(&mut state)),
+                Twist::Busy => return Err(GatewayError::Overloaded { limit: 0 }),
+                Twist::Stopping => return Err(GatewayError::Stopping),
+                Twist::Unknown => return Ok(ended(Outcome::Unknown)),
+                Twist::Abort(reason) => {
+                    return Ok(ended(state.end(id, Outcome::Aborted(reason))));
+                }
+                Twist::DoAndCut => {
+                    act(&mut state);
+                    self.cut();
+                }
+                Twist::Cut => self.cut(),
+                Twist::Hang => {}
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+fn map() -> Cluster {
+    let rtt = Duration::from_millis(50);
+    let topology = Topology::uniform(3, Duration::from_micros(500), rtt);
+    Cluster::spread(topology, 1, 1, 3, 3).unwrap()
+}
+
+/// The service's door to a node.
+struct Handle(Arc<Node>);
+
+fn finished(outcome: Outcome) -> Finished {
+    Finished { outcome, reads: None, path: "test" }
+}
+
+impl Transactions for Handle {
+    async fn register(&self) -> Result<ClientId, GatewayError> {
+        let mut state = self.0.store.state.lock().unwrap();
+        state.clients += 1;
+        Ok(ClientId(state.clients))
+    }
+
+    async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        let id = txn.id;
+        self.0.store.state.lock().unwrap().acknowledged_below = txn.acknowledged_below;
+        let begin = |state: &mut State| state.begin(txn);
+        self.0.call(Call::Begin, id, begin, |outcome| Begun::Finished(finished(outcome))).await
+    }
+
+    async fn decide(&self, id: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
+        let decide = |state: &mut State| match state.open.get(&id).cloned() {
+            Some((_, reads)) => Ok(finished(state.decide(id, &reads, decision))),
+            None => Err(GatewayError::UnknownTransaction(id)),
+        };
+        self.0.call(Call::Decide, id, decide, |outcome| Ok(finished(outcome))).await?
+    }
+
+    async fn resolve(
+        &self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+    ) -> Result<Finished, GatewayError> {
+        let resolve = |state: &mut State| finished(state.resolve(&txn, &reads, decision));
+        self.0.call(Call::Resolve, txn.id, resolve, finished).await
+    }
+
+    fn admin(&self, _order: Admin) {}
+
+    fn describe(&self) -> Description {
+        Description {
+            cluster: self.0.cluster.clone(),
+            protocol: "test",
+            guarantee: "strict serializability",
+            node: NodeId(self.0.number + 1),
+            gateway: NodeId(self.0.number + 4),
+            region: format!("R{}", self.0.number),
+            leaders: BTreeMap::new(),
+            health: Health::Serving,
+            in_flight: 0,
+            in_flight_max: 1,
+        }
+    }
+}
+
+async fn proxy(front: TcpListener, back: SocketAddr, told: watch::Receiver<Proxy>) {
+    loop {
+        let (client, _) = front.accept().await.unwrap();
+        let mut told = told.clone();
+        let before = *told.borrow_and_update();
+        if !before.open {
+            continue;
+        }
+        tokio::spawn(async move {
+            let mut client: TcpStream = client;
+            let mut server = TcpStream::connect(back).await.unwrap();
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                _ = told.wait_for(|now| now.cuts != before.cuts) => {}
+            }
+        });
+    }
+}

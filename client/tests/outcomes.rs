@@ -1,0 +1,346 @@
+//! The promises of the client library against gateways that refuse, stall, lie low and vanish.
+
+#![allow(clippy::disallowed_types, reason = "tests of real sockets and deadlines")]
+
+mod gateways;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gateways::{Call, Node, Store, Twist};
+use orthodrome_client::{
+    Abort, AbortReason, Aborted, Begun, Client, Committed, Config, Error, Op, Outcome, Priority,
+    Reads, Timestamp, Writes,
+};
+use orthodrome_core::txn::AbortReason as Why;
+use orthodrome_server::service::{Access, Credential, Limits, Principal, Role};
+
+async fn one() -> (Arc<Node>, Client) {
+    let node = Node::start(&Arc::default(), 0).await;
+    let client = Client::connect(Config::new([&node.address])).await.unwrap();
+    (node, client)
+}
+
+/// Two gateways of one cluster; the client is at the first.
+async fn two() -> (Arc<Node>, Arc<Node>, Client) {
+    let store: Arc<Store> = Arc::default();
+    let (near, far) = (Node::start(&store, 0).await, Node::start(&store, 1).await);
+    let config = Config::new([&near.address, &far.address])
+        .deadline(Duration::from_secs(5))
+        .attempt_timeout(Duration::from_millis(300));
+    (near, far, Client::connect(config).await.unwrap())
+}
+
+fn increment(reads: &Reads) -> Result<Writes, Abort> {
+    let count: u32 = reads.text("n").unwrap_or("0").parse()?;
+    Ok(Writes::new().put("n", (count + 1).to_string()))
+}
+
+async fn run(client: &Client) -> Result<Outcome, Error> {
+    client.transaction().read("n").write("n").run(increment).await
+}
+
+fn committed(outcome: Result<Outcome, Error>) -> Committed {
+    match outcome.unwrap() {
+        Outcome::Committed(committed) => committed,
+        other @ (Outcome::Aborted(_) | Outcome::Unknown(_)) => panic!("{other:?}"),
+    }
+}
+
+fn aborted(outcome: Result<Outcome, Error>) -> Aborted {
+    match outcome.unwrap() {
+        Outcome::Aborted(aborted) => aborted,
+        other @ (Outcome::Committed(_) | Outcome::Unknown(_)) => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_closure_reads_computes_and_writes() {
+    let (node, client) = one().await;
+    for expected in ["1", "2", "3"] {
+        let committed = committed(run(&client).await);
+        assert!(committed.timestamp > Timestamp::ZERO);
+        assert_eq!(node.store.text("n").unwrap(), expected);
+    }
+    assert_eq!(committed(run(&client).await).reads.unwrap().text("n"), Some("3"));
+}
+
+#[tokio::test]
+async fn a_procedure_and_a_snapshot_see_each_other() {
+    let (_node, client) = one().await;
+    let ops =
+        [Op::Compare("a".into(), None), Op::Put("a".into(), "x".into()), Op::Add("n".into(), 5)];
+    let done = committed(client.execute(ops.clone()).priority(Priority::HIGH).await);
+    assert_eq!(done.reads.unwrap().get("a"), None, "reads come before the writes");
+    let snapshot = client.read(["a", "n", "a", "none"]).await.unwrap();
+    assert_eq!((snapshot.reads.text("a"), snapshot.reads.text("n")), (Some("x"), Some("5")));
+    assert_eq!(snapshot.reads.iter().len(), 3);
+    let guard = aborted(client.execute(ops).await);
+    assert_eq!((guard.reason, guard.retryable), (AbortReason::Guard, false));
+}
+
+#[tokio::test]
+async fn aborts_that_may_pass_are_tried_again_under_the_next_attempt() {
+    let (node, client) = one().await;
+    node.twist(Call::Begin, [Twist::Abort(Why::Conflict), Twist::Do, Twist::Busy, Twist::Do]);
+    node.twist(Call::Decide, [Twist::Abort(Why::StaleRead), Twist::Busy]);
+    committed(run(&client).await);
+    assert_eq!(node.store.text("n").unwrap(), "1");
+    let attempts: Vec<u32> =
+        node.store.calls(Call::Begin).into_iter().map(|id| id.attempt).collect();
+    assert_eq!(attempts, [0, 1, 2, 2], "a refusal keeps the name; an abort takes the next");
+}
+
+#[tokio::test]
+async fn aborts_that_cannot_pass_are_reported_at_once() {
+    let (node, client) = one().await;
+    node.twist(Call::Begin, [Twist::Abort(Why::Invalid)]);
+    assert_eq!(aborted(run(&client).await).reason, AbortReason::Invalid);
+    let giving_up = client.transaction().read("n").run(|_| Err(Abort::because("no funds"))).await;
+    let giving_up = aborted(giving_up);
+    assert_eq!(giving_up.reason, AbortReason::Client);
+    assert_eq!(giving_up.because.as_deref(), Some("no funds"));
+    assert_eq!(node.store.open(), 0, "the gateway was told");
+}
+
+#[tokio::test]
+async fn a_conflict_that_lasts_is_an_abort_at_the_deadline() {
+    let (node, client) = one().await;
+    node.twist(Call::Begin, [Twist::Abort(Why::Conflict); 1_000]);
+    let start = Instant::now();
+    let hopeless = client.transaction().read("n").deadline(Duration::from_millis(300));
+    let hopeless = aborted(hopeless.run(increment).await);
+    assert_eq!((hopeless.reason, hopeless.retryable), (AbortReason::Conflict, true));
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    let tries = node.store.calls(Call::Begin).len();
+    assert!((3..100).contains(&tries), "{tries} tries in 300 ms");
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_is_found_committed_and_not_applied_twice() {
+    let (near, _far, client) = two().await;
+    near.twist(Call::Decide, [Twist::DoAndCut]);
+    let committed = committed(run(&client).await);
+    assert_eq!(near.store.text("n").unwrap(), "1");
+    assert_eq!(near.store.applied_max(), 1);
+    assert_eq!(near.store.calls(Call::Begin).len(), 1, "it was not run again");
+    assert!(committed.reads.is_some(), "the reads were known");
+}
+
+#[tokio::test]
+async fn a_commit_that_never_arrived_is_taken_up_by_another_gateway() {
+    for twist in [Twist::Cut, Twist::Hang, Twist::Unknown, Twist::Stopping] {
+        let (near, _far, client) = two().await;
+        near.twist(Call::Decide, [twist]);
+        committed(run(&client).await);
+        assert_eq!(near.store.text("n").unwrap(), "1", "{twist:?}");
+        assert_eq!(near.store.applied_max(), 1, "{twist:?}");
+        assert_eq!(near.store.calls(Call::Begin).len(), 1, "{twist:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_procedure_is_not_applied_twice() {
+    for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang, Twist::Unknown] {
+        let (near, _far, client) = two().await;
+        near.twist(Call::Begin, [twist]);
+        committed(client.execute([Op::Add("n".into(), 1)]).await);
+        assert_eq!(near.store.text("n").unwrap(), "1", "{twist:?}");
+        assert_eq!(near.store.applied_max(), 1, "{twist:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
+    for twist in [Twist::DoAndCut, Twist::Cut] {
+        let (near, far, client) = two().await;
+        near.twist(Call::Decide, [twist]);
+        for node in [&near, &far] {
+            node.twist(Call::Resolve, [Twist::Unknown; 1_000]);
+        }
+        let txn = client.transaction().read("n").write("n").deadline(Duration::from_millis(400));
+        let doubt = match txn.run(increment).await.unwrap() {
+            Outcome::Unknown(doubt) => doubt,
+            other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
+        };
+        assert!(doubt.trouble().contains("cannot tell"), "{}", doubt.trouble());
+        // Meanwhile it is not acknowledged, however many transactions come after it.
+        let after = committed(client.execute([Op::Put("b".into(), "1".into())]).await);
+        assert!(after.timestamp > Timestamp::ZERO);
+        assert_eq!(near.store.acknowledged_below(), doubt.txn().counter);
+        for node in [&near, &far] {
+            // The gateways can tell again.
+            while node.untwist(Call::Resolve) {}
+        }
+        let outcome = doubt.resolve().await;
+        assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
+        assert_eq!(near.store.applied_max(), 1);
+        committed(client.execute([Op::Put("b".into(), "2".into())]).await);
+        assert_eq!(near.store.acknowledged_below(), 3, "now it is");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_begin_is_ended_and_begun_again() {
+    for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang] {
+        let (near, _far, client) = two().await;
+        near.twist(Call::Begin, [twist]);
+        committed(run(&client).await);
+        assert_eq!(near.store.open(), 0, "{twist:?} left a transaction open");
+        assert_eq!(near.store.calls(Call::Resolve).len(), 1, "{twist:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_next_gateway_serves_while_the_nearest_is_away() {
+    let (near, far, client) = two().await;
+    committed(run(&client).await);
+    near.go_away();
+    committed(run(&client).await);
+    assert_eq!(client.describe().await.unwrap().region.0, 1);
+    far.go_away();
+    let lost = client.transaction().read("n").deadline(Duration::from_millis(300)).run(increment);
+    assert!(matches!(lost.await, Err(Error::Unreachable(_) | Error::Deadline(_))));
+    near.come_back();
+    committed(run(&client).await);
+    assert_eq!(near.store.text("n").unwrap(), "3");
+}
+
+#[tokio::test]
+async fn a_client_connects_to_whatever_answers_and_gives_up_at_the_deadline() {
+    let node = Node::start(&Arc::default(), 1).await;
+    let client = Client::connect(Config::new(["127.0.0.1:1", &node.address])).await.unwrap();
+    assert_eq!(client.describe().await.unwrap().region.0, 1);
+    node.go_away();
+    let config = Config::new([&node.address]).deadline(Duration::from_millis(200));
+    assert!(matches!(Client::connect(config).await, Err(Error::Unreachable(_))));
+}
+
+#[tokio::test]
+async fn gateways_of_two_clusters_are_not_mixed() {
+    let store: Arc<Store> = Arc::default();
+    let near = Node::start(&store, 0).await;
+    let other = Node::start_with(&store, 1, "other", Access::open(), Limits::default()).await;
+    let client = Client::connect(Config::new([&near.address, &other.address])).await.unwrap();
+    near.go_away();
+    let error = client.read(["n"]).await.unwrap_err();
+    assert!(error.to_string().contains("other"), "{error}");
+}
+
+#[tokio::test]
+async fn a_dropped_transaction_is_aborted() {
+    let (node, client) = one().await;
+    let begun = client.transaction().read("n").write("n").begin().await.unwrap();
+    let Begun::Open(open) = begun else { panic!("{begun:?}") };
+    assert_eq!(node.store.open(), 1);
+    drop(open);
+    gone(&node).await;
+    // And so is one whose future is dropped while it waits for its reads.
+    node.twist(Call::Begin, [Twist::Hang]);
+    let waiting = client.transaction().read("n").begin();
+    assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
+    gone(&node).await;
+}
+
+async fn gone(node: &Node) {
+    let start = Instant::now();
+    while node.store.open() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(5), "a transaction stays open");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_open_transaction_outlives_its_lease_while_its_client_lives() {
+    let limits = Limits { lease: Duration::from_millis(200), ..Limits::default() };
+    let node = Node::start_with(&Arc::default(), 0, "test", Access::open(), limits).await;
+    let client = Client::connect(Config::new([&node.address])).await.unwrap();
+    let begun = client.transaction().read("n").write("n").begin().await.unwrap();
+    let Begun::Open(open) = begun else { panic!("{begun:?}") };
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    committed(open.commit(Writes::new().put("n", "1")).await);
+    // Cut off from its gateway, it loses its lease, and its commit is known to have failed.
+    let begun = client.transaction().read("n").write("n").begin().await.unwrap();
+    let Begun::Open(open) = begun else { panic!("{begun:?}") };
+    node.go_away();
+    gone(&node).await;
+    node.come_back();
+    let late = aborted(open.commit(Writes::new().put("n", "2")).await);
+    assert_eq!(late.reason, AbortReason::Client);
+    assert_eq!(node.store.text("n").unwrap(), "1");
+}
+
+#[tokio::test]
+async fn what_breaks_a_rule_is_an_error_and_leaves_nothing_open() {
+    let (node, client) = one().await;
+    let stray = client.transaction().read("n").run(increment).await.unwrap_err();
+    assert!(stray.to_string().contains("not declared"), "{stray}");
+    let empty = client.transaction().run(|_| Ok(Writes::new())).await.unwrap_err();
+    assert!(empty.to_string().contains("read_keys"), "{empty}");
+    let key = client.execute([Op::Put("".into(), "v".into())]).await.unwrap_err();
+    assert!(key.to_string().contains("ops[0]"), "{key}");
+    let large = vec![0_u8; 2 << 20];
+    let value = client.transaction().write("n").run(|_| Ok(Writes::new().put("n", large.clone())));
+    let value = value.await.unwrap_err();
+    assert!(value.to_string().contains("writes[0]"), "{value}");
+    let huge =
+        client.execute((0..9).map(|_| Op::Append("n".into(), large[1..1 << 20].to_vec().into())));
+    assert!(matches!(huge.await, Err(Error::Invalid(_))));
+    gone(&node).await;
+    assert_eq!(node.store.text("n"), None);
+}
+
+#[tokio::test]
+async fn roles_are_kept() {
+    let token = |name: &str, role| {
+        (Credential::Token(format!("{name}-token-of-sixteen")), Principal::new(name, role))
+    };
+    let access = Access::only([
+        token("reader", Role::Read),
+        token("writer", Role::Write),
+        token("admin", Role::Admin),
+    ]);
+    let limits = Limits::default();
+    let node = Node::start_with(&Arc::default(), 0, "test", access.unwrap(), limits).await;
+    let connect = |token: Option<String>| {
+        let config = Config::new([&node.address]);
+        Client::connect(match token {
+            Some(token) => config.token(token),
+            None => config,
+        })
+    };
+    for wrong in [None, Some(String::new()), Some("wrong-token-of-sixteen".into())] {
+        assert!(matches!(connect(wrong).await, Err(Error::Unauthenticated(_))));
+    }
+    let reader = connect(Some("reader-token-of-sixteen".into())).await.unwrap();
+    assert!(reader.read(["n"]).await.is_ok());
+    assert!(matches!(run(&reader).await, Err(Error::PermissionDenied(_))));
+    let put = [Op::Put("n".into(), "1".into())];
+    assert!(matches!(reader.execute(put).await, Err(Error::PermissionDenied(_))));
+    let writer = connect(Some("writer-token-of-sixteen".into())).await.unwrap();
+    committed(run(&writer).await);
+    let (partition, leader) = writer.describe().await.unwrap().partitions[0].clone();
+    let denied = writer.transfer_leader(partition, leader[1]).await;
+    assert!(matches!(denied, Err(Error::PermissionDenied(_))));
+    let admin = connect(Some("admin-token-of-sixteen".into())).await.unwrap();
+    admin.transfer_leader(partition, leader[1]).await.unwrap();
+    let even = admin.change_members(partition, &leader[..2], &[]).await;
+    assert!(matches!(even, Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn many_transactions_of_one_client_run_at_once() {
+    let (node, client) = one().await;
+    let runs = (0..50).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move { committed(run(&client).await).timestamp })
+    });
+    let mut timestamps = Vec::new();
+    for done in runs.collect::<Vec<_>>() {
+        timestamps.push(done.await.unwrap());
+    }
+    timestamps.sort_unstable();
+    timestamps.dedup();
+    assert_eq!(timestamps.len(), 50);
+    assert_eq!(node.store.text("n").unwrap(), "50", "an update was lost");
+}

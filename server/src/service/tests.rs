@@ -1,0 +1,412 @@
+//! The service on a real socket, in front of a scripted gateway.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
+use orthodrome_core::{NodeId, Timestamp};
+use prost::Message;
+use tokio::sync::Notify;
+use tonic::Code;
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic_prost::ProstCodec;
+
+use super::*;
+
+pub(super) fn map() -> Cluster {
+    let topology = Topology::uniform(3, Duration::from_micros(500), Duration::from_millis(50));
+    Cluster::spread(topology, 1, 1, 3, 3).unwrap()
+}
+
+/// Answers every call with what it was told to, and remembers the calls.
+struct Script {
+    outcome: Mutex<Result<Outcome, GatewayError>>,
+    value: Mutex<Vec<u8>>,
+    decided: Mutex<Vec<(TxnId, Decision)>>,
+    orders: Mutex<Vec<Admin>>,
+    /// While set, calls wait for it.
+    gate: Mutex<Option<Arc<Notify>>>,
+    arrived: Notify,
+}
+
+impl Script {
+    fn new(outcome: Outcome) -> Arc<Self> {
+        Arc::new(Self {
+            outcome: Mutex::new(Ok(outcome)),
+            value: Mutex::new(b"v".to_vec()),
+            decided: Mutex::default(),
+            orders: Mutex::default(),
+            gate: Mutex::default(),
+            arrived: Notify::new(),
+        })
+    }
+
+    fn finished(&self) -> Result<Finished, GatewayError> {
+        let outcome = self.outcome.lock().unwrap().clone()?;
+        Ok(Finished { outcome, reads: None, path: "script" })
+    }
+}
+
+impl Transactions for Script {
+    async fn register(&self) -> Result<ClientId, GatewayError> {
+        Ok(ClientId(7))
+    }
+
+    async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        self.arrived.notify_one();
+        let gate = self.gate.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            gate.notified().await;
+        }
+        let value = Value::from(self.value.lock().unwrap().clone());
+        let read = Read { value: Some(value), ..Read::default() };
+        let reads: Reads = txn.reads.iter().map(|key| (key.clone(), read.clone())).collect();
+        match txn.kind {
+            Kind::Interactive => Ok(Begun::Reads(reads)),
+            Kind::Procedure(_) | Kind::ReadOnly => {
+                Ok(Begun::Finished(Finished { reads: Some(reads), ..self.finished()? }))
+            }
+        }
+    }
+
+    async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
+        self.decided.lock().unwrap().push((txn, decision));
+        self.finished()
+    }
+
+    async fn resolve(
+        &self,
+        _txn: Txn,
+        _reads: Reads,
+        _decision: Option<Decision>,
+    ) -> Result<Finished, GatewayError> {
+        self.finished()
+    }
+
+    fn admin(&self, order: Admin) {
+        self.orders.lock().unwrap().push(order);
+    }
+
+    fn describe(&self) -> Description {
+        Description {
+            cluster: "test".into(),
+            protocol: "script",
+            guarantee: "serializability",
+            node: NodeId(1),
+            gateway: NodeId(5),
+            region: "R1".into(),
+            leaders: BTreeMap::new(),
+            health: Health::Serving,
+            in_flight: 0,
+            in_flight_max: 1,
+        }
+    }
+}
+
+const TOKEN: &str = "a-token-of-the-writer";
+const OTHER: &str = "a-token-of-another-one";
+
+struct Running {
+    script: Arc<Script>,
+    address: SocketAddr,
+    channel: Channel,
+}
+
+async fn start(limits: Limits) -> Running {
+    let script = Script::new(Outcome::Committed(Timestamp(42)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let writer = |name| Principal::new(name, Role::Write);
+    let access = Access::only([
+        (Credential::Token(TOKEN.into()), writer("writer")),
+        (Credential::Token(OTHER.into()), writer("other")),
+    ]);
+    let config = ServiceConfig { access: access.unwrap(), tls: None, limits };
+    let serving =
+        serve(Arc::clone(&script), Arc::new(map()), listener, config, std::future::pending());
+    tokio::spawn(async move { serving.await.unwrap() });
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
+    Running { script, address, channel }
+}
+
+impl Running {
+    async fn call_as<Q, A>(
+        &self,
+        token: &str,
+        method: &'static str,
+        message: Q,
+    ) -> Result<A, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.unwrap();
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        let path = tonic::codegen::http::uri::PathAndQuery::from_static(method);
+        grpc.unary(request, path, ProstCodec::<Q, A>::default()).await.map(Response::into_inner)
+    }
+
+    async fn begin(&self, counter: u64) -> Result<api::BeginResponse, Status> {
+        self.call_as(TOKEN, BEGIN, begin(counter)).await
+    }
+
+    async fn commit(&self, counter: u64) -> Result<api::CommitResponse, Status> {
+        let writes = vec![api::KeyWrite { key: b"k".to_vec(), value: None }];
+        let commit = api::CommitRequest { txn: Some(name(counter)), writes };
+        self.call_as(TOKEN, COMMIT, commit).await
+    }
+}
+
+const BEGIN: &str = "/orthodrome.v1.Orthodrome/Begin";
+const COMMIT: &str = "/orthodrome.v1.Orthodrome/Commit";
+const EXECUTE: &str = "/orthodrome.v1.Orthodrome/Execute";
+const RESOLVE: &str = "/orthodrome.v1.Orthodrome/Resolve";
+const STATUS: &str = "/orthodrome.v1.Orthodrome/Status";
+
+fn name(counter: u64) -> api::TxnId {
+    api::TxnId { client: 7, counter, attempt: 0 }
+}
+
+fn begin(counter: u64) -> api::BeginRequest {
+    api::BeginRequest {
+        txn: Some(name(counter)),
+        read_keys: vec![b"k".to_vec()],
+        write_keys: vec![b"k".to_vec()],
+        ..Default::default()
+    }
+}
+
+fn add() -> api::ExecuteRequest {
+    let ops = vec![api::Op { key: b"k".to_vec(), op: Some(api::op::Op::Add(1)) }];
+    api::ExecuteRequest { txn: Some(name(1)), ops, ..Default::default() }
+}
+
+fn refused(status: &Status) -> bool {
+    status.metadata().get(EFFECT).is_some_and(|effect| effect == "none")
+}
+
+#[tokio::test]
+async fn an_outcome_has_three_cases_and_none_is_an_error() {
+    use api::outcome::Result as Case;
+    let running = start(Limits::default()).await;
+    let aborted = api::Aborted { reason: api::AbortReason::Guard.into(), retryable: false };
+    let cases = [
+        (Ok(Outcome::Committed(Timestamp(9))), Case::Committed(api::Committed { timestamp: 9 })),
+        (Ok(Outcome::Aborted(AbortReason::Guard)), Case::Aborted(aborted)),
+        (Ok(Outcome::Unknown), Case::Unknown(api::Unknown {})),
+        // The node died under the call: anything may have happened.
+        (Err(GatewayError::Lost(TxnId::default())), Case::Unknown(api::Unknown {})),
+    ];
+    for (counter, (told, expected)) in (1..).zip(cases) {
+        *running.script.outcome.lock().unwrap() = told;
+        let expected = Some(api::Outcome { result: Some(expected) });
+        running.begin(counter).await.unwrap();
+        assert_eq!(running.commit(counter).await.unwrap().outcome, expected);
+        let executed: api::ExecuteResponse = running.call_as(TOKEN, EXECUTE, add()).await.unwrap();
+        assert_eq!(executed.outcome, expected);
+        let begun = Some(api::resolve_request::Begun::Procedure(add()));
+        let resolve = api::ResolveRequest { begun, ..Default::default() };
+        let resolved: api::ResolveResponse =
+            running.call_as(TOKEN, RESOLVE, resolve).await.unwrap();
+        assert_eq!(resolved.outcome, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_refuses_says_so_in_the_trailer() {
+    let running = start(Limits::default()).await;
+    for (error, code) in [
+        (GatewayError::Overloaded { limit: 1 }, Code::ResourceExhausted),
+        (GatewayError::Stopping, Code::Unavailable),
+        (GatewayError::AlreadyBegun(TxnId::default()), Code::AlreadyExists),
+    ] {
+        *running.script.outcome.lock().unwrap() = Err(error);
+        let status = running.call_as::<_, api::ExecuteResponse>(TOKEN, EXECUTE, add()).await;
+        let status = status.unwrap_err();
+        assert_eq!(status.code(), code);
+        assert!(refused(&status), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_needs_an_open_transaction_of_its_own_and_declared_keys() {
+    let running = start(Limits::default()).await;
+    assert_eq!(running.commit(1).await.unwrap_err().code(), Code::NotFound);
+    running.begin(1).await.unwrap();
+    let stray = vec![api::KeyWrite { key: b"other".to_vec(), value: None }];
+    let stray = api::CommitRequest { txn: Some(name(1)), writes: stray };
+    let stray = running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, stray).await.unwrap_err();
+    assert_eq!(stray.code(), Code::InvalidArgument);
+    let theirs = api::CommitRequest { txn: Some(name(1)), writes: Vec::new() };
+    let theirs = running.call_as::<_, api::CommitResponse>(OTHER, COMMIT, theirs).await;
+    assert_eq!(theirs.unwrap_err().code(), Code::NotFound, "somebody else decided it");
+    running.commit(1).await.unwrap();
+    assert_eq!(running.commit(1).await.unwrap_err().code(), Code::NotFound, "twice");
+    let decided = running.script.decided.lock().unwrap().len();
+    assert_eq!(decided, 1);
+}
+
+#[tokio::test]
+async fn a_lease_that_runs_out_aborts_and_one_that_is_extended_does_not() {
+    let limits =
+        Limits { lease: Duration::from_millis(100), txns_open_max: 2, ..Limits::default() };
+    let running = start(limits).await;
+    running.begin(1).await.unwrap();
+    running.begin(2).await.unwrap();
+    assert_eq!(running.begin(3).await.unwrap_err().code(), Code::ResourceExhausted);
+    let kept = TxnId::new(ClientId(7), 2);
+    let lost = TxnId::new(ClientId(7), 1);
+    // Extends the second until the first is aborted.
+    while running.script.decided.lock().unwrap().is_empty() {
+        let keep = api::KeepAliveRequest { txns: vec![name(2)] };
+        let path = "/orthodrome.v1.Orthodrome/KeepAlive";
+        let answer: api::KeepAliveResponse = running.call_as(TOKEN, path, keep).await.unwrap();
+        assert_eq!(answer.not_open, []);
+    }
+    assert_eq!(*running.script.decided.lock().unwrap(), [(lost, Decision::Abort)]);
+    running.commit(2).await.unwrap();
+    let decided = running.script.decided.lock().unwrap().last().cloned();
+    assert!(matches!(decided, Some((id, Decision::Commit(_))) if id == kept));
+    let status: api::StatusResponse =
+        running.call_as(TOKEN, STATUS, api::StatusRequest {}).await.unwrap();
+    assert_eq!((status.leases_expired, status.txns_open), (1, 0));
+}
+
+#[tokio::test]
+async fn requests_over_the_bound_are_refused_and_their_room_is_given_back() {
+    let running = start(Limits { requests_max: 1, ..Limits::default() }).await;
+    let gate = Arc::new(Notify::new());
+    *running.script.gate.lock().unwrap() = Some(Arc::clone(&gate));
+    let first = running.begin(1);
+    let second = async {
+        running.script.arrived.notified().await;
+        let status = running.begin(2).await.unwrap_err();
+        gate.notify_one();
+        status
+    };
+    let (first, second) = tokio::join!(first, second);
+    first.unwrap();
+    assert_eq!(second.code(), Code::ResourceExhausted);
+    assert!(refused(&second), "{second}");
+    *running.script.gate.lock().unwrap() = None;
+    running.begin(3).await.unwrap();
+}
+
+#[tokio::test]
+async fn bytes_over_the_bound_are_refused_while_an_open_transaction_holds_them() {
+    let small = Limits {
+        value_bytes_max: 1_000,
+        key_bytes_max: 1_000,
+        request_bytes_max: 4_000,
+        request_bytes_in_flight_max: 4_000,
+        ..Limits::default()
+    };
+    let running = start(small).await;
+    let large = |counter| {
+        let key = |at: u8| [vec![at; 800], vec![0]].concat();
+        api::BeginRequest { write_keys: (1..4).map(key).collect(), ..begin(counter) }
+    };
+    let first: api::BeginResponse = running.call_as(TOKEN, BEGIN, large(1)).await.unwrap();
+    assert!(first.result.is_some());
+    let second = running.call_as::<_, api::BeginResponse>(TOKEN, BEGIN, large(2)).await;
+    let second = second.unwrap_err();
+    assert_eq!(second.code(), Code::ResourceExhausted, "{second}");
+    assert!(refused(&second), "{second}");
+    let abort = api::AbortRequest { txn: Some(name(1)) };
+    let path = "/orthodrome.v1.Orthodrome/Abort";
+    let _: api::AbortResponse = running.call_as(TOKEN, path, abort).await.unwrap();
+    let _: api::BeginResponse = running.call_as(TOKEN, BEGIN, large(2)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_over_the_bound_and_a_token_of_a_mebibyte_cost_nothing() {
+    let running = start(Limits::default()).await;
+    let value = Some(vec![0; 5 << 20]);
+    let writes = vec![api::KeyWrite { key: b"k".to_vec(), value }];
+    let commit = api::CommitRequest { txn: Some(name(1)), writes };
+    let status = running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit).await;
+    assert_eq!(status.unwrap_err().code(), Code::OutOfRange);
+    let token = "x".repeat(1 << 20);
+    assert!(running.call_as::<_, api::BeginResponse>(&token, BEGIN, begin(1)).await.is_err());
+    for wrong in ["", "wrong", "a-token-of-the-writes"] {
+        let status = running.call_as::<_, api::BeginResponse>(wrong, BEGIN, begin(1)).await;
+        assert_eq!(status.unwrap_err().code(), Code::Unauthenticated);
+    }
+    running.begin(1).await.unwrap();
+}
+
+#[tokio::test]
+async fn reads_too_large_for_an_answer_abort_the_transaction() {
+    let limits = Limits { value_bytes_max: 1_000, response_bytes_max: 8_000, ..Limits::default() };
+    let running = start(limits).await;
+    *running.script.value.lock().unwrap() = vec![0; 9_000];
+    let status = running.begin(1).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().starts_with("read_keys"), "{status}");
+    let decided = running.script.decided.lock().unwrap().clone();
+    assert_eq!(decided, [(TxnId::new(ClientId(7), 1), Decision::Abort)]);
+    let executed: api::ExecuteResponse = running.call_as(TOKEN, EXECUTE, add()).await.unwrap();
+    assert!(executed.reads_omitted && executed.reads.is_empty());
+    assert!(executed.outcome.is_some(), "the outcome is told all the same");
+}
+
+#[tokio::test]
+async fn an_administrators_order_needs_the_role() {
+    let running = start(Limits::default()).await;
+    let order = api::TransferLeaderRequest { partition: 0, to: 2 };
+    let path = "/orthodrome.v1.Admin/TransferLeader";
+    let denied = running.call_as::<_, api::TransferLeaderResponse>(TOKEN, path, order).await;
+    assert_eq!(denied.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(*running.script.orders.lock().unwrap(), []);
+}
+
+#[tokio::test]
+async fn health_needs_no_credential() {
+    let running = start(Limits::default()).await;
+    let mut client = tonic_health::pb::health_client::HealthClient::new(running.channel.clone());
+    let service = "orthodrome.v1.Orthodrome".into();
+    let request = tonic_health::pb::HealthCheckRequest { service };
+    let mut watch = client.watch(request).await.unwrap().into_inner();
+    let serving = tonic_health::pb::health_check_response::ServingStatus::Serving;
+    while watch.message().await.unwrap().unwrap().status() != serving {}
+}
+
+#[tokio::test]
+async fn garbage_on_the_socket_harms_nobody() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let running = start(Limits::default()).await;
+    // TLS where plain is expected, HTTP/1, a preface with a frame of 2^24 - 1 bytes, nothing at all.
+    let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
+    for bytes in [&[0x16, 3, 1, 2, 0, 1, 0][..], b"GET / HTTP/1.1\r\n\r\n", &preface, &[]] {
+        let mut socket = tokio::net::TcpStream::connect(running.address).await.unwrap();
+        socket.write_all(bytes).await.unwrap();
+        socket.shutdown().await.unwrap();
+        // The server hangs up by itself; a reset is as good as an end.
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    }
+    running.begin(1).await.unwrap();
+}
+
+#[tokio::test]
+async fn open_access_and_plain_text_stay_on_loopback() {
+    let access = |open: bool| {
+        if open {
+            return Access::open();
+        }
+        let principal = Principal::new("writer", Role::Write);
+        Access::only([(Credential::Token(TOKEN.into()), principal)]).unwrap()
+    };
+    for (open, expected) in [(true, "access is open"), (false, "no TLS")] {
+        let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let config = ServiceConfig { access: access(open), tls: None, limits: Limits::default() };
+        let script = Script::new(Outcome::Unknown);
+        let served = serve(script, Arc::new(map()), listener, config, std::future::ready(()));
+        let message = served.await.unwrap_err().to_string();
+        assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
+    }
+}
