@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use orthodrome_core::NodeId;
 
+use crate::Error;
 use crate::client::Client;
 use crate::gateway::Stubs;
 use crate::pace::Pace;
 use crate::wire::api;
-use crate::Error;
 
 /// How a gateway does right now, and what it did since its process started.
 #[derive(Clone, PartialEq, Eq, Debug)]
