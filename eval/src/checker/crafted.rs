@@ -173,7 +173,7 @@ fn lists_that_cannot_be() {
     // One transaction's appends in an order that is not its own, and the second without the first.
     always_caught(
         "c1.1 ok 0 9 | a x 1 | a x 2 \n c2.1 ok 0 9 | !r x 2 1",
-        &["incompatible-order", "G1b"],
+        &["G1b", "incompatible-order"],
     );
     always_caught("c1.1 ok 0 9 | a x 1 | a x 2 \n c2.1 ok 0 9 | !r x 2", &["incompatible-order"]);
     let text = "c1.1 ok 0 9 | a x 1
