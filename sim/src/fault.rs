@@ -18,6 +18,7 @@ use std::collections::BTreeSet;
 use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Admin, Input, Protocol};
+use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::trace::Event as TraceEvent;
 use serde::{Deserialize, Serialize};
@@ -288,6 +289,155 @@ impl Schedule {
         }
         Ok(Plan { entries })
     }
+}
+
+/// A kind of fault that a swarm may draw.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drawn {
+    /// Power cuts, torn writes, crashes at a flush.
+    Crash,
+    /// Pauses.
+    Pause,
+    /// Partitions of every shape.
+    Partition,
+    /// Packet loss.
+    Loss,
+    /// Duplicated messages.
+    Duplicate,
+    /// Delay spikes.
+    Delay,
+    /// Slow nodes.
+    SlowCpu,
+    /// Clocks beyond their bound.
+    Clock,
+    /// Failing and slow disks.
+    Disk,
+    /// Leader transfers and membership changes.
+    Admin,
+}
+
+impl Drawn {
+    /// The kinds that may be drawn, each as often as its weight.
+    #[must_use]
+    pub fn all(network: &NetworkModel, admin: bool, clocks: bool) -> Vec<Self> {
+        let weights = [
+            (Self::Crash, 3, true),
+            (Self::Pause, 2, true),
+            (Self::Partition, 3, true),
+            (Self::Loss, 1, true),
+            (Self::Duplicate, 1, network.links != Links::Ordered),
+            (Self::Delay, 2, true),
+            (Self::SlowCpu, 1, true),
+            (Self::Clock, 1, clocks),
+            (Self::Disk, 2, true),
+            (Self::Admin, 1, admin),
+        ];
+        let possible = weights.into_iter().filter(|&(_, _, is_possible)| is_possible);
+        possible.flat_map(|(kind, weight, _)| std::iter::repeat_n(kind, weight)).collect()
+    }
+}
+
+/// Which nodes a drawn fault hits: mostly one, sometimes a region, several, or all.
+fn draw_nodes(cluster: &Cluster, rng: &mut Rng) -> Vec<String> {
+    let nodes: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
+    let one = |rng: &mut Rng| rng.pick(&nodes).copied().unwrap_or_default().to_string();
+    match rng.below(20) {
+        0 => vec!["*".into()],
+        1..=3 => {
+            let regions: Vec<_> = cluster.topology.regions().collect();
+            let region = rng.pick(&regions).copied().unwrap_or_default();
+            vec![cluster.topology.name_of(region).into()]
+        }
+        4..=6 => (0..rng.range(2, 4)).map(|_| one(rng)).collect(),
+        _ => vec![one(rng)],
+    }
+}
+
+impl Fault {
+    /// Draws a fault of that kind; a partition of an odd shape is several at once.
+    #[must_use]
+    pub fn draw(kind: Drawn, cluster: &Cluster, rng: &mut Rng) -> Vec<Self> {
+        let nodes = draw_nodes(cluster, rng);
+        let (from, to) = (nodes.clone(), Vec::new());
+        let small = |rng: &mut Rng, most: u64| u32::try_from(rng.range(1, most)).unwrap_or(1);
+        let percent = u8::try_from(rng.range(1, 40)).unwrap_or(1);
+        let fault = match kind {
+            Drawn::Crash => match rng.below(4) {
+                0 => Self::TornWrite { nodes },
+                1 => Self::CrashAtFlush { nodes, after_report: rng.chance(1, 2) },
+                _ => Self::Crash { nodes },
+            },
+            Drawn::Pause => Self::Pause { nodes },
+            Drawn::Partition => return draw_partition(cluster, nodes, rng),
+            Drawn::Loss => Self::Loss { from, to, percent },
+            Drawn::Duplicate => Self::Duplicate { from, to, percent },
+            Drawn::Delay => {
+                Self::Delay { from, to, extra_ms: small(rng, 400), both_ways: rng.chance(1, 2) }
+            }
+            Drawn::SlowCpu => Self::SlowCpu { nodes, factor: small(rng, 500) },
+            Drawn::Clock => match rng.below(2) {
+                0 => {
+                    let by_ms = i64::try_from(rng.range(1, 2_000)).unwrap_or(1);
+                    Self::ClockStep { nodes, by_ms: if rng.chance(1, 2) { by_ms } else { -by_ms } }
+                }
+                _ => {
+                    let ppm = i64::try_from(rng.range(100, 100_000)).unwrap_or(100);
+                    Self::ClockDrift { nodes, ppm: if rng.chance(1, 2) { ppm } else { -ppm } }
+                }
+            },
+            Drawn::Disk => match rng.below(4) {
+                0 => Self::DiskFull { nodes },
+                1 => Self::FsyncError { nodes },
+                _ => Self::SlowDisk { nodes, extra_ms: small(rng, 500) },
+            },
+            Drawn::Admin => return draw_admin(cluster, rng),
+        };
+        vec![fault]
+    }
+}
+
+/// A node or region cut off, one way or both; or a random set of links between regions, which
+/// makes rings, bridges and majorities that do not agree on who is in them.
+fn draw_partition(cluster: &Cluster, nodes: Vec<String>, rng: &mut Rng) -> Vec<Fault> {
+    if rng.chance(2, 3) {
+        return vec![Fault::Partition { from: nodes, to: Vec::new(), both_ways: rng.chance(2, 3) }];
+    }
+    let names: Vec<&str> =
+        cluster.topology.regions().map(|region| cluster.topology.name_of(region)).collect();
+    let both_ways = rng.chance(1, 2);
+    let mut faults = Vec::new();
+    for from in &names {
+        let others = names.iter().filter(|name| *name != from && rng.chance(1, 3));
+        let to: Vec<String> = others.map(|name| (*name).to_owned()).collect();
+        if !to.is_empty() {
+            faults.push(Fault::Partition { from: vec![(*from).to_owned()], to, both_ways });
+        }
+    }
+    faults
+}
+
+/// Another leader for a partition, or one of its replicas replaced by a server that has none.
+fn draw_admin(cluster: &Cluster, rng: &mut Rng) -> Vec<Fault> {
+    let partitions: Vec<_> = cluster.partitions().collect();
+    let Some(partition) = rng.pick(&partitions) else { return Vec::new() };
+    let name = |id: &NodeId| id.to_string();
+    let spare: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
+    let spare: Vec<NodeId> =
+        spare.into_iter().filter(|id| !partition.replicas.contains(id)).collect();
+    if let (true, Some(new)) = (rng.chance(1, 3), rng.pick(&spare)) {
+        let mut voters: Vec<String> = partition.replicas.iter().map(name).collect();
+        let out = usize::try_from(rng.below(voters.len() as u64)).unwrap_or(0);
+        if let Some(place) = voters.get_mut(out) {
+            *place = name(new);
+        }
+        return vec![Fault::ChangeMembers {
+            partition: partition.id.0,
+            voters,
+            learners: Vec::new(),
+        }];
+    }
+    let to = rng.pick(&partition.replicas).map(name).unwrap_or_default();
+    vec![Fault::TransferLeader { partition: partition.id.0, to }]
 }
 
 /// Looks names up on behalf of one entry.

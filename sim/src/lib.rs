@@ -15,7 +15,9 @@ pub mod load;
 pub mod network;
 pub mod oracle;
 pub mod queue;
+pub mod shrink;
 pub mod simulation;
+pub mod swarm;
 pub mod traffic;
 
 pub use fault::{Fault, Schedule, ScheduleError};

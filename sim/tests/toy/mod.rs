@@ -297,8 +297,11 @@ impl Server {
             cx.note(Note::DuplicateCommit);
             return;
         }
-        let client = txn.client;
-        self.outcomes.retain(|known, _| known.client != client || known.counter >= below);
+        let acknowledged = TxnId::new(txn.client, 0)..TxnId::new(txn.client, below);
+        let known: Vec<TxnId> = self.outcomes.range(acknowledged).map(|(&id, _)| id).collect();
+        for id in known {
+            self.outcomes.remove(&id);
+        }
         let is_stale =
             seen.iter().any(|(key, version)| self.store.read(P, key).version != *version);
         let is_locked = writes.keys().chain(seen.keys()).any(|key| self.locked.contains(key));

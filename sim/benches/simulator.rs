@@ -1,0 +1,73 @@
+//! How many events a second the queue and whole runs handle on one core.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "a benchmark may panic, and is its own documentation"
+)]
+
+#[path = "../tests/toy/mod.rs"]
+mod toy;
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::topology::Topology;
+use orthodrome_eval::workload;
+use orthodrome_sim::load::{Arrival, LoadModel};
+use orthodrome_sim::queue::Queue;
+use orthodrome_sim::{Options, Schedule, Simulation};
+use toy::Toy;
+
+fn main() {
+    divan::main();
+}
+
+/// The classical hold model: take one event, schedule another a random while later.
+#[divan::bench(args = [100, 10_000, 1_000_000], sample_count = 20)]
+fn queue_hold(bencher: Bencher<'_, '_>, size: u64) {
+    let mut rng = Rng::stream(1, "bench", 0);
+    let delays: Vec<u64> = (0..65_536).map(|_| rng.below(100_000_000)).collect();
+    let mut queue = Queue::default();
+    for number in 0..size {
+        queue.push(Time(delays[number as usize % delays.len()]), [number; 16]);
+    }
+    const STEPS: usize = 10_000;
+    bencher.counter(ItemsCount::new(STEPS)).bench_local(move || {
+        for delay in &delays[..STEPS] {
+            let (at, event) = queue.pop(Time::MAX).unwrap();
+            queue.push(at + Duration::from_nanos(*delay), event);
+        }
+    });
+}
+
+/// Simulated seconds of the toy protocol; the items are events.
+#[divan::bench(args = [false, true], sample_count = 3)]
+fn whole_run(bencher: Bencher<'_, '_>, cpu: bool) {
+    let run = move || {
+        let text = include_str!("../../topologies/azure5.toml");
+        let cluster = Cluster::spread(Topology::parse(text).unwrap(), 1, 1, 5, 3).unwrap();
+        let options = Options {
+            load: LoadModel {
+                arrival: Arrival::Open { per_second: 2_000.0, poisson: true },
+                ..LoadModel::default()
+            },
+            warmup: Duration::ZERO,
+            duration: Duration::from_secs(10),
+            cpu: cpu.then(Default::default),
+            ..Options::default()
+        };
+        // The toy's checkpoints copy everything; they would be all that is measured.
+        let config = toy::Config { checkpoint_every: 1_000_000, ..Toy::configure(&cluster) };
+        let workload = workload::parse("ycsbt", &workload::Options::default()).unwrap();
+        let mut simulation =
+            Simulation::<Toy>::new(cluster, config, workload, &Schedule::default(), options)
+                .unwrap();
+        simulation.run().unwrap().result.events
+    };
+    bencher.counter(ItemsCount::new(run())).bench_local(run);
+}

@@ -1,0 +1,84 @@
+//! Shrinking: from a list that makes something fail to a smaller one that still does.
+
+/// Makes `items` smaller for as long as `fails` says yes to what remains, in at most `budget`
+/// trials: delta debugging (Zeller, Hildebrandt: "Simplifying and Isolating Failure-Inducing
+/// Input", 2002, fig. 7). If the budget suffices, no single item of the result can be left out.
+pub fn minimize<T: Clone>(
+    items: &[T],
+    budget: &mut u32,
+    mut fails: impl FnMut(&[T]) -> bool,
+) -> Vec<T> {
+    let mut kept = items.to_vec();
+    let mut parts = 2;
+    let mut test = |candidate: &[T], budget: &mut u32| {
+        *budget = budget.saturating_sub(1);
+        fails(candidate)
+    };
+    // Most failures need no item at all, or none but one: ask that first.
+    if !kept.is_empty() && *budget > 0 && test(&[], budget) {
+        return Vec::new();
+    }
+    while kept.len() >= 2 && *budget > 0 {
+        let size = kept.len().div_ceil(parts);
+        let starts = (0..kept.len()).step_by(size);
+        let mut smaller = None;
+        for start in starts {
+            if *budget == 0 {
+                break;
+            }
+            let part: Vec<T> = kept.iter().skip(start).take(size).cloned().collect();
+            let rest: Vec<T> =
+                kept.iter().take(start).chain(kept.iter().skip(start + size)).cloned().collect();
+            // With two parts, each is the other's complement.
+            if parts > 2 && test(&part, budget) {
+                smaller = Some((part, 2));
+                break;
+            }
+            if *budget > 0 && test(&rest, budget) {
+                smaller = Some((rest, (parts - 1).max(2)));
+                break;
+            }
+        }
+        match smaller {
+            Some((list, next)) => {
+                kept = list;
+                parts = next;
+            }
+            None if parts >= kept.len() => break,
+            None => parts = (parts * 2).min(kept.len()),
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_needed_is_found_and_nothing_else(
+            needed in proptest::collection::btree_set(0_u32..40, 0..4),
+            count in 40_u32..60,
+        ) {
+            let items: Vec<u32> = (0..count).collect();
+            let mut budget = 2_000;
+            let fails = |list: &[u32]| needed.iter().all(|item| list.contains(item));
+            let found = minimize(&items, &mut budget, fails);
+            prop_assert_eq!(found, needed.into_iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_budget_holds_and_the_result_still_fails() {
+        let items: Vec<u32> = (0..1_000).collect();
+        let (mut budget, mut trials) = (15, 0);
+        let found = minimize(&items, &mut budget, |list| {
+            trials += 1;
+            list.contains(&3) && list.contains(&997)
+        });
+        assert!(trials <= 15 && found.contains(&3) && found.contains(&997));
+        assert!(found.len() < 1_000);
+    }
+}

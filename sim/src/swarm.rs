@@ -1,0 +1,507 @@
+//! Swarm runs: a seed draws a cluster, a load and a fault schedule; the run must stay safe while
+//! faults go on, and come to an end after they have healed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Once;
+
+use orthodrome_core::cluster::{Cluster, ClusterError};
+use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::topology::Topology;
+use orthodrome_eval::checker::{self, Model};
+use orthodrome_eval::history::History;
+use orthodrome_eval::workload::{self, Workload};
+
+use crate::clock::ClockModel;
+use crate::cpu::CpuModel;
+use crate::disk::DiskModel;
+use crate::fault::{self, Fault, Schedule};
+use crate::load::{Arrival, LoadModel};
+use crate::network::{Delay, Links, NetworkModel};
+use crate::shrink::minimize;
+use crate::simulation::{Failure, FailureKind, Observer, Options, Report, Simulation, TraceSink};
+
+/// What a swarm may draw, and what it holds protocols to.
+#[derive(Clone)]
+pub struct SwarmOptions<P: Protocol> {
+    /// What the protocol guarantees while clocks keep their bound; serializability remains when
+    /// they do not.
+    pub model: Model,
+    /// One unsafe variant of the protocol, which the swarm should catch.
+    pub tooth: Option<String>,
+    /// Run every seed twice and compare.
+    pub twins: bool,
+    /// Runs that may be spent on shrinking a failure.
+    pub shrink_budget: u32,
+    /// Draw unordered, lossy, duplicating links for some seeds.
+    pub unordered: bool,
+    /// Draw membership changes and leader transfers.
+    pub admin: bool,
+    /// Let clocks break their bound in some seeds.
+    pub clock_faults: bool,
+    /// Leave a minority of the servers down for ever in some seeds.
+    pub losses: bool,
+    /// Transactions of one seed, at most.
+    pub transactions: u64,
+    /// How long faults go on, in simulated time.
+    pub safety: Duration,
+    /// How long everything may take to end after they have healed, in simulated time.
+    pub liveness: Duration,
+    /// The protocol's own checks over all servers.
+    pub observer: Option<fn() -> Box<dyn Observer<P>>>,
+}
+
+impl<P: Protocol> Default for SwarmOptions<P> {
+    fn default() -> Self {
+        Self {
+            model: Model::StrictSerializable,
+            tooth: None,
+            twins: false,
+            shrink_budget: 200,
+            unordered: false,
+            admin: true,
+            clock_faults: true,
+            losses: true,
+            transactions: 300,
+            safety: Duration::from_secs(8),
+            liveness: Duration::from_secs(60),
+            observer: None,
+        }
+    }
+}
+
+/// Everything that a seed drew.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The seed.
+    pub seed: u64,
+    /// The map of the cluster.
+    pub cluster: Cluster,
+    /// The workload, as `eval` names it.
+    pub workload: &'static str,
+    /// Its options.
+    pub workload_options: workload::Options,
+    /// Models and load.
+    pub options: Options,
+    /// What goes wrong.
+    pub schedule: Schedule,
+    /// Servers that stay down when everything else heals.
+    pub down: Vec<NodeId>,
+}
+
+/// A failing seed, shrunk.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What went wrong, in the smallest run found.
+    pub failure: Failure,
+    /// What went wrong in the run as it was drawn.
+    pub original: Failure,
+    /// The smallest run found: same seed, fewer faults, fewer transactions.
+    pub scenario: Scenario,
+    /// Runs spent on shrinking.
+    pub trials: u32,
+}
+
+/// What one seed showed.
+#[derive(Clone, Debug)]
+pub struct SeedResult {
+    /// The seed.
+    pub seed: u64,
+    /// What went wrong, if anything did.
+    pub found: Option<Found>,
+    /// Faults injected, by kind.
+    pub injected: BTreeMap<&'static str, u64>,
+    /// The protocol's rare events, by name.
+    pub notes: BTreeMap<String, u64>,
+    /// Simulated time.
+    pub simulated: Duration,
+    /// Events handled.
+    pub events: u64,
+    /// Attempts in the history, and those of unknown outcome among them.
+    pub attempts: (u64, u64),
+    /// Hash of the trace.
+    pub trace_hash: u64,
+}
+
+/// Runs what `seed` draws for protocol `P`, and shrinks it if it fails.
+///
+/// # Errors
+/// A tooth that the protocol does not have, or a cluster that cannot be drawn.
+pub fn run_seed<P: Protocol>(
+    seed: u64,
+    options: &SwarmOptions<P>,
+) -> Result<SeedResult, SwarmError> {
+    if let Some(tooth) = &options.tooth
+        && !P::TEETH.contains(&tooth.as_str())
+    {
+        return Err(SwarmError::Tooth { tooth: tooth.clone(), known: P::TEETH.join(", ") });
+    }
+    let scenario = Scenario::draw(seed, options)?;
+    let first = run_scenario(&scenario, options, None)?;
+    let mut failure = first.failure.clone();
+    if options.twins && failure.is_none() {
+        let second = run_scenario(&scenario, options, None)?;
+        if second.trace_hash != first.trace_hash || second.failure.is_some() {
+            let detail = format!(
+                "the same seed gave trace hash {:016x} first and {:016x} then",
+                first.trace_hash, second.trace_hash
+            );
+            failure = Some(Failure { at: Time::ZERO, kind: FailureKind::Twins, detail });
+        }
+    }
+    let found = match failure {
+        Some(original) => Some(shrink(&scenario, original, options)?),
+        None => None,
+    };
+    Ok(SeedResult {
+        seed,
+        found,
+        injected: first.injected,
+        notes: first.notes,
+        simulated: first.simulated,
+        events: first.events,
+        attempts: first.attempts,
+        trace_hash: first.trace_hash,
+    })
+}
+
+/// A swarm that cannot start.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SwarmError {
+    /// No unsafe variant has that name.
+    #[error("{tooth:?} is no unsafe variant of this protocol; use one of {known}")]
+    Tooth {
+        /// The name.
+        tooth: String,
+        /// Those there are.
+        known: String,
+    },
+    /// A drawn cluster contradicts itself.
+    #[error("a drawn cluster cannot be: {0}")]
+    Cluster(#[from] ClusterError),
+    /// A drawn workload cannot be had.
+    #[error("a drawn workload cannot be had: {0}")]
+    Workload(#[from] workload::WorkloadError),
+    /// A schedule that does not fit the cluster.
+    #[error(transparent)]
+    Schedule(#[from] fault::ScheduleError),
+}
+
+/// What one run of a scenario showed.
+#[derive(Clone, Debug)]
+pub struct ScenarioResult {
+    /// What went wrong, if anything did.
+    pub failure: Option<Failure>,
+    /// Faults injected, by kind.
+    pub injected: BTreeMap<&'static str, u64>,
+    /// The protocol's rare events, by name.
+    pub notes: BTreeMap<String, u64>,
+    /// Simulated time.
+    pub simulated: Duration,
+    /// Events handled.
+    pub events: u64,
+    /// Attempts in the history, and those of unknown outcome among them.
+    pub attempts: (u64, u64),
+    /// Hash of the trace.
+    pub trace_hash: u64,
+}
+
+/// Runs one scenario: safety phase, liveness phase, final audit, history check.
+///
+/// # Errors
+/// A scenario that does not fit together.
+pub fn run_scenario<P: Protocol>(
+    scenario: &Scenario,
+    options: &SwarmOptions<P>,
+    trace: Option<TraceSink>,
+) -> Result<ScenarioResult, SwarmError> {
+    let mut config = P::configure(&scenario.cluster);
+    if let Some(tooth) = &options.tooth {
+        P::bare(&mut config, tooth);
+    }
+    let workload = scenario.workload()?;
+    let mut run = Simulation::<P>::new(
+        scenario.cluster.clone(),
+        config,
+        workload,
+        &scenario.schedule,
+        scenario.options.clone(),
+    )?;
+    if let Some(observer) = options.observer {
+        run.observe(observer());
+    }
+    if let Some(sink) = trace {
+        run.keep_trace(sink);
+    }
+    let history = Rc::new(RefCell::new((History::new(), None, (0_u64, 0_u64))));
+    let sink = Rc::clone(&history);
+    run.keep_history(Box::new(move |entry| {
+        let (history, problem, (attempts, unknown)) = &mut *sink.borrow_mut();
+        *attempts += 1;
+        *unknown += u64::from(entry.complete_us.is_none());
+        if let Err(error) = history.push(&entry) {
+            problem.get_or_insert(format!("{}: {error}", entry.txn));
+        }
+    }));
+    let verdict = catch(AssertUnwindSafe(|| phases(&mut run, scenario, options)));
+    let mut failure = match verdict {
+        Ok(result) => result.err(),
+        Err(detail) => Some(Failure { at: run.now(), kind: FailureKind::Panic, detail }),
+    };
+    let report: Report = run.report();
+    let (history, problem, attempts) = history.take();
+    if failure.is_none() {
+        let model =
+            if scenario.schedule.breaks_clocks() { Model::Serializable } else { options.model };
+        let verdict = checker::check(&history, model);
+        let detail = problem.or_else(|| (!verdict.ok).then(|| verdict.to_string()));
+        let kind = FailureKind::History;
+        failure = detail.map(|detail| Failure { at: run.now(), kind, detail });
+    }
+    Ok(ScenarioResult {
+        failure,
+        injected: report.injected,
+        notes: report.notes,
+        simulated: run.now().since(Time::ZERO),
+        events: run.events(),
+        attempts,
+        trace_hash: report.trace_hash,
+    })
+}
+
+fn phases<P: Protocol>(
+    run: &mut Simulation<P>,
+    scenario: &Scenario,
+    options: &SwarmOptions<P>,
+) -> Result<(), Failure> {
+    run.start_nodes();
+    run.start_load();
+    run.run_until(Time::ZERO + options.safety)?;
+    run.heal_all(&scenario.down);
+    // New transactions keep coming for a while: a system that only finishes old ones is not alive.
+    run.run_until(Time::ZERO + scenario.options.duration)?;
+    run.drain(options.liveness)?;
+    run.settle(options.liveness)?;
+    run.audit()
+}
+
+/// Takes faults away from a failing scenario, then transactions, as long as it fails in the same
+/// way.
+fn shrink<P: Protocol>(
+    scenario: &Scenario,
+    original: Failure,
+    options: &SwarmOptions<P>,
+) -> Result<Found, SwarmError> {
+    let mut budget = options.shrink_budget;
+    let mut smallest = scenario.clone();
+    let mut failure = original.clone();
+    let kind = original.kind;
+    // Two runs that differ cannot be compared with a third.
+    if kind == FailureKind::Twins {
+        return Ok(Found { failure, original, scenario: smallest, trials: 0 });
+    }
+    let mut problem = None;
+    let mut fails = |candidate: &Scenario| match run_scenario(candidate, options, None) {
+        Ok(result) => result.failure.filter(|failure| failure.kind == kind),
+        Err(error) => {
+            problem.get_or_insert(error);
+            None
+        }
+    };
+    let faults = minimize(&scenario.schedule.faults, &mut budget, |faults| {
+        let mut candidate = smallest.clone();
+        candidate.schedule.faults = faults.to_vec();
+        let found = fails(&candidate);
+        failure = found.clone().unwrap_or_else(|| failure.clone());
+        found.is_some()
+    });
+    smallest.schedule.faults = faults;
+    let mut transactions = smallest.options.load.transactions_max;
+    while transactions > 1 && budget > 0 {
+        budget -= 1;
+        let mut candidate = smallest.clone();
+        candidate.options.load.transactions_max = transactions / 2;
+        let Some(found) = fails(&candidate) else { break };
+        (smallest, failure) = (candidate, found);
+        transactions /= 2;
+    }
+    smallest.schedule.about = format!("seed {}: {}", scenario.seed, failure);
+    let trials = options.shrink_budget - budget;
+    problem.map_or(Ok(Found { failure, original, scenario: smallest, trials }), Err)
+}
+
+impl Scenario {
+    /// Draws everything from `seed`.
+    ///
+    /// # Errors
+    /// A cluster that contradicts itself.
+    pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Self, SwarmError> {
+        let mut rng = Rng::stream(seed, "swarm", 0);
+        let rng = &mut rng;
+        let regions = 3 + rng.below(3);
+        let furthest = rng.range(10, 150);
+        let local = Duration::from_micros(rng.range(100, 1_000));
+        #[expect(clippy::cast_possible_truncation, reason = "at most five regions")]
+        let topology = Topology::from_fn(regions as u16, local, |_, _| {
+            Duration::from_micros(rng.range(2_000, 2_000 * furthest))
+        });
+        let replicas = if regions == 5 && rng.chance(1, 3) { 5 } else { 3 };
+        let (servers, partitions) = (1 + u32::from(rng.chance(1, 4)), rng.range(1, 5));
+        let partitions = u32::try_from(partitions).unwrap_or(1);
+        let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
+        let (workload, workload_options) = draw_workload(rng);
+        let run = draw_options(seed, options, rng);
+        let mut schedule = Schedule::default();
+        // Some seeds have no faults at all.
+        if rng.chance(9, 10) {
+            schedule.faults = draw_faults(&cluster, &run.network, options, rng);
+        }
+        let mut down = Vec::new();
+        let has_admin =
+            schedule.faults.iter().any(|e| matches!(e.fault, Fault::ChangeMembers { .. }));
+        if options.losses && !has_admin && rng.chance(1, 3) {
+            let mut servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
+            rng.shuffle(&mut servers);
+            for server in servers {
+                let lost = |p: &orthodrome_core::cluster::Partition| {
+                    p.replicas.iter().filter(|r| **r == server || down.contains(*r)).count() * 2
+                        > p.replicas.len()
+                };
+                if !cluster.partitions().any(lost) {
+                    down.push(server);
+                }
+            }
+        }
+        Ok(Self { seed, cluster, workload, workload_options, options: run, schedule, down })
+    }
+
+    fn workload(&self) -> Result<Box<dyn Workload>, SwarmError> {
+        Ok(workload::parse(self.workload, &self.workload_options)?)
+    }
+}
+
+fn draw_workload(rng: &mut Rng) -> (&'static str, workload::Options) {
+    use workload::Form;
+    let names = ["list-append", "list-append", "bank", "ycsbt:3", "smallbank"];
+    let name = rng.pick(&names).copied().unwrap_or("list-append");
+    let form = match rng.below(3) {
+        0 => Form::Interactive,
+        1 => Form::Procedure,
+        _ => Form::Mixed,
+    };
+    let contended = rng.chance(1, 2);
+    let mut options = workload::Options {
+        keys: Some(if contended { rng.range(8, 20) } else { rng.range(50, 500) }),
+        form: Some(form),
+        high_priority: Some(if rng.chance(1, 2) { 0.3 } else { 0.0 }),
+        ..workload::Options::default()
+    };
+    if name == "smallbank" {
+        (options.hot_users, options.form) = (Some(4), None);
+    }
+    (name, options)
+}
+
+fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) -> Options {
+    let delay = match rng.below(3) {
+        0 => Delay::Constant,
+        1 => Delay::Normal(rng.unit() / 5.0),
+        _ => Delay::Pareto(rng.unit() / 2.0),
+    };
+    let links = if swarm.unordered && rng.chance(1, 4) {
+        Links::Unordered { duplicate: rng.unit() / 10.0, reorder: rng.unit() / 5.0 }
+    } else {
+        Links::Ordered
+    };
+    let loss = if rng.chance(1, 4) { rng.unit() / 50.0 } else { 0.0 };
+    let timeout = Duration::from_millis(rng.range(300, 5_000));
+    let error = Duration::from_micros(rng.range(100, 30_000));
+    let arrival = if rng.chance(1, 2) {
+        Arrival::Open { per_second: 20.0 + rng.unit() * 180.0, poisson: true }
+    } else {
+        let clients = u32::try_from(rng.range(2, 20)).unwrap_or(2);
+        Arrival::Closed { clients, think: Duration::from_millis(rng.below(50)) }
+    };
+    let cores = u32::try_from(rng.range(1, 4)).unwrap_or(1);
+    let cpu = rng.chance(1, 2).then(|| CpuModel { cores, ..CpuModel::default() });
+    Options {
+        seed,
+        network: NetworkModel { delay, links, loss, bandwidth: None, timeout },
+        clock: ClockModel { error, skew: error, period: Duration::from_secs(rng.range(2, 30)) },
+        disk: DiskModel {
+            write: Duration::from_micros(2),
+            flush: Duration::from_micros(rng.range(20, 2_000)),
+            jitter: Duration::from_micros(if rng.chance(1, 3) { 20_000 } else { 0 }),
+        },
+        cpu,
+        load: LoadModel {
+            arrival,
+            decide: Duration::from_millis(if rng.chance(1, 3) { rng.below(40) } else { 0 }),
+            transactions_max: swarm.transactions,
+            die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
+            ..LoadModel::default()
+        },
+        warmup: Duration::ZERO,
+        duration: swarm.safety + swarm.safety / 4,
+        drain: swarm.liveness,
+        check_invariants: true,
+        check_outcomes: true,
+    }
+}
+
+fn draw_faults<P: Protocol>(
+    cluster: &Cluster,
+    network: &NetworkModel,
+    options: &SwarmOptions<P>,
+    rng: &mut Rng,
+) -> Vec<fault::Entry> {
+    let mut kinds = fault::Drawn::all(network, options.admin, options.clock_faults);
+    rng.shuffle(&mut kinds);
+    // A random subset of kinds, at a random rate: some faults off, others violent.
+    let keep = 1 + rng.below(kinds.len() as u64);
+    kinds.truncate(usize::try_from(keep).unwrap_or(1));
+    let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
+    let gap = rng.range(100, 1_500);
+    let mut faults = Vec::new();
+    let mut at_ms = 200 + rng.below(gap);
+    while at_ms < end && faults.len() < 60 {
+        let long = if rng.chance(1, 6) { 6_000 } else { 800 };
+        let until_ms = Some(at_ms + 1 + rng.below(long));
+        if let Some(kind) = rng.pick(&kinds).copied() {
+            let drawn = Fault::draw(kind, cluster, rng);
+            faults.extend(drawn.into_iter().map(|fault| fault::Entry { at_ms, until_ms, fault }));
+        }
+        at_ms += 1 + rng.below(2 * gap);
+    }
+    faults
+}
+
+thread_local! {
+    /// True while this thread expects panics and wants their text rather than their noise.
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+    static CAUGHT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs `act`; a panic in it becomes its text and place.
+fn catch<T>(act: impl FnOnce() -> T + std::panic::UnwindSafe) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if CATCHING.get() {
+                CAUGHT.set(info.to_string().replace('\n', " "));
+            } else {
+                before(info);
+            }
+        }));
+    });
+    CATCHING.set(true);
+    let result = catch_unwind(act);
+    CATCHING.set(false);
+    result.map_err(|_| CAUGHT.take())
+}

@@ -1,0 +1,93 @@
+//! Swarms of a small protocol: the right one survives, and each planted mistake is found.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests may panic, and are their own documentation"
+)]
+
+mod toy;
+
+use std::collections::BTreeMap;
+
+use orthodrome_sim::FailureKind;
+use orthodrome_sim::swarm::{SwarmOptions, run_scenario, run_seed};
+use toy::Toy;
+
+/// The toy has one leader, so no server may stay down, and knows nothing of operators.
+fn options(tooth: Option<&str>) -> SwarmOptions<Toy> {
+    SwarmOptions {
+        tooth: tooth.map(Into::into),
+        losses: false,
+        unordered: true,
+        transactions: 150,
+        ..SwarmOptions::default()
+    }
+}
+
+#[test]
+fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
+    let options = SwarmOptions { twins: true, ..options(None) };
+    let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut notes: BTreeMap<String, u64> = BTreeMap::new();
+    let mut attempts = 0;
+    for seed in 0..60 {
+        let result = run_seed(seed, &options).unwrap();
+        if let Some(found) = result.found {
+            panic!("seed {seed}: {}\n{}", found.failure, found.scenario.schedule.to_toml());
+        }
+        attempts += result.attempts.0;
+        result
+            .injected
+            .iter()
+            .for_each(|(&kind, count)| *injected.entry(kind).or_default() += count);
+        result.notes.into_iter().for_each(|(note, count)| *notes.entry(note).or_default() += count);
+    }
+    assert!(attempts > 3_000, "only {attempts} attempts were checked");
+    assert_eq!(injected.len(), 16, "some kinds of fault never happened: {injected:?}");
+    assert_eq!(notes.len(), 3, "some rare events never happened: {notes:?}");
+}
+
+/// The first seed that finds a mistake; none within `seeds`.
+fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, orthodrome_sim::swarm::Found)> {
+    let options = options(Some(tooth));
+    (0..seeds).find_map(|seed| Some((seed, run_seed(seed, &options).unwrap().found?)))
+}
+
+#[test]
+fn an_answer_before_it_is_durable_is_found_and_shrunk_to_one_crash() {
+    let (_, found) = seeds_to_find("told-before-durable", 100).unwrap();
+    assert!(found.scenario.schedule.faults.len() <= 2, "{}", found.scenario.schedule.to_toml());
+    assert!(found.scenario.options.load.transactions_max < 150);
+    // What was shrunk still fails, and its schedule survives the way through a file.
+    let mut again = found.scenario.clone();
+    let text = found.scenario.schedule.to_toml();
+    again.schedule = orthodrome_sim::Schedule::parse(&text).unwrap();
+    let result = run_scenario(&again, &options(Some("told-before-durable")), None).unwrap();
+    assert_eq!(result.failure, Some(found.failure));
+}
+
+#[test]
+fn missing_validation_is_found() {
+    let (_, found) = seeds_to_find("no-validation", 10).unwrap();
+    assert!(found.scenario.schedule.faults.is_empty(), "it needs no fault");
+}
+
+#[test]
+fn a_forgotten_outcome_is_found() {
+    seeds_to_find("forgets-outcomes", 60).unwrap();
+}
+
+#[test]
+fn a_transaction_that_never_ends_is_found_by_the_liveness_phase() {
+    let (_, found) = seeds_to_find("gives-up", 30).unwrap();
+    assert_eq!(found.failure.kind, FailureKind::Stuck, "{}", found.failure);
+    assert!(found.scenario.schedule.faults.len() <= 2, "{}", found.scenario.schedule.to_toml());
+}
+
+#[test]
+fn an_unknown_tooth_is_refused() {
+    let error = run_seed(1, &options(Some("incisor"))).unwrap_err().to_string();
+    assert!(error.contains("incisor") && error.contains("no-validation"), "{error}");
+}
