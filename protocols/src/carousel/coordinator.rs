@@ -435,9 +435,8 @@ impl Partition {
         for txn in txns {
             let is_open =
                 self.state.coordinated.contains_key(&txn) || leader.coordinating.contains_key(&txn);
-            if self.state.settled.contains_key(&txn) {
-                done.push(txn);
-            } else if !is_open && self.state.is_acknowledged(txn) {
+            let is_over = !is_open && self.state.is_acknowledged(txn);
+            if is_over || self.state.settled.contains_key(&txn) {
                 done.push(txn);
             } else if !is_open {
                 unknown.push(txn);

@@ -470,7 +470,23 @@ impl Message for Msg {
             }
             Self::Writeback { verdict: Verdict::Commit(_, writes), .. } => writes.len(),
             Self::ReadOnly { keys, .. } => keys.len(),
-            _ => 0,
+            Self::ReadResult { .. }
+            | Self::CoordinatorPrepare { .. }
+            | Self::Commit { .. }
+            | Self::Abort { .. }
+            | Self::Heartbeat { .. }
+            | Self::Resolve { .. }
+            | Self::Decided { .. }
+            | Self::PrepareResult { .. }
+            | Self::Writeback { .. }
+            | Self::WritebackAck { .. }
+            | Self::QueryPrepare { .. }
+            | Self::QueryDecision { .. }
+            | Self::MayForget { .. }
+            | Self::Forget { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. } => 0,
         }
     }
 }
@@ -556,4 +572,4 @@ impl Replicated for Log {
 }
 
 const _: () =
-    assert!(size_of::<Msg>() <= 160, "messages are moved through queues; keep them small");
+    assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

@@ -80,7 +80,7 @@ impl replication::Door<Log> for Door<'_, '_> {
     }
 
     fn persist(&mut self, record: replication::Record<Log>) -> Ticket {
-        self.ledger.bytes += record.wire_size();
+        self.ledger.bytes += record.disk_size();
         let ticket = self.cx.persist(Record::Replication(self.partition, record));
         self.ledger.tickets.push_back((ticket, self.partition));
         ticket
@@ -245,6 +245,15 @@ impl Server {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, CarouselBasic>) {
+        if let Some(id) = msg.partition() {
+            if self.partitions.contains_key(&id) {
+                self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
+            } else {
+                let txn = orthodrome_core::Message::txn(&msg);
+                cx.send(from, Msg::NotLeader { partition: id, leader: None, txn });
+            }
+            return;
+        }
         match msg {
             Msg::Replication { partition, message } => {
                 self.on_replication(from, partition, message, cx);
@@ -252,17 +261,24 @@ impl Server {
             Msg::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
-            Msg::ReadResult { .. } | Msg::Decided { .. } | Msg::ReadOnlyResult { .. } => {
+            Msg::ReadResult { .. }
+            | Msg::Decided { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::ReadAndPrepare { .. }
+            | Msg::CoordinatorPrepare { .. }
+            | Msg::Commit { .. }
+            | Msg::Abort { .. }
+            | Msg::Heartbeat { .. }
+            | Msg::Resolve { .. }
+            | Msg::PrepareResult { .. }
+            | Msg::Writeback { .. }
+            | Msg::WritebackAck { .. }
+            | Msg::QueryPrepare { .. }
+            | Msg::QueryDecision { .. }
+            | Msg::MayForget { .. }
+            | Msg::Forget { .. }
+            | Msg::ReadOnly { .. } => {
                 unreachable!("answers to clients do not come to server {}", self.node)
-            }
-            msg => {
-                let Some(id) = msg.partition() else { return };
-                if self.partitions.contains_key(&id) {
-                    self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
-                } else {
-                    let txn = orthodrome_core::Message::txn(&msg);
-                    cx.send(from, Msg::NotLeader { partition: id, leader: None, txn });
-                }
             }
         }
     }
