@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::graph::{Builder, Components, Edge, Graph, Label, Reason, Reasons};
 use super::verdict::{Findings, Kind, MAX_OF_A_KIND, Order, Phenomenon, Step};
 use super::words::Words;
+use crate::history::History;
 use crate::history::dense::Dense;
 
 const NONE: u32 = u32::MAX;
@@ -12,8 +13,8 @@ const NONE: u32 = u32::MAX;
 /// How many groups of entangled transactions are searched for cycles to show. The rest are counted.
 const MAX_GROUPS: usize = 8 * MAX_OF_A_KIND;
 
-/// How many edges the search for ever shorter cycles may follow in all. After that each search is
-/// content with the first cycle that it meets; it never misses that there is one.
+/// How many edges the searches for the shortest cycles may follow in all. When that is used up each
+/// search is content with the first cycle that it meets; it never misses that there is one.
 const BUDGET: u64 = 100_000_000;
 
 const WRITES: Reasons = Reasons::NONE.with(Reason::Ww);
@@ -78,7 +79,7 @@ impl<'g> Group<'g> {
     fn report(&self, words: &Words<'_>, budget: &mut u64, findings: &mut Findings) {
         let process = Reasons::NONE.with(Reason::Process);
         for order in [Reasons::NONE, process, process.with(Reason::RealTime)] {
-            let cycles = self.cycles(order, budget);
+            let cycles = self.cycles(order, words.history, budget);
             if cycles.is_empty() {
                 continue;
             }
@@ -95,64 +96,33 @@ impl<'g> Group<'g> {
 
     /// At most one cycle of each phenomenon, given an order, the strongest phenomenon first. If
     /// there is a cycle at all then there is one here.
-    fn cycles(&self, order: Reasons, budget: &mut u64) -> Vec<Vec<Hop>> {
-        let all = self.graph.components(DEPENDENCIES.and(order));
+    fn cycles(&self, order: Reasons, history: &History, budget: &mut u64) -> Vec<Vec<Hop>> {
         let mut cycles = Vec::new();
+        let all = self.graph.components(DEPENDENCIES.and(order));
+        if all.sizes.len() == self.graph.len() {
+            return cycles;
+        }
+        for (through, along) in [(Reason::Ww, WRITES), (Reason::Wr, INFORMATION)] {
+            let along = along.and(order);
+            let within = self.graph.components(along);
+            let search = Search { group: self, history, through, along, within: &within };
+            cycles.extend(search.shortest(budget));
+        }
+        // One read that missed a write, closed without another; and any number of them. The cycles
+        // leave the components of writes and reads of what was written, so seek them in all.
         let mut has_single = false;
-        for (through, along) in [
-            (Reason::Ww, WRITES),
-            (Reason::Wr, INFORMATION),
-            (Reason::Rw, INFORMATION),
-            (Reason::Rw, DEPENDENCIES),
-        ] {
-            let is_single = through == Reason::Rw && along == INFORMATION;
-            let within = self.graph.components(along.and(order));
-            // A cycle through an edge that `along` lacks leaves the components of `along`.
-            let within = if is_single { &all } else { &within };
-            let Some(cycle) = self.shortest(through, along.and(order), within, budget) else {
-                continue;
-            };
-            let misses = cycle.iter().filter(|hop| hop.label.reason() == Reason::Rw).count();
-            if misses != 1 || !has_single {
+        for along in [INFORMATION, DEPENDENCIES] {
+            let along = along.and(order);
+            let search = Search { group: self, history, through: Reason::Rw, along, within: &all };
+            let Some(cycle) = search.shortest(budget) else { continue };
+            let is_single =
+                cycle.iter().filter(|hop| hop.label.reason() == Reason::Rw).count() == 1;
+            if !is_single || !has_single {
                 cycles.push(cycle);
             }
-            has_single |= misses == 1;
+            has_single |= is_single;
         }
         cycles
-    }
-
-    /// The shortest cycle of one edge for the reason `through` and otherwise edges for the reasons
-    /// `along`; if the budget runs out, the shortest found so far. Only edges within one component
-    /// of `within` are tried.
-    fn shortest(
-        &self,
-        through: Reason,
-        along: Reasons,
-        within: &Components,
-        budget: &mut u64,
-    ) -> Option<Vec<Hop>> {
-        let mut best: Option<(u32, Vec<Hop>)> = None;
-        let mut paths = Paths::new(self.graph.len());
-        let mut tried = 0_u64;
-        for from in 0..self.graph.len() {
-            for edge in self.graph.edges(from) {
-                if edge.label.reason() != through || !within.are_together(from, edge.to) {
-                    continue;
-                }
-                if tried > 0 && *budget == 0 {
-                    return best.map(|(_, cycle)| cycle);
-                }
-                tried += 1;
-                let limit = best.as_ref().map_or(NONE, |(len, _)| len - 2);
-                if let Some(len) = paths.find(self, *edge, from, along, limit, budget) {
-                    best = Some((len + 1, self.hops(&paths, from, *edge)));
-                    if len == 1 {
-                        return best.map(|(_, cycle)| cycle);
-                    }
-                }
-            }
-        }
-        best.map(|(_, cycle)| cycle)
     }
 
     /// The cycle of `edge` and the path just found from its end back to its start, as hops between
@@ -186,6 +156,83 @@ impl<'g> Group<'g> {
     }
 }
 
+/// The search for a short cycle of one edge for the reason `through` and otherwise edges for the
+/// reasons `along`. Only edges within one component of `within` are tried.
+struct Search<'s> {
+    group: &'s Group<'s>,
+    history: &'s History,
+    through: Reason,
+    along: Reasons,
+    within: &'s Components,
+}
+
+impl Search<'_> {
+    /// The shortest such cycle, or if the budget runs out the shortest found so far; at least one
+    /// if `along` connects the ends of every edge tried.
+    fn shortest(&self, budget: &mut u64) -> Option<Vec<Hop>> {
+        if let Some(cycle) = self.two_by_time() {
+            return Some(cycle);
+        }
+        let mut paths = Paths::new(self.group.graph.len());
+        // Short cycles first: in a large group they are many, and one search for a long path may
+        // cost as much as a million searches for short ones.
+        for limit in [1, 2, 4, NONE] {
+            let reserve = if limit == NONE { 0 } else { *budget / 2 };
+            let mut best: Option<(u32, Vec<Hop>)> = None;
+            let mut has_tried = limit != NONE;
+            for (from, edge) in self.candidates() {
+                if has_tried && *budget <= reserve {
+                    break;
+                }
+                has_tried = true;
+                let limit = best.as_ref().map_or(limit, |(len, _)| len - 1);
+                if let Some(len) = paths.find(self, edge, from, limit, budget) {
+                    best = Some((len, self.group.hops(&paths, from, edge)));
+                    if len <= 2 {
+                        break;
+                    }
+                }
+            }
+            if best.is_some() {
+                return best.map(|(_, cycle)| cycle);
+            }
+        }
+        None
+    }
+
+    fn candidates(&self) -> impl Iterator<Item = (u32, Edge)> + '_ {
+        (0..self.group.graph.len()).flat_map(move |from| {
+            let edges = self.group.graph.edges(from).iter().copied();
+            let tried = edges.filter(move |edge| {
+                edge.label.reason() == self.through && self.within.are_together(from, edge.to)
+            });
+            tried.map(move |edge| (from, edge))
+        })
+    }
+
+    /// A cycle of one dependency and the clock. Most violations of real time have one, and this
+    /// finds it without following the clock through the whole group.
+    fn two_by_time(&self) -> Option<Vec<Hop>> {
+        let closing = |later: u32, earlier: u32| {
+            let is_before = self.history.complete_us(earlier) < self.history.invoke_us(later);
+            let is_same = self.history.process(earlier) == self.history.process(later);
+            let reason = if is_same { Reason::Process } else { Reason::RealTime };
+            (is_before && self.along.has(reason)).then(|| Label::new(reason, 0))
+        };
+        self.candidates().find_map(|(from, edge)| {
+            let (from, to) = (self.group.node(from), self.group.node(edge.to));
+            if to >= self.group.attempts {
+                return None;
+            }
+            let label = closing(from, to)?;
+            let mut hops =
+                vec![Hop { from, to, label: edge.label }, Hop { from: to, to: from, label }];
+            hops.sort_by_key(|hop| hop.from);
+            Some(hops)
+        })
+    }
+}
+
 /// Shortest paths from one node, edges out of junctions costing nothing.
 struct Paths {
     /// How far each node is, valid if `round` matches.
@@ -212,10 +259,9 @@ impl Paths {
     /// `limit`. Takes what it looks at off the budget, but does not stop when that is used up.
     fn find(
         &mut self,
-        group: &Group<'_>,
+        search: &Search<'_>,
         edge: Edge,
         target: u32,
-        along: Reasons,
         limit: u32,
         budget: &mut u64,
     ) -> Option<u32> {
@@ -231,13 +277,13 @@ impl Paths {
             if far > self.far[node] {
                 continue;
             }
-            for next in group.graph.edges(node) {
+            for next in search.group.graph.edges(node) {
                 *budget = budget.saturating_sub(1);
                 let reason = next.label.reason();
                 let cost = u32::from(reason != Reason::Junction);
                 let is_nearer =
                     self.round[next.to] != self.this_round || self.far[next.to] > far + cost;
-                if !along.has(reason) || far + cost > limit || !is_nearer {
+                if !search.along.has(reason) || far + cost > limit || !is_nearer {
                     continue;
                 }
                 self.round[next.to] = self.this_round;

@@ -52,7 +52,9 @@ impl Effects {
                     self.observe(history, appends, key, history.odd_list(odd), todo);
                 }
                 OpRef::ReadVersion { key, writer, timestamp, .. } if writer != NOBODY => {
-                    if history.status(writer) == Status::Fail || !writes(history, writer, key) {
+                    let is_settled = self.took[writer] && self.timestamps[writer] != UNKNOWN;
+                    let has_failed = history.status(writer) == Status::Fail;
+                    if is_settled || has_failed || !writes(history, writer, key) {
                         continue;
                     }
                     if self.timestamps[writer] == UNKNOWN {
