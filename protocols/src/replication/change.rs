@@ -100,7 +100,11 @@ impl<R: Replicated> Replica<R> {
             self.append(Payload::Members(wider), door);
             return;
         }
+        // It must also know that it is a member, or it would refuse the vote that the joint
+        // membership may need of it.
+        let named = self.log.members_index();
         for entrant in &mut change.entrants {
+            entrant.goal = entrant.goal.max(named);
             entrant.check(lead, now, last, self.config.election_timeout);
         }
         if change.entrants.iter().any(|entrant| !entrant.has_caught_up) {

@@ -49,9 +49,15 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// A node campaigns if it is a voter with a state to lead from.
+    /// A node campaigns if it is a voter with a state to lead from. A voter that is about to be
+    /// removed still counts until it knows that the removal is chosen: it may hold entries that
+    /// the remaining voters lack (thesis §4.2.2).
     fn may_campaign(&self) -> bool {
-        self.log.members().is_voter(self.me) && !self.incomplete && !self.awaits_snapshot()
+        let is_leaving = self.log.members_index() > self.chosen
+            && self.log.members_at(self.chosen).is_voter(self.me);
+        (self.log.members().is_voter(self.me) || is_leaving)
+            && !self.incomplete
+            && !self.awaits_snapshot()
     }
 
     /// A node votes if its log names it, as voter or as learner: a learner on its way to become a

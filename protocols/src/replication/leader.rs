@@ -340,7 +340,7 @@ impl<R: Replicated> Replica<R> {
             }
         }
         for node in behind {
-            self.start_snapshot(node);
+            self.start_snapshot(node, Index(0));
         }
     }
 
@@ -437,7 +437,7 @@ impl<R: Replicated> Replica<R> {
         progress.hear(beat, now, &self.config);
         if wants_snapshot {
             if !matches!(progress.mode, Mode::Snapshot(_)) {
-                self.start_snapshot(from);
+                self.start_snapshot(from, Index(0));
             }
             self.confirm(from, beat);
             return;

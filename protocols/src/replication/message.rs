@@ -150,6 +150,8 @@ pub enum Message<R: Replicated> {
         snapshot: u64,
         /// The piece it waits for; 0 also says that it knows nothing of this snapshot.
         next: u64,
+        /// A snapshot that covers less does not help: the follower's log starts there.
+        at_least: Index,
         /// The latest leader's message that the follower had seen.
         beat: Beat,
     },
@@ -212,7 +214,7 @@ impl<R: Replicated> Message<R> {
             Self::SnapshotPiece { members, chunk, .. } => {
                 64 + members_size(members) + R::chunk_size(chunk)
             }
-            Self::SnapshotReply { .. } => 42,
+            Self::SnapshotReply { .. } => 50,
             Self::TimeoutNow { .. } => 18,
         }
     }

@@ -268,9 +268,9 @@ impl<R: Replicated> Replica<R> {
                     self.on_append_reject(from, prev_index, hint, wants_snapshot, beat, door);
                 }
             }
-            Message::SnapshotReply { term, snapshot, next, beat } => {
+            Message::SnapshotReply { term, snapshot, next, at_least, beat } => {
                 if self.leads(term, door) {
-                    self.on_snapshot_reply(from, snapshot, next, beat, door);
+                    self.on_snapshot_reply(from, (snapshot, next), at_least, beat, door);
                 }
             }
             Message::TimeoutNow { term, round } => self.on_timeout_now(from, term, round, door),

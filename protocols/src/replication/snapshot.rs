@@ -15,6 +15,8 @@ use super::{Door, Event, Index, Replicated, Term};
 pub(super) struct Outgoing<R: Replicated> {
     /// Its number in the leader's term.
     id: u64,
+    /// The follower's log starts there: a snapshot of less would leave a gap.
+    at_least: Index,
     /// What it covers; fixed with the first piece.
     covers: Option<(Index, Term, Members)>,
     /// Pieces sent and not acknowledged, with their numbers.
@@ -30,9 +32,10 @@ pub(super) struct Outgoing<R: Replicated> {
 }
 
 impl<R: Replicated> Outgoing<R> {
-    fn new(id: u64) -> Self {
+    fn new(id: u64, at_least: Index) -> Self {
         Self {
             id,
+            at_least,
             covers: None,
             pieces: VecDeque::new(),
             next: 0,
@@ -82,12 +85,12 @@ pub(super) struct Installed {
 
 impl<R: Replicated> Replica<R> {
     /// Raft §7: the follower needs entries that are gone.
-    pub(super) fn start_snapshot(&mut self, to: NodeId) {
+    pub(super) fn start_snapshot(&mut self, to: NodeId, at_least: Index) {
         let Role::Leader(lead) = &mut self.role else { return };
         lead.snapshots += 1;
         let id = lead.snapshots;
         if let Some(progress) = lead.of(to) {
-            progress.mode = Mode::Snapshot(Box::new(Outgoing::new(id)));
+            progress.mode = Mode::Snapshot(Box::new(Outgoing::new(id, at_least)));
             self.ask_for_piece(to);
         }
     }
@@ -95,11 +98,16 @@ impl<R: Replicated> Replica<R> {
     /// Asks the embedder for the next piece, if the window has room and no piece is being asked for.
     fn ask_for_piece(&mut self, to: NodeId) {
         let window = self.config.snapshot_window;
+        let surfaced = self.surfaced_index();
         let Role::Leader(lead) = &mut self.role else { return };
         let Some(progress) = lead.of(to) else { return };
         let Mode::Snapshot(outgoing) = &progress.mode else { return };
         let is_asked = self.asks.iter().any(|ask| ask.to == to);
         if is_asked || outgoing.is_complete || outgoing.pieces.len() >= window {
+            return;
+        }
+        if outgoing.covers.is_none() && surfaced < outgoing.at_least {
+            // A new leader has not applied as much yet; asked again at the next heartbeat.
             return;
         }
         let cursor = outgoing.cursor.clone();
@@ -148,12 +156,17 @@ impl<R: Replicated> Replica<R> {
         self.ask_for_piece(to);
     }
 
-    /// At every heartbeat: pieces that were not acknowledged for a whole interval go out again.
+    /// At every heartbeat: pieces that were not acknowledged for a whole interval go out again, and
+    /// snapshots that could not begin are tried again.
     pub(super) fn resend_pieces(&mut self, door: &mut impl Door<R>) {
+        let mut waiting = Vec::new();
         let Role::Leader(lead) = &mut self.role else { return };
         let beat = Beat { round: lead.round, sent_at: door.now() };
         for progress in &mut lead.progress {
             let Mode::Snapshot(outgoing) = &mut progress.mode else { continue };
+            if outgoing.covers.is_none() {
+                waiting.push(progress.node);
+            }
             if std::mem::replace(&mut outgoing.is_stalled, true) {
                 for piece in &outgoing.pieces {
                     if let Some(msg) = piece_message(self.term, outgoing, piece, beat) {
@@ -162,13 +175,16 @@ impl<R: Replicated> Replica<R> {
                 }
             }
         }
+        for node in waiting {
+            self.ask_for_piece(node);
+        }
     }
 
     pub(super) fn on_snapshot_reply(
         &mut self,
         from: NodeId,
-        snapshot: u64,
-        next: u64,
+        (snapshot, next): (u64, u64),
+        at_least: Index,
         beat: Beat,
         door: &mut impl Door<R>,
     ) {
@@ -183,9 +199,11 @@ impl<R: Replicated> Replica<R> {
         outgoing.pieces.drain(..acknowledged);
         outgoing.is_stalled &= acknowledged == 0;
         let is_forgotten = outgoing.pieces.front().map_or(outgoing.next, |piece| piece.0) > next;
-        if is_forgotten {
-            // The follower restarted: pieces that it had are gone on both sides.
-            self.start_snapshot(from);
+        let is_short = outgoing.index().is_some_and(|index| index < at_least);
+        if is_forgotten || is_short {
+            // The follower restarted, and pieces that it had are gone on both sides; or its log
+            // starts after this snapshot.
+            self.start_snapshot(from, at_least);
         } else if outgoing.is_complete && outgoing.pieces.is_empty() {
             let index = outgoing.index().unwrap_or_default();
             self.on_append_reply(from, index, index, beat, door);
@@ -288,7 +306,8 @@ impl<R: Replicated> Replica<R> {
     }
 
     fn reply_to_piece(&mut self, to: NodeId, snapshot: u64, next: u64, door: &mut impl Door<R>) {
-        let msg = Message::SnapshotReply { term: self.term, snapshot, next, beat: self.beat };
+        let (term, at_least, beat) = (self.term, self.log.base_index(), self.beat);
+        let msg = Message::SnapshotReply { term, snapshot, next, at_least, beat };
         self.send_when_term_durable(to, msg, door);
     }
 
