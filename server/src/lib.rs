@@ -15,4 +15,18 @@ pub mod gateway;
 mod inbox;
 pub mod service;
 pub mod storage;
+pub mod tls;
+pub mod transport;
 pub mod wire;
+
+/// How often a property that decodes arbitrary bytes is tried: 256 times, or as often as the
+/// environment variable `ORTHODROME_FUZZ_CASES` says.
+#[cfg(test)]
+pub(crate) fn fuzz_config() -> proptest::test_runner::Config {
+    let cases = std::env::var("ORTHODROME_FUZZ_CASES").ok().and_then(|text| text.parse().ok());
+    proptest::test_runner::Config {
+        cases: cases.unwrap_or(256),
+        failure_persistence: None,
+        ..proptest::test_runner::Config::default()
+    }
+}

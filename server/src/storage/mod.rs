@@ -191,3 +191,6 @@ pub(crate) fn fatal(why: &str) -> ! {
     eprintln!("orthodrome: {why}");
     std::process::abort()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,687 @@
+//! Storage against crashes and damage.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+
+use bytes::Bytes;
+use orthodrome_core::store::{MemoryEngine, Memtable, StateEngine as _, Store};
+use orthodrome_core::txn::Version;
+use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Ticket, Timestamp, TxnId, Value};
+use proptest::prelude::*;
+
+use super::directory::{Ceilings, Directory, Values};
+use super::engine::Engine;
+use super::log::{BATCH_HEAD, HEADER, Hook, Log, Options, Record};
+use super::*;
+
+fn me() -> Identity {
+    Identity { cluster: "test".into(), node: NodeId(1) }
+}
+
+/// Tests that write thousands of logs skip syncs; what they test is what is read back.
+fn unsynced() -> Options {
+    Options { sync: false, ..Options::default() }
+}
+
+fn record(text: &str) -> Record {
+    Record { tag: 1, bytes: Bytes::copy_from_slice(text.as_bytes()) }
+}
+
+fn texts(records: &[Record]) -> Vec<String> {
+    records.iter().map(|record| String::from_utf8(record.bytes.to_vec()).unwrap()).collect()
+}
+
+/// A log of `batches`, each of which is one sync; the path of its only segment.
+fn write(dir: &Path, batches: &[&[&str]]) -> PathBuf {
+    let mut log = Log::create(dir, &me(), unsynced()).unwrap();
+    for batch in batches {
+        for text in *batch {
+            log.add(1, text.as_bytes()).unwrap();
+        }
+        log.commit().unwrap();
+    }
+    dir.join("0000000000000001.log")
+}
+
+fn read(dir: &Path) -> Result<Vec<String>, StorageError> {
+    Log::open(dir, &me(), unsynced()).map(|(_, found)| texts(&found.records))
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn a_log_gives_back_what_was_put_in() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[&["a", ""], &["b"], &["c", "d"]]);
+    let (mut log, found) = Log::open(dir.path(), &me(), Options::default()).unwrap();
+    assert_eq!(texts(&found.records), ["a", "", "b", "c", "d"]);
+    assert!(found.torn.is_none());
+    log.add(1, b"e").unwrap();
+    log.commit().unwrap();
+    assert_eq!(read(dir.path()).unwrap(), ["a", "", "b", "c", "d", "e"]);
+}
+
+#[test]
+fn a_log_cut_at_any_byte_of_its_last_batch_loses_that_batch_alone_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = write(dir.path(), &[&["first"], &["second"], &["third", "fourth"]]);
+    let whole = fs::read(&segment).unwrap();
+    let last = BATCH_HEAD + 2 * 5 + "thirdfourth".len();
+    for cut in whole.len() - last..=whole.len() {
+        fs::write(&segment, &whole[..cut]).unwrap();
+        let (mut log, found) = Log::open(dir.path(), &me(), unsynced()).unwrap();
+        let is_whole = cut == whole.len();
+        let expected: &[&str] =
+            if is_whole { &["first", "second", "third", "fourth"] } else { &["first", "second"] };
+        assert_eq!(texts(&found.records), expected, "cut at {cut}");
+        assert_eq!(found.torn.is_some(), !is_whole && cut != whole.len() - last, "cut at {cut}");
+        log.add(1, b"after").unwrap();
+        log.commit().unwrap();
+        drop(log);
+        let again = read(dir.path()).unwrap();
+        assert_eq!(again.last().unwrap(), "after");
+        assert_eq!(again.len(), expected.len() + 1, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_tail_of_zeros_is_cut_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = write(dir.path(), &[&["first"], &["second"]]);
+    let whole = fs::read(&segment).unwrap();
+    for zeros in [1, 31, 32, 4096] {
+        let mut bytes = whole.clone();
+        bytes.resize(whole.len() + zeros, 0);
+        fs::write(&segment, &bytes).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), ["first", "second"], "{zeros} zeros");
+    }
+}
+
+#[test]
+fn any_flipped_bit_is_refused_or_cuts_off_the_last_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = write(dir.path(), &[&["first"], &["second", "x"], &["third"]]);
+    let whole = fs::read(&segment).unwrap();
+    let last = whole.len() - (BATCH_HEAD + 5 + "third".len());
+    let (mut refused, mut torn) = (0, 0);
+    for bit in 0..whole.len() * 8 {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&segment, &bytes).unwrap();
+        match read(dir.path()) {
+            Err(StorageError::Corrupt { path, offset, .. }) => {
+                assert!(bit / 8 < last, "bit {bit} of the last batch is a torn tail");
+                assert_eq!(path, segment);
+                let expected = if bit / 8 < HEADER { 0 } else { offset };
+                assert_eq!(offset, expected);
+                assert!(offset as usize <= bit / 8, "offset {offset} for byte {}", bit / 8);
+                refused += 1;
+            }
+            Ok(found) => {
+                assert!(bit / 8 >= last, "bit {bit}: silently read as {found:?}");
+                assert_eq!(found, ["first", "second", "x"]);
+                torn += 1;
+            }
+            Err(other) => panic!("bit {bit}: {other}"),
+        }
+    }
+    assert_eq!((refused, torn), (last * 8, (whole.len() - last) * 8));
+}
+
+#[test]
+fn what_is_known_to_be_durable_is_never_cut_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = write(dir.path(), &[&["first"], &["second"]]);
+    let whole = fs::read(&segment).unwrap();
+    let (log, _) = Log::open(dir.path(), &me(), unsynced()).unwrap();
+    let durable = log.end();
+    drop(log);
+    for bit in (whole.len() - 38) * 8..whole.len() * 8 {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&segment, &bytes).unwrap();
+        let error = Log::open(dir.path(), &me(), Options { durable, ..unsynced() }).unwrap_err();
+        assert!(matches!(error, StorageError::Corrupt { .. }), "bit {bit}: {error}");
+    }
+}
+
+#[test]
+fn logs_of_others_and_misplaced_files_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = write(dir.path(), &[&["first"]]);
+    for other in [
+        Identity { cluster: "other".into(), node: NodeId(1) },
+        Identity { cluster: "test".into(), node: NodeId(2) },
+    ] {
+        let error = Log::open(dir.path(), &other, unsynced()).unwrap_err();
+        assert!(matches!(error, StorageError::WrongIdentity { .. }), "{error}");
+        assert!(error.to_string().contains("n1 of cluster \"test\""), "{error}");
+    }
+    fs::rename(&segment, dir.path().join("0000000000000002.log")).unwrap();
+    assert!(matches!(read(dir.path()), Err(StorageError::Missing { .. })));
+    fs::copy(dir.path().join("0000000000000002.log"), &segment).unwrap();
+    assert!(matches!(read(dir.path()), Err(StorageError::Corrupt { .. })));
+    fs::remove_file(dir.path().join("0000000000000002.log")).unwrap();
+    assert_eq!(read(dir.path()).unwrap(), ["first"]);
+    fs::write(dir.path().join("notes.txt"), "hello").unwrap();
+    assert!(matches!(read(dir.path()), Err(StorageError::Foreign { .. })));
+}
+
+/// Three segments and a checkpoint before them.
+fn segmented(dir: &Path) {
+    let mut log = Log::create(dir, &me(), unsynced()).unwrap();
+    for text in ["a", "b"] {
+        log.add(1, text.as_bytes()).unwrap();
+        log.commit().unwrap();
+    }
+    let number = log.rotate().unwrap();
+    log.checkpoint(number, log.sequence(), &[record("ab")]).unwrap();
+    for text in ["c", "d", "e"] {
+        log.add(1, text.as_bytes()).unwrap();
+        log.commit().unwrap();
+        if text != "e" {
+            log.rotate().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_missing_or_cut_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    segmented(dir.path());
+    assert_eq!(read(dir.path()).unwrap(), ["ab", "c", "d", "e"]);
+    let mut names: Vec<PathBuf> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    assert_eq!(names.len(), 4, "{names:?}");
+    for path in names {
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let error = read(dir.path()).unwrap_err();
+        assert!(matches!(error, StorageError::Missing { .. }), "without {path:?}: {error}");
+        // Only the last segment may be cut, and only behind its header.
+        let is_last = path.ends_with("0000000000000004.log");
+        for cut in 0..bytes.len() {
+            fs::write(&path, &bytes[..cut]).unwrap();
+            let result = read(dir.path());
+            if is_last && cut >= HEADER {
+                assert_eq!(result.unwrap(), ["ab", "c", "d"], "{path:?} cut at {cut}");
+            } else {
+                let error = result.unwrap_err();
+                assert!(
+                    matches!(error, StorageError::Corrupt { .. }),
+                    "{path:?} at {cut}: {error}"
+                );
+            }
+        }
+        fs::write(&path, &bytes).unwrap();
+    }
+    assert_eq!(read(dir.path()).unwrap(), ["ab", "c", "d", "e"]);
+}
+
+#[test]
+fn an_old_segment_put_back_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = write(dir.path(), &[&["a"]]);
+    let old = fs::read(&segment).unwrap();
+    let (mut log, _) = Log::open(dir.path(), &me(), unsynced()).unwrap();
+    log.add(1, b"b").unwrap();
+    log.commit().unwrap();
+    log.rotate().unwrap();
+    log.add(1, b"c").unwrap();
+    log.commit().unwrap();
+    drop(log);
+    fs::write(&segment, old).unwrap();
+    assert!(matches!(read(dir.path()), Err(StorageError::Corrupt { .. })));
+}
+
+/// Copies the directory at every step of a rotation and a checkpoint, and recovers each copy.
+#[test]
+fn a_crash_at_any_step_of_a_checkpoint_leaves_the_old_log_or_the_new_one() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("live");
+    fs::create_dir(&dir).unwrap();
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let (from, seen, copies) = (dir.clone(), steps.clone(), root.path().to_owned());
+    let hook: Hook = Box::new(move |name| {
+        let mut seen = seen.lock().unwrap();
+        copy(&from, &copies.join(format!("step{}", seen.len())));
+        seen.push(name);
+        Ok(())
+    });
+    let mut log = Log::create(&dir, &me(), Options { hook: Some(hook), ..unsynced() }).unwrap();
+    log.add(1, b"a").unwrap();
+    log.add(1, b"b").unwrap();
+    log.commit().unwrap();
+    let begin = steps.lock().unwrap().len();
+    let number = log.rotate().unwrap();
+    let first = log.sequence();
+    log.add(1, b"c").unwrap();
+    log.commit().unwrap();
+    let written = steps.lock().unwrap().len();
+    log.checkpoint(number, first, &[record("ab")]).unwrap();
+    let steps = steps.lock().unwrap().clone();
+    let mut outcomes = BTreeSet::new();
+    for at in begin..steps.len() {
+        let found = read(&root.path().join(format!("step{at}"))).unwrap();
+        // "c" was told durable once its commit returned.
+        let old: &[&str] = if at < written { &["a", "b"] } else { &["a", "b", "c"] };
+        let is_old = found == old || (at < written && found == ["a", "b", "c"]);
+        let is_new = found == ["ab", "c"];
+        assert!(is_old || (is_new && at >= written), "at {} ({at}): {found:?}", steps[at]);
+        outcomes.insert(is_new);
+        // What was recovered can be appended to and recovered again.
+        let copy = root.path().join(format!("step{at}"));
+        let (mut log, _) = Log::open(&copy, &me(), unsynced()).unwrap();
+        log.add(1, b"z").unwrap();
+        log.commit().unwrap();
+        drop(log);
+        assert_eq!(read(&copy).unwrap(), [found.as_slice(), &["z".to_owned()]].concat());
+    }
+    assert_eq!(outcomes.len(), 2, "both ends were seen: {steps:?}");
+    assert_eq!(read(&dir).unwrap(), ["ab", "c"]);
+}
+
+#[test]
+fn a_failed_write_or_sync_is_final() {
+    for failing in ["write batch", "sync batch", "write draft", "rename draft", "sync directory"] {
+        let dir = tempfile::tempdir().unwrap();
+        let armed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_armed = armed.clone();
+        let hook: Hook = Box::new(move |name| {
+            if name == failing && is_armed.load(std::sync::atomic::Ordering::Relaxed) {
+                return Err(io::Error::from(io::ErrorKind::StorageFull));
+            }
+            Ok(())
+        });
+        let options = Options { hook: Some(hook), ..Options::default() };
+        let mut log = Log::create(dir.path(), &me(), options).unwrap();
+        log.add(1, b"kept").unwrap();
+        log.commit().unwrap();
+        armed.store(true, std::sync::atomic::Ordering::Relaxed);
+        let is_batch = failing.ends_with("batch");
+        let error = if is_batch {
+            log.add(1, b"lost").unwrap();
+            log.commit().unwrap_err()
+        } else {
+            log.rotate().unwrap_err()
+        };
+        assert!(error.to_string().contains(failing.split(' ').next().unwrap()), "{error}");
+        armed.store(false, std::sync::atomic::Ordering::Relaxed);
+        if is_batch {
+            assert!(matches!(log.commit(), Err(StorageError::Broken)), "{failing} was retried");
+        } else {
+            log.add(1, b"lost").unwrap();
+            assert!(matches!(log.commit(), Err(StorageError::Broken)), "{failing} was retried");
+        }
+        drop(log);
+        let found = read(dir.path()).unwrap();
+        assert_eq!(found[0], "kept", "{failing}");
+        assert!(found.len() == 1 || (failing == "sync batch" && found[1] == "lost"), "{found:?}");
+    }
+}
+
+#[test]
+fn the_data_directory_is_held_by_one_and_kept_for_one() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let mut first = Directory::open(&dir, &me(), "toy").unwrap();
+    first.finish().unwrap();
+    let error = Directory::open(&dir, &me(), "toy").unwrap_err();
+    let process = format!("process {}", std::process::id());
+    assert!(error.to_string().contains(&process), "{error}");
+    drop(first);
+    let other = Identity { node: NodeId(2), ..me() };
+    let error = Directory::open(&dir, &other, "toy").unwrap_err();
+    assert!(matches!(error, StorageError::WrongIdentity { .. }), "{error}");
+    let error = Directory::open(&dir, &me(), "another").unwrap_err();
+    assert!(matches!(error, StorageError::WrongProtocol { .. }), "{error}");
+    Directory::open(&dir, &me(), "toy").unwrap();
+
+    let foreign = root.path().join("foreign");
+    fs::create_dir(&foreign).unwrap();
+    fs::write(foreign.join("thesis.tex"), "precious").unwrap();
+    let error = Directory::open(&foreign, &me(), "toy").unwrap_err();
+    assert!(matches!(error, StorageError::NotOurs { .. }), "{error}");
+    assert_eq!(fs::read_dir(&foreign).unwrap().count(), 1, "a foreign directory was written to");
+}
+
+#[test]
+fn ceilings_survive_any_damage_to_one_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ceilings");
+    let values =
+        Values { incarnation: 3, clients: 8192, clock: Timestamp(77), ..Values::default() };
+    let mut ceilings = Ceilings::create(&path, &me(), true).unwrap();
+    ceilings.write(values).unwrap();
+    drop(ceilings);
+    let whole = fs::read(&path).unwrap();
+    for bit in 0..whole.len() * 8 {
+        if (256 * 8..8192 * 8).contains(&bit) {
+            continue; // Nothing is written between the copies.
+        }
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(Ceilings::open(&path, &me(), true).unwrap().values(), values, "bit {bit}");
+    }
+    fs::write(&path, vec![0; whole.len()]).unwrap();
+    assert!(matches!(Ceilings::open(&path, &me(), true), Err(StorageError::Corrupt { .. })));
+    fs::write(&path, &whole).unwrap();
+    let other = Identity { cluster: "other".into(), ..me() };
+    assert!(matches!(Ceilings::open(&path, &other, true), Err(StorageError::WrongIdentity { .. })));
+}
+
+fn version(at: u64) -> Version {
+    Version { timestamp: Timestamp(at), writer: TxnId::new(ClientId(1), at) }
+}
+
+#[test]
+fn a_flipped_bit_anywhere_in_the_engine_is_never_read_as_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.redb");
+    let engine = Engine::create(&path, &me()).unwrap();
+    let mut store = Store::new(Box::new(engine.clone()));
+    let key = |n: u64| Key::from(format!("key{n:03}"));
+    for n in 0..200 {
+        store.put(PartitionId(1), key(n), version(n + 1), Some(Value::from("value")));
+    }
+    engine.merge(&store.freeze(), 1).unwrap();
+    drop(store);
+    let expected = engine.scan(PartitionId(1), None, 1_000);
+    assert_eq!(expected.len(), 200);
+    drop(engine);
+    let whole = fs::read(&path).unwrap();
+    let damaged = dir.path().join("damaged.redb");
+    let (mut refused, mut same) = (0, 0);
+    for page in 0..whole.len() / 4096 {
+        // One bit in each page, at a place that moves.
+        let bit = page * 4096 * 8 + (page * 7919) % (4096 * 8);
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&damaged, &bytes).unwrap();
+        let opened = std::panic::catch_unwind(|| Engine::open(&damaged, &me(), true));
+        match opened {
+            Ok(Ok((engine, _))) => {
+                assert_eq!(engine.scan(PartitionId(1), None, 1_000), expected, "bit {bit}");
+                same += 1;
+            }
+            Ok(Err(_)) | Err(_) => refused += 1,
+        }
+    }
+    assert!(same > 0, "unused pages do no harm; {refused} refused");
+}
+
+/// What an engine may be asked to merge.
+#[derive(Clone, Debug)]
+enum Step {
+    Put { partition: u32, key: u8, at: u64, is_delete: bool },
+    Clear(u32),
+    Collect { partition: u32, below: u64 },
+    Merge,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..3_u32, 0..6_u8, 1..40_u64, any::<bool>())
+            .prop_map(|(partition, key, at, is_delete)| Step::Put { partition, key, at, is_delete }),
+        1 => (0..3_u32).prop_map(Step::Clear),
+        1 => (0..3_u32, 1..40_u64).prop_map(|(partition, below)| Step::Collect { partition, below }),
+        2 => Just(Step::Merge),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// The durable engine and the one in memory, which `core` tests, agree on every read.
+    #[test]
+    fn the_engine_agrees_with_the_one_in_memory(steps in prop::collection::vec(step(), 1..60)) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        let (mut engine, model) = (Engine::create(&path, &me()).unwrap(), MemoryEngine::default());
+        let mut store = Store::new(Box::new(model.clone()));
+        let mut number = 0;
+        for step in steps {
+            match step {
+                Step::Put { partition, key, at, is_delete } => {
+                    let value = (!is_delete).then(|| Value::from(format!("v{at}")));
+                    store.put(PartitionId(partition), Key::from(vec![key]), version(at), value);
+                }
+                Step::Clear(partition) => store.clear(PartitionId(partition)),
+                Step::Collect { partition, below } => {
+                    store.collect_below(PartitionId(partition), Timestamp(below));
+                }
+                Step::Merge => {
+                    let frozen: Arc<Memtable> = store.freeze();
+                    number += 1;
+                    engine.merge(&frozen, number).unwrap();
+                    model.merge(&frozen);
+                    store.thaw();
+                }
+            }
+        }
+        for round in 0..2 {
+            for partition in (0..3).map(PartitionId) {
+                for key in (0..6).map(|key| Key::from(vec![key])) {
+                    for at in [0, 1, 7, 20, 39, u64::MAX].map(Timestamp) {
+                        prop_assert_eq!(
+                            engine.read(partition, &key, at), model.read(partition, &key, at),
+                            "{} {} {} in round {}", partition, key, at, round
+                        );
+                    }
+                }
+                for (after, limit) in [(None, 100), (None, 2), (Some(Key::from(vec![2])), 3)] {
+                    prop_assert_eq!(
+                        engine.scan(partition, after.as_ref(), limit),
+                        model.scan(partition, after.as_ref(), limit)
+                    );
+                }
+            }
+            drop(engine);
+            let at;
+            (engine, at) = Engine::open(&path, &me(), true).unwrap();
+            prop_assert_eq!(at, number);
+        }
+    }
+
+    /// Whatever is appended, checkpointed and cut short by a crash, what comes back is what a list
+    /// in memory says.
+    #[test]
+    fn a_log_agrees_with_a_list(
+        steps in prop::collection::vec((0..6_u8, prop::collection::vec(any::<u8>(), 0..40)), 1..40),
+        segment_bytes in 200..2_000_u64,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let options = || Options { segment_bytes, ..unsynced() };
+        let mut log = Log::create(dir.path(), &me(), options()).unwrap();
+        let (mut durable, mut open): (Vec<Vec<u8>>, Vec<Vec<u8>>) = Default::default();
+        for (kind, bytes) in steps {
+            match kind {
+                0..=2 => {
+                    log.add(7, &bytes).unwrap();
+                    open.push(bytes);
+                }
+                3 => {
+                    log.commit().unwrap();
+                    durable.append(&mut open);
+                }
+                4 => {
+                    log.commit().unwrap();
+                    durable.append(&mut open);
+                    let number = log.rotate().unwrap();
+                    durable = vec![bytes.clone(), vec![]];
+                    let records: Vec<Record> =
+                        durable.iter().map(|b| Record { tag: 7, bytes: b.clone().into() }).collect();
+                    log.checkpoint(number, log.sequence(), &records).unwrap();
+                }
+                _ => {
+                    open.clear();
+                    drop(log);
+                    let found;
+                    (log, found) = Log::open(dir.path(), &me(), options()).unwrap();
+                    let found: Vec<Vec<u8>> =
+                        found.records.iter().map(|record| record.bytes.to_vec()).collect();
+                    prop_assert_eq!(&found, &durable);
+                }
+            }
+        }
+    }
+}
+
+fn settings(dir: &Path) -> Settings {
+    Settings {
+        data_dir: dir.to_owned(),
+        identity: me(),
+        protocol: "toy",
+        sync: true,
+        segment_bytes: 1 << 20,
+        verify: true,
+        hook: None,
+    }
+}
+
+/// Starts a writer; its reports come through the channel.
+fn start(dir: &Path) -> (Writer, Recovered, mpsc::Receiver<Report>) {
+    let (storage, recovered) = Storage::open(settings(dir)).unwrap();
+    let (sender, reports) = mpsc::channel();
+    (storage.start(move |report| drop(sender.send(report))).unwrap(), recovered, reports)
+}
+
+fn persist(writer: &Writer, tag: Tag, ticket: u64) {
+    let record = Bytes::from(format!("{tag:?}{ticket}"));
+    writer.submit(Work::Persist { tag, ticket: Ticket(ticket), record });
+}
+
+/// Waits until both owners' tickets are durable.
+fn wait(reports: &mpsc::Receiver<Report>, server: u64, gateway: u64) {
+    let mut last: BTreeMap<Tag, u64> = BTreeMap::new();
+    while last.get(&Tag::Server).copied().unwrap_or(0) < server
+        || last.get(&Tag::Gateway).copied().unwrap_or(0) < gateway
+    {
+        match reports.recv().unwrap() {
+            Report::Durable(tag, ticket) => {
+                let before = last.insert(tag, ticket.0);
+                assert!(before.is_none_or(|before| before < ticket.0), "{tag:?} went back");
+            }
+            Report::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_writer_reports_prefixes_and_recovers_what_it_reported() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let (writer, recovered, reports) = start(&dir);
+    assert!(recovered.server.is_empty() && recovered.gateway.is_empty());
+    assert_eq!(recovered.values.incarnation, 1);
+    for ticket in 1..=5 {
+        persist(&writer, Tag::Server, ticket);
+        persist(&writer, Tag::Gateway, ticket);
+    }
+    wait(&reports, 5, 5);
+    // The server's checkpoint keeps the gateway's records, and the other way round.
+    let mut store = Store::new(Box::new(recovered.engine.clone()));
+    store.put(PartitionId(1), "k".into(), version(3), Some("v".into()));
+    let records = vec![Bytes::from_static(b"server checkpoint")];
+    let (ticket, versions) = (Ticket(6), store.freeze());
+    writer.submit(Work::Checkpoint { tag: Tag::Server, ticket, versions, records });
+    persist(&writer, Tag::Server, 7);
+    persist(&writer, Tag::Gateway, 6);
+    wait(&reports, 7, 6);
+    let records = vec![Bytes::from_static(b"gateway checkpoint"), Bytes::new()];
+    let versions = Arc::default();
+    let ticket = Ticket(7);
+    writer.submit(Work::Checkpoint { tag: Tag::Gateway, ticket, versions, records });
+    persist(&writer, Tag::Gateway, 8);
+    wait(&reports, 0, 8);
+    drop((recovered, store, writer));
+
+    let (writer, recovered, _reports) = start(&dir);
+    assert_eq!(recovered.server, ["server checkpoint", "Server7"].map(Bytes::from));
+    assert_eq!(recovered.gateway, ["gateway checkpoint", "", "Gateway8"].map(Bytes::from));
+    assert_eq!(recovered.values.incarnation, 2);
+    let read = recovered.engine.read(PartitionId(1), &"k".into(), Timestamp::MAX);
+    assert_eq!(read, Some((version(3), Some("v".into()))));
+    writer.stop();
+}
+
+#[test]
+fn client_ids_are_never_handed_out_twice() {
+    let root = tempfile::tempdir().unwrap();
+    let mut seen = 0;
+    for _ in 0..3 {
+        let (writer, _, _reports) = start(&root.path().join("data"));
+        for _ in 0..2 {
+            let (reply, answer) = tokio::sync::oneshot::channel();
+            writer.submit(Work::Clients(reply));
+            let (first, end) = answer.blocking_recv().unwrap();
+            assert!(first >= seen && end > first);
+            seen = end;
+        }
+    }
+}
+
+#[test]
+fn an_engine_older_than_its_log_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let (writer, recovered, reports) = start(&dir);
+    drop(recovered);
+    let old = root.path().join("old.redb");
+    writer.stop();
+    fs::copy(dir.join("state.redb"), &old).unwrap();
+    drop(reports);
+    let (writer, _, reports) = start(&dir);
+    let (versions, records) = (Arc::default(), vec![]);
+    let ticket = Ticket(1);
+    writer.submit(Work::Checkpoint { tag: Tag::Server, ticket, versions, records });
+    wait(&reports, 1, 0);
+    writer.stop();
+    fs::copy(&old, dir.join("state.redb")).unwrap();
+    let error = Storage::open(settings(&dir)).map(|_| ()).unwrap_err();
+    assert!(matches!(error, StorageError::EngineBehind { engine: 0, log: 2, .. }), "{error}");
+}
+
+#[test]
+fn a_disk_that_fails_ends_the_writer_and_is_reported_once() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let hook: Hook = {
+        let mut syncs = 0;
+        Box::new(move |name| {
+            syncs += usize::from(name == "sync batch");
+            if syncs > 2 { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+        })
+    };
+    let (storage, _) = Storage::open(Settings { hook: Some(hook), ..settings(&dir) }).unwrap();
+    let (sender, reports) = mpsc::channel();
+    let writer = storage.start(move |report| drop(sender.send(report))).unwrap();
+    let mut durable = 0;
+    for ticket in 1..=10 {
+        persist(&writer, Tag::Server, ticket);
+        match reports.recv().unwrap() {
+            Report::Durable(_, Ticket(ticket)) => durable = ticket,
+            Report::Failed(error) => {
+                assert!(error.to_string().contains("Input/output error"), "{error}");
+                break;
+            }
+        }
+    }
+    assert_eq!(durable, 2);
+    persist(&writer, Tag::Server, 11);
+    assert!(reports.recv().is_err(), "the thread has ended");
+    drop(writer);
+    let (_storage, recovered) = Storage::open(settings(&dir)).unwrap();
+    assert!(recovered.server.len() >= 2);
+}

@@ -1,0 +1,121 @@
+//! An emulated wide-area link: frames wait on the sender's side for the one-way delay to their
+//! destination, so that one machine can be a planet.
+//!
+//! One thread per process, because tokio's timers round up to a millisecond; a thread that waits on
+//! a condition variable wakes within about a tenth of that.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::inbox::Inbox;
+
+/// Something that waits: ordered by when it is due, then by when it came.
+struct Waiting<T> {
+    due: Instant,
+    sequence: u64,
+    item: T,
+}
+
+impl<T> PartialEq for Waiting<T> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.due, self.sequence) == (other.due, other.sequence)
+    }
+}
+
+impl<T> Eq for Waiting<T> {}
+
+impl<T> PartialOrd for Waiting<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Waiting<T> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.due, self.sequence).cmp(&(other.due, other.sequence))
+    }
+}
+
+/// A line in which items wait until they are due; those due together leave in the order they came.
+/// Dropping it drops what waits.
+pub(super) struct DelayLine<T> {
+    inbox: Arc<Inbox<(Instant, T)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Send + 'static> DelayLine<T> {
+    /// Starts the thread; it hands each item to `release` when it is due.
+    pub(super) fn start(mut release: impl FnMut(T) + Send + 'static) -> io::Result<Self> {
+        let inbox: Arc<Inbox<(Instant, T)>> = Arc::default();
+        let queue = inbox.clone();
+        let thread = std::thread::Builder::new().name("wan".into()).spawn(move || {
+            let mut heap: BinaryHeap<Reverse<Waiting<T>>> = BinaryHeap::new();
+            let mut arrived = Vec::new();
+            let mut sequence = 0;
+            loop {
+                let next = heap.peek().map(|Reverse(waiting)| waiting.due);
+                if !queue.drain(&mut arrived, usize::MAX, next) {
+                    break;
+                }
+                for (due, item) in arrived.drain(..) {
+                    sequence += 1;
+                    heap.push(Reverse(Waiting { due, sequence, item }));
+                }
+                let now = Instant::now();
+                while heap.peek().is_some_and(|Reverse(waiting)| waiting.due <= now) {
+                    if let Some(Reverse(waiting)) = heap.pop() {
+                        release(waiting.item);
+                    }
+                }
+            }
+        })?;
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+
+    /// Lets `item` out at `due`.
+    pub(super) fn push(&self, due: Instant, item: T) {
+        self.inbox.push((due, item));
+    }
+}
+
+impl<T> Drop for DelayLine<T> {
+    fn drop(&mut self) {
+        self.inbox.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn items_leave_in_order_and_within_half_a_millisecond() {
+        let (sender, receiver) = mpsc::channel();
+        let line = DelayLine::start(move |(number, due): (u32, Instant)| {
+            let _ = sender.send((number, Instant::now() - due));
+        })
+        .unwrap();
+        let start = Instant::now();
+        // Later ones are due earlier, and some are due together.
+        for number in 0..200_u32 {
+            let due = start + Duration::from_micros(u64::from(200 - number / 2 * 2) * 250);
+            line.push(due, (number, due));
+        }
+        let left: Vec<(u32, Duration)> = receiver.iter().take(200).collect();
+        let pairs: Vec<(u32, u32)> = left.chunks(2).map(|pair| (pair[0].0, pair[1].0)).collect();
+        let expected: Vec<(u32, u32)> = (0..100).rev().map(|n| (2 * n, 2 * n + 1)).collect();
+        assert_eq!(pairs, expected);
+        let mut late: Vec<Duration> = left.iter().map(|(_, late)| *late).collect();
+        late.sort();
+        assert!(late[100] < Duration::from_micros(500), "median lateness {:?}", late[100]);
+    }
+}

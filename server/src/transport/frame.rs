@@ -1,0 +1,225 @@
+//! Frames: what a connection carries after its handshake.
+//!
+//! `length` (four bytes, little end first: all that follows the checksum), `checksum` (CRC-32C of
+//! all that follows it), `kind` (one byte), then the body: of a message, its sender, its receiver
+//! and its bytes; of a ping and its answer, eight bytes to tell which. The checksum is there under
+//! TLS too: it costs little, and one format is simpler than two.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::NodeId;
+
+/// Largest message, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// What stands before a message's bytes.
+pub const HEAD: usize = 17;
+const PREFIX: usize = 8;
+const LENGTH_MAX: usize = MESSAGE_BYTES_MAX + HEAD - PREFIX;
+
+const PING: u8 = 1;
+const PONG: u8 = 2;
+const MESSAGE: u8 = 3;
+
+/// One frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Frame {
+    /// A sign of life, to be answered with the same number.
+    Ping(u64),
+    /// The answer.
+    Pong(u64),
+    /// A message between machines.
+    Message {
+        /// The sending machine.
+        from: NodeId,
+        /// The receiving machine.
+        to: NodeId,
+        /// The message.
+        bytes: Bytes,
+    },
+}
+
+/// Bytes that are not a frame. The connection that carried them is closed: what follows cannot be
+/// told apart any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The length is over the limit, or too short for any frame.
+    #[error("a frame of {0} bytes; frames have 1 to {LENGTH_MAX}")]
+    Length(usize),
+    /// The checksum is wrong.
+    #[error("a frame with a wrong checksum")]
+    Checksum,
+    /// A kind of frame that this version does not know.
+    #[error("a frame of unknown kind {0}")]
+    Kind(u8),
+    /// The body does not fit the kind.
+    #[error("a frame of kind {kind} with a body of {length} bytes")]
+    Body {
+        /// Its kind.
+        kind: u8,
+        /// Its length.
+        length: usize,
+    },
+}
+
+/// A message's frame; `encode` appends the message's bytes. None if they exceed the limit.
+pub fn message(
+    from: NodeId,
+    to: NodeId,
+    encode: impl FnOnce(&mut BytesMut),
+) -> Result<Bytes, FrameError> {
+    let mut frame = BytesMut::with_capacity(256);
+    frame.put_bytes(0, PREFIX);
+    frame.put_u8(MESSAGE);
+    frame.put_u32_le(from.0);
+    frame.put_u32_le(to.0);
+    encode(&mut frame);
+    finish(&mut frame)?;
+    Ok(frame.freeze())
+}
+
+/// The frame of a ping or its answer.
+#[must_use]
+pub fn signal(is_answer: bool, number: u64) -> Bytes {
+    let mut frame = BytesMut::with_capacity(PREFIX + 9);
+    frame.put_bytes(0, PREFIX);
+    frame.put_u8(if is_answer { PONG } else { PING });
+    frame.put_u64_le(number);
+    // Nine bytes are within any limit.
+    let _ = finish(&mut frame);
+    frame.freeze()
+}
+
+fn finish(frame: &mut BytesMut) -> Result<(), FrameError> {
+    let (mut prefix, body) = frame.split_at_mut(PREFIX);
+    if body.len() > LENGTH_MAX {
+        return Err(FrameError::Length(body.len()));
+    }
+    prefix.put_u32_le(body.len() as u32);
+    prefix.put_u32_le(crc32c::crc32c(body));
+    Ok(())
+}
+
+/// Takes the first frame out of `buffer`; none if it is not all there yet. Memory is asked for only
+/// once the length has been checked.
+///
+/// # Errors
+/// See [`FrameError`].
+pub fn take(buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
+    let mut prefix = &buffer[..];
+    if prefix.len() < PREFIX {
+        return Ok(None);
+    }
+    let length = prefix.get_u32_le() as usize;
+    let checksum = prefix.get_u32_le();
+    if length == 0 || length > LENGTH_MAX {
+        return Err(FrameError::Length(length));
+    }
+    let Some(body) = prefix.get(..length) else {
+        buffer.reserve(PREFIX + length - buffer.len());
+        return Ok(None);
+    };
+    if crc32c::crc32c(body) != checksum {
+        return Err(FrameError::Checksum);
+    }
+    let frame = parse(body)?;
+    buffer.advance(PREFIX + length);
+    Ok(Some(frame))
+}
+
+fn parse(mut body: &[u8]) -> Result<Frame, FrameError> {
+    let kind = body.get_u8();
+    let length = body.len();
+    match kind {
+        PING | PONG if length != 8 => Err(FrameError::Body { kind, length }),
+        PING => Ok(Frame::Ping(body.get_u64_le())),
+        PONG => Ok(Frame::Pong(body.get_u64_le())),
+        MESSAGE if length < 8 => Err(FrameError::Body { kind, length }),
+        MESSAGE => Ok(Frame::Message {
+            from: NodeId(body.get_u32_le()),
+            to: NodeId(body.get_u32_le()),
+            // A copy: keys and values live on in the receiver, and would keep the whole read
+            // buffer alive with them.
+            bytes: Bytes::copy_from_slice(body),
+        }),
+        other => Err(FrameError::Kind(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello() -> Bytes {
+        message(NodeId(1), NodeId(9), |out| out.put_slice(b"hello")).unwrap()
+    }
+
+    fn all(mut buffer: BytesMut) -> Result<(Vec<Frame>, usize), FrameError> {
+        let mut frames = Vec::new();
+        while let Some(frame) = take(&mut buffer)? {
+            frames.push(frame);
+        }
+        Ok((frames, buffer.len()))
+    }
+
+    #[test]
+    fn frames_are_found_wherever_the_stream_is_cut() {
+        let stream = [hello(), signal(false, 7), signal(true, 8), hello()].concat();
+        let message =
+            Frame::Message { from: NodeId(1), to: NodeId(9), bytes: Bytes::from_static(b"hello") };
+        let expected = [message.clone(), Frame::Ping(7), Frame::Pong(8), message];
+        for cut in 0..=stream.len() {
+            let mut buffer = BytesMut::from(&stream[..cut]);
+            let mut frames = Vec::new();
+            for rest in [&[][..], &stream[cut..]] {
+                buffer.extend_from_slice(rest);
+                while let Some(frame) = take(&mut buffer).unwrap() {
+                    frames.push(frame);
+                }
+            }
+            assert_eq!(frames, expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn lengths_out_of_bounds_are_refused_before_memory_is_taken() {
+        for length in [0, LENGTH_MAX as u32 + 1, u32::MAX] {
+            let mut buffer = BytesMut::from(&hello()[..]);
+            buffer[..4].copy_from_slice(&length.to_le_bytes());
+            let capacity = buffer.capacity();
+            assert_eq!(take(&mut buffer), Err(FrameError::Length(length as usize)));
+            assert_eq!(buffer.capacity(), capacity);
+        }
+        let most = message(NodeId(1), NodeId(2), |out| out.put_bytes(7, MESSAGE_BYTES_MAX));
+        let (frames, _) = all(BytesMut::from(&most.unwrap()[..])).unwrap();
+        assert_eq!(frames.len(), 1);
+        let over = message(NodeId(1), NodeId(2), |out| out.put_bytes(7, MESSAGE_BYTES_MAX + 1));
+        assert!(matches!(over, Err(FrameError::Length(_))));
+    }
+
+    #[test]
+    fn a_flipped_bit_is_never_a_frame() {
+        let frame = hello();
+        for bit in 0..frame.len() * 8 {
+            let mut buffer = BytesMut::from(&frame[..]);
+            buffer[bit / 8] ^= 1 << (bit % 8);
+            if let Ok((frames, _)) = all(buffer) {
+                assert!(frames.is_empty(), "bit {bit} gave {frames:?}");
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(crate::fuzz_config())]
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = all(BytesMut::from(&bytes[..]));
+            // With a right length and checksum, the kind and body are reached.
+            let mut framed = BytesMut::new();
+            framed.put_bytes(0, PREFIX);
+            framed.put_slice(&bytes);
+            finish(&mut framed).unwrap();
+            let _ = all(framed);
+        }
+    }
+}

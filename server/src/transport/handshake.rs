@@ -1,0 +1,365 @@
+//! The first thing two processes say to each other, both ways, before any frame.
+//!
+//! `ORTHODRM`, the lowest and the highest wire version the speaker knows (two bytes each), the
+//! length of what follows (two bytes), a [`Hello`] in protobuf, and a CRC-32C of all before it. Both
+//! ends check everything; the acceptor answers with a `Hello` too, which names the reason if it
+//! refuses.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use bytes::{Buf as _, BufMut as _, BytesMut};
+use orthodrome_core::{Cluster, NodeId};
+use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::wire::internal::Hello;
+
+const MAGIC: &[u8; 8] = b"ORTHODRM";
+/// The wire versions this build speaks.
+pub const VERSIONS: (u16, u16) = (1, 1);
+const HEAD: usize = 14;
+/// Longest `Hello`, in bytes.
+const HELLO_MAX: usize = 2048;
+const REFUSAL_MAX: usize = 512;
+
+/// Why two processes do not talk.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The connection broke.
+    #[error("the connection broke in the handshake: {0}")]
+    Io(#[from] io::Error),
+    /// It took too long.
+    #[error("the handshake took too long")]
+    Timeout,
+    /// The other end does not speak this language at all.
+    #[error(
+        "the other end is not an Orthodrome node ({0}); check the address and whether both ends use TLS"
+    )]
+    NotANode(&'static str),
+    /// No version in common.
+    #[error("the other end speaks wire versions {theirs:?}, this one {ours:?}; upgrade the older node", ours = VERSIONS)]
+    Version {
+        /// The other end's lowest and highest.
+        theirs: (u16, u16),
+    },
+    /// The other end said something that cannot be true here.
+    #[error("{field} of the other end is {theirs}, and here it is {ours}; {remedy}")]
+    Mismatch {
+        /// What differs.
+        field: &'static str,
+        /// What the other end says.
+        theirs: String,
+        /// What is right here.
+        ours: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The other end refused.
+    #[error("the other end refuses: {0}")]
+    Refused(String),
+}
+
+/// One process of the cluster, as the map has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Its server machine; also the name of the process.
+    pub node: NodeId,
+    /// Its gateway machine.
+    pub gateway: NodeId,
+    /// Name of its region.
+    pub region: String,
+}
+
+/// What a process says of itself, and what it knows of the others.
+#[derive(Clone, Debug)]
+pub struct Introduction {
+    /// The cluster's id.
+    pub cluster: String,
+    /// This process.
+    pub me: Process,
+    /// All processes but this one.
+    pub others: BTreeMap<NodeId, Process>,
+    /// The map's epoch.
+    pub map_epoch: u64,
+    /// See [`map_digest`].
+    pub map_digest: u64,
+    /// The keyspace's protocol.
+    pub protocol: String,
+}
+
+/// A number that differs if two maps do: nodes that disagree on who holds what must not talk.
+#[must_use]
+pub fn map_digest(cluster: &Cluster) -> u64 {
+    // The debug form of a map names every node, replica and range, and holds no addresses.
+    let text = format!("{cluster:?}");
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+impl Introduction {
+    fn hello(&self, refusal: &str) -> Hello {
+        let mut refusal = refusal.to_owned();
+        refusal.truncate(refusal.floor_char_boundary(REFUSAL_MAX));
+        Hello {
+            cluster: self.cluster.clone(),
+            node: self.me.node.0,
+            gateway: self.me.gateway.0,
+            region: self.me.region.clone(),
+            map_epoch: self.map_epoch,
+            map_digest: self.map_digest,
+            protocol: self.protocol.clone(),
+            refusal,
+        }
+    }
+
+    /// The process that says `hello`, if it belongs here.
+    fn check(&self, hello: &Hello) -> Result<&Process, HandshakeError> {
+        let same = |field, theirs: &dyn ToString, ours: &dyn ToString, remedy| {
+            let (theirs, ours) = (theirs.to_string(), ours.to_string());
+            if theirs == ours {
+                return Ok(());
+            }
+            Err(HandshakeError::Mismatch { field, theirs, ours, remedy })
+        };
+        let address = "one of the two has the wrong address";
+        same("cluster", &hello.cluster, &self.cluster, address)?;
+        let node = NodeId(hello.node);
+        let Some(known) = self.others.get(&node) else {
+            let ours = format!("{} among {:?}", self.me.node, self.others.keys());
+            let field = "node id";
+            let remedy = "give every node its own id, and all nodes one list of nodes";
+            return Err(HandshakeError::Mismatch { field, theirs: node.to_string(), ours, remedy });
+        };
+        let lists = "give all nodes one list of nodes";
+        same("gateway id", &NodeId(hello.gateway), &known.gateway, lists)?;
+        same("region", &hello.region, &known.region, lists)?;
+        same("map epoch", &hello.map_epoch, &self.map_epoch, "restart the node with the old map")?;
+        let digest = format!("{:016x}", hello.map_digest);
+        let ours = format!("{:016x}", self.map_digest);
+        same("map digest", &digest, &ours, "give all nodes the same topology and placement")?;
+        same("protocol", &hello.protocol, &self.protocol, "set one `protocol` on all nodes")?;
+        Ok(known)
+    }
+}
+
+/// The dialing end: introduces itself, and returns once `expected` has answered.
+///
+/// # Errors
+/// See [`HandshakeError`].
+pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    mine: &Introduction,
+    expected: NodeId,
+) -> Result<(), HandshakeError> {
+    stream.write_all(&encode(&mine.hello(""))).await?;
+    stream.flush().await?;
+    let hello = read(stream).await?;
+    if !hello.refusal.is_empty() {
+        let plain = hello.refusal.chars().filter(|c| !c.is_control()).collect();
+        return Err(HandshakeError::Refused(plain));
+    }
+    let found = mine.check(&hello)?;
+    if found.node == expected {
+        return Ok(());
+    }
+    Err(HandshakeError::Mismatch {
+        field: "node id",
+        theirs: found.node.to_string(),
+        ours: expected.to_string(),
+        remedy: "the list of nodes gives it the wrong address",
+    })
+}
+
+/// The accepting end: returns who is calling. `certified` checks that the caller's certificate is
+/// that process's own.
+///
+/// # Errors
+/// See [`HandshakeError`]. The caller was told why.
+pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    mine: &Introduction,
+    certified: impl FnOnce(&Process) -> Result<(), String>,
+) -> Result<Process, HandshakeError> {
+    let caller = match read(stream).await {
+        Ok(hello) => mine.check(&hello).and_then(|process| {
+            certified(process).map_err(|theirs| HandshakeError::Mismatch {
+                field: "certificate",
+                theirs,
+                ours: process.node.to_string(),
+                remedy: "give each node the certificate that was made for it",
+            })?;
+            Ok(process.clone())
+        }),
+        Err(error @ HandshakeError::Version { .. }) => Err(error),
+        // Nobody who would understand an answer.
+        Err(error) => return Err(error),
+    };
+    let refusal = caller.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    stream.write_all(&encode(&mine.hello(&refusal))).await?;
+    stream.flush().await?;
+    caller
+}
+
+fn encode(hello: &Hello) -> BytesMut {
+    let mut out = BytesMut::new();
+    out.put_slice(MAGIC);
+    out.put_u16_le(VERSIONS.0);
+    out.put_u16_le(VERSIONS.1);
+    out.put_u16_le(hello.encoded_len() as u16);
+    hello.encode_raw(&mut out);
+    let crc = crc32c::crc32c(&out);
+    out.put_u32_le(crc);
+    out
+}
+
+/// The length of what follows the head.
+fn parse_head(head: &[u8; HEAD]) -> Result<usize, HandshakeError> {
+    let mut fields = &head[..];
+    if !fields.starts_with(MAGIC) {
+        return Err(HandshakeError::NotANode("wrong first bytes"));
+    }
+    fields.advance(MAGIC.len());
+    let theirs = (fields.get_u16_le(), fields.get_u16_le());
+    // This build speaks one version; one that speaks several picks the highest in common.
+    if theirs.0 > VERSIONS.1 || theirs.1 < VERSIONS.0 {
+        return Err(HandshakeError::Version { theirs });
+    }
+    let length = usize::from(fields.get_u16_le());
+    if length > HELLO_MAX {
+        return Err(HandshakeError::NotANode("an introduction over the limit"));
+    }
+    Ok(length)
+}
+
+fn parse_body(head: &[u8; HEAD], body: &[u8]) -> Result<Hello, HandshakeError> {
+    let bad = HandshakeError::NotANode;
+    let at = body.len().checked_sub(4).ok_or_else(|| bad("an introduction cut off"))?;
+    let (hello, mut crc) = body.split_at(at);
+    if crc.get_u32_le() != crc32c::crc32c_append(crc32c::crc32c(head), hello) {
+        return Err(bad("wrong checksum"));
+    }
+    Hello::decode(hello).map_err(|_| bad("an introduction of another form"))
+}
+
+async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Hello, HandshakeError> {
+    let mut head = [0; HEAD];
+    stream.read_exact(&mut head).await?;
+    let mut body = vec![0; parse_head(&head)? + 4];
+    stream.read_exact(&mut body).await?;
+    parse_body(&head, &body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn process(node: u32) -> Process {
+        Process { node: NodeId(node), gateway: NodeId(1000 + node), region: "A".into() }
+    }
+
+    fn introduction(node: u32) -> Introduction {
+        Introduction {
+            cluster: "test".into(),
+            me: process(node),
+            others: (1..=3).filter(|n| *n != node).map(|n| (NodeId(n), process(n))).collect(),
+            map_epoch: 1,
+            map_digest: 77,
+            protocol: "toy".into(),
+        }
+    }
+
+    type Ends = (Result<(), HandshakeError>, Result<Process, HandshakeError>);
+
+    async fn meet(a: Introduction, b: Introduction, expected: u32) -> Ends {
+        let (mut dialer, mut acceptor) = tokio::io::duplex(4096);
+        tokio::join!(dial(&mut dialer, &a, NodeId(expected)), accept(&mut acceptor, &b, |_| Ok(())))
+    }
+
+    #[tokio::test]
+    async fn two_nodes_of_one_cluster_meet() {
+        let (dialed, accepted) = meet(introduction(1), introduction(2), 2).await;
+        dialed.unwrap();
+        assert_eq!(accepted.unwrap(), process(1));
+    }
+
+    #[tokio::test]
+    async fn strangers_are_told_what_differs() {
+        type Change = fn(&mut Introduction);
+        let cases: [(&str, Change); 6] = [
+            ("cluster", |mine| mine.cluster = "other".into()),
+            ("node id", |mine| mine.me = process(9)),
+            ("gateway id", |mine| mine.me.gateway = NodeId(5)),
+            ("region", |mine| mine.me.region = "B".into()),
+            ("map digest", |mine| mine.map_digest = 78),
+            ("protocol", |mine| mine.protocol = "other".into()),
+        ];
+        for (field, change) in cases {
+            let mut stranger = introduction(1);
+            change(&mut stranger);
+            let (dialed, accepted) = meet(stranger, introduction(2), 2).await;
+            let (dialed, accepted) = (dialed.unwrap_err(), accepted.unwrap_err().to_string());
+            assert!(accepted.contains(field), "{accepted}");
+            assert!(
+                matches!(&dialed, HandshakeError::Refused(why) if why.contains(field)),
+                "{dialed}"
+            );
+        }
+        // Its own id, and the right node at the wrong address.
+        let (dialed, _) = meet(introduction(2), introduction(2), 2).await;
+        assert!(dialed.unwrap_err().to_string().contains("node id"));
+        let (dialed, _) = meet(introduction(1), introduction(2), 3).await;
+        assert!(dialed.unwrap_err().to_string().contains("wrong address"));
+    }
+
+    #[tokio::test]
+    async fn an_older_or_newer_node_is_told_the_versions() {
+        let (mut dialer, mut acceptor) = tokio::io::duplex(4096);
+        let mut bytes = encode(&introduction(1).hello(""));
+        bytes[8..12].copy_from_slice(&[9, 0, 10, 0]);
+        dialer.write_all(&bytes).await.unwrap();
+        let error = accept(&mut acceptor, &introduction(2), |_| Ok(())).await.unwrap_err();
+        assert!(error.to_string().contains("(9, 10)"), "{error}");
+        let answer = read(&mut dialer).await.unwrap();
+        assert!(answer.refusal.contains("(9, 10)"), "{}", answer.refusal);
+    }
+
+    #[tokio::test]
+    async fn a_cut_or_damaged_introduction_is_refused() {
+        let whole = encode(&introduction(1).hello(""));
+        for cut in 0..whole.len() {
+            let mut stream = &whole[..cut];
+            assert!(matches!(read(&mut stream).await, Err(HandshakeError::Io(_))), "cut at {cut}");
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let mut stream = &bytes[..];
+            let result = read(&mut stream).await;
+            let is_version = (8 * 8..12 * 8).contains(&bit);
+            assert!(result.is_err(), "bit {bit} was read as {result:?} (version: {is_version})");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(crate::fuzz_config())]
+
+        #[test]
+        fn arbitrary_bytes_never_panic(
+            head in any::<[u8; HEAD]>(),
+            body in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let _ = parse_head(&head);
+            let _ = parse_body(&head, &body);
+            // With a right checksum, the fields are reached.
+            let mut sealed = body.clone();
+            let crc = crc32c::crc32c_append(crc32c::crc32c(&head), &body);
+            sealed.put_u32_le(crc);
+            if let Ok(hello) = parse_body(&head, &sealed) {
+                let _ = introduction(1).check(&hello);
+            }
+        }
+    }
+}

@@ -1,0 +1,629 @@
+//! Messages between processes: framed TCP, with TLS, in both directions.
+//!
+//! Each process dials every other one, and sends only on connections it dialed; so each direction
+//! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: over the
+//! bound the oldest frames are dropped, and so is everything queued when a connection cannot be
+//! made, for protocols tolerate loss and repeat what matters. Frames of one connection arrive in
+//! order, or not at all.
+
+mod delay;
+pub mod frame;
+pub mod handshake;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use orthodrome_core::{NodeId, Rng};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+use self::delay::DelayLine;
+use self::frame::Frame;
+use self::handshake::{HandshakeError, Introduction, Process};
+use crate::tls::{self, Tls};
+
+/// How long a connection and its handshake may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// A sign of life this often.
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// No sign of life for this long: the connection is dead.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// First and longest pause between attempts to connect; each is drawn from its upper half.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// Connections that have not introduced themselves yet, at once; more are closed unheard.
+const STRANGERS_MAX: usize = 256;
+/// Frames are gathered into writes of about this size.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// Who gets the messages that arrive.
+pub trait Deliver: Send + Sync + 'static {
+    /// Takes a message from a machine of another process; waits while its receiver is behind.
+    /// `bytes` are the sender's own encoding.
+    ///
+    /// # Errors
+    /// It is not a message, or not for a machine here; the connection is closed, for that reason.
+    fn deliver(
+        &self,
+        from: NodeId,
+        to: NodeId,
+        bytes: Bytes,
+    ) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+/// Another process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Who it is.
+    pub process: Process,
+    /// `host:port`.
+    pub address: String,
+    /// Emulated one-way delay from here to there; zero for none.
+    pub delay: Duration,
+}
+
+/// How to start a transport.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What to say, and whom to expect.
+    pub introduction: Introduction,
+    /// Every other process.
+    pub peers: Vec<Peer>,
+    /// None: plain TCP.
+    pub tls: Option<Tls>,
+    /// Bound of each peer's queue, in bytes.
+    pub queue_bytes_max: usize,
+}
+
+/// Counts since the transport started.
+#[derive(Debug, Default)]
+struct Counters {
+    sent: AtomicU64,
+    sent_bytes: AtomicU64,
+    lost: AtomicU64,
+    received: AtomicU64,
+    received_bytes: AtomicU64,
+    connects: AtomicU64,
+    is_connected: AtomicBool,
+    rtt_us: AtomicU64,
+}
+
+/// The link to and from one peer, for status reports.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinkStatus {
+    /// The peer.
+    pub peer: NodeId,
+    /// Whether frames can be sent to it now.
+    pub is_connected: bool,
+    /// Messages written to its connections.
+    pub sent: u64,
+    /// Their bytes, heads included.
+    pub sent_bytes: u64,
+    /// Messages dropped because the queue was full or no connection could be made.
+    pub lost: u64,
+    /// Messages that came from it.
+    pub received: u64,
+    /// Their bytes, heads included.
+    pub received_bytes: u64,
+    /// How often it was connected to.
+    pub connects: u64,
+    /// Round trip of the last sign of life, without emulated delay, in microseconds.
+    pub rtt_us: u64,
+    /// Bytes that wait to be written.
+    pub queued_bytes: usize,
+}
+
+/// Everything one peer's tasks share.
+struct Link {
+    peer: Peer,
+    queue: Mutex<Queue>,
+    ready: Notify,
+    queue_bytes_max: usize,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Link {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, frame: Bytes) {
+        let mut queue = self.queue();
+        queue.bytes += frame.len();
+        queue.frames.push_back(frame);
+        let mut lost = 0;
+        while queue.bytes > self.queue_bytes_max {
+            let Some(oldest) = queue.frames.pop_front() else { break };
+            queue.bytes -= oldest.len();
+            lost += 1;
+        }
+        drop(queue);
+        if lost > 0 {
+            self.counters.lost.fetch_add(lost, Ordering::Relaxed);
+        }
+        self.ready.notify_one();
+    }
+
+    /// Frames worth about one write; none if nothing waits.
+    fn take(&self, into: &mut Vec<Bytes>) {
+        let mut queue = self.queue();
+        let mut taken = 0;
+        while taken < WRITE_BYTES {
+            let Some(frame) = queue.frames.pop_front() else { break };
+            taken += frame.len();
+            into.push(frame);
+        }
+        queue.bytes -= taken;
+    }
+
+    fn clear(&self) {
+        let queue = std::mem::take(&mut *self.queue());
+        self.counters.lost.fetch_add(queue.frames.len() as u64, Ordering::Relaxed);
+    }
+
+    fn status(&self) -> LinkStatus {
+        let Counters {
+            sent,
+            sent_bytes,
+            lost,
+            received,
+            received_bytes,
+            connects,
+            is_connected,
+            rtt_us,
+        } = &self.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        LinkStatus {
+            peer: self.peer.process.node,
+            is_connected: is_connected.load(Ordering::Relaxed),
+            sent: get(sent),
+            sent_bytes: get(sent_bytes),
+            lost: get(lost),
+            received: get(received),
+            received_bytes: get(received_bytes),
+            connects: get(connects),
+            rtt_us: get(rtt_us),
+            queued_bytes: self.queue().bytes,
+        }
+    }
+}
+
+/// A running transport. Dropping it ends its connections at once.
+pub struct Transport {
+    /// By server and by gateway.
+    links: BTreeMap<NodeId, Arc<Link>>,
+    delay: Option<DelayLine<(Arc<Link>, Bytes)>>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transport").field("links", &self.links.keys()).finish_non_exhaustive()
+    }
+}
+
+impl Transport {
+    /// Starts to listen and to dial, on the current tokio runtime.
+    ///
+    /// # Errors
+    /// The operating system has no more threads.
+    pub fn start<D: Deliver>(
+        settings: Settings,
+        listener: TcpListener,
+        deliver: Arc<D>,
+    ) -> io::Result<Self> {
+        let Settings { introduction, peers, tls, queue_bytes_max } = settings;
+        let mut links = BTreeMap::new();
+        let mut own = Vec::new();
+        for peer in peers {
+            let ids = [peer.process.node, peer.process.gateway];
+            let link = Arc::new(Link {
+                peer,
+                queue: Mutex::default(),
+                ready: Notify::new(),
+                queue_bytes_max,
+                counters: Counters::default(),
+            });
+            for id in ids {
+                links.insert(id, link.clone());
+            }
+            own.push(link);
+        }
+        let delay = if own.iter().any(|link| !link.peer.delay.is_zero()) {
+            Some(DelayLine::start(|(link, frame): (Arc<Link>, Bytes)| link.push(frame))?)
+        } else {
+            None
+        };
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let shared = Arc::new(Shared { introduction, tls, stop: stop.clone() });
+        for link in &own {
+            let (link, shared) = (link.clone(), shared.clone());
+            let cancelled = stop.clone().cancelled_owned();
+            tasks.spawn(async move {
+                let mut dialing = pin!(shared.dial(&link));
+                tokio::select! { () = &mut dialing => {} () = cancelled => {} }
+                link.counters.is_connected.store(false, Ordering::Relaxed);
+            });
+        }
+        let acceptor = Acceptor {
+            shared,
+            links: links.clone(),
+            deliver,
+            current: Mutex::default(),
+            tasks: tasks.clone(),
+        };
+        let accepting = Arc::new(acceptor).listen(listener);
+        let cancelled = stop.clone().cancelled_owned();
+        tasks.spawn(async move {
+            tokio::select! { () = accepting => {} () = cancelled => {} }
+        });
+        Ok(Self { links, delay, stop, tasks })
+    }
+
+    /// Sends a message of machine `from` to machine `to`, which must be in another process; `encode`
+    /// appends its bytes. Returns at once; the message may be lost.
+    pub fn send(&self, from: NodeId, to: NodeId, encode: impl FnOnce(&mut BytesMut)) {
+        let Some(link) = self.links.get(&to) else {
+            warn!(%from, %to, "dropped a message to a machine that is not on the map");
+            return;
+        };
+        let frame = match frame::message(from, to, encode) {
+            Ok(frame) => frame,
+            Err(error) => {
+                tracing::error!(%from, %to, %error, "dropped a message");
+                link.counters.lost.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        };
+        match &self.delay {
+            Some(line) if !link.peer.delay.is_zero() => {
+                line.push(Instant::now() + link.peer.delay, (link.clone(), frame));
+            }
+            Some(_) | None => link.push(frame),
+        }
+    }
+
+    /// Every link, by peer.
+    #[must_use]
+    pub fn status(&self) -> Vec<LinkStatus> {
+        let links = self.links.iter().filter(|(id, link)| **id == link.peer.process.node);
+        links.map(|(_, link)| link.status()).collect()
+    }
+
+    /// Ends all connections and waits for their tasks.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for Transport {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+struct Shared {
+    introduction: Introduction,
+    tls: Option<Tls>,
+    stop: CancellationToken,
+}
+
+impl Shared {
+    /// Keeps a connection to one peer. Ends only by being dropped.
+    async fn dial(&self, link: &Link) {
+        let me = self.introduction.me.node;
+        let peer = link.peer.process.node;
+        let mut rng = Rng::stream(u64::from(std::process::id()), "dial", peer.0.into());
+        let mut pause = BACKOFF.0;
+        let mut last_error = String::new();
+        loop {
+            let connected = timeout(CONNECT_WITHIN, self.connect(link)).await;
+            let error = match connected.unwrap_or(Err(HandshakeError::Timeout)) {
+                Ok(stream) => {
+                    info!(%me, %peer, address = link.peer.address, "connected");
+                    link.counters.connects.fetch_add(1, Ordering::Relaxed);
+                    link.counters.is_connected.store(true, Ordering::Relaxed);
+                    (pause, last_error) = (BACKOFF.0, String::new());
+                    let error = send_frames(stream, link).await;
+                    link.counters.is_connected.store(false, Ordering::Relaxed);
+                    info!(%me, %peer, %error, "connection lost");
+                    continue;
+                }
+                Err(error) => error.to_string(),
+            };
+            // What waits for a peer that cannot be reached is lost, as on a real network.
+            link.clear();
+            if error != last_error {
+                warn!(%me, %peer, address = link.peer.address, error, "cannot connect; will retry");
+                last_error = error;
+            }
+            let half = pause / 2;
+            let jitter = rng.below(u64::try_from(half.as_micros()).unwrap_or(u64::MAX));
+            tokio::time::sleep(half + Duration::from_micros(jitter)).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+    }
+
+    async fn connect(&self, link: &Link) -> Result<Box<dyn Stream>, HandshakeError> {
+        let peer = link.peer.process.node;
+        let stream = TcpStream::connect(&link.peer.address).await?;
+        stream.set_nodelay(true)?;
+        let mut stream: Box<dyn Stream> = match &self.tls {
+            None => Box::new(stream),
+            Some(tls) => {
+                let name = tls::server_name(&self.introduction.cluster, peer);
+                let name = name.map_err(io::Error::other)?;
+                Box::new(tls.connector.connect(name, stream).await?)
+            }
+        };
+        handshake::dial(&mut stream, &self.introduction, peer).await?;
+        Ok(stream)
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("the other end closed it")]
+    Closed,
+    #[error("no sign of life for {SILENCE_MAX:?}")]
+    Silence,
+    #[error("malformed input: {0}")]
+    Frame(#[from] frame::FrameError),
+    #[error("the other end sent {0}")]
+    Unexpected(&'static str),
+    #[error("rejected input: {0}")]
+    Rejected(String),
+}
+
+/// Writes what is queued, and signs of life, until the connection ends.
+async fn send_frames(stream: Box<dyn Stream>, link: &Link) -> Ended {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let start = Instant::now();
+    let mut heard = Instant::now();
+    let mut ping = tokio::time::interval(PING_EVERY);
+    ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut input = BytesMut::new();
+    let mut frames = Vec::new();
+    let mut gathered = BytesMut::new();
+    loop {
+        link.take(&mut frames);
+        if frames.is_empty() {
+            // Each branch can be dropped at any point without losing anything.
+            tokio::select! {
+                () = link.ready.notified() => {}
+                read = reader.read_buf(&mut input) => {
+                    match read {
+                        Ok(0) => return Ended::Closed,
+                        Ok(_) => heard = Instant::now(),
+                        Err(error) => return error.into(),
+                    }
+                    if let Err(ended) = hear(&mut input, start, link) {
+                        return ended;
+                    }
+                }
+                _ = ping.tick() => {
+                    if heard.elapsed() > SILENCE_MAX {
+                        return Ended::Silence;
+                    }
+                    let now = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                    frames.push(frame::signal(false, now));
+                }
+            }
+        }
+        if frames.is_empty() {
+            continue;
+        }
+        let written = timeout(SILENCE_MAX, write(&mut writer, &mut frames, &mut gathered, link));
+        match written.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return error.into(),
+            Err(_) => return Ended::Silence,
+        }
+    }
+}
+
+/// Takes in answers to signs of life.
+fn hear(input: &mut BytesMut, start: Instant, link: &Link) -> Result<(), Ended> {
+    while let Some(frame) = frame::take(input)? {
+        match frame {
+            Frame::Pong(sent) => {
+                let now = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                link.counters.rtt_us.store(now.saturating_sub(sent), Ordering::Relaxed);
+            }
+            Frame::Ping(_) => return Err(Ended::Unexpected("a ping on a connection it accepted")),
+            Frame::Message { .. } => {
+                return Err(Ended::Unexpected("a message on a connection it accepted"));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn write(
+    writer: &mut (impl AsyncWrite + Unpin),
+    frames: &mut Vec<Bytes>,
+    gathered: &mut BytesMut,
+    link: &Link,
+) -> io::Result<()> {
+    let (mut count, mut bytes) = (0, 0);
+    for frame in frames.drain(..) {
+        count += 1;
+        bytes += frame.len() as u64;
+        // A large frame goes out by itself; small ones share a write.
+        if frame.len() >= WRITE_BYTES / 4 {
+            writer.write_all_buf(gathered).await?;
+            writer.write_all(&frame).await?;
+        } else {
+            gathered.extend_from_slice(&frame);
+        }
+    }
+    writer.write_all_buf(gathered).await?;
+    writer.flush().await?;
+    link.counters.sent.fetch_add(count, Ordering::Relaxed);
+    link.counters.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The accepting side.
+struct Acceptor<D> {
+    shared: Arc<Shared>,
+    links: BTreeMap<NodeId, Arc<Link>>,
+    deliver: Arc<D>,
+    /// The newest connection from each peer; an older one is dead, though nobody said so.
+    current: Mutex<BTreeMap<NodeId, CancellationToken>>,
+    tasks: TaskTracker,
+}
+
+impl<D: Deliver> Acceptor<D> {
+    /// Accepts connections. Ends only by being dropped.
+    async fn listen(self: Arc<Self>, listener: TcpListener) {
+        let me = self.shared.introduction.me.node;
+        let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+        loop {
+            let (stream, address) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely: others may be closed meanwhile.
+                    warn!(%me, %error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let Ok(place) = strangers.clone().try_acquire_owned() else {
+                debug!(%me, %address, "closed a connection: too many strangers");
+                continue;
+            };
+            let acceptor = self.clone();
+            let stop = self.shared.stop.clone();
+            self.tasks.spawn(async move {
+                let greeted = tokio::select! {
+                    greeted = timeout(CONNECT_WITHIN, acceptor.greet(stream)) => greeted,
+                    () = stop.cancelled() => return,
+                };
+                drop(place);
+                match greeted.unwrap_or(Err(HandshakeError::Timeout)) {
+                    Ok((stream, peer)) => acceptor.receive(stream, peer).await,
+                    Err(error) => warn!(%me, %address, %error, "refused a connection"),
+                }
+            });
+        }
+    }
+
+    async fn greet(&self, stream: TcpStream) -> Result<(Box<dyn Stream>, Process), HandshakeError> {
+        stream.set_nodelay(true)?;
+        let mine = &self.shared.introduction;
+        let Some(tls) = &self.shared.tls else {
+            let mut stream: Box<dyn Stream> = Box::new(stream);
+            let peer = handshake::accept(&mut stream, mine, |_| Ok(())).await?;
+            return Ok((stream, peer));
+        };
+        let stream = tls.acceptor.accept(stream).await?;
+        let (_, connection) = stream.get_ref();
+        let certificate = connection.peer_certificates().and_then(|chain| chain.first()).cloned();
+        let mut stream: Box<dyn Stream> = Box::new(stream);
+        let certified = |process: &Process| match &certificate {
+            Some(certificate) => tls::is_for(certificate, &mine.cluster, process.node),
+            None => Err("none".into()),
+        };
+        let peer = handshake::accept(&mut stream, mine, certified).await?;
+        Ok((stream, peer))
+    }
+
+    async fn receive(&self, stream: Box<dyn Stream>, peer: Process) {
+        let me = self.shared.introduction.me.node;
+        let Some(link) = self.links.get(&peer.node) else { return };
+        let mine = self.shared.stop.child_token();
+        {
+            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(older) = current.insert(peer.node, mine.clone()) {
+                older.cancel();
+            }
+        }
+        let ended = tokio::select! {
+            ended = self.read_frames(stream, &peer, link) => ended,
+            () = mine.cancelled() => return,
+        };
+        match ended {
+            Ended::Closed | Ended::Io(_) => debug!(%me, peer = %peer.node, %ended, "caller left"),
+            Ended::Silence | Ended::Frame(_) | Ended::Unexpected(_) | Ended::Rejected(_) => {
+                warn!(%me, peer = %peer.node, %ended, "closed a connection");
+            }
+        }
+    }
+
+    async fn read_frames(&self, stream: Box<dyn Stream>, peer: &Process, link: &Link) -> Ended {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let mut input = BytesMut::with_capacity(64 << 10);
+        loop {
+            loop {
+                let before = input.len();
+                let frame = match frame::take(&mut input) {
+                    Ok(Some(frame)) => frame,
+                    Ok(None) => break,
+                    Err(error) => return error.into(),
+                };
+                match frame {
+                    Frame::Ping(number) => {
+                        let answer = frame::signal(true, number);
+                        let answered = timeout(SILENCE_MAX, async {
+                            writer.write_all(&answer).await?;
+                            writer.flush().await
+                        });
+                        match answered.await {
+                            Ok(Ok(())) => {}
+                            Ok(Err(error)) => return error.into(),
+                            Err(_) => return Ended::Silence,
+                        }
+                    }
+                    Frame::Pong(_) => return Ended::Unexpected("an answer that nobody asked for"),
+                    Frame::Message { from, to, bytes } => {
+                        if from != peer.node && from != peer.gateway {
+                            return Ended::Rejected(format!("a message in the name of {from}"));
+                        }
+                        let length = (before - input.len()) as u64;
+                        link.counters.received.fetch_add(1, Ordering::Relaxed);
+                        link.counters.received_bytes.fetch_add(length, Ordering::Relaxed);
+                        if let Err(why) = self.deliver.deliver(from, to, bytes).await {
+                            return Ended::Rejected(why);
+                        }
+                    }
+                }
+            }
+            input.reserve(16 << 10);
+            match timeout(SILENCE_MAX, reader.read_buf(&mut input)).await {
+                Ok(Ok(0)) => return Ended::Closed,
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return error.into(),
+                Err(_) => return Ended::Silence,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

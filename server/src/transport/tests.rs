@@ -1,0 +1,255 @@
+//! Transports against each other and against strangers, on loopback.
+
+use bytes::BufMut as _;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::tls::Authority;
+
+/// Hands messages to a channel; refuses those that say so.
+struct Collect(mpsc::UnboundedSender<(NodeId, NodeId, Bytes, Instant)>);
+
+impl Deliver for Collect {
+    async fn deliver(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<(), String> {
+        if bytes.starts_with(b"bad") {
+            return Err("a bad message".into());
+        }
+        let _ = self.0.send((from, to, bytes, Instant::now()));
+        Ok(())
+    }
+}
+
+type Inbox = mpsc::UnboundedReceiver<(NodeId, NodeId, Bytes, Instant)>;
+
+fn process(node: u32) -> Process {
+    Process { node: NodeId(node), gateway: NodeId(1000 + node), region: format!("R{node}") }
+}
+
+fn settings(node: u32, addresses: &[String], delay: Duration, tls: Option<Tls>) -> Settings {
+    let everyone = 1..=addresses.len() as u32;
+    let others = everyone.filter(|n| *n != node);
+    Settings {
+        introduction: Introduction {
+            cluster: "test".into(),
+            me: process(node),
+            others: others.clone().map(|n| (NodeId(n), process(n))).collect(),
+            map_epoch: 1,
+            map_digest: 7,
+            protocol: "toy".into(),
+        },
+        peers: others
+            .map(|n| Peer {
+                process: process(n),
+                address: addresses[n as usize - 1].clone(),
+                delay,
+            })
+            .collect(),
+        tls,
+        queue_bytes_max: 1 << 20,
+    }
+}
+
+async fn listener() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+async fn pair(delay: Duration, tls: [Option<Tls>; 2]) -> ([Transport; 2], [Inbox; 2]) {
+    let (a, b) = (listener().await, listener().await);
+    let addresses = [a.1, b.1];
+    let [tls_a, tls_b] = tls;
+    let ((sender_a, inbox_a), (sender_b, inbox_b)) =
+        (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+    let start = |node, listener, tls, sender| {
+        let settings = settings(node, &addresses, delay, tls);
+        Transport::start(settings, listener, Arc::new(Collect(sender))).unwrap()
+    };
+    let transports = [start(1, a.0, tls_a, sender_a), start(2, b.0, tls_b, sender_b)];
+    (transports, [inbox_a, inbox_b])
+}
+
+async fn send_and_receive(transports: &[Transport; 2], inboxes: &mut [Inbox; 2]) {
+    let [a, b] = transports;
+    for (transport, from, to, inbox) in [(a, 1, 2, 1), (b, 1002, 1001, 0)] {
+        loop {
+            transport.send(NodeId(from), NodeId(to), |out| out.put_slice(b"hello"));
+            let received = inboxes[inbox].recv();
+            if let Ok(Some((f, t, bytes, _))) = timeout(Duration::from_millis(200), received).await
+            {
+                assert_eq!((f.0, t.0, &bytes[..]), (from, to, &b"hello"[..]));
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn messages_travel_both_ways_in_order() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    for number in 0..10_000_u32 {
+        transports[0].send(NodeId(1001), NodeId(2), |out| out.put_u32(number));
+    }
+    let mut next = 0;
+    while next < 10_000 {
+        let (_, _, bytes, _) = inboxes[1].recv().await.unwrap();
+        if bytes.len() == 4 {
+            assert_eq!(bytes[..], u32::to_be_bytes(next));
+            next += 1;
+        }
+    }
+    let status = transports[0].status();
+    assert!(status[0].is_connected && status[0].sent >= 10_000 && status[0].connects == 1);
+}
+
+#[tokio::test]
+async fn a_large_message_passes_and_one_over_the_limit_does_not_harm_the_link() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    let over = frame::MESSAGE_BYTES_MAX + 1;
+    transports[0].send(NodeId(1), NodeId(2), |out| out.put_bytes(1, over));
+    transports[0].send(NodeId(1), NodeId(2), |out| out.put_bytes(2, 900_000));
+    transports[0].send(NodeId(1), NodeId(2), |out| out.put_slice(b"small"));
+    let mut got = Vec::new();
+    while got.len() < 2 {
+        let (_, _, bytes, _) = inboxes[1].recv().await.unwrap();
+        if &bytes[..] != b"hello" {
+            got.push(bytes.len());
+        }
+    }
+    assert_eq!(got, [900_000, 5]);
+}
+
+#[tokio::test]
+async fn a_full_queue_drops_its_oldest() {
+    // Nobody listens at the peer's address.
+    let (a, nobody) = (listener().await, listener().await);
+    let addresses = [a.1, nobody.1];
+    drop(nobody.0);
+    let (sender, _inbox) = mpsc::unbounded_channel();
+    let settings = settings(1, &addresses, Duration::ZERO, None);
+    let transport = Transport::start(settings, a.0, Arc::new(Collect(sender))).unwrap();
+    for _ in 0..100 {
+        transport.send(NodeId(1), NodeId(2), |out| out.put_bytes(1, 100_000));
+    }
+    let status = &transport.status()[0];
+    assert!(status.queued_bytes <= 1 << 20, "{status:?}");
+    assert!(status.lost >= 89 && !status.is_connected, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_restarted_peer_is_found_again() {
+    let (mut transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    let addresses: Vec<String> = {
+        let [a, b] = &transports;
+        [b, a].map(|t| t.links.values().next().unwrap().peer.address.clone()).to_vec()
+    };
+    transports[1].stop().await;
+    let listener = TcpListener::bind(&addresses[1]).await.unwrap();
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let settings = settings(2, &addresses, Duration::ZERO, None);
+    transports[1] = Transport::start(settings, listener, Arc::new(Collect(sender))).unwrap();
+    inboxes[1] = inbox;
+    send_and_receive(&transports, &mut inboxes).await;
+    assert!(transports[0].status()[0].connects >= 2);
+}
+
+#[tokio::test]
+async fn a_rejected_message_closes_its_connection_only() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    transports[0].send(NodeId(1), NodeId(2), |out| out.put_slice(b"bad"));
+    while transports[0].status()[0].connects < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // In another's name: the connection is closed too.
+    transports[0].send(NodeId(2), NodeId(2), |out| out.put_slice(b"as another"));
+    while transports[0].status()[0].connects < 3 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    send_and_receive(&transports, &mut inboxes).await;
+}
+
+fn tls(authority: &Authority, node: u32) -> Tls {
+    let dir = tempfile::tempdir().unwrap();
+    let files = authority.issue(dir.path(), NodeId(node), &[]).unwrap();
+    Tls::load(&files, "test", NodeId(node)).unwrap()
+}
+
+#[tokio::test]
+async fn nodes_with_certificates_of_one_authority_talk() {
+    let authority = Authority::new("test").unwrap();
+    let both = [tls(&authority, 1), tls(&authority, 2)].map(Some);
+    let (transports, mut inboxes) = pair(Duration::ZERO, both).await;
+    send_and_receive(&transports, &mut inboxes).await;
+}
+
+#[tokio::test]
+async fn strangers_and_impostors_are_refused() {
+    let (authority, other) = (Authority::new("test").unwrap(), Authority::new("test").unwrap());
+    let impostor = {
+        // Node 3's certificate, in the hands of one that says it is node 1.
+        let dir = tempfile::tempdir().unwrap();
+        let files = authority.issue(dir.path(), NodeId(3), &[]).unwrap();
+        assert!(matches!(Tls::load(&files, "test", NodeId(1)), Err(tls::TlsError::Name { .. })));
+        Tls::load(&files, "test", NodeId(3)).unwrap()
+    };
+    for (what, first) in
+        [("another authority", Some(tls(&other, 1))), ("plain", None), ("impostor", Some(impostor))]
+    {
+        let second = Some(tls(&authority, 2));
+        let (transports, mut inboxes) = pair(Duration::ZERO, [first, second]).await;
+        for _ in 0..20 {
+            transports[0].send(NodeId(1), NodeId(2), |out| out.put_slice(b"hello"));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(inboxes[1].try_recv().is_err(), "{what} was let in");
+        assert_eq!(transports[0].status()[0].connects, 0, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn bytes_of_strangers_are_refused_and_slow_ones_do_not_block_others() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    let address = transports[0].links[&NodeId(2)].peer.address.clone();
+    let mut slow = Vec::new();
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(b"ORT").await.unwrap();
+        slow.push(stream);
+    }
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[0xff; 100]] {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let read = timeout(Duration::from_secs(2), stream.read_to_end(&mut answer)).await;
+        assert!(read.is_ok(), "the connection stays open after {bytes:?}");
+        assert!(answer.is_empty());
+    }
+    send_and_receive(&transports, &mut inboxes).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_emulated_delay_is_kept_within_half_a_millisecond() {
+    let delay = Duration::from_millis(20);
+    let (transports, mut inboxes) = pair(delay, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    let mut errors = Vec::new();
+    while errors.len() < 200 {
+        let sent = Instant::now();
+        transports[0].send(NodeId(1), NodeId(2), |out| out.put_slice(b"timed"));
+        // Greetings may still be under way.
+        let (_, _, bytes, arrived) = inboxes[1].recv().await.unwrap();
+        if &bytes[..] == b"timed" {
+            let took = arrived - sent;
+            assert!(took >= delay, "early: {took:?}");
+            errors.push(took - delay);
+        }
+    }
+    errors.sort();
+    let (median, p95) = (errors[100], errors[190]);
+    println!("emulated delay of {delay:?}: median error {median:?}, 95th percentile {p95:?}");
+    assert!(median <= Duration::from_micros(500), "median error {median:?}");
+}
