@@ -3,8 +3,9 @@
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp, nanos};
 
-/// What physical clocks read at the start of a run, in nanoseconds since the Unix epoch: far from
-/// zero, so that a protocol that mixes up [`Time`] and [`Timestamp`] fails at once.
+/// What physical clocks read at the start of a run unless a model says otherwise, in nanoseconds
+/// since the Unix epoch: far from zero, so that a protocol that mixes up [`Time`] and [`Timestamp`]
+/// fails at once.
 pub const EPOCH: u64 = 1_700_000_000_000_000_000;
 
 /// How well clocks agree.
@@ -16,6 +17,8 @@ pub struct ClockModel {
     pub skew: Duration,
     /// How long a clock takes to wander from one end of its range to the other and back.
     pub period: Duration,
+    /// What true time is at the start of the run, in nanoseconds since the Unix epoch.
+    pub epoch: u64,
 }
 
 impl Default for ClockModel {
@@ -24,6 +27,7 @@ impl Default for ClockModel {
             error: Duration::from_millis(2),
             skew: Duration::from_millis(1),
             period: Duration::from_secs(20),
+            epoch: EPOCH,
         }
     }
 }
@@ -32,6 +36,7 @@ impl Default for ClockModel {
 /// triangle wave, which is what drift under periodic correction looks like without its steps.
 #[derive(Clone, Debug)]
 pub struct NodeClock {
+    epoch: u64,
     error: Duration,
     offset: i64,
     amplitude: i64,
@@ -56,7 +61,8 @@ impl NodeClock {
         let period = signed(model.period).max(4);
         let phase = i64::try_from(rng.below(period.unsigned_abs())).unwrap_or(0);
         let drift = (0, Time::ZERO);
-        Self { error: model.error, offset, amplitude, period, phase, step: 0, drift }
+        let (epoch, error) = (model.epoch, model.error);
+        Self { epoch, error, offset, amplitude, period, phase, step: 0, drift }
     }
 
     /// What the clock reads at true time `now`.
@@ -64,7 +70,7 @@ impl NodeClock {
     pub fn read(&self, now: Time) -> Clock {
         let away = self.offset_at(now);
         Clock {
-            now: Timestamp(EPOCH.saturating_add(now.0).saturating_add_signed(away)),
+            now: Timestamp(self.epoch.saturating_add(now.0).saturating_add_signed(away)),
             error: self.error,
         }
     }

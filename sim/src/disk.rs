@@ -175,6 +175,17 @@ impl<P: Protocol> Disk<P> {
         self.flushing = 0;
     }
 
+    /// Makes everything written survive the next crash, or nothing of what was not flushed: for
+    /// scripts, which leave nothing to chance.
+    pub fn settle(&mut self, keep: bool) {
+        self.flushing = if keep { self.pending.len() } else { 0 };
+        if keep {
+            self.finish_flush();
+        } else {
+            self.pending.clear();
+        }
+    }
+
     /// A fault makes each flush take `extra` longer; zero ends it.
     pub fn slow_down(&mut self, extra: Duration) {
         self.extra = extra;

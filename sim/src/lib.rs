@@ -10,6 +10,8 @@ pub mod cpu;
 pub mod disk;
 pub mod fault;
 pub mod floor;
+#[cfg(feature = "golden")]
+pub mod golden;
 mod hash;
 pub mod load;
 pub mod network;

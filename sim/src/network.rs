@@ -273,6 +273,12 @@ impl<M> Network<M> {
         lost
     }
 
+    /// True if nothing gets through.
+    #[must_use]
+    pub fn is_blocked(&self, from: u32, to: u32) -> bool {
+        self.links.get(self.at(from, to)).is_some_and(|link| link.blocked > 0)
+    }
+
     fn model_delay(&self, from: u32, to: u32) -> u64 {
         self.links.get(self.at(from, to)).map_or(0, |link| link.base + link.extra)
     }

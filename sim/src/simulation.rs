@@ -11,6 +11,7 @@ use orthodrome_core::machine::{Effect, Input, Machine, Message, Protocol, Setup}
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::trace::{Event as TraceEvent, Line};
+use orthodrome_core::txn::{Key, Read, Reads};
 use orthodrome_eval::metrics::{Run, RunResult};
 use orthodrome_eval::workload::Workload;
 
@@ -168,6 +169,25 @@ pub(crate) struct InFlight<P: Protocol> {
     pub(crate) msg: P::Msg,
 }
 
+/// What step-by-step control holds back.
+pub(crate) struct Manual<P: Protocol> {
+    /// Messages that were sent and not delivered, numbered from 1 in the order of sending.
+    pub(crate) held: Vec<(u32, InFlight<P>)>,
+    next: u32,
+    /// Told of every message that is sent.
+    echo: EchoSink<P>,
+}
+
+type EchoSink<P> = Box<dyn FnMut(u32, &InFlight<P>)>;
+
+impl<P: Protocol> Manual<P> {
+    fn hold(&mut self, flight: InFlight<P>) {
+        self.next += 1;
+        (self.echo)(self.next, &flight);
+        self.held.push((self.next, flight));
+    }
+}
+
 #[derive(Debug)]
 enum Event<P: Protocol> {
     /// A message arrives; `is_ready` once it has had its CPU time.
@@ -203,10 +223,8 @@ pub(crate) struct World<P: Protocol> {
     trace: Option<TraceSink>,
     hash: TraceHash,
     disk_rng: Rng,
-    /// Messages are held for [`Simulation::release`] rather than sent, and flushes wait for
-    /// [`Simulation::flush_disk`]: step-by-step control, for golden scripts.
-    is_manual: bool,
-    pub(crate) held: Vec<InFlight<P>>,
+    /// Step-by-step control: messages are held, flushes and timers wait to be asked for.
+    pub(crate) manual: Option<Manual<P>>,
     events: u64,
     pub(crate) failure: Option<Failure>,
 }
@@ -306,8 +324,7 @@ impl<P: Protocol> Simulation<P> {
             trace: None,
             hash: TraceHash::default(),
             disk_rng: stream("disk"),
-            is_manual: false,
-            held: Vec::new(),
+            manual: None,
             events: 0,
             failure: None,
         };
@@ -650,23 +667,32 @@ impl<P: Protocol> Simulation<P> {
     }
 
     /// Expires every timer of a node that is due.
-    pub(crate) fn fire(&mut self, index: u32) {
-        let now = self.world.now;
+    fn fire(&mut self, index: u32) {
+        // A handler may set a timer that is due at once; the bound on events at one instant stops
+        // a machine that always does.
         for _ in 0..10_000 {
-            let node = self.node(index);
-            let clock = node.clock.read(now);
-            let fired = on_host!(&mut node.process, host => {
-                let fired = host.fire_next(now, clock);
-                host.flush(now, clock);
-                fired
-            }, None);
-            let Some(timer) = fired else { break };
-            self.world.events += 1;
-            self.world
-                .log(index, TraceEvent::Timer, None, None, None, "-", || format!("{timer:?}"));
-            self.settle_input(index, 0);
+            if !self.fire_one(index) {
+                break;
+            }
         }
         self.rearm(index);
+    }
+
+    /// Expires a node's earliest timer, if it is due.
+    fn fire_one(&mut self, index: u32) -> bool {
+        let now = self.world.now;
+        let node = self.node(index);
+        let clock = node.clock.read(now);
+        let fired = on_host!(&mut node.process, host => {
+            let fired = host.fire_next(now, clock);
+            host.flush(now, clock);
+            fired
+        }, None);
+        let Some(timer) = fired else { return false };
+        self.world.events += 1;
+        self.world.log(index, TraceEvent::Timer, None, None, None, "-", || format!("{timer:?}"));
+        self.settle_input(index, 0);
+        true
     }
 
     fn flushed(&mut self, index: u32, life: u32) {
@@ -731,7 +757,7 @@ impl<P: Protocol> Simulation<P> {
     }
 
     fn start_flush(&mut self, index: u32) {
-        if self.world.is_manual {
+        if self.world.manual.is_some() {
             return;
         }
         let Self { nodes, world, .. } = self;
@@ -744,7 +770,7 @@ impl<P: Protocol> Simulation<P> {
 
     /// Schedules the node's next wake-up, if an earlier one is needed than the one scheduled.
     fn rearm(&mut self, index: u32) {
-        if self.world.is_manual {
+        if self.world.manual.is_some() {
             return;
         }
         let now = self.world.now;
@@ -828,6 +854,79 @@ impl<P: Protocol> Simulation<P> {
         self.rearm(index);
     }
 
+    /// From now on messages, flushes and timers wait to be asked for.
+    pub(crate) fn take_control(&mut self, echo: EchoSink<P>) {
+        self.world.manual = Some(Manual { held: Vec::new(), next: 0, echo });
+    }
+
+    /// Everything held back goes its way from now on.
+    pub(crate) fn give_control_back(&mut self) {
+        let Some(manual) = self.world.manual.take() else { return };
+        for (_, flight) in manual.held {
+            self.world.transmit(flight);
+        }
+        for index in 0..u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) {
+            self.start_flush(index);
+            self.rearm(index);
+        }
+    }
+
+    /// Delivers or loses message `number`, and forgets it unless it `stays`.
+    pub(crate) fn step_message(&mut self, number: u32, arrives: bool, stays: bool) {
+        let Some(manual) = &mut self.world.manual else { return };
+        let Some(at) = manual.held.iter().position(|(held, _)| *held == number) else { return };
+        let (_, flight) = manual.held.remove(at);
+        if stays {
+            let msg = flight.msg.clone();
+            manual.held.insert(at, (number, InFlight { msg, ..flight }));
+        }
+        if arrives {
+            self.arrive(flight, true);
+        } else {
+            self.world.lose(&flight);
+        }
+    }
+
+    /// Makes everything that a node wrote durable, and tells it. False if there was nothing.
+    pub(crate) fn flush_disk(&mut self, index: u32) -> bool {
+        let Self { nodes, world, .. } = self;
+        let Some(node) = nodes.get_mut(index as usize) else { return false };
+        node.disk.start_flush(world.now, &mut world.disk_rng);
+        let Some((ticket, hops)) = node.disk.finish_flush() else { return false };
+        self.input(index, Input::Durable(ticket), hops);
+        true
+    }
+
+    /// Expires a node's earliest timer, moving time on to its deadline. False if it has none.
+    pub(crate) fn fire_first(&mut self, index: u32) -> bool {
+        let node = self.node(index);
+        let Some(deadline) = on_host!(&node.process, host => host.next_deadline(), None) else {
+            return false;
+        };
+        self.world.now = self.world.now.max(deadline);
+        self.fire_one(index)
+    }
+
+    /// A machine's one-line state; `down` if it does not run.
+    #[must_use]
+    pub fn state_of(&self, node: NodeId) -> String {
+        let found = self.nodes.iter().find(|candidate| candidate.id == node);
+        let Some(found) = found else { return "not in the cluster".into() };
+        on_host!(&found.process, host => host.machine().to_string(), "down".into())
+    }
+
+    /// A machine's running timers by their `Debug` names, earliest first.
+    #[must_use]
+    pub fn timers_of(&self, node: NodeId) -> Vec<(Time, String)> {
+        let found = self.nodes.iter().find(|candidate| candidate.id == node);
+        let Some(found) = found else { return Vec::new() };
+        on_host!(
+            &found.process,
+            host => host.timers().iter().map(|(at, timer)| (at, format!("{timer:?}"))).collect(),
+            Vec::new()
+        )
+    }
+
     /// Sends what links held while they were blocked.
     pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
         for flight in &released.lost {
@@ -888,9 +987,7 @@ impl<P: Protocol> World<P> {
                 disk.checkpoint(ticket, versions, records, hops);
             }
             Effect::Reads { txn, reads } => {
-                self.log(index, TraceEvent::Reads, None, None, Some(txn), "-", || {
-                    format!("{reads:?}")
-                });
+                self.log(index, TraceEvent::Reads, None, None, Some(txn), "-", || describe(&reads));
                 self.load.on_reads(self.now, index, txn, reads, hops);
             }
             Effect::Finish { txn, outcome, path } => {
@@ -937,10 +1034,9 @@ impl<P: Protocol> World<P> {
         let lives = (self.life(from), self.life(to_index));
         let hops = hops.saturating_add(u16::from(is_wan));
         let flight = InFlight { from, to: to_index, lives, sent: self.now, hops, msg };
-        if self.is_manual {
-            self.held.push(flight);
-        } else {
-            self.transmit(flight);
+        match &mut self.manual {
+            Some(manual) => manual.hold(flight),
+            None => self.transmit(flight),
         }
     }
 
@@ -1044,4 +1140,13 @@ impl<P: Protocol> World<P> {
             sink(&Line { at, node, event, peer, sent, txn, kind, detail });
         }
     }
+}
+
+/// Reads as `key=value(version)`, with `-` for a key that holds nothing.
+fn describe(reads: &Reads) -> String {
+    let one = |(key, read): (&Key, &Read)| {
+        let value = read.value.as_ref().map_or_else(|| "-".into(), ToString::to_string);
+        format!("{key}={value}({})", read.version)
+    };
+    reads.iter().map(one).collect::<Vec<_>>().join(" ")
 }

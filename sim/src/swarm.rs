@@ -432,7 +432,12 @@ fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) 
     Options {
         seed,
         network: NetworkModel { delay, links, loss, bandwidth: None, timeout },
-        clock: ClockModel { error, skew: error, period: Duration::from_secs(rng.range(2, 30)) },
+        clock: ClockModel {
+            error,
+            skew: error,
+            period: Duration::from_secs(rng.range(2, 30)),
+            ..ClockModel::default()
+        },
         disk: DiskModel {
             write: Duration::from_micros(2),
             flush: Duration::from_micros(rng.range(20, 2_000)),
