@@ -132,13 +132,6 @@ impl Store {
         read.and_then(|read| read.value).map(|value| value.to_string())
     }
 
-    pub fn put(&self, key: &str, value: &str) {
-        let mut state = self.state.lock().unwrap();
-        state.clock += 1;
-        let version = Version { timestamp: Timestamp(state.clock), ..Version::INITIAL };
-        state.data.insert(key.into(), Read { value: Some(value.into()), version });
-    }
-
     pub fn open(&self) -> usize {
         self.state.lock().unwrap().open.len()
     }

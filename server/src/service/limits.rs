@@ -27,6 +27,8 @@ pub struct Limits {
     pub lease: Duration,
     /// Interactive transactions open at once.
     pub txns_open_max: usize,
+    /// Connections at once.
+    pub connections_max: usize,
     /// Requests being worked on at once.
     pub requests_max: usize,
     /// Bytes of requests being worked on at once, those that began a transaction that is still open
@@ -48,6 +50,7 @@ impl Default for Limits {
             response_bytes_max: 16 << 20,
             lease: Duration::from_secs(10),
             txns_open_max: 10_000,
+            connections_max: 10_000,
             requests_max: 10_000,
             request_bytes_in_flight_max: 256 << 20,
             request_timeout: Duration::from_secs(60),
@@ -86,6 +89,7 @@ impl Limits {
             }
         }
         at_least("txns_open_max", self.txns_open_max as u64, 1)?;
+        at_least("connections_max", self.connections_max as u64, 1)?;
         at_least("requests_max", self.requests_max as u64, 1)?;
         // One key with its value, and the fields around them, must fit.
         let one = u64::from(self.key_bytes_max) + u64::from(self.value_bytes_max) + 1_024;

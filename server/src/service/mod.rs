@@ -1,10 +1,10 @@
 //! The client API over gRPC: `proto/orthodrome.proto` in front of a [`Gateway`].
 //!
-//! A request passes, in this order: the bound on requests in flight (`admission`), who sent it
-//! (`access`), the bound on its bytes as they arrive (`admission`), the bound on its parts (`codec`),
-//! the check of every field (`request`), what its sender may do (`access`). Only then does it reach
-//! the gateway. Interactive transactions that wait for their client are kept, each on a lease, in
-//! `open`; when the lease runs out the transaction is aborted.
+//! A request passes, in this order: the bound on connections (`connections`), the bound on requests in
+//! flight (`admission`), who sent it (`access`), the bound on its bytes as they arrive (`admission`),
+//! the bound on its parts (`codec`), the check of every field (`request`), what its sender may do
+//! (`access`). Only then does it reach the gateway. Interactive transactions that wait for their
+//! client are kept, each on a lease, in `open`; when the lease runs out the transaction is aborted.
 //!
 //! A caller that goes away drops its handler, and with it the call on the gateway, which aborts what
 //! was not decided.
@@ -22,6 +22,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health};
 
@@ -29,6 +31,7 @@ mod access;
 mod admission;
 mod answer;
 mod codec;
+mod connections;
 mod limits;
 mod open;
 mod request;
@@ -202,6 +205,7 @@ pub async fn serve<T: Transactions>(
     }
     let admission = Admission::new(&limits);
     let message_max = limits.request_bytes_max as usize;
+    let connections_max = limits.connections_max;
     let service = Service::new(transactions, cluster, admission.clone(), limits);
     let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
 
@@ -217,16 +221,15 @@ pub async fn serve<T: Transactions>(
         api::admin_server::AdminServer::new(service.clone()).max_decoding_message_size(message_max);
     let (reporter, health) = tonic_health::server::health_reporter();
     let health = health.max_decoding_message_size(4 << 10);
-    let watch = AbortOnDrop(tokio::spawn(service.report_health(reporter)));
+    // Once before anybody can ask, then whenever it changes.
+    service.report_health(&reporter).await;
+    let watch = AbortOnDrop(tokio::spawn(service.watch_health(reporter)));
 
     server
         .add_service(admission.guard(InterceptedService::new(txns, identify.clone())))
         .add_service(admission.guard(InterceptedService::new(admin, identify)))
         .add_service(admission.guard(health))
-        .serve_with_incoming_shutdown(
-            tokio_stream::wrappers::TcpListenerStream::new(listener),
-            shutdown,
-        )
+        .serve_with_incoming_shutdown(connections::accept(listener, connections_max), shutdown)
         .await?;
     drop((sweeper, watch));
     Ok(())
@@ -244,7 +247,6 @@ impl Drop for AbortOnDrop {
 fn builder(limits: &Limits) -> Server {
     Server::builder()
         .timeout(limits.request_timeout)
-        .tcp_nodelay(true)
         // A peer that answers no ping is gone; its requests are dropped and their room given back.
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
@@ -395,21 +397,23 @@ impl<T: Transactions> Service<T> {
     }
 
     /// Keeps the health service in step with the node, for ever.
-    async fn report_health(self, reporter: tonic_health::server::HealthReporter) {
-        use tonic_health::ServingStatus::{NotServing, Serving};
-        let name =
-            <api::orthodrome_server::OrthodromeServer<Self> as tonic::server::NamedService>::NAME;
+    async fn watch_health(self, reporter: HealthReporter) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let status = match self.inner.transactions.describe().health {
-                Health::Serving => Serving,
-                Health::Stopping | Health::Failed(_) => NotServing,
-            };
-            for service in ["", name] {
-                reporter.set_service_status(service, status).await;
-            }
+            self.report_health(&reporter).await;
+        }
+    }
+
+    async fn report_health(&self, reporter: &HealthReporter) {
+        let status = match self.inner.transactions.describe().health {
+            Health::Serving => ServingStatus::Serving,
+            Health::Stopping | Health::Failed(_) => ServingStatus::NotServing,
+        };
+        // The empty name stands for the whole process.
+        for service in ["", api::orthodrome_server::SERVICE_NAME] {
+            reporter.set_service_status(service, status).await;
         }
     }
 }
@@ -437,7 +441,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::BeginResponse>, Status> {
         use api::begin_response::Result as Answer;
         let caller = Self::caller(&request)?;
-        let held = Admitted::of(&request).map(|admitted| admitted.bytes());
+        let admitted = Admitted::of(&request);
         let txn = self.check().begin(request.into_inner())?;
         Self::allow(&caller, &txn)?;
         let room = self.inner.open.room()?;
@@ -450,6 +454,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                     Self::finished(ended)?;
                     return Err(self.too_large("read_keys", bytes));
                 }
+                let held = admitted.as_ref().map(Admitted::bytes);
                 room.open(id, caller, write_keys, held);
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }

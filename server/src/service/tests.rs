@@ -393,6 +393,19 @@ async fn garbage_on_the_socket_harms_nobody() {
 }
 
 #[tokio::test]
+async fn a_connection_over_the_bound_is_closed_and_its_place_is_given_back() {
+    use tokio::io::AsyncReadExt;
+    let running = start(Limits { connections_max: 1, ..Limits::default() }).await;
+    let idle = tokio::net::TcpStream::connect(running.address).await.unwrap();
+    let mut more = tokio::net::TcpStream::connect(running.address).await.unwrap();
+    let end = more.read(&mut [0]).await;
+    assert!(end.is_err() || end.is_ok_and(|bytes| bytes == 0), "it was let in");
+    drop(idle);
+    // The place is free once the server has noticed.
+    while running.begin(1).await.is_err() {}
+}
+
+#[tokio::test]
 async fn open_access_and_plain_text_stay_on_loopback() {
     let access = |open: bool| {
         if open {
