@@ -53,9 +53,7 @@ impl<R: Replicated> Replica<R> {
     /// removed still counts until it knows that the removal is chosen: it may hold entries that
     /// the remaining voters lack (thesis §4.2.2).
     fn may_campaign(&self) -> bool {
-        let is_leaving = self.log.members_index() > self.chosen
-            && self.log.members_at(self.chosen).is_voter(self.me);
-        (self.log.members().is_voter(self.me) || is_leaving)
+        self.log.members_since(self.chosen).any(|members| members.is_voter(self.me))
             && !self.incomplete
             && !self.awaits_snapshot()
     }

@@ -126,6 +126,13 @@ impl<R: Replicated> Log<R> {
         change.map_or(&self.base_members, |(_, members)| members)
     }
 
+    /// The membership as of `index` and every later one: those that may be in force if nothing after
+    /// `index` is known to be chosen.
+    pub(super) fn members_since(&self, index: Index) -> impl Iterator<Item = &Members> {
+        let later = self.changes.iter().filter(move |&&(at, _)| at > index);
+        std::iter::once(self.members_at(index)).chain(later.map(|(_, members)| members))
+    }
+
     /// True if a log that ends with (`term`, `index`) is at least as up to date (Raft §5.4.1).
     pub(super) fn is_covered_by(&self, index: Index, term: Term) -> bool {
         (term, index) >= (self.last_term(), self.last())

@@ -12,7 +12,7 @@ fn run(seed: u64, tooth: Option<Tooth>) -> Report {
         world.heal();
     }));
     if let Err(panic) = checked {
-        if tooth.is_none() {
+        if tooth.is_none() || std::env::var("REPLICATION_VERBOSE").is_ok() {
             eprintln!("replication seed {seed}\n{}", world.describe());
         }
         std::panic::resume_unwind(panic);

@@ -170,6 +170,8 @@ pub struct World {
 
     // What the world knows better than any node.
     chosen: Vec<(Term, Payload<u64>)>,
+    /// For each of them, a term by which it was chosen: the lowest in which anyone surfaced it.
+    chosen_by: Vec<Term>,
     leaders: BTreeMap<Term, NodeId>,
     /// The highest entry that some finished operation showed.
     frontier: Index,
@@ -231,6 +233,7 @@ impl World {
             next_command: 1,
             next_read: 1,
             chosen: Vec::new(),
+            chosen_by: Vec::new(),
             leaders: BTreeMap::new(),
             frontier: Index(0),
             reads: BTreeMap::new(),
@@ -481,6 +484,9 @@ impl World {
         match told {
             Told::Chosen { index, term, payload } => {
                 let at = usize::try_from(index.0).unwrap() - 1;
+                // If it was down already, its term is not known any more.
+                let replica = self.hosts[&id].node.replica.as_ref();
+                let by = replica.map_or(Term(u64::MAX), |replica| replica.term());
                 assert!(at <= self.chosen.len(), "{id}: {index} surfaced before those before it");
                 if let Some(known) = self.chosen.get(at) {
                     assert_eq!(
@@ -488,8 +494,10 @@ impl World {
                         &(term, payload.clone()),
                         "state machine safety: {id} surfaced another entry at {index}"
                     );
+                    self.chosen_by[at] = self.chosen_by[at].min(by);
                 } else {
                     self.chosen.push((term, payload));
+                    self.chosen_by.push(by);
                     self.report.chosen += 1;
                 }
                 // The proposer surfaces its own entry: that is when a client hears of it.
@@ -534,8 +542,8 @@ impl World {
         self.report.leaders += 1;
         for (at, (chosen_term, _)) in self.chosen.iter().enumerate() {
             let index = Index(at as u64 + 1);
-            // An entry chosen in a later term than this leader's may be missing.
-            if index > replica.base_index() && *chosen_term <= term {
+            // A candidate may win late, when entries were chosen in later terms.
+            if index > replica.base_index() && self.chosen_by[at] < term {
                 let found = replica.entry(index).map(|entry| entry.term);
                 assert_eq!(
                     found,
