@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use orthodrome_core::machine::Admin;
 use orthodrome_core::txn::{Kind, Reads};
 use orthodrome_core::{ClientId, Decision, NodeId, Outcome, PartitionId, Txn, TxnId};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// How a transaction ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -157,13 +157,34 @@ pub(crate) trait Backend: Send + Sync {
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
 }
 
+/// The transactions in flight, counted.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    count: AtomicUsize,
+    freed: Notify,
+}
+
+impl InFlight {
+    /// Ready once nothing is in flight.
+    pub(crate) async fn none(&self) {
+        loop {
+            let freed = self.freed.notified();
+            if self.count.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            freed.await;
+        }
+    }
+}
+
 /// A place among the transactions in flight; dropping it frees the place.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<AtomicUsize>);
+pub(crate) struct Slot(Arc<InFlight>);
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+        self.0.freed.notify_waiters();
     }
 }
 
@@ -171,7 +192,7 @@ impl Drop for Slot {
 #[derive(Clone)]
 pub struct Gateway {
     backend: Arc<dyn Backend>,
-    in_flight: Arc<AtomicUsize>,
+    in_flight: Arc<InFlight>,
     in_flight_max: usize,
 }
 
@@ -199,7 +220,7 @@ impl Drop for Abandoned<'_> {
 impl Gateway {
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
-        in_flight: Arc<AtomicUsize>,
+        in_flight: Arc<InFlight>,
         in_flight_max: usize,
     ) -> Self {
         Self { backend, in_flight, in_flight_max }
@@ -261,7 +282,7 @@ impl Gateway {
     /// What the node says of itself now.
     #[must_use]
     pub fn describe(&self) -> Description {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        let in_flight = self.in_flight.count.load(Ordering::Relaxed);
         Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
     }
 
@@ -282,6 +303,7 @@ impl Gateway {
     fn slot(&self) -> Result<Slot, GatewayError> {
         let limit = self.in_flight_max;
         self.in_flight
+            .count
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
                 (held < limit).then_some(held + 1)
             })

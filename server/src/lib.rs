@@ -13,6 +13,7 @@
 
 pub mod gateway;
 mod inbox;
+pub mod node;
 pub mod service;
 pub mod storage;
 pub mod tls;

@@ -307,6 +307,11 @@ impl Transport {
         links.map(|(_, link)| link.status()).collect()
     }
 
+    /// Ends all connections, soon.
+    pub fn cancel(&self) {
+        self.stop.cancel();
+    }
+
     /// Ends all connections and waits for their tasks.
     pub async fn stop(&self) {
         self.stop.cancel();

@@ -1,0 +1,259 @@
+//! Who waits for which transaction. The gateway machine knows transactions; this knows callers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::time::Duration;
+use orthodrome_core::txn::Reads;
+use orthodrome_core::{Decision, Input, Outcome, Protocol, Time, TxnId};
+use tokio::sync::oneshot::Sender;
+
+use crate::gateway::{Begun, Command, Finished, GatewayError, Slot, is_interactive};
+
+/// How long an interactive transaction may stay undecided, and how long an outcome that nobody has
+/// asked for is kept. The service gives its clients less.
+const DECIDE_WITHIN: Duration = Duration::from_secs(60);
+
+type Reply<T> = Sender<Result<T, GatewayError>>;
+
+enum State {
+    /// Its caller waits for reads, or for the end if there is one round only.
+    Reading(Reply<Begun>),
+    /// It has read; its caller is deciding.
+    Undecided { until: Time },
+    /// It will end without another word from a caller; these wait for that.
+    Ending { replies: Vec<Reply<Finished>>, abort_once_read: bool },
+    /// It ended while its caller was deciding, or before the caller took its reads.
+    Ended { finished: Finished, until: Time },
+}
+
+struct Entry {
+    is_interactive: bool,
+    reads: Option<Reads>,
+    state: State,
+    _slot: Slot,
+}
+
+/// All transactions in flight at one gateway.
+#[derive(Default)]
+pub(super) struct Callers {
+    entries: BTreeMap<TxnId, Entry>,
+    expiries: BTreeSet<(Time, TxnId)>,
+}
+
+fn abort<P: Protocol>(txn: TxnId) -> Input<P> {
+    Input::Decide { txn, decision: Decision::Abort }
+}
+
+/// Answers a caller; one that went away needs no answer.
+fn answer<T>(reply: Reply<T>, result: Result<T, GatewayError>) {
+    let _ = reply.send(result);
+}
+
+impl Callers {
+    /// Takes a caller's command; what the machine should be told, if anything.
+    pub(super) fn command<P: Protocol>(&mut self, now: Time, command: Command) -> Option<Input<P>> {
+        match command {
+            Command::Begin { txn, slot, reply } => {
+                if self.entries.contains_key(&txn.id) {
+                    answer(reply, Err(GatewayError::AlreadyBegun(txn.id)));
+                    return None;
+                }
+                let (is_interactive, state) = (is_interactive(&txn), State::Reading(reply));
+                let entry = Entry { is_interactive, reads: None, state, _slot: slot };
+                self.entries.insert(txn.id, entry);
+                Some(Input::Begin(txn))
+            }
+            Command::Decide { txn, decision, reply } => self.decide(txn, decision, reply),
+            Command::Resolve { txn, reads, decision, slot, reply } => {
+                if self.entries.contains_key(&txn.id) {
+                    return self.join(txn.id, decision, reply);
+                }
+                let state = State::Ending { replies: vec![reply], abort_once_read: false };
+                let entry =
+                    Entry { is_interactive: is_interactive(&txn), reads: None, state, _slot: slot };
+                self.entries.insert(txn.id, entry);
+                Some(Input::Resolve { txn, reads, decision })
+            }
+            Command::Abandon(txn) => self.abandon(now, txn),
+        }
+    }
+
+    fn decide<P: Protocol>(
+        &mut self,
+        txn: TxnId,
+        decision: Decision,
+        reply: Reply<Finished>,
+    ) -> Option<Input<P>> {
+        let Some(entry) = self.entries.get_mut(&txn) else {
+            answer(reply, Err(GatewayError::UnknownTransaction(txn)));
+            return None;
+        };
+        let why = match &entry.state {
+            State::Undecided { until } => {
+                self.expiries.remove(&(*until, txn));
+                entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
+                return Some(Input::Decide { txn, decision });
+            }
+            State::Ended { .. } => {
+                self.take_ended(txn, reply);
+                return None;
+            }
+            State::Reading(_) => "it has not read yet",
+            State::Ending { .. } => "it was decided already",
+        };
+        answer(reply, Err(GatewayError::NotUndecided(txn, why)));
+        None
+    }
+
+    /// A caller lost track of a transaction that is in flight here.
+    fn join<P: Protocol>(
+        &mut self,
+        txn: TxnId,
+        decision: Option<Decision>,
+        reply: Reply<Finished>,
+    ) -> Option<Input<P>> {
+        let entry = self.entries.get_mut(&txn)?;
+        match &mut entry.state {
+            State::Reading(_) => {
+                // Who began it is not listening any more, or would not have to ask.
+                let abort_once_read = entry.is_interactive;
+                entry.state = State::Ending { replies: vec![reply], abort_once_read };
+                None
+            }
+            State::Undecided { until } => {
+                self.expiries.remove(&(*until, txn));
+                entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
+                // What it had decided got lost on the way here; if it had not, it never will.
+                Some(Input::Decide { txn, decision: decision.unwrap_or(Decision::Abort) })
+            }
+            State::Ending { replies, .. } => {
+                replies.push(reply);
+                None
+            }
+            State::Ended { .. } => {
+                self.take_ended(txn, reply);
+                None
+            }
+        }
+    }
+
+    fn take_ended(&mut self, txn: TxnId, reply: Reply<Finished>) {
+        if let Some(Entry { state: State::Ended { finished, until }, .. }) =
+            self.entries.remove(&txn)
+        {
+            self.expiries.remove(&(until, txn));
+            answer(reply, Ok(finished));
+        }
+    }
+
+    fn abandon<P: Protocol>(&mut self, now: Time, txn: TxnId) -> Option<Input<P>> {
+        let entry = self.entries.get_mut(&txn)?;
+        match &mut entry.state {
+            State::Reading(reply) if reply.is_closed() => {
+                let abort_once_read = entry.is_interactive;
+                entry.state = State::Ending { replies: Vec::new(), abort_once_read };
+                None
+            }
+            // The caller that gave up is not the one that waits now.
+            State::Reading(_) => None,
+            State::Undecided { until } => {
+                // Its reads were on their way to the caller when it left.
+                self.expiries.remove(&(*until, txn));
+                entry.state = State::Ending { replies: Vec::new(), abort_once_read: false };
+                Some(abort(txn))
+            }
+            State::Ending { replies, .. } => {
+                replies.retain(|reply| !reply.is_closed());
+                None
+            }
+            // Kept for a caller that asks again.
+            State::Ended { until, .. } => {
+                debug_assert!(*until >= now, "an outcome outlived its term");
+                None
+            }
+        }
+    }
+
+    /// The machine has the transaction's reads.
+    pub(super) fn reads<P: Protocol>(
+        &mut self,
+        now: Time,
+        txn: TxnId,
+        reads: Reads,
+    ) -> Option<Input<P>> {
+        let entry = self.entries.get_mut(&txn)?;
+        entry.reads = Some(reads.clone());
+        if !entry.is_interactive {
+            return None;
+        }
+        let ending = State::Ending { replies: Vec::new(), abort_once_read: false };
+        match std::mem::replace(&mut entry.state, ending) {
+            State::Reading(reply) => {
+                if reply.send(Ok(Begun::Reads(reads))).is_err() {
+                    return Some(abort(txn));
+                }
+                let until = now + DECIDE_WITHIN;
+                self.expiries.insert((until, txn));
+                entry.state = State::Undecided { until };
+                None
+            }
+            State::Ending { replies, abort_once_read } => {
+                entry.state = State::Ending { replies, abort_once_read: false };
+                abort_once_read.then(|| abort(txn))
+            }
+            other @ (State::Undecided { .. } | State::Ended { .. }) => {
+                entry.state = other;
+                None
+            }
+        }
+    }
+
+    /// The machine knows the transaction's outcome.
+    pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
+        let Some(Entry { is_interactive, reads, state, _slot }) = self.entries.remove(&txn) else {
+            return;
+        };
+        let finished = Finished { outcome, reads, path };
+        match state {
+            State::Reading(reply) => answer(reply, Ok(Begun::Finished(finished))),
+            State::Ending { replies, .. } => {
+                for reply in replies {
+                    answer(reply, Ok(finished.clone()));
+                }
+            }
+            State::Undecided { until } => {
+                // An early abort: its caller hears of it when it decides.
+                self.expiries.remove(&(until, txn));
+                let until = now + DECIDE_WITHIN;
+                self.expiries.insert((until, txn));
+                let state = State::Ended { finished, until };
+                self.entries.insert(txn, Entry { is_interactive, reads: None, state, _slot });
+            }
+            State::Ended { finished, until } => {
+                let state = State::Ended { finished, until };
+                self.entries.insert(txn, Entry { is_interactive, reads: None, state, _slot });
+            }
+        }
+    }
+
+    /// The next moment at which [`Callers::expire`] has something to do.
+    pub(super) fn next_expiry(&self) -> Option<Time> {
+        self.expiries.first().map(|&(at, _)| at)
+    }
+
+    /// Ends what callers left lying.
+    pub(super) fn expire<P: Protocol>(&mut self, now: Time) -> Vec<Input<P>> {
+        let mut inputs = Vec::new();
+        while let Some(&(at, txn)) = self.expiries.first().filter(|&&(at, _)| at <= now) {
+            self.expiries.remove(&(at, txn));
+            let Some(entry) = self.entries.get_mut(&txn) else { continue };
+            if let State::Undecided { .. } = entry.state {
+                entry.state = State::Ending { replies: Vec::new(), abort_once_read: false };
+                inputs.push(abort(txn));
+            } else {
+                self.entries.remove(&txn);
+            }
+        }
+        inputs
+    }
+}

@@ -1,0 +1,213 @@
+//! The loop of the thread that owns one machine: take what has arrived, step, fire timers, flush,
+//! carry out what the machine wants done.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::BytesMut;
+use orthodrome_core::machine::Admin;
+use orthodrome_core::store::MemoryEngine;
+use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::callers::Callers;
+use crate::gateway::Command;
+use crate::inbox::Inbox;
+use crate::storage::{Tag, Work};
+use crate::wire::WireProtocol;
+
+/// Inputs taken at once: what one flush shares, and the longest a due timer waits.
+const BATCH: usize = 256;
+
+/// What reaches a machine's thread.
+#[derive(Debug)]
+pub(super) enum Event<P: WireProtocol> {
+    Message {
+        from: NodeId,
+        msg: P::Msg,
+    },
+    Durable(Ticket),
+    Command(Command),
+    Admin(Admin),
+    /// The machine's state in one line.
+    Describe(oneshot::Sender<String>),
+}
+
+/// Where a machine's records go.
+#[derive(Debug, Clone)]
+pub(super) enum Persistence {
+    /// To the storage thread.
+    Disk(Arc<Inbox<Work>>),
+    /// Nowhere: a record is as durable as the process. Versions go to this engine.
+    Memory(MemoryEngine),
+}
+
+/// Counts of one machine's work, for status reports.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) inputs: AtomicU64,
+    pub(super) timers: AtomicU64,
+    pub(super) batches: AtomicU64,
+    pub(super) records: AtomicU64,
+    pub(super) checkpoints: AtomicU64,
+    pub(super) notes: std::sync::Mutex<BTreeMap<String, u64>>,
+}
+
+fn count(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+/// One machine's thread.
+pub(super) struct Driver<P: WireProtocol, M: Machine<P>> {
+    host: Host<P, M>,
+    me: NodeId,
+    tag: Tag,
+    shared: Arc<Shared<P>>,
+    inbox: Arc<Inbox<Event<P>>>,
+    persistence: Persistence,
+    callers: Callers,
+    effects: Vec<Effect<P>>,
+}
+
+impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
+    pub(super) fn new(
+        tag: Tag,
+        setup: Setup<P>,
+        recovered: Vec<P::Record>,
+        rng: Rng,
+        shared: Arc<Shared<P>>,
+        persistence: Persistence,
+        (now, clock): (Time, Clock),
+    ) -> Self {
+        let me = setup.node;
+        let inbox = shared.inbox(tag).clone();
+        let host = Host::start(setup, recovered, rng, now, clock);
+        let callers = Callers::default();
+        Self { host, me, tag, shared, inbox, persistence, callers, effects: Vec::new() }
+    }
+
+    /// Runs until the inbox is closed and empty, or the clock breaks its promise. Dropping the
+    /// driver is the machine's crash: callers that still wait learn that the outcome is unknown.
+    pub(super) fn run(mut self) {
+        if let Err(error) = self.serve() {
+            self.shared.fail(&error.to_string());
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), super::ClockError> {
+        let (now, clock) = self.shared.clock.read()?;
+        self.settle(now, clock);
+        let mut events = Vec::new();
+        loop {
+            let next = [self.host.next_deadline(), self.callers.next_expiry()];
+            let deadline = next.into_iter().flatten().min();
+            let deadline = deadline.and_then(|time| self.shared.clock.instant(time));
+            let is_open = self.inbox.drain(&mut events, BATCH, deadline);
+            // A node that was killed or has failed does nothing with what still waits.
+            if !is_open || self.shared.ended.is_cancelled() {
+                return Ok(());
+            }
+            let (now, clock) = self.shared.clock.read()?;
+            let counters = self.shared.counters(self.tag);
+            count(&counters.batches, 1);
+            count(&counters.inputs, events.len() as u64);
+            for event in events.drain(..) {
+                if let Some(input) = self.take(now, event) {
+                    self.host.step(now, clock, input);
+                }
+            }
+            for input in self.callers.expire(now) {
+                self.host.step(now, clock, input);
+            }
+            let fired = self.host.fire(now, clock);
+            count(&self.shared.counters(self.tag).timers, fired as u64);
+            self.settle(now, clock);
+        }
+    }
+
+    /// What an event is to the machine.
+    fn take(&mut self, now: Time, event: Event<P>) -> Option<Input<P>> {
+        match event {
+            Event::Message { from, msg } => Some(Input::Message { from, msg }),
+            Event::Durable(ticket) => Some(Input::Durable(ticket)),
+            Event::Command(command) => self.callers.command(now, command),
+            Event::Admin(order) => Some(Input::Admin(order)),
+            Event::Describe(reply) => {
+                // Whoever asked may have stopped waiting.
+                let _ = reply.send(self.host.machine().to_string());
+                None
+            }
+        }
+    }
+
+    /// Flushes, and carries out effects until there are none: answering a caller can show that it
+    /// is gone, and that is an input again.
+    fn settle(&mut self, now: Time, clock: Clock) {
+        loop {
+            self.host.flush(now, clock);
+            let mut effects = std::mem::take(&mut self.effects);
+            effects.extend(self.host.drain());
+            let mut inputs = Vec::new();
+            for effect in effects.drain(..) {
+                inputs.extend(self.carry_out(now, effect));
+            }
+            self.effects = effects;
+            if inputs.is_empty() {
+                return;
+            }
+            for input in inputs {
+                self.host.step(now, clock, input);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, now: Time, effect: Effect<P>) -> Option<Input<P>> {
+        match effect {
+            Effect::Send { to, msg } => self.shared.send(self.me, to, msg),
+            Effect::Persist { ticket, record } => self.persist(ticket, &record),
+            Effect::Checkpoint { ticket, versions, records } => {
+                count(&self.shared.counters(self.tag).checkpoints, 1);
+                match &self.persistence {
+                    Persistence::Disk(writer) => {
+                        let records = records.iter().map(encode::<P>).collect();
+                        let tag = self.tag;
+                        writer.push(Work::Checkpoint { tag, ticket, versions, records });
+                    }
+                    Persistence::Memory(engine) => {
+                        engine.merge(&versions);
+                        self.inbox.push(Event::Durable(ticket));
+                    }
+                }
+            }
+            Effect::Reads { txn, reads } => return self.callers.reads(now, txn, reads),
+            Effect::Finish { txn, outcome, path } => self.callers.finish(now, txn, outcome, path),
+            Effect::Note(note) => {
+                let notes = &self.shared.counters(self.tag).notes;
+                let mut notes = notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                *notes.entry(format!("{note:?}")).or_default() += 1;
+            }
+        }
+        None
+    }
+
+    fn persist(&mut self, ticket: Ticket, record: &P::Record) {
+        count(&self.shared.counters(self.tag).records, 1);
+        match &self.persistence {
+            Persistence::Disk(writer) => {
+                let record = encode::<P>(record);
+                writer.push(Work::Persist { tag: self.tag, ticket, record });
+            }
+            Persistence::Memory(_) => {
+                self.inbox.push(Event::Durable(ticket));
+            }
+        }
+    }
+}
+
+fn encode<P: WireProtocol>(record: &P::Record) -> bytes::Bytes {
+    let mut bytes = BytesMut::new();
+    P::encode_record(record, &mut bytes);
+    bytes.freeze()
+}

@@ -1,0 +1,164 @@
+//! A whole cluster in one process, with real sockets and real files: for `demo` and for tests.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use orthodrome_core::{Cluster, NodeId};
+use tokio::net::TcpListener;
+
+use super::{Durability, Endpoint, NodeHandle, Settings, StartError, start};
+use crate::gateway::Gateway;
+use crate::tls::{Authority, Tls};
+use crate::wire::WireProtocol;
+
+/// How to start an embedded cluster.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The map; each server shares a process with one gateway of its region.
+    pub map: Arc<Cluster>,
+    /// Each node's data goes into a directory of its own in here.
+    pub dir: PathBuf,
+    /// What survives what.
+    pub durability: Durability,
+    /// Whether messages wait as long as the map says.
+    pub emulate_wan: bool,
+    /// Whether nodes talk TLS, with an authority made for this run.
+    pub tls: bool,
+    /// Transactions in flight at each gateway.
+    pub in_flight_max: usize,
+}
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct EmbeddedCluster<P: WireProtocol> {
+    plan: Plan,
+    config: P::Config,
+    endpoints: Vec<Endpoint>,
+    tls: BTreeMap<NodeId, Tls>,
+    skews: BTreeMap<NodeId, Arc<AtomicI64>>,
+    nodes: BTreeMap<NodeId, NodeHandle>,
+}
+
+impl<P: WireProtocol> EmbeddedCluster<P> {
+    /// Starts every node, on ports of loopback that the system chooses.
+    ///
+    /// # Errors
+    /// The first node that cannot start.
+    pub async fn start(plan: Plan, config: P::Config) -> Result<Self, StartError> {
+        let mut gateways: Vec<_> = plan.map.gateways().copied().collect();
+        let mut endpoints = Vec::new();
+        let mut listeners = Vec::new();
+        for server in plan.map.servers() {
+            let at = gateways.iter().position(|gateway| gateway.region == server.region);
+            let Some(at) = at else {
+                let why = format!("the map has no gateway for {}, in its region", server.id);
+                return Err(StartError::Settings(why));
+            };
+            let gateway = gateways.remove(at).id;
+            let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+            let address = listener.local_addr()?.to_string();
+            endpoints.push(Endpoint { node: server.id, gateway, address });
+            listeners.push((server.id, listener));
+        }
+        let tls = if plan.tls { certificates(&plan.dir, &endpoints)? } else { BTreeMap::new() };
+        let skews = endpoints.iter().map(|e| (e.node, Arc::default())).collect();
+        let mut cluster = Self { plan, config, endpoints, tls, skews, nodes: BTreeMap::new() };
+        for (node, listener) in listeners {
+            let handle =
+                start::<P>(cluster.settings(node), cluster.config.clone(), listener).await?;
+            cluster.nodes.insert(node, handle);
+        }
+        Ok(cluster)
+    }
+
+    fn settings(&self, node: NodeId) -> Settings {
+        Settings {
+            cluster: "embedded".into(),
+            map: self.plan.map.clone(),
+            node,
+            endpoints: self.endpoints.clone(),
+            data_dir: self.plan.dir.join(node.to_string()),
+            durability: self.plan.durability,
+            verify_state: true,
+            tls: self.tls.get(&node).cloned(),
+            emulate_wan: self.plan.emulate_wan,
+            clock_error: Duration::from_millis(10),
+            clock_skew: self.skew(node),
+            in_flight_max: self.plan.in_flight_max,
+            queue_bytes_max: 64 << 20,
+        }
+    }
+
+    /// Every node's server, in order; whether running or not.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.endpoints.iter().map(|endpoint| endpoint.node)
+    }
+
+    /// The node, if it runs.
+    #[must_use]
+    pub fn node(&self, node: NodeId) -> Option<&NodeHandle> {
+        self.nodes.get(&node)
+    }
+
+    /// The door to the client side of a node, if it runs.
+    #[must_use]
+    pub fn gateway(&self, node: NodeId) -> Option<Gateway> {
+        self.nodes.get(&node).map(NodeHandle::gateway)
+    }
+
+    /// What is added to the node's system clock, in nanoseconds, also across restarts.
+    #[must_use]
+    pub fn skew(&self, node: NodeId) -> Arc<AtomicI64> {
+        self.skews.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// Kills a node as `kill -9` would. Nothing happens if it does not run.
+    pub async fn kill(&mut self, node: NodeId) {
+        if let Some(handle) = self.nodes.remove(&node) {
+            handle.kill().await;
+        }
+    }
+
+    /// Starts a node again, at its old address, with its data.
+    ///
+    /// # Errors
+    /// It cannot start; or it runs.
+    pub async fn restart(&mut self, node: NodeId) -> Result<(), StartError> {
+        if self.nodes.contains_key(&node) {
+            return Err(StartError::Settings(format!("{node} runs already")));
+        }
+        let endpoint = self.endpoints.iter().find(|endpoint| endpoint.node == node);
+        let address = endpoint.and_then(|endpoint| endpoint.address.parse::<SocketAddr>().ok());
+        let address =
+            address.ok_or_else(|| StartError::Settings(format!("{node} is not on the map")))?;
+        let listener = TcpListener::bind(address).await?;
+        let handle = start::<P>(self.settings(node), self.config.clone(), listener).await?;
+        self.nodes.insert(node, handle);
+        Ok(())
+    }
+
+    /// Ends every node in good order.
+    pub async fn shutdown(self, within: Duration) {
+        let ending = self.nodes.into_values().map(|node| tokio::spawn(node.shutdown(within)));
+        for ended in ending.collect::<Vec<_>>() {
+            // A panic of a node's task was reported when it happened.
+            let _ = ended.await;
+        }
+    }
+}
+
+fn certificates(dir: &Path, endpoints: &[Endpoint]) -> Result<BTreeMap<NodeId, Tls>, StartError> {
+    let wrong = |error: crate::tls::TlsError| StartError::Settings(error.to_string());
+    std::fs::create_dir_all(dir)?;
+    let authority = Authority::new("embedded").map_err(wrong)?;
+    let mut all = BTreeMap::new();
+    for Endpoint { node, .. } in endpoints {
+        let files = authority.issue(dir, *node, &["localhost".into()]).map_err(wrong)?;
+        all.insert(*node, Tls::load(&files, "embedded", *node).map_err(wrong)?);
+    }
+    Ok(all)
+}
