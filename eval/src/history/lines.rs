@@ -223,4 +223,36 @@ mod tests {
         assert!(reader.next().unwrap().is_err());
         assert!(reader.next().is_none());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_gives_entries_or_an_error(text in ".*") {
+            let _ = History::read(text.as_bytes());
+        }
+
+        #[test]
+        fn a_line_with_one_byte_changed_is_read_or_refused_by_number(
+            at in 0..GOOD.len(),
+            byte in proptest::num::u8::ANY,
+        ) {
+            let mut line = GOOD.as_bytes().to_vec();
+            line[at] = byte;
+            if let Err(error) = History::read(line.as_slice()) {
+                assert!(error.to_string().starts_with("line "), "{error}");
+            }
+        }
+
+        #[test]
+        fn lines_round_trip_whatever_keys_are_called(
+            key in ".*",
+            list in proptest::collection::vec(proptest::num::u64::ANY, 0..4),
+        ) {
+            let mut entry: Entry = serde_json::from_str(GOOD).unwrap();
+            entry.ops = vec![Op::ReadList(key.clone(), list), Op::WriteVersion(key, None)];
+            let mut writer = Writer::new(Vec::new());
+            writer.write(&entry).unwrap();
+            let text = writer.finish().unwrap();
+            assert_eq!(Reader::new(text.as_slice()).next().unwrap().unwrap(), entry);
+        }
+    }
 }
