@@ -1,2 +1,124 @@
-//! The `orthodrome` binary.
-fn main() {}
+//! The `orthodrome` binary: one verb, one module. A verb's module holds its arguments and `run`;
+//! what several verbs share is in [`common`] and [`output`].
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the command line measures wall-clock time and runs one simulation a thread; neither \
+              reaches into a simulation"
+)]
+
+mod check;
+mod common;
+mod completions;
+mod guard;
+mod output;
+mod sim;
+mod trace;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+/// What a verb that did its work has to say by its exit status. That it could not do its work (bad
+/// usage, bad input) is an error and status 2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Status {
+    /// Everything held: 0.
+    Held,
+    /// The check failed, or the run lost its promise: 1.
+    Broken,
+}
+
+/// Orthodrome: a geo-distributed transactional database that commits in the fewest wide-area round
+/// trips.
+///
+/// The same protocol code runs in two places: in a simulator, where one seed replays a whole planet
+/// with its faults (`sim`, `swarm`), and in servers. Every run records what its clients saw, and
+/// `check` judges any such history. Figures from the simulator are marked as simulated.
+#[derive(Parser)]
+#[command(
+    name = "orthodrome",
+    version = output::VERSION,
+    after_help = "Exit status: 0 success, 1 a check failed or a run lost its promise, 2 bad usage \
+                  or input.\nTry first:\n  orthodrome sim --protocol carousel-basic --topology \
+                  azure5 --workload retwis"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Sim(Box<sim::Args>),
+    Check(check::Args),
+    Trace(trace::Args),
+    Completions(completions::Args),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(Status::Held) => ExitCode::SUCCESS,
+        Ok(Status::Broken) => ExitCode::from(1),
+        // Whoever reads standard output has had enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<Status> {
+    match cli.command {
+        None => {
+            output::print(&Cli::command().render_long_help().ansi().to_string())?;
+            Ok(Status::Held)
+        }
+        Some(Command::Sim(args)) => sim::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Trace(args)) => trace::run(args),
+        Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<output::StdoutError>()
+        .is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_a_description_and_examples() {
+        for verb in Cli::command().get_subcommands() {
+            let name = verb.get_name();
+            assert!(verb.get_about().is_some(), "{name} has no description");
+            let nested = verb.get_subcommands().flat_map(|verb| verb.get_after_help());
+            let after = verb.get_after_help().into_iter().chain(nested);
+            let examples = after.map(ToString::to_string).collect::<String>();
+            assert!(examples.contains(&format!("orthodrome {name}")), "{name} has no examples");
+        }
+    }
+
+    #[test]
+    fn every_option_is_explained() {
+        fn explained(verb: &clap::Command) {
+            for argument in verb.get_arguments() {
+                let (verb, id) = (verb.get_name(), argument.get_id());
+                assert!(argument.get_help().is_some(), "{verb} does not explain {id}");
+            }
+            verb.get_subcommands().for_each(explained);
+        }
+        explained(&Cli::command());
+    }
+}

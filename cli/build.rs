@@ -1,0 +1,27 @@
+//! Tells the binary which commit it was built from: every report names it, because a seed replays
+//! only at its commit. `ORTHODROME_COMMIT` overrides it where there is no git, as in a source
+//! archive.
+
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=ORTHODROME_COMMIT");
+    println!("cargo::rerun-if-changed=build.rs");
+    // Moves with every commit, whatever branch is checked out.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    let commit = std::env::var("ORTHODROME_COMMIT")
+        .ok()
+        .filter(|commit| !commit.is_empty())
+        .or_else(|| git(&["rev-parse", "--short=12", "HEAD"]))
+        .unwrap_or_else(|| "unknown".into());
+    println!("cargo::rustc-env=ORTHODROME_COMMIT={commit}");
+}
+
+/// What git prints; none if there is no git, or no repository.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}

@@ -1,0 +1,89 @@
+//! `check`: is a history what its database promised?
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow, bail};
+use orthodrome_eval::checker::{self, Model, Verdict};
+use orthodrome_eval::history::{History, ReadError};
+use serde::Serialize;
+
+use crate::{Status, output};
+
+/// Judge a history: is there an order of its transactions that explains everything they read?
+#[derive(clap::Args)]
+#[command(after_help = "\
+A history has one JSON object a line; `sim --history`, `demo` and `load` write such files.
+What breaks the model is shown as a shortest cycle of transactions, each of which must come before
+the next, and why.
+
+Examples:
+  orthodrome check history.jsonl
+  orthodrome check history.jsonl --model serializable --json
+
+Exit status: 0 the history fits the model, 1 it does not, 2 it cannot be read.")]
+pub struct Args {
+    /// The history, in JSON lines
+    #[arg(value_name = "HISTORY")]
+    history: PathBuf,
+    /// What to hold it to: strict-serializable (the order also agrees with real time) or
+    /// serializable
+    #[arg(long, value_name = "MODEL", default_value = "strict-serializable")]
+    model: Model,
+    /// Print the verdict as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The verdict as `--json` prints it.
+#[derive(Serialize)]
+struct Printed<'a> {
+    history: String,
+    #[serde(flatten)]
+    verdict: &'a Verdict,
+    commit: &'static str,
+}
+
+/// Judges the history.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let verdict = judge(&args.history, args.model)?;
+    let history = args.history.display().to_string();
+    if args.json {
+        output::print_json(&Printed { history, verdict: &verdict, commit: output::COMMIT })?;
+    } else {
+        output::print(&format!("{history}: {verdict}"))?;
+    }
+    Ok(if verdict.ok { Status::Held } else { Status::Broken })
+}
+
+/// Reads and judges the history in a file.
+pub fn judge(path: &Path, model: Model) -> anyhow::Result<Verdict> {
+    let place = path.display();
+    let history = read(path)?;
+    if history.is_empty() {
+        bail!("{place}: there are no transactions in it; check a history that has some");
+    }
+    let bar = output::progress(None, "{spinner} judging {msg} transactions, {elapsed}")?;
+    bar.set_message(output::count(history.len() as u64));
+    let verdict = checker::check(&history, model);
+    bar.finish_and_clear();
+    Ok(verdict)
+}
+
+fn read(path: &Path) -> anyhow::Result<History> {
+    let place = path.display();
+    let file =
+        File::open(path).with_context(|| format!("{place}: the history cannot be opened"))?;
+    let size = file.metadata().with_context(|| format!("{place}"))?.len();
+    let bar = output::progress(
+        Some(size),
+        "reading {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}",
+    )?;
+    let history = History::read(BufReader::with_capacity(1 << 20, bar.wrap_read(file)));
+    bar.finish_and_clear();
+    history.map_err(|error| match error {
+        ReadError::Form { line, form } => anyhow!("{place}:{line}: {form}"),
+        ReadError::Io { line, source } => anyhow!("{place}:{line}: cannot be read: {source}"),
+    })
+}

@@ -1,0 +1,231 @@
+//! Arguments and input files that several verbs share.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::topology::{Topology, TopologyError};
+use orthodrome_eval::checker::Model;
+use orthodrome_eval::workload::{self, Workload, WorkloadError};
+use orthodrome_protocols::registry::Guarantee;
+use orthodrome_sim::load::Arrival;
+
+/// Where nodes and replicas are.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Cluster")]
+pub struct Placement {
+    /// A built-in map (azure5, azure6, ec2-3, ec2-5, local3, local5) or a file of that form
+    #[arg(long, value_name = "T")]
+    pub topology: String,
+    /// Partitions of the key space; partition i is led from region i, modulo the regions
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub partitions: u32,
+    /// Replicas of each partition: an odd number, in consecutive regions
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = replicas)]
+    pub replicas: u32,
+    /// Servers in each region
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub servers_per_region: u32,
+}
+
+impl Placement {
+    /// The cluster, with one gateway in each region.
+    pub fn cluster(&self) -> anyhow::Result<Cluster> {
+        let map = topology(&self.topology)?;
+        Cluster::spread(map, self.servers_per_region, 1, self.partitions, self.replicas)
+            .with_context(|| {
+                format!(
+                    "--replicas {} on --topology {} with --servers-per-region {}",
+                    self.replicas, self.topology, self.servers_per_region
+                )
+            })
+    }
+}
+
+fn replicas(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(number) if number <= 99 && number % 2 == 1 => Ok(number),
+        Ok(_) | Err(_) => Err("use an odd number from 1 to 99 (2f + 1 replicas survive f)".into()),
+    }
+}
+
+/// What is asked of the database.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Workload")]
+pub struct WorkloadArgs {
+    /// ycsbt, ycsbt:KEYS, retwis, smallbank, bank or list-append, or a file with a workload and its
+    /// options
+    #[arg(long, value_name = "W")]
+    pub workload: String,
+    /// Transactions begun a second, over all clients, whatever the answers [default: 100]
+    #[arg(long, value_name = "R", conflicts_with = "clients", value_parser = rate)]
+    pub rate: Option<f64>,
+    /// Instead of a rate: so many clients, each beginning its next transaction when its last ended
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub clients: Option<u32>,
+    /// Zipf exponent of the choice of keys, from 0 (uniform)
+    #[arg(long, value_name = "Z")]
+    pub zipf: Option<f64>,
+    /// Share of transactions with high priority, from 0 to 1
+    #[arg(long, value_name = "F")]
+    pub high_priority: Option<f64>,
+}
+
+impl WorkloadArgs {
+    /// The workload, options given on the command line before those of a file.
+    pub fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
+        let text = &self.workload;
+        let name = text.split(':').next().unwrap_or_default();
+        let (spec, mut options) = if workload::NAMES.contains(&name) || !is_file(text) {
+            (text.clone(), workload::Options::default())
+        } else {
+            let place = format!("--workload {text}");
+            let content = fs::read_to_string(text).context(place.clone())?;
+            workload::read_file(&content).map_err(|error| match error {
+                WorkloadError::Syntax(problem) => toml_error(text, &problem),
+                WorkloadError::Unknown(_)
+                | WorkloadError::Parameter { .. }
+                | WorkloadError::Option { .. } => anyhow!("{place}: {error}"),
+            })?
+        };
+        options.zipf = self.zipf.or(options.zipf);
+        if self.high_priority.is_some() {
+            options.high_priority = self.high_priority;
+            options.high_priority_names = None;
+        }
+        workload::parse(&spec, &options).map_err(|error| anyhow!("--workload {text}: {error}"))
+    }
+
+    /// When transactions are begun.
+    pub fn arrival(&self) -> Arrival {
+        match self.clients {
+            Some(clients) => Arrival::Closed { clients, think: Duration::ZERO },
+            None => Arrival::Open { per_second: self.rate.unwrap_or(100.0), poisson: true },
+        }
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate <= 1e7 => Ok(rate),
+        Ok(_) | Err(_) => Err("use a number of transactions a second, above 0".into()),
+    }
+}
+
+/// The built-in topology of that name, or the one in the file.
+pub fn topology(name: &str) -> anyhow::Result<Topology> {
+    if let Some(map) = Topology::built_in(name) {
+        return Ok(map);
+    }
+    if !is_file(name) {
+        let known = Topology::built_in_names().collect::<Vec<_>>().join(", ");
+        bail!("--topology {name}: there is no such topology; use one of {known}, or a file");
+    }
+    let text = fs::read_to_string(name).with_context(|| format!("--topology {name}"))?;
+    Topology::parse(&text).map_err(|error| match error {
+        TopologyError::Syntax(problem) => toml_error(name, &problem),
+        TopologyError::UnknownRegion(_)
+        | TopologyError::Missing(..)
+        | TopologyError::Twice(..)
+        | TopologyError::OutOfRange { .. }
+        | TopologyError::Regions => anyhow!("{name}: {error}"),
+    })
+}
+
+/// True if a text that might be a name is meant as a file.
+fn is_file(text: &str) -> bool {
+    text.contains(std::path::MAIN_SEPARATOR)
+        || Path::new(text).extension().is_some_and(|ending| ending == "toml")
+        || Path::new(text).is_file()
+}
+
+/// Puts the several lines in which the TOML reader explains a mistake into one, with the place in
+/// front: `file:line:column: problem`.
+pub fn toml_error(path: impl Display, problem: &str) -> anyhow::Error {
+    let words: Vec<&str> = problem.lines().next().unwrap_or_default().split([' ', ',']).collect();
+    let after = |word| words.iter().position(|w| *w == word).and_then(|at| words.get(at + 1));
+    let is_picture = |line: &&str| {
+        line.split_once('|')
+            .is_some_and(|(left, _)| left.trim().chars().all(|letter| letter.is_ascii_digit()))
+    };
+    match (after("line"), after("column")) {
+        (Some(line), Some(column)) => {
+            let rest = problem.lines().skip(1).filter(|line| !is_picture(line));
+            let text = rest.map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>();
+            anyhow!("{path}:{line}:{column}: {}", text.join("; "))
+        }
+        (None, _) | (_, None) => {
+            anyhow!("{path}: {}", problem.split_whitespace().collect::<Vec<_>>().join(" "))
+        }
+    }
+}
+
+/// A span of time with its unit: `60s`, `1.5s`, `250ms`, `10m`, `2h`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let scale = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3_600.0,
+        _ => return Err("give a number and a unit: 250ms, 60s, 10m or 2h".into()),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if (0.0..=1e8).contains(&(number * scale)) => {
+            Ok(Duration::from_secs_f64(number * scale))
+        }
+        Ok(_) | Err(_) => Err("give a number and a unit: 250ms, 60s, 10m or 2h".into()),
+    }
+}
+
+/// What the checker holds histories of a protocol to.
+pub fn model_of(guarantee: Guarantee) -> Model {
+    match guarantee {
+        Guarantee::StrictSerializable => Model::StrictSerializable,
+        Guarantee::Serializable => Model::Serializable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_of_time_needs_a_number_and_a_unit() {
+        for (text, millis) in
+            [("60s", 60_000), ("250ms", 250), ("1.5s", 1_500), ("10m", 600_000), ("2h", 7_200_000)]
+        {
+            assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "60", "s", "-1s", "1e99s", "NaNs", "infs", "5 s", "5d"] {
+            assert!(duration(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_built_in_topology_is_in_the_help() {
+        let help = <crate::Cli as clap::CommandFactory>::command()
+            .find_subcommand_mut("sim")
+            .unwrap()
+            .render_long_help()
+            .to_string();
+        for name in Topology::built_in_names().chain(workload::NAMES.iter().copied()) {
+            assert!(help.contains(name), "the help of `sim` does not name {name}");
+        }
+    }
+
+    #[test]
+    fn mistakes_in_toml_become_one_line_with_their_place() {
+        let error = Topology::parse("name = 3\n").unwrap_err().to_string();
+        let line = toml_error("map.toml", &error).to_string();
+        assert!(line.starts_with("map.toml:1:8: "), "{line}");
+        assert!(line.contains("expected a string") && !line.contains('\n'), "{line}");
+        let error = Topology::parse("name = \"a\"\n").unwrap_err().to_string();
+        let line = toml_error("map.toml", &error).to_string();
+        assert!(line.starts_with("map.toml:") && line.contains("missing field"), "{line}");
+    }
+}

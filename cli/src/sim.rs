@@ -1,0 +1,446 @@
+//! `sim`: one run of one protocol in the simulator.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::machine::Protocol;
+use orthodrome_eval::checker::Verdict;
+use orthodrome_eval::diagram;
+use orthodrome_eval::history::Writer;
+use orthodrome_eval::metrics::{Check, RunResult, Summary};
+use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_sim::load::LoadModel;
+use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError, Simulation};
+use serde::Serialize;
+
+use crate::common::{self, Placement, WorkloadArgs};
+use crate::guard::guard;
+use crate::{Status, check, output};
+
+/// Run one protocol in the simulator and print its figures
+///
+/// Time, network, disks, clocks, processors, callers and faults are simulated; the protocol is the
+/// code that servers run. The same arguments and seed at the same commit give the same run, event
+/// for event.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  orthodrome sim --protocol carousel-basic --topology azure5 --workload retwis
+  orthodrome sim --protocol carousel-basic --topology azure5 --workload ycsbt:6 --zipf 0.9 \\
+      --rate 500 --seed 7 --json
+  orthodrome sim --protocol carousel-basic --topology azure5 --workload list-append --rate 50 \\
+      --faults scenarios/leader-crash.toml --history run.jsonl --trace run.trace
+
+Exit status: 0 the run kept its promises, 1 it did not, 2 bad usage or input.")]
+pub struct Args {
+    /// The protocol, by name
+    #[arg(long, value_name = "P")]
+    protocol: String,
+    #[command(flatten)]
+    placement: Placement,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    course: Course,
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// How the run goes.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Run")]
+struct Course {
+    /// How long transactions are begun, in simulated time
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
+    duration: Duration,
+    /// How much of that passes before figures are taken [default: 10s, or a sixth of a duration
+    /// below 60s]
+    #[arg(long, value_name = "TIME", value_parser = common::duration)]
+    warmup: Option<Duration>,
+    /// Decides everything that is drawn
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// What goes wrong when: a fault schedule
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
+    /// Write what clients saw to this file, and check it against the protocol's guarantee
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// Write every event to this file
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Also test every machine's invariants after every event, remember everything clients are told
+    /// and hold the protocol to it; slower. With --faults, what clients are told is always held
+    /// against it
+    #[arg(long)]
+    verify: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    #[serde(flatten)]
+    result: &'a RunResult,
+    figures: &'static str,
+    commit: &'static str,
+    partitions: u32,
+    replicas: u32,
+    servers_per_region: u32,
+    warmup_seconds: f64,
+    outstanding: u32,
+    faults: &'a BTreeMap<&'static str, u64>,
+    notes: &'a BTreeMap<String, u64>,
+    trace_hash: String,
+    failure: Option<PrintedFailure<'a>>,
+}
+
+#[derive(Serialize)]
+struct PrintedFailure<'a> {
+    kind: &'static str,
+    at_ms: f64,
+    detail: &'a str,
+}
+
+/// What came of a run.
+struct Run {
+    report: Report,
+    failure: Option<Failure>,
+    verdict: Option<Verdict>,
+}
+
+/// Runs the simulation and prints what came of it.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let cluster = args.placement.cluster()?;
+    let run = registry::with(&args.protocol, Runner { args, cluster })
+        .map_err(|error| anyhow!("--protocol: {error}"))??;
+    let is_kept = run.failure.is_none() && run.verdict.as_ref().is_none_or(|verdict| verdict.ok);
+    if args.json {
+        print_json(args, &run)?;
+    } else {
+        output::print(&describe(args, &run))?;
+    }
+    Ok(if is_kept { Status::Held } else { Status::Broken })
+}
+
+struct Runner<'a> {
+    args: &'a Args,
+    cluster: Cluster,
+}
+
+impl Visitor for Runner<'_> {
+    type Out = anyhow::Result<Run>;
+
+    fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Run> {
+        let Self { args, cluster } = self;
+        let course = &args.course;
+        let workload = args.workload.workload()?;
+        let schedule = match &course.faults {
+            Some(path) => schedule(path)?,
+            None => Schedule::default(),
+        };
+        let options = options(args)?;
+        let head = head(&cluster);
+        let config = P::configure(&cluster);
+        let mut simulation = Simulation::<P>::new(cluster, config, workload, &schedule, options)
+            .map_err(|error| anyhow!("{}: {error}", place(course.faults.as_deref())))?;
+        let history = course.history.as_deref().map(|path| Output::create("--history", path));
+        let history = history.transpose()?;
+        let trace = course.trace.as_deref().map(|path| Output::create("--trace", path));
+        let trace = trace.transpose()?;
+        if let Some(output) = &history {
+            let output = output.clone();
+            simulation.keep_history(Box::new(move |entry| {
+                output.write(|file| Writer::new(file).write(&entry));
+            }));
+        }
+        if let Some(output) = &trace {
+            output.write(|file| file.write_all(head.as_bytes()));
+            let output = output.clone();
+            simulation.keep_trace(Box::new(move |line| {
+                output.write(|file| writeln!(file, "{line}"));
+            }));
+        }
+        let (report, failure) = carry_out(&mut simulation, args)?;
+        let mut run = Run { report, failure, verdict: None };
+        if let Some(output) = trace {
+            output.finish()?;
+        }
+        if let (Some(output), Some(path)) = (history, &course.history) {
+            output.finish()?;
+            let verdict = check::judge(path, common::model_of(row.guarantee))?;
+            run.report.result.check = Some(check_of(&verdict));
+            run.verdict = Some(verdict);
+        }
+        Ok(run)
+    }
+}
+
+/// Runs to the end, or to the first broken promise.
+fn carry_out<P: Protocol>(
+    simulation: &mut Simulation<P>,
+    args: &Args,
+) -> anyhow::Result<(Report, Option<Failure>)> {
+    let bar = output::progress(None, "{spinner} simulating {msg}, {elapsed}")?;
+    bar.set_message(format!("{:?} of {}", args.course.duration, args.protocol));
+    let began = Instant::now();
+    let outcome = guard(|| simulation.run());
+    let wall = began.elapsed();
+    bar.finish_and_clear();
+    let (mut report, failure) = match outcome {
+        Ok(Ok(report)) => (report, None),
+        Ok(Err(failure)) => (simulation.report(), Some(failure)),
+        Err(detail) => {
+            let at = simulation.now();
+            let failure = Failure { at, kind: FailureKind::Panic, detail };
+            // What is left may be too broken even to count.
+            let report = guard(|| simulation.report());
+            (report.map_err(|_| anyhow!("{failure}"))?, Some(failure))
+        }
+    };
+    report.result.wall_seconds = (wall.as_secs_f64() * 1e6).round() / 1e6;
+    Ok((report, failure))
+}
+
+fn options(args: &Args) -> anyhow::Result<Options> {
+    let Course { duration, warmup, seed, faults, verify, .. } = &args.course;
+    let warmup = warmup.unwrap_or_else(|| (*duration / 6).min(Duration::from_secs(10)));
+    if warmup >= *duration {
+        bail!("--warmup {warmup:?}: leaves nothing of --duration {duration:?}; make it shorter");
+    }
+    Ok(Options {
+        seed: *seed,
+        load: LoadModel { arrival: args.workload.arrival(), ..LoadModel::default() },
+        warmup,
+        duration: *duration,
+        check_invariants: *verify,
+        check_outcomes: *verify || faults.is_some(),
+        ..Options::default()
+    })
+}
+
+/// Reads a fault schedule.
+fn schedule(path: &Path) -> anyhow::Result<Schedule> {
+    let text = fs::read_to_string(path).with_context(|| place(Some(path)))?;
+    Schedule::parse(&text).map_err(|error| match error {
+        ScheduleError::Syntax(problem) => common::toml_error(path.display(), &problem),
+        ScheduleError::Name { .. } | ScheduleError::Value { .. } => {
+            anyhow!("{}: {error}", path.display())
+        }
+    })
+}
+
+fn place(faults: Option<&Path>) -> String {
+    faults.map_or_else(|| "--faults".into(), |path| format!("--faults {}", path.display()))
+}
+
+/// The comments at the head of a trace: how to repeat the run, and where nodes are.
+fn head(cluster: &Cluster) -> String {
+    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    let command = command.replace(['\n', '\r'], " ");
+    format!("# orthodrome {command}\n# commit {}\n{}", output::COMMIT, diagram::places(cluster))
+}
+
+fn check_of(verdict: &Verdict) -> Check {
+    Check {
+        model: verdict.model.to_string(),
+        ok: verdict.ok,
+        anomaly: verdict
+            .anomalies
+            .first()
+            .map(|found| format!("{}: {}", found.kind, found.problem)),
+    }
+}
+
+/// A file that a simulation writes to as it goes. The first failure is kept until the end, for the
+/// simulator has no way to hear of it.
+#[derive(Clone)]
+struct Output(Rc<RefCell<Inner>>);
+
+struct Inner {
+    flag: &'static str,
+    path: PathBuf,
+    file: BufWriter<File>,
+    error: Option<io::Error>,
+}
+
+impl Output {
+    fn create(flag: &'static str, path: &Path) -> anyhow::Result<Self> {
+        let file = File::create(path)
+            .with_context(|| format!("{flag} {}: cannot be written", path.display()))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        Ok(Self(Rc::new(RefCell::new(Inner { flag, path: path.into(), file, error: None }))))
+    }
+
+    fn write(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+        let inner = &mut *self.0.borrow_mut();
+        if inner.error.is_none() {
+            inner.error = write(&mut inner.file).err();
+        }
+    }
+
+    fn finish(&self) -> anyhow::Result<()> {
+        self.write(BufWriter::flush);
+        let inner = &mut *self.0.borrow_mut();
+        match inner.error.take() {
+            Some(error) => {
+                let path = inner.path.display();
+                Err(error).with_context(|| format!("{} {path}: cannot be written", inner.flag))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn print_json(args: &Args, run: &Run) -> anyhow::Result<()> {
+    let Run { report, failure, .. } = run;
+    let failure = failure.as_ref().map(|failure| PrintedFailure {
+        kind: kind(failure.kind),
+        at_ms: failure.at.as_micros() as f64 / 1_000.0,
+        detail: &failure.detail,
+    });
+    output::print_json(&Printed {
+        result: &report.result,
+        figures: "simulated",
+        commit: output::COMMIT,
+        partitions: args.placement.partitions,
+        replicas: args.placement.replicas,
+        servers_per_region: args.placement.servers_per_region,
+        warmup_seconds: options(args)?.warmup.as_secs_f64(),
+        outstanding: report.outstanding,
+        faults: &report.injected,
+        notes: &report.notes,
+        trace_hash: format!("{:016x}", report.trace_hash),
+        failure,
+    })
+}
+
+/// The name of a kind of failure in results.
+pub fn kind(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::Panic => "panic",
+        FailureKind::Promise => "promise",
+        FailureKind::Stuck => "stuck",
+        FailureKind::Observer => "observer",
+        FailureKind::History => "history",
+        FailureKind::Twins => "twins",
+    }
+}
+
+/// The figures for people.
+fn describe(args: &Args, run: &Run) -> String {
+    let (report, result) = (&run.report, &run.report.result);
+    let Placement { partitions, replicas, servers_per_region, .. } = &args.placement;
+    let rows = [
+        ("all", &result.latency_ms.all),
+        ("high", &result.latency_ms.high),
+        ("low", &result.latency_ms.low),
+    ]
+    .into_iter()
+    .filter(|(name, summary)| *name == "all" || summary.n > 0)
+    .map(|(name, summary)| latency_row(name, summary));
+    let latencies = output::table(
+        &["latency, ms", "n", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"],
+        rows,
+    );
+    let rate = result.events as f64 / result.wall_seconds.max(1e-6) / 1e6;
+    let mut text = format!(
+        "Simulated: {} under {} on {}, {partitions} partitions × {replicas} replicas, \
+         {servers_per_region} server(s) a region; seed {}, commit {}\n\
+         {:.1} s of simulated time in {:.2} s: {} events, {rate:.2} million a second\n\n{}\n",
+        result.protocol,
+        result.workload,
+        result.topology,
+        result.seed,
+        output::COMMIT,
+        result.simulated_seconds,
+        result.wall_seconds,
+        output::count(result.events),
+        latencies.trim_fmt(),
+    );
+    for (name, value) in figures(report) {
+        text.push_str(&format!("{name:17} {value}\n"));
+    }
+    match &run.verdict {
+        Some(verdict) => text.push_str(&format!("{:17} {verdict}", "history")),
+        None => text
+            .push_str(&format!("{:17} not kept; --history FILE keeps and checks it\n", "history")),
+    }
+    if let Some(failure) = &run.failure {
+        text.push_str(&format!("\nTHE RUN LOST ITS PROMISE: {failure}\n"));
+    }
+    text
+}
+
+fn figures(report: &Report) -> Vec<(&'static str, String)> {
+    let result = &report.result;
+    let ended: u64 = result.path.values().sum();
+    let share =
+        |(name, count): (&String, &u64)| format!("{name} {}", output::percent(*count, ended));
+    let list = |pairs: Vec<String>| if pairs.is_empty() { "none".into() } else { pairs.join(", ") };
+    let counted = |(name, count): (String, u64)| format!("{name} {}", output::count(count));
+    let mut rows = vec![
+        (
+            "throughput",
+            format!(
+                "{:.1} transactions a second offered, {:.1} committed",
+                result.offered_tps, result.committed_tps
+            ),
+        ),
+        (
+            "outcomes",
+            format!(
+                "{} committed, {} failed; {} attempts aborted; commit rate {:.2} %",
+                output::count(result.committed),
+                output::count(result.failed),
+                output::count(result.aborted_attempts),
+                result.commit_rate * 100.0
+            ),
+        ),
+        (
+            "latency ÷ floor",
+            format!(
+                "{:.2} median, {:.2} 95th percentile",
+                result.floor_ratio.p50, result.floor_ratio.p95
+            ),
+        ),
+        (
+            "WAN round trips",
+            format!(
+                "{:.2} mean, {:.1} at most",
+                result.wan_round_trips.mean, result.wan_round_trips.max
+            ),
+        ),
+        (
+            "per transaction",
+            format!("{:.1} messages, {:.0} bytes", result.messages_per_txn, result.bytes_per_txn),
+        ),
+        ("paths", list(result.path.iter().map(share).collect())),
+    ];
+    if !report.injected.is_empty() {
+        let faults = report.injected.iter().map(|(name, &n)| counted(((*name).into(), n)));
+        rows.push(("faults", list(faults.collect())));
+    }
+    if !report.notes.is_empty() {
+        let notes = report.notes.iter().map(|(name, &n)| counted((name.clone(), n)));
+        rows.push(("notes", list(notes.collect())));
+    }
+    if report.outstanding > 0 {
+        rows.push(("not ended", output::count(u64::from(report.outstanding))));
+    }
+    rows
+}
+
+fn latency_row(name: &str, summary: &Summary) -> Vec<String> {
+    let Summary { n, mean, p50, p90, p95, p99, p999, max } = summary;
+    let mut row = vec![name.into(), output::count(*n)];
+    row.extend([mean, p50, p90, p95, p99, p999, max].map(|value| format!("{value:.1}")));
+    row
+}

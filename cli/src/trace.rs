@@ -1,0 +1,74 @@
+//! `trace`: looking at what happened in a run.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, anyhow, bail};
+use orthodrome_core::id::TxnId;
+use orthodrome_eval::diagram::Diagram;
+
+use crate::{Status, output};
+
+/// Look at the trace of a run
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    view: View,
+}
+
+#[derive(clap::Subcommand)]
+enum View {
+    Diagram(DiagramArgs),
+}
+
+/// Print the messages of one transaction as a Mermaid sequence diagram
+///
+/// Arrows carry the kind of the message and when it was sent and received, in milliseconds since the
+/// transaction began. Messages about several transactions at once are left out.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  orthodrome sim --protocol carousel-basic --topology azure5 --workload retwis --duration 2s \\
+      --trace run.trace
+  orthodrome trace diagram run.trace --txn c4.19      # every attempt at the transaction
+  orthodrome trace diagram run.trace --txn c4.19#1    # its second attempt only")]
+struct DiagramArgs {
+    /// A trace, as `sim --trace` writes it
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Which transaction: c4.19 for all its attempts, c4.19#0 for the first, c4.19#1 for the second
+    #[arg(long, value_name = "ID")]
+    txn: String,
+}
+
+/// Shows what was asked for.
+pub fn run(args: Args) -> anyhow::Result<Status> {
+    match args.view {
+        View::Diagram(args) => diagram(&args),
+    }
+}
+
+fn diagram(args: &DiagramArgs) -> anyhow::Result<Status> {
+    let txn: TxnId =
+        args.txn.parse().map_err(|error| anyhow!("--txn: {error}; for example c4.19"))?;
+    let place = args.trace.display();
+    let file =
+        File::open(&args.trace).with_context(|| format!("{place}: the trace cannot be opened"))?;
+    let size = file.metadata().with_context(|| format!("{place}"))?.len();
+    let bar = output::progress(Some(size), "reading {bar:30} {bytes}/{total_bytes} {eta}")?;
+    let mut diagram = Diagram::new(txn, !args.txn.contains('#'));
+    let lines = BufReader::with_capacity(1 << 20, bar.wrap_read(file)).lines();
+    for (number, line) in (1..).zip(lines) {
+        let line = line.with_context(|| format!("{place}:{number}: cannot be read"))?;
+        diagram.read_line(&line).map_err(|error| {
+            anyhow!("{place}:{number}: {error}; give a file that `sim --trace` wrote")
+        })?;
+    }
+    bar.finish_and_clear();
+    let Some(text) = diagram.to_mermaid() else {
+        bail!("--txn {}: {place} has no event of that transaction", args.txn);
+    };
+    output::print(&text)?;
+    Ok(Status::Held)
+}
