@@ -10,15 +10,15 @@
 //! Experimental Observations*, VLDB 14(3), 2020.
 //!
 //! # Method
-//! 1. [`effects`]: an attempt took effect if it is `ok`, or `info` and read by one that took effect.
+//! 1. `effects`: an attempt took effect if it is `ok`, or `info` and read by one that took effect.
 //!    An `info` attempt that nobody read may be taken never to have happened.
-//! 2. [`lists`] and [`versions`]: the order of versions of each key gives edges *ww* (to the writer
+//! 2. `lists` and `versions`: the order of versions of each key gives edges *ww* (to the writer
 //!    of the next version), *wr* (from the writer to each reader) and *rw* (from each reader to the
 //!    writer of the next version). Reads that fit no order at all are reported by themselves.
-//! 3. [`order`]: for strict serializability, edges from what completed to what was invoked later.
-//! 4. [`graph`]: Tarjan's strongly connected components, in one pass over a graph whose size is
+//! 3. `order`: for strict serializability, edges from what completed to what was invoked later.
+//! 4. `graph`: Tarjan's strongly connected components, in one pass over a graph whose size is
 //!    linear in the history. No component, no anomaly.
-//! 5. [`cycles`]: in each component, the shortest cycle of each kind, from G0 down to G2-item.
+//! 5. `cycles`: in each component, the shortest cycle of each kind, from G0 down to G2-item.
 //!
 //! # What a verdict is worth
 //! - *Sound*: what is reported is wrong in every order that could explain the history.
