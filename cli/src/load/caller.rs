@@ -1,0 +1,250 @@
+//! One caller: asks for one transaction at a time through the client library, and keeps what it saw.
+
+use std::time::{Duration, Instant};
+
+use orthodrome_client::{
+    Abort, Attempt as Seen, Client, Config, InDoubt, Op, Outcome as Told, Reads as ReadBack, Writes,
+};
+use orthodrome_core::time::{Time, nanos};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads};
+use orthodrome_core::{RegionId, TxnId};
+use orthodrome_eval::history::Entry;
+use orthodrome_eval::record::{Attempt, RecordError, entry};
+use orthodrome_eval::workload::{Issuer, Request};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::driver::{Shared, Source};
+use super::ledger::{Commit, Ended, Failed};
+
+/// How long a caller goes on asking for an outcome that nobody could tell within the deadline,
+/// before it leaves it open in the history.
+const DOUBT_MAX: Duration = Duration::from_secs(15);
+
+/// A caller, connected as one client of the cluster.
+pub struct Caller {
+    client: Client,
+    seen: UnboundedReceiver<Seen>,
+    issuer: Issuer,
+}
+
+impl Caller {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Why no gateway took the client.
+    pub async fn connect(
+        config: Config,
+        index: u32,
+        region: RegionId,
+    ) -> Result<Self, orthodrome_client::Error> {
+        let (sender, seen) = unbounded_channel();
+        let client = Client::connect(config.attempts(sender)).await?;
+        let issuer = Issuer { client: client.id(), index, region };
+        Ok(Self { client, seen, issuer })
+    }
+
+    /// Who this is to a workload.
+    pub fn issuer(&self) -> Issuer {
+        self.issuer
+    }
+
+    /// Has one request done that arrived at `arrived`, and says what came of it.
+    pub async fn ask(
+        &mut self,
+        shared: &Shared,
+        workload: &Source,
+        request: &Request,
+        arrived: Instant,
+    ) -> Ended {
+        let prefix = shared.prefix.as_str();
+        let told = self.call(workload, request, prefix).await;
+        let mut seen: Vec<Seen> = std::iter::from_fn(|| self.seen.try_recv().ok()).collect();
+        let result = match told {
+            Ok(Told::Unknown(doubt)) => settle(doubt, &mut seen).await,
+            Ok(Told::Committed(_)) => Ok(()),
+            Ok(Told::Aborted(aborted)) => Err(match AbortReason::from(aborted.reason) {
+                AbortReason::Client | AbortReason::Guard => Failed::Refused,
+                reason => Failed::Aborted(reason.to_string()),
+            }),
+            Err(error) => Err(Failed::Aborted(error.to_string())),
+        };
+        let home = seen.last().map_or(self.issuer.region, |last| last.home);
+        let mut ended = Ended {
+            home,
+            priority: request.priority,
+            result: result.map(|()| Commit {
+                latency: arrived.elapsed(),
+                floor: shared.floor(home, request),
+            }),
+            aborts: seen.iter().filter_map(aborted).collect(),
+            entries: Vec::new(),
+            findings: Vec::new(),
+        };
+        shared.take_down(workload, request, &seen, &mut ended);
+        ended
+    }
+
+    async fn call(
+        &self,
+        source: &Source,
+        request: &Request,
+        prefix: &str,
+    ) -> Result<Told, orthodrome_client::Error> {
+        let place = |key: &Key| prefixed(prefix, key);
+        match &request.kind {
+            Kind::Interactive => {
+                let mut txn = self.client.transaction().priority(request.priority);
+                for key in &request.reads {
+                    txn = txn.read(place(key));
+                }
+                for key in &request.writes {
+                    txn = txn.write(place(key));
+                }
+                let compute = |reads: &ReadBack| match source
+                    .decide(request, &stripped(prefix, reads.as_map()))
+                {
+                    Decision::Abort => Err(Abort::because("the workload refuses")),
+                    Decision::Commit(writes) => Ok(writes
+                        .into_iter()
+                        .map(|(key, value)| (place(&key), value))
+                        .collect::<Writes>()),
+                };
+                txn.run(compute).await
+            }
+            Kind::Procedure(ops) => {
+                let ops = ops.iter().map(|op| moved(op, place));
+                self.client.execute(ops).priority(request.priority).await
+            }
+            Kind::ReadOnly => {
+                let keys = request.reads.iter().map(place);
+                let snapshot = self.client.read(keys).priority(request.priority).await?;
+                let orthodrome_client::Snapshot { timestamp, reads } = snapshot;
+                Ok(Told::Committed(orthodrome_client::Committed { timestamp, reads: Some(reads) }))
+            }
+        }
+    }
+}
+
+/// Goes on asking for an outcome, at every gateway, and corrects the last attempt if it is learned.
+async fn settle(doubt: InDoubt, seen: &mut [Seen]) -> Result<(), Failed> {
+    let (known, result) = match doubt.resolve_within(DOUBT_MAX).await {
+        Told::Committed(committed) => (Outcome::Committed(committed.timestamp), Ok(())),
+        Told::Aborted(aborted) => {
+            let reason = AbortReason::from(aborted.reason);
+            (Outcome::Aborted(reason), Err(Failed::Aborted(reason.to_string())))
+        }
+        Told::Unknown(doubt) => {
+            (Outcome::Unknown, Err(Failed::Unknown(doubt.trouble().to_owned())))
+        }
+    };
+    if let Some(last) = seen.last_mut() {
+        last.outcome = known;
+        last.ended = Instant::now();
+    }
+    result
+}
+
+fn aborted(seen: &Seen) -> Option<AbortReason> {
+    match seen.outcome {
+        Outcome::Aborted(reason) => Some(reason),
+        Outcome::Committed(_) | Outcome::Unknown => None,
+    }
+}
+
+impl Shared {
+    /// Turns what was seen of a request into lines of the history and findings.
+    fn take_down(&self, source: &Source, request: &Request, seen: &[Seen], ended: &mut Ended) {
+        let last = seen.last().map(|last| last.txn);
+        for attempt in seen {
+            let reads = attempt.reads.as_ref().map(|r| stripped(&self.prefix, r.as_map()));
+            if let (Outcome::Committed(_), Some(reads)) = (attempt.outcome, &reads)
+                && let Err(finding) = source.audit(request, reads)
+            {
+                ended.findings.push(format!("{}: {finding}", attempt.txn));
+            }
+            match self.line(source, request, attempt, reads.as_ref(), last) {
+                Ok(entry) => ended.entries.push(entry),
+                Err(broken) => ended.findings.push(broken.to_string()),
+            }
+        }
+    }
+
+    fn line(
+        &self,
+        source: &Source,
+        request: &Request,
+        seen: &Seen,
+        reads: Option<&Reads>,
+        last: Option<TxnId>,
+    ) -> Result<Entry, RecordError> {
+        let time = |at: Instant| Time(nanos(at.saturating_duration_since(self.started)));
+        let decision = match (&request.kind, reads) {
+            (Kind::Interactive, Some(reads)) => Some(source.decide(request, reads)),
+            (Kind::Interactive, None) | (Kind::Procedure(_) | Kind::ReadOnly, _) => None,
+        };
+        let completed = match seen.outcome {
+            Outcome::Unknown => None,
+            // It committed, but what it read was lost with the first answer. Without its reads it
+            // cannot be judged as committed; as unknown it still may be.
+            Outcome::Committed(_) if reads.is_none() => None,
+            outcome @ (Outcome::Committed(_) | Outcome::Aborted(_)) => {
+                Some((time(seen.ended), outcome))
+            }
+        };
+        let attempt = Attempt {
+            request,
+            txn: seen.txn,
+            region: self.region_name(seen.home),
+            invoked: time(seen.began),
+            completed,
+            reads,
+            decision: decision.as_ref(),
+            is_retried: last != Some(seen.txn),
+        };
+        entry(&attempt, source.values)
+    }
+}
+
+/// Where a run keeps a key: apart from what other runs on the same cluster keep.
+pub fn prefixed(prefix: &str, key: &Key) -> Key {
+    if prefix.is_empty() {
+        return key.clone();
+    }
+    Key::from([prefix.as_bytes(), &key.0].concat())
+}
+
+fn stripped(prefix: &str, reads: &Reads) -> Reads {
+    let strip = |(key, read): (&Key, &Read)| {
+        let rest = if key.0.starts_with(prefix.as_bytes()) { prefix.len() } else { 0 };
+        (Key(key.0.slice(rest..)), read.clone())
+    };
+    reads.iter().map(strip).collect()
+}
+
+fn moved(op: &Op, place: impl Fn(&Key) -> Key) -> Op {
+    match op {
+        Op::Get(key) => Op::Get(place(key)),
+        Op::Compare(key, expected) => Op::Compare(place(key), expected.clone()),
+        Op::Put(key, value) => Op::Put(place(key), value.clone()),
+        Op::Add(key, amount) => Op::Add(place(key), *amount),
+        Op::Append(key, value) => Op::Append(place(key), value.clone()),
+        Op::Delete(key) => Op::Delete(place(key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_move_there_and_back() {
+        let key = Key::from("account7");
+        let there = prefixed("load-c4/", &key);
+        assert_eq!(there, Key::from("load-c4/account7"));
+        assert_eq!(prefixed("", &key), key);
+        let reads = Reads::from([(there, Read::default())]);
+        assert_eq!(stripped("load-c4/", &reads).into_keys().collect::<Vec<_>>(), [key]);
+        let op = moved(&Op::Add("a".into(), 3), |key| prefixed("x/", key));
+        assert_eq!(op, Op::Add("x/a".into(), 3));
+    }
+}

@@ -1,0 +1,379 @@
+//! Callers in every region that put workloads to a cluster through the client library.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use orthodrome_client::Config;
+use orthodrome_core::RegionId;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::txn::{Decision, Reads};
+use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
+use orthodrome_sim::floor::Floor;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::caller::{Caller, prefixed};
+use super::ledger::{Failed, Ledger};
+
+/// Pause of a caller whose request was refused at once, so that it does not ask in a tight loop.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+/// How often the audit at the end is tried; each try takes up to the client's deadline.
+const AUDITS_MAX: u32 = 4;
+
+/// A workload that many callers draw from.
+#[derive(Debug)]
+pub struct Source {
+    workload: Mutex<Box<dyn Workload>>,
+    /// Its name, parameters included.
+    pub name: String,
+    /// How its values appear in the history.
+    pub values: Values,
+}
+
+impl Source {
+    /// Shares a workload.
+    pub fn new(workload: Box<dyn Workload>) -> Self {
+        let (name, values) = (workload.name(), workload.values());
+        Self { workload: Mutex::new(workload), name, values }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Box<dyn Workload>> {
+        self.workload.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self, issuer: Issuer, rng: &mut Rng) -> Request {
+        self.lock().next(issuer, rng)
+    }
+
+    /// See [`Workload::decide`].
+    pub fn decide(&self, request: &Request, reads: &Reads) -> Decision {
+        self.lock().decide(request, reads)
+    }
+
+    /// See [`Workload::audit`].
+    pub fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
+        self.lock().audit(request, reads)
+    }
+}
+
+/// Where some of the callers are.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The region.
+    pub region: RegionId,
+    /// How they reach the cluster: the gateways of their region first, then the others by distance.
+    pub config: Config,
+}
+
+/// When transactions are begun.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Pace {
+    /// Each caller begins its next when its last has ended.
+    Closed,
+    /// So many a second over all callers, at random moments, whatever the answers.
+    Open {
+        /// The rate.
+        per_second: f64,
+    },
+}
+
+/// What to do.
+#[derive(Debug)]
+pub struct Plan {
+    /// Where callers are; they are dealt out one by one.
+    pub sites: Vec<Site>,
+    /// What they ask for; each caller sticks to one, in turn.
+    pub workloads: Vec<Box<dyn Workload>>,
+    /// How many there are.
+    pub callers: u32,
+    /// When they ask.
+    pub pace: Pace,
+    /// Of the draws of workloads.
+    pub seed: u64,
+    /// What the keys of this run start with; none to take it from the id of its first client.
+    pub prefix: Option<String>,
+    /// Names of regions, by id.
+    pub regions: Vec<String>,
+    /// The least that transactions need, if that is known.
+    pub floor: Option<Floor>,
+    /// Where findings go.
+    pub ledger: Ledger,
+}
+
+/// What callers share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The start of the run.
+    pub started: Instant,
+    /// What the keys of this run start with.
+    pub prefix: String,
+    regions: Vec<String>,
+    floor: Option<Floor>,
+    ledger: Mutex<Ledger>,
+    stop: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// The ledger, for a moment.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name of a region.
+    pub fn region_name(&self, region: RegionId) -> &str {
+        self.regions.get(usize::from(region.0)).map_or("?", String::as_str)
+    }
+
+    /// The least that any protocol needs for this request.
+    pub fn floor(&self, home: RegionId, request: &Request) -> Option<Duration> {
+        let floor = self.floor.as_ref()?;
+        if self.prefix.is_empty() {
+            return Some(floor.of(home, request));
+        }
+        let moved = |keys: &[_]| keys.iter().map(|key| prefixed(&self.prefix, key)).collect();
+        let (reads, writes) = (moved(&request.reads), moved(&request.writes));
+        Some(floor.of(home, &Request { reads, writes, ..request.clone() }))
+    }
+
+    /// Asks all callers to stop after what they are at.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+}
+
+/// What the audit of one workload at the end found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Audit {
+    /// The workload.
+    pub workload: String,
+    /// What is wrong, if anything is.
+    pub problem: Option<String>,
+}
+
+/// A run under way.
+#[derive(Debug)]
+pub struct Driver {
+    shared: Arc<Shared>,
+    sources: Vec<Arc<Source>>,
+    first: Site,
+    callers: u32,
+    tasks: JoinSet<()>,
+}
+
+/// What one task needs to be a caller.
+struct Place {
+    shared: Arc<Shared>,
+    source: Arc<Source>,
+    site: Site,
+    index: u32,
+    rng: Rng,
+}
+
+impl Driver {
+    /// Connects all callers, then lets them begin.
+    ///
+    /// # Errors
+    /// A caller found no gateway.
+    pub async fn start(plan: Plan) -> anyhow::Result<Self> {
+        let Plan { sites, workloads, callers, pace, seed, prefix, regions, floor, ledger } = plan;
+        let first = sites.first().cloned().context("there is no gateway to use")?;
+        let sources: Vec<Arc<Source>> =
+            workloads.into_iter().map(|workload| Arc::new(Source::new(workload))).collect();
+        let connected = connect_all(&sites, callers).await?;
+        let own = connected.first().map(|(_, caller)| format!("load-{}/", caller.issuer().client));
+        let shared = Arc::new(Shared {
+            started: Instant::now(),
+            prefix: prefix.or(own).unwrap_or_default(),
+            regions,
+            floor,
+            ledger: Mutex::new(ledger),
+            stop: watch::Sender::new(false),
+        });
+        let mut tasks = JoinSet::new();
+        let queues = match pace {
+            Pace::Closed => None,
+            Pace::Open { per_second } => {
+                let room = (callers as usize).div_ceil(sites.len()).max(16);
+                let (senders, receivers): (Vec<_>, Vec<_>) =
+                    sites.iter().map(|_| mpsc::channel(room)).unzip();
+                let rng = Rng::stream(seed, "load-arrivals", 0);
+                tasks.spawn(arrivals(Arc::clone(&shared), senders, per_second, rng));
+                let share = |queue| Arc::new(tokio::sync::Mutex::new(queue));
+                Some(receivers.into_iter().map(share).collect::<Vec<_>>())
+            }
+        };
+        for (at, caller) in connected {
+            let index = caller.issuer().index;
+            let turn = index as usize / sites.len();
+            let (Some(site), Some(source)) =
+                (sites.get(at), sources.get(turn % sources.len().max(1)))
+            else {
+                continue;
+            };
+            let place = Place {
+                shared: Arc::clone(&shared),
+                source: Arc::clone(source),
+                site: site.clone(),
+                index,
+                rng: Rng::stream(seed, "load-caller", index.into()),
+            };
+            match queues.as_ref().and_then(|queues| queues.get(at)) {
+                None => tasks.spawn(place.closed(caller)),
+                Some(queue) => tasks.spawn(place.open(caller, Arc::clone(queue))),
+            };
+        }
+        Ok(Self { shared, sources, first, callers, tasks })
+    }
+
+    /// What the callers share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Stops the callers, waits until each knows what became of its last request, and has every
+    /// workload judge the whole database, where it can.
+    pub async fn finish(mut self) -> (Arc<Shared>, Vec<Audit>) {
+        self.shared.stop();
+        while let Some(ended) = self.tasks.join_next().await {
+            if let Err(error) = ended {
+                self.shared.ledger().finding(format!("a caller of the load failed: {error}"));
+            }
+        }
+        let mut audits = Vec::new();
+        for source in &self.sources {
+            if let Some(audit) = self.audit(source).await {
+                audits.push(audit);
+            }
+        }
+        (self.shared, audits)
+    }
+
+    async fn audit(&self, source: &Source) -> Option<Audit> {
+        let request = source.lock().final_request()?;
+        let workload = source.name.clone();
+        let mut problem = None;
+        for _ in 0..AUDITS_MAX {
+            let site = self.first.clone();
+            let mut caller = match Caller::connect(site.config, self.callers, site.region).await {
+                Ok(caller) => caller,
+                Err(error) => {
+                    problem = Some(format!("it could not be read: {error}"));
+                    continue;
+                }
+            };
+            let ended = caller.ask(&self.shared, source, &request, Instant::now()).await;
+            let found = ended.findings.first().cloned();
+            self.shared.ledger().keep(&ended.entries, ended.findings);
+            problem = match ended.result {
+                Ok(_) => return Some(Audit { workload, problem: found }),
+                Err(Failed::Aborted(why) | Failed::Unknown(why)) => {
+                    Some(format!("it could not be read: {why}"))
+                }
+                Err(Failed::Refused) => Some("it could not be read: it was refused".into()),
+            };
+        }
+        Some(Audit { workload, problem })
+    }
+}
+
+/// Connects callers, dealt out over the sites; each with the index of its site.
+async fn connect_all(sites: &[Site], callers: u32) -> anyhow::Result<Vec<(usize, Caller)>> {
+    let mut connecting = JoinSet::new();
+    for (index, (at, site)) in (0..callers).zip(sites.iter().enumerate().cycle()) {
+        let site = site.clone();
+        connecting.spawn(async move {
+            let caller = Caller::connect(site.config, index, site.region).await;
+            caller.map(|caller| (at, caller))
+        });
+    }
+    let mut connected = Vec::new();
+    while let Some(ended) = connecting.join_next().await {
+        let caller = ended.context("a caller could not be started")?;
+        connected.push(caller.context("a caller could not connect")?);
+    }
+    connected.sort_by_key(|(_, caller)| caller.issuer().index);
+    Ok(connected)
+}
+
+impl Place {
+    async fn closed(mut self, caller: Caller) {
+        let mut caller = Some(caller);
+        let stop = self.shared.stop.subscribe();
+        while !*stop.borrow() {
+            self.once(&mut caller, Instant::now).await;
+        }
+    }
+
+    async fn open(
+        mut self,
+        caller: Caller,
+        queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Instant>>>,
+    ) {
+        let mut caller = Some(caller);
+        loop {
+            let arrival = queue.lock().await.recv().await;
+            let Some(arrived) = arrival else { return };
+            self.once(&mut caller, || arrived).await;
+        }
+    }
+
+    /// Does one request; reconnects first where the last one ended in doubt.
+    async fn once(&mut self, slot: &mut Option<Caller>, arrived: impl Fn() -> Instant) {
+        let caller = match slot {
+            Some(caller) => caller,
+            None => {
+                let config = self.site.config.clone();
+                match Caller::connect(config, self.index, self.site.region).await {
+                    Ok(caller) => slot.insert(caller),
+                    Err(error) => {
+                        self.shared.ledger().trouble(error.to_string());
+                        tokio::time::sleep(REFUSED_PAUSE).await;
+                        return;
+                    }
+                }
+            }
+        };
+        let request = self.source.next(caller.issuer(), &mut self.rng);
+        let began = Instant::now();
+        let ended = caller.ask(&self.shared, &self.source, &request, arrived()).await;
+        let (is_in_doubt, is_refused) = match &ended.result {
+            Err(Failed::Unknown(_)) => (true, false),
+            Err(Failed::Aborted(_)) => (false, began.elapsed() < REFUSED_PAUSE),
+            Ok(_) | Err(Failed::Refused) => (false, false),
+        };
+        self.shared.ledger().record(ended);
+        if is_in_doubt {
+            // What it asked for may still happen while its next requests run, which no one client
+            // would do; so it goes on as another.
+            *slot = None;
+        }
+        if is_refused {
+            tokio::time::sleep(REFUSED_PAUSE).await;
+        }
+    }
+}
+
+/// Sends arrivals to the sites in turn, at random moments, until the run stops.
+async fn arrivals(
+    shared: Arc<Shared>,
+    queues: Vec<mpsc::Sender<Instant>>,
+    per_second: f64,
+    mut rng: Rng,
+) {
+    let mut stop = shared.stop.subscribe();
+    let mut due = tokio::time::Instant::now();
+    for queue in queues.iter().cycle() {
+        // Exponential gaps make a Poisson process.
+        let gap = -(1.0 - rng.unit()).ln() / per_second;
+        due += Duration::from_secs_f64(gap.min(3_600.0));
+        tokio::select! {
+            () = tokio::time::sleep_until(due) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        // The latency of a request counts from when it was due, however late it is taken up.
+        if queue.try_send(due.into_std()).is_err() {
+            shared.ledger().shed();
+        }
+    }
+}

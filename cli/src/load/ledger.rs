@@ -1,0 +1,332 @@
+//! What a run under load found: latencies, counts, the history, and what must not happen.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use orthodrome_core::RegionId;
+use orthodrome_core::txn::{AbortReason, Priority};
+use orthodrome_eval::history::{Entry, Writer};
+use orthodrome_eval::metrics::{Counters, Latencies, Samples, Summary};
+
+/// How far back the live view looks.
+const WINDOW: usize = 5;
+/// Broken promises that are kept word for word; the rest are counted.
+const FINDINGS_MAX: usize = 8;
+
+/// Everything that callers report, in bounded memory: the history goes to its file.
+#[derive(Debug)]
+pub struct Ledger {
+    /// Latencies of committed requests.
+    pub latencies: Latencies,
+    /// Counts.
+    pub counters: Counters,
+    /// Requests whose outcome nobody could tell.
+    pub unknown: u64,
+    /// Requests that arrived while everybody was busy and that were turned away.
+    pub shed: u64,
+    findings: Vec<String>,
+    findings_more: u64,
+    history: Option<Writer<BufWriter<File>>>,
+    history_error: Option<io::Error>,
+    trouble: Option<String>,
+    /// Latencies of the last seconds by region, the current second last.
+    recent: VecDeque<BTreeMap<RegionId, Samples>>,
+    watch: Option<Watch>,
+}
+
+/// Watches for silence: the time that a region goes without a commit.
+#[derive(Debug)]
+struct Watch {
+    since: Instant,
+    last: BTreeMap<RegionId, Instant>,
+    longest: Duration,
+    committed: u64,
+}
+
+/// What was seen during a watch.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Watched {
+    /// The longest that any watched region went without a commit.
+    pub longest_silence: Duration,
+    /// Requests committed.
+    pub committed: u64,
+}
+
+/// One request that ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The region it was last begun in.
+    pub home: RegionId,
+    /// How much it mattered.
+    pub priority: Priority,
+    /// What became of it.
+    pub result: Result<Commit, Failed>,
+    /// Why its attempts aborted.
+    pub aborts: Vec<AbortReason>,
+    /// Lines for the history.
+    pub entries: Vec<Entry>,
+    /// What the request found broken.
+    pub findings: Vec<String>,
+}
+
+/// A request that committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Commit {
+    /// From its arrival until its caller knew.
+    pub latency: Duration,
+    /// The least that any protocol would need, if that is known.
+    pub floor: Option<Duration>,
+}
+
+/// A request that did not commit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failed {
+    /// It had no effect, for this reason.
+    Aborted(String),
+    /// Its own guard or closure refused it, as the workload means some to.
+    Refused,
+    /// Nobody can tell.
+    Unknown(String),
+}
+
+impl Ledger {
+    /// A ledger whose history goes to the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create(path: Option<&Path>) -> anyhow::Result<Self> {
+        let open = |path: &Path| {
+            let file = File::create(path)
+                .with_context(|| format!("--history {}: cannot be created", path.display()))?;
+            anyhow::Ok(Writer::new(BufWriter::with_capacity(1 << 18, file)))
+        };
+        Ok(Self {
+            latencies: Latencies::default(),
+            counters: Counters::default(),
+            unknown: 0,
+            shed: 0,
+            findings: Vec::new(),
+            findings_more: 0,
+            history: path.map(open).transpose()?,
+            history_error: None,
+            trouble: None,
+            recent: VecDeque::from([BTreeMap::new()]),
+            watch: None,
+        })
+    }
+
+    /// Takes down a request that ended now.
+    pub fn record(&mut self, ended: Ended) {
+        let Ended { home, priority, result, aborts, entries, findings } = ended;
+        self.counters.offered += 1;
+        for reason in aborts {
+            *self.counters.aborted.entry(reason).or_default() += 1;
+        }
+        match result {
+            Ok(Commit { latency, floor }) => {
+                self.counters.committed += 1;
+                self.latencies.record(priority, home, latency);
+                if let Some(second) = self.recent.back_mut() {
+                    let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+                    second.entry(home).or_default().record(nanos);
+                }
+                if let Some(floor) = floor.filter(|floor| !floor.is_zero()) {
+                    let ratio = latency.as_secs_f64() / floor.as_secs_f64();
+                    self.counters.floor_ratio_millis.record((ratio * 1_000.0).round() as u64);
+                }
+                if let Some(watch) = &mut self.watch {
+                    watch.commit(home, Instant::now());
+                }
+            }
+            Err(Failed::Aborted(trouble)) => {
+                self.counters.failed += 1;
+                self.trouble = Some(trouble);
+            }
+            Err(Failed::Refused) => self.counters.failed += 1,
+            Err(Failed::Unknown(trouble)) => {
+                self.counters.failed += 1;
+                self.unknown += 1;
+                self.trouble = Some(trouble);
+            }
+        }
+        self.keep(&entries, findings);
+    }
+
+    /// Keeps lines of the history and findings that belong to no measured request.
+    pub fn keep(&mut self, entries: &[Entry], findings: Vec<String>) {
+        for entry in entries {
+            self.write(entry);
+        }
+        for finding in findings {
+            self.finding(finding);
+        }
+    }
+
+    /// Takes down a request that was turned away because every caller was busy.
+    pub fn shed(&mut self) {
+        self.counters.offered += 1;
+        self.counters.failed += 1;
+        self.shed += 1;
+    }
+
+    /// Takes down a broken promise.
+    pub fn finding(&mut self, finding: String) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        } else {
+            self.findings_more += 1;
+        }
+    }
+
+    /// The broken promises so far.
+    pub fn findings(&self) -> Vec<String> {
+        let more = (self.findings_more > 0).then(|| format!("and {} more", self.findings_more));
+        self.findings.iter().cloned().chain(more).collect()
+    }
+
+    /// Takes down what stands in the way of callers, for people who wonder.
+    pub fn trouble(&mut self, trouble: String) {
+        self.trouble = Some(trouble);
+    }
+
+    /// The latest trouble, once.
+    pub fn take_trouble(&mut self) -> Option<String> {
+        self.trouble.take()
+    }
+
+    fn write(&mut self, entry: &Entry) {
+        if self.history_error.is_some() {
+            return;
+        }
+        if let Some(Err(error)) = self.history.as_mut().map(|history| history.write(entry)) {
+            self.history_error = Some(error);
+        }
+    }
+
+    /// A second has passed: the live view moves on.
+    pub fn tick(&mut self) {
+        self.recent.push_back(BTreeMap::new());
+        while self.recent.len() > WINDOW {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Commits a second and latencies of the last seconds, of one region or of all.
+    pub fn recent(&self, region: Option<RegionId>) -> (f64, Summary) {
+        let mut samples = Samples::default();
+        for second in &self.recent {
+            for (at, more) in second {
+                if region.is_none_or(|region| region == *at) {
+                    samples.merge(more);
+                }
+            }
+        }
+        let seconds = self.recent.len().max(1) as f64;
+        (samples.len() as f64 / seconds, Summary::of_nanos(&samples))
+    }
+
+    /// Starts to watch these regions for silence.
+    pub fn watch(&mut self, regions: impl IntoIterator<Item = RegionId>) {
+        let since = Instant::now();
+        let last = regions.into_iter().map(|region| (region, since)).collect();
+        self.watch = Some(Watch { since, last, longest: Duration::ZERO, committed: 0 });
+    }
+
+    /// Time since the watch began and what it has seen so far, if there is one.
+    pub fn watched(&self) -> Option<(Duration, Watched)> {
+        let watch = self.watch.as_ref()?;
+        Some((watch.since.elapsed(), watch.seen(Instant::now())))
+    }
+
+    /// Ends the watch.
+    pub fn end_watch(&mut self) -> Option<Watched> {
+        let watch = self.watch.take()?;
+        Some(watch.seen(Instant::now()))
+    }
+
+    /// Ends the history, so that it can be read.
+    ///
+    /// # Errors
+    /// It could not be written in full.
+    pub fn finish_history(&mut self) -> anyhow::Result<()> {
+        let written = match (self.history_error.take(), self.history.take()) {
+            (Some(error), _) => Err(error),
+            (None, Some(history)) => history.finish().map(drop),
+            (None, None) => Ok(()),
+        };
+        written.context("the history cannot be written")
+    }
+}
+
+impl Watch {
+    fn commit(&mut self, region: RegionId, now: Instant) {
+        self.committed += 1;
+        if let Some(last) = self.last.get_mut(&region) {
+            self.longest = self.longest.max(now.saturating_duration_since(*last));
+            *last = now;
+        }
+    }
+
+    fn seen(&self, now: Instant) -> Watched {
+        let silent = self.last.values().map(|last| now.saturating_duration_since(*last)).max();
+        let longest_silence = self.longest.max(silent.unwrap_or_default());
+        Watched { longest_silence, committed: self.committed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_silence_of_any_region_counts_its_end_too() {
+        let since = Instant::now();
+        let at = |millis| since + Duration::from_millis(millis);
+        let regions = [RegionId(0), RegionId(1)];
+        let last = regions.into_iter().map(|region| (region, since)).collect();
+        let mut watch = Watch { since, last, longest: Duration::ZERO, committed: 0 };
+        watch.commit(RegionId(0), at(100));
+        watch.commit(RegionId(1), at(700));
+        watch.commit(RegionId(2), at(5_000));
+        watch.commit(RegionId(0), at(400));
+        assert_eq!(watch.seen(at(750)).longest_silence, Duration::from_millis(700));
+        assert_eq!(watch.seen(at(1_200)).longest_silence, Duration::from_millis(800));
+        assert_eq!(watch.seen(at(750)).committed, 4);
+    }
+
+    #[test]
+    fn the_live_view_forgets() {
+        let mut ledger = Ledger::create(None).unwrap();
+        let commit = || Ended {
+            home: RegionId(1),
+            priority: Priority::LOW,
+            result: Ok(Commit { latency: Duration::from_millis(10), floor: None }),
+            aborts: vec![AbortReason::Conflict],
+            entries: Vec::new(),
+            findings: Vec::new(),
+        };
+        ledger.record(commit());
+        assert_eq!(ledger.recent(Some(RegionId(1))).1.n, 1);
+        assert_eq!(ledger.recent(Some(RegionId(0))).1.n, 0);
+        for _ in 0..WINDOW {
+            ledger.tick();
+        }
+        assert_eq!(ledger.recent(None).1.n, 0);
+        assert_eq!(ledger.latencies.all().n, 1);
+        assert_eq!((ledger.counters.committed, ledger.counters.aborted_attempts()), (1, 1));
+    }
+
+    #[test]
+    fn findings_are_bounded() {
+        let mut ledger = Ledger::create(None).unwrap();
+        for number in 0..FINDINGS_MAX + 3 {
+            ledger.finding(number.to_string());
+        }
+        assert_eq!(ledger.findings().len(), FINDINGS_MAX + 1);
+        assert_eq!(ledger.findings().last().unwrap(), "and 3 more");
+    }
+}

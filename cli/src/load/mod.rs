@@ -1,0 +1,460 @@
+//! `load`: puts a workload to a running cluster, of whatever protocol, and judges what it answered.
+
+pub mod caller;
+pub mod driver;
+pub mod ledger;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use orthodrome_client::{Client, ClusterInfo, KeyspaceInfo};
+use orthodrome_core::RegionId;
+use orthodrome_eval::checker::{Model, Verdict};
+use orthodrome_eval::metrics::{Check, Run, RunResult, Summary};
+use orthodrome_sim::load::Arrival;
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use crate::common::{self, WorkloadArgs};
+use crate::connect::Connect;
+use crate::style::Style;
+use crate::{Status, check, output};
+use driver::{Audit, Driver, Pace, Plan, Shared, Site};
+use ledger::Ledger;
+
+/// Callers of an open loop: enough for this many seconds of arrivals to be under way at once.
+const OPEN_LOOP_SECONDS: f64 = 2.0;
+/// Most callers of an open loop; each has a connection of its own.
+const OPEN_LOOP_CALLERS_MAX: u32 = 1_000;
+/// How long a gateway may take to say where it is.
+const DESCRIBE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Put a workload to a running cluster, measure it, and check what it answered.
+///
+/// Callers are dealt out over the endpoints given, each of which should be in another region; when
+/// a gateway fails, its callers go to the next by distance. Every attempt is kept in a history, which
+/// is held to the guarantee that the cluster states.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The keys of each run start with a prefix of its own, so that runs on one cluster do not meet.
+
+Examples:
+  orthodrome load --connect 127.0.0.1:7400,127.0.0.1:7401 --workload bank --clients 20
+  orthodrome load --connect db-va:7400,db-sg:7400 --tls-ca ca.pem --token-file token \\
+      --workload ycsbt:4 --rate 500 --duration 5m --history out.jsonl --json
+
+Exit status: 0 every promise was kept, 1 one was not, 2 bad usage or no such cluster.")]
+pub struct Args {
+    #[command(flatten)]
+    connect: Connect,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// How long transactions are begun
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = common::duration)]
+    duration: Duration,
+    /// How long one transaction may take, retries included
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = common::duration)]
+    deadline: Duration,
+    /// Seed of the workload's draws
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// File for the history, one JSON object a line [default: a temporary file, kept if the check
+    /// fails]
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// Do not check the history; without --history none is kept
+    #[arg(long)]
+    no_check: bool,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything a run came to, for `--json`. What a real cluster does not tell its callers (messages,
+/// bytes, round trips, paths) is left out.
+#[derive(Serialize)]
+struct Printed {
+    protocol: String,
+    cluster: String,
+    workload: String,
+    seed: u64,
+    wall_seconds: f64,
+    offered_tps: f64,
+    committed_tps: f64,
+    committed: u64,
+    aborted_attempts: u64,
+    failed: u64,
+    /// Of those that failed: requests whose outcome nobody could tell.
+    unknown: u64,
+    /// Of those that failed: requests turned away because every caller was busy.
+    shed: u64,
+    commit_rate: f64,
+    latency_ms: BTreeMap<String, Summary>,
+    regions: BTreeMap<String, Summary>,
+    total_ok: bool,
+    findings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<Check>,
+    /// Figures are of real processes on real clocks.
+    measured: bool,
+    commit: &'static str,
+}
+
+/// Where the history goes.
+enum HistoryFile {
+    None,
+    Kept(PathBuf),
+    /// Removed at the end if nothing is wrong with it.
+    Temporary(PathBuf),
+}
+
+impl HistoryFile {
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::None => None,
+            Self::Kept(path) | Self::Temporary(path) => Some(path),
+        }
+    }
+}
+
+/// Runs the load.
+///
+/// # Errors
+/// The cluster cannot be reached, or an option makes no sense.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let workload = args.workload.workload()?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let (about, sites) = runtime.block_on(sites(args))?;
+    let keyspace = about.keyspaces.first().context("the cluster has no keyspace")?.clone();
+    let model = model(&keyspace)?;
+    let file = match &args.history {
+        Some(path) => HistoryFile::Kept(path.clone()),
+        None if args.no_check => HistoryFile::None,
+        None => HistoryFile::Temporary(
+            std::env::temp_dir().join(format!("orthodrome-load-{}.jsonl", std::process::id())),
+        ),
+    };
+    let (callers, pace) = pace(args, sites.len());
+    let name = workload.name();
+    let plan = Plan {
+        sites,
+        workloads: vec![workload],
+        callers,
+        pace,
+        seed: args.seed,
+        prefix: None,
+        regions: about.regions.iter().map(|region| region.name.clone()).collect(),
+        floor: None,
+        ledger: Ledger::create(file.path())?,
+    };
+    eprintln!(
+        "{name} on {:?} ({}, {}): {callers} callers in {} regions for {:?}",
+        about.cluster,
+        keyspace.protocol,
+        keyspace.guarantee,
+        plan.sites.len(),
+        args.duration
+    );
+    let (shared, audits, measured) = runtime.block_on(drive(plan, args.duration))?;
+    let mut ledger = shared.ledger();
+    ledger.finish_history()?;
+    let verdict = match file.path().filter(|_| !args.no_check) {
+        Some(path) => Some(check::judge(path, model)?),
+        None => None,
+    };
+    let found = Found { about: &about, keyspace: &keyspace, name, measured, audits, verdict };
+    let printed = found.print(args, &ledger, &file);
+    let is_kept = printed.total_ok
+        && printed.findings.is_empty()
+        && printed.check.as_ref().is_none_or(|check| check.ok);
+    if let (HistoryFile::Temporary(path), true) = (&file, is_kept) {
+        // It is only a copy of what was checked; nobody misses it.
+        let _ = std::fs::remove_file(path);
+    }
+    if args.json {
+        output::print_json(&printed)?;
+    } else {
+        output::print(&found.describe(&printed))?;
+    }
+    Ok(if is_kept { Status::Held } else { Status::Broken })
+}
+
+/// The sites of the endpoints given, and what the cluster says of itself.
+async fn sites(args: &Args) -> anyhow::Result<(ClusterInfo, Vec<Site>)> {
+    let mut known: Vec<(String, ClusterInfo)> = Vec::new();
+    let mut silent: Vec<String> = Vec::new();
+    for endpoint in args.connect.endpoints() {
+        let config = args.connect.config(std::slice::from_ref(endpoint))?;
+        match describe(config.deadline(DESCRIBE_DEADLINE)).await {
+            Ok(about) => known.push((endpoint.clone(), about)),
+            Err(error) => {
+                eprintln!("warning: {endpoint} does not answer, and is used last: {error}");
+                silent.push(endpoint.clone());
+            }
+        }
+    }
+    let Some((first, about)) = known.first() else {
+        bail!("--connect {}: no gateway answers", silent.join(","));
+    };
+    if let Some((other, _)) = known.iter().find(|(_, other)| other.cluster != about.cluster) {
+        bail!("--connect: {first} and {other} belong to different clusters");
+    }
+    let mut sites = Vec::new();
+    for (endpoint, here) in &known {
+        let distance = |region: RegionId| {
+            let row = here.regions.get(usize::from(here.region.0))?;
+            row.rtt.get(usize::from(region.0)).copied()
+        };
+        let mut others: Vec<&(String, ClusterInfo)> =
+            known.iter().filter(|(other, _)| other != endpoint).collect();
+        others.sort_by_key(|(_, there)| distance(there.region));
+        let others = others.into_iter().map(|(other, _)| other.clone());
+        let order: Vec<String> =
+            std::iter::once(endpoint.clone()).chain(others).chain(silent.clone()).collect();
+        let config = args.connect.config(&order)?.deadline(args.deadline);
+        sites.push(Site { region: here.region, config });
+    }
+    Ok((about.clone(), sites))
+}
+
+async fn describe(
+    config: orthodrome_client::Config,
+) -> Result<ClusterInfo, orthodrome_client::Error> {
+    Client::connect(config).await?.describe().await
+}
+
+/// What a cluster's histories are held to.
+fn model(keyspace: &KeyspaceInfo) -> anyhow::Result<Model> {
+    match keyspace.guarantee.as_str() {
+        "strict serializability" | "strict-serializable" => Ok(Model::StrictSerializable),
+        "serializability" | "serializable" => Ok(Model::Serializable),
+        other => bail!(
+            "the cluster guarantees {other:?}, which this program does not know how to check; use \
+             --no-check"
+        ),
+    }
+}
+
+fn pace(args: &Args, sites: usize) -> (u32, Pace) {
+    match args.workload.arrival() {
+        Arrival::Closed { clients, .. } => (clients, Pace::Closed),
+        Arrival::Open { per_second, .. } => {
+            let sites = u32::try_from(sites).unwrap_or(1);
+            let wanted = (per_second * OPEN_LOOP_SECONDS).ceil();
+            let callers = (wanted as u32).clamp(4 * sites, OPEN_LOOP_CALLERS_MAX.max(sites));
+            (callers, Pace::Open { per_second })
+        }
+    }
+}
+
+/// Runs the callers for a time, or until Ctrl-C, and shows how it goes.
+async fn drive(
+    plan: Plan,
+    duration: Duration,
+) -> anyhow::Result<(Arc<Shared>, Vec<Audit>, Duration)> {
+    let driver = Driver::start(plan).await?;
+    let shared = Arc::clone(driver.shared());
+    let style = Style::new(std::io::stderr().is_terminal());
+    let template = "{spinner} {msg}";
+    let bar = output::progress(None, template)?;
+    let end = tokio::time::Instant::now() + duration;
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    ticks.tick().await;
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep_until(end) => break,
+            _ = &mut interrupted => {
+                bar.println("stopping: no more transactions are begun");
+                break;
+            }
+            _ = ticks.tick() => {
+                let line = progress_line(&shared, duration);
+                if bar.is_hidden() {
+                    eprintln!("{line}");
+                } else {
+                    bar.set_message(line);
+                }
+                let trouble = shared.ledger().take_trouble();
+                if let Some(trouble) = trouble {
+                    bar.println(style.warning(&trouble));
+                }
+            }
+        }
+    }
+    let measured = shared.started.elapsed();
+    bar.set_message("waiting for the last answers");
+    let (shared, audits) = driver.finish().await;
+    bar.finish_and_clear();
+    Ok((shared, audits, measured))
+}
+
+fn progress_line(shared: &Shared, duration: Duration) -> String {
+    let mut ledger = shared.ledger();
+    let (rate, latency) = ledger.recent(None);
+    let counters = &ledger.counters;
+    let line = format!(
+        "{:>3.0}/{:.0} s  {rate:>7.0} commits/s  p50 {:>6.1} ms  p95 {:>6.1} ms  p99 {:>6.1} ms  \
+         {} committed, {} aborted attempts, {} failed, {} unknown",
+        shared.started.elapsed().as_secs_f64(),
+        duration.as_secs_f64(),
+        latency.p50,
+        latency.p95,
+        latency.p99,
+        output::count(counters.committed),
+        output::count(counters.aborted_attempts()),
+        counters.failed,
+        ledger.unknown,
+    );
+    ledger.tick();
+    line
+}
+
+/// What a run found, before it is put into a form.
+struct Found<'a> {
+    about: &'a ClusterInfo,
+    keyspace: &'a KeyspaceInfo,
+    name: String,
+    measured: Duration,
+    audits: Vec<Audit>,
+    verdict: Option<Verdict>,
+}
+
+impl Found<'_> {
+    fn print(&self, args: &Args, ledger: &Ledger, file: &HistoryFile) -> Printed {
+        let run = Run {
+            protocol: self.keyspace.protocol.clone(),
+            topology: String::new(),
+            workload: self.name.clone(),
+            seed: args.seed,
+            measured: self.measured,
+            simulated: Duration::ZERO,
+            wall: self.measured,
+            events: 0,
+        };
+        let result = RunResult::new(run, &ledger.latencies, &ledger.counters, None);
+        let latencies = result.latency_ms;
+        let audit = self.audits.iter().filter_map(|audit| {
+            audit.problem.as_ref().map(|problem| format!("{}: {problem}", audit.workload))
+        });
+        let kept = match file {
+            HistoryFile::None => None,
+            HistoryFile::Kept(path) => Some(path),
+            HistoryFile::Temporary(path) => {
+                self.verdict.as_ref().is_some_and(|verdict| !verdict.ok).then_some(path)
+            }
+        };
+        Printed {
+            protocol: result.protocol,
+            cluster: self.about.cluster.clone(),
+            workload: result.workload,
+            seed: result.seed,
+            wall_seconds: result.wall_seconds,
+            offered_tps: result.offered_tps,
+            committed_tps: result.committed_tps,
+            committed: result.committed,
+            aborted_attempts: result.aborted_attempts,
+            failed: result.failed,
+            unknown: ledger.unknown,
+            shed: ledger.shed,
+            commit_rate: result.commit_rate,
+            latency_ms: BTreeMap::from([
+                ("all".into(), latencies.all),
+                ("high".into(), latencies.high),
+                ("low".into(), latencies.low),
+            ]),
+            regions: by_region(ledger, self.about.regions.iter().map(|r| r.name.as_str())),
+            total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
+            findings: ledger.findings().into_iter().chain(audit).collect(),
+            history: kept.map(|path| path.display().to_string()),
+            check: self.verdict.as_ref().map(check_of),
+            measured: true,
+            commit: output::COMMIT,
+        }
+    }
+
+    /// The result for people.
+    fn describe(&self, printed: &Printed) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{} on {:?}, {} (measured, {:.1} s)\n{:.0} of {:.0} transactions/s committed; {} \
+             committed, {} aborted attempts, {} failed ({} unknown, {} turned away)",
+            printed.workload,
+            printed.cluster,
+            printed.protocol,
+            printed.wall_seconds,
+            printed.committed_tps,
+            printed.offered_tps,
+            output::count(printed.committed),
+            output::count(printed.aborted_attempts),
+            printed.failed,
+            printed.unknown,
+            printed.shed,
+        );
+        let rows = printed.regions.iter().chain(&printed.latency_ms);
+        let rows = rows.filter(|(_, summary)| summary.n > 0);
+        let _ = writeln!(text, "{}", latency_table(rows));
+        for audit in &self.audits {
+            let found = audit.problem.as_deref().unwrap_or("holds");
+            let _ = writeln!(text, "{}: what must hold of all data: {found}", audit.workload);
+        }
+        for finding in &printed.findings {
+            let _ = writeln!(text, "BROKEN: {finding}");
+        }
+        if let Some(verdict) = &self.verdict {
+            let _ = writeln!(text, "{verdict}");
+        }
+        if let Some(history) = &printed.history {
+            let _ = writeln!(text, "history: {history}");
+        }
+        text
+    }
+}
+
+/// Latencies in a table, in milliseconds.
+pub fn latency_table<'a>(
+    rows: impl Iterator<Item = (&'a String, &'a Summary)>,
+) -> comfy_table::Table {
+    let figure = |value: f64| format!("{value:.1}");
+    let rows = rows.map(|(name, s)| {
+        [
+            name.clone(),
+            output::count(s.n),
+            figure(s.p50),
+            figure(s.p90),
+            figure(s.p95),
+            figure(s.p99),
+            figure(s.max),
+        ]
+    });
+    output::table(&["latency, ms", "commits", "p50", "p90", "p95", "p99", "max"], rows)
+}
+
+/// Latencies of each region that has some.
+pub fn by_region<'a>(
+    ledger: &Ledger,
+    names: impl Iterator<Item = &'a str>,
+) -> BTreeMap<String, Summary> {
+    let numbered = (0..).map(RegionId).zip(names);
+    let summaries =
+        numbered.map(|(region, name)| (name.to_owned(), ledger.latencies.of_region(region)));
+    summaries.filter(|(_, summary)| summary.n > 0).collect()
+}
+
+/// A verdict in the form of results.
+pub fn check_of(verdict: &Verdict) -> Check {
+    let first = verdict.anomalies.first();
+    let anomaly = first.map(|anomaly| format!("{}: {}", anomaly.kind, anomaly.problem));
+    let unshown = (!verdict.ok).then(|| "anomalies that are not shown".to_owned());
+    Check { model: verdict.model.to_string(), ok: verdict.ok, anomaly: anomaly.or(unshown) }
+}

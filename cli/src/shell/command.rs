@@ -1,0 +1,246 @@
+//! The shell's commands: their grammar and their help, in one table.
+
+use orthodrome_client::{Key, Op, Priority, Value};
+
+use super::words::{Word, split};
+
+/// One line, understood.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Command {
+    /// A blank line or a comment.
+    Nothing,
+    Get(Vec<Key>),
+    /// Guarded operations: at once, or as part of the open transaction.
+    Ops(Vec<Op>),
+    Begin {
+        reads: Vec<Key>,
+        writes: Vec<Key>,
+    },
+    Commit,
+    Abort,
+    Resolve,
+    Priority(Option<Priority>),
+    Describe,
+    Status,
+    History,
+    Help(Option<String>),
+    Quit,
+}
+
+/// How a command is used.
+pub(super) struct Usage {
+    pub(super) name: &'static str,
+    pub(super) arguments: &'static str,
+    pub(super) summary: &'static str,
+    /// More, for `help <name>`.
+    pub(super) details: &'static str,
+}
+
+/// Every command, in the order of `help`.
+pub(super) const COMMANDS: &[Usage] = &[
+    usage("get", "KEY…", "read keys as of one consistent snapshot", ""),
+    usage(
+        "put",
+        "KEY VALUE [KEY VALUE…]",
+        "set keys, all or none",
+        "Several pairs are one transaction. Quote what contains blanks: put greeting \"hello, \
+         world\"\nIn double quotes, \\n \\t \\\" \\\\ and \\xNN stand for bytes.",
+    ),
+    usage("delete", "KEY…", "remove keys, all or none", ""),
+    usage("add", "KEY NUMBER", "add to a number; a missing key counts as 0", ""),
+    usage("append", "KEY VALUE", "append to a value; a missing key counts as empty", ""),
+    usage(
+        "cas",
+        "KEY EXPECTED NEW",
+        "set a key if it holds exactly what is expected",
+        "EXPECTED may be `nothing` (quote it to mean the word): the key must not exist.\nNEW may be \
+         `nothing`: the key is removed.",
+    ),
+    usage(
+        "begin",
+        "[READ…] [-> WRITE…]",
+        "open a transaction that reads and may write these keys",
+        "The keys are read at once, in one round. Then put, delete, add, append and cas are kept \
+         until `commit`\nsends them, in a second round. Example:\n  begin tea coffee -> tea\n  add \
+         tea -1\n  commit\nA key must stand on the left to be read or added to, and on the right to \
+         be written.",
+    ),
+    usage("commit", "", "write what the open transaction holds, and commit it", ""),
+    usage("abort", "", "give the open transaction up", ""),
+    usage(
+        "resolve",
+        "",
+        "ask again for an outcome that was unknown",
+        "A transaction whose outcome is unknown may have committed or not. Asking ends it, if it has \
+         not ended.",
+    ),
+    usage("priority", "[low|high]", "show or set the priority of what follows", ""),
+    usage("describe", "", "the cluster: regions, distances, partitions, protocol, guarantee", ""),
+    usage("status", "", "how the gateway in use does right now", ""),
+    usage("history", "", "what was typed", ""),
+    usage("help", "[COMMAND]", "this list, or more about one command", ""),
+    usage("quit", "", "leave (also: exit, Ctrl-D)", ""),
+];
+
+const fn usage(
+    name: &'static str,
+    arguments: &'static str,
+    summary: &'static str,
+    details: &'static str,
+) -> Usage {
+    Usage { name, arguments, summary, details }
+}
+
+/// The usage of the command called `name`.
+pub(super) fn find(name: &str) -> Option<&'static Usage> {
+    COMMANDS.iter().find(|usage| usage.name == name)
+}
+
+/// Understands one line.
+///
+/// # Errors
+/// What is wrong with it, and what to write instead.
+pub(super) fn parse(line: &str) -> Result<Command, String> {
+    let words = split(line)?;
+    let Some((name, arguments)) = words.split_first() else { return Ok(Command::Nothing) };
+    let name = String::from_utf8_lossy(&name.bytes).to_lowercase();
+    let name = match name.as_str() {
+        "exit" => "quit",
+        "del" | "rm" => "delete",
+        "set" => "put",
+        "rollback" => "abort",
+        "?" => "help",
+        other => other,
+    };
+    let Some(usage) = find(name) else {
+        return Err(format!("there is no command {name:?}; `help` lists them"));
+    };
+    understand(usage.name, arguments)
+        .ok_or_else(|| format!("usage: {} {}", usage.name, usage.arguments).trim_end().to_owned())
+}
+
+fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
+    let key = |word: &Word| Key::from(word.bytes.clone());
+    let value = |word: &Word| Value::from(word.bytes.clone());
+    let keys = |words: &[Word]| words.iter().map(key).collect::<Vec<_>>();
+    let optional = |word: &Word| (!word.is("nothing")).then(|| value(word));
+    let text = |word: &Word| String::from_utf8_lossy(&word.bytes).into_owned();
+    Some(match (name, arguments) {
+        ("get", [_, ..]) => Command::Get(keys(arguments)),
+        ("put", [_, ..]) => {
+            let (pairs, rest) = arguments.as_chunks::<2>();
+            if !rest.is_empty() {
+                return None;
+            }
+            Command::Ops(pairs.iter().map(|[k, v]| Op::Put(key(k), value(v))).collect())
+        }
+        ("delete", [_, ..]) => {
+            Command::Ops(arguments.iter().map(|word| Op::Delete(key(word))).collect())
+        }
+        ("add", [k, number]) => {
+            let number = text(number).parse().ok()?;
+            Command::Ops(vec![Op::Add(key(k), number)])
+        }
+        ("append", [k, v]) => Command::Ops(vec![Op::Append(key(k), value(v))]),
+        ("cas", [k, expected, new]) => {
+            let compare = Op::Compare(key(k), optional(expected));
+            let write = optional(new).map_or(Op::Delete(key(k)), |value| Op::Put(key(k), value));
+            Command::Ops(vec![compare, write])
+        }
+        ("begin", [_, ..]) => {
+            let mut sides = arguments.split(|word| word.is("->"));
+            let reads = keys(sides.next().unwrap_or_default());
+            let writes = keys(sides.next().unwrap_or_default());
+            if sides.next().is_some() || (reads.is_empty() && writes.is_empty()) {
+                return None;
+            }
+            Command::Begin { reads, writes }
+        }
+        ("priority", []) => Command::Priority(None),
+        ("priority", [level]) => Command::Priority(Some(match text(level).as_str() {
+            "low" => Priority::LOW,
+            "high" => Priority::HIGH,
+            _ => return None,
+        })),
+        ("help", []) => Command::Help(None),
+        ("help", [topic]) => Command::Help(Some(text(topic))),
+        ("commit", []) => Command::Commit,
+        ("abort", []) => Command::Abort,
+        ("resolve", []) => Command::Resolve,
+        ("describe", []) => Command::Describe,
+        ("status", []) => Command::Status,
+        ("history", []) => Command::History,
+        ("quit", []) => Command::Quit,
+        (_, _) => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_its_form() {
+        let cas = |expected: Option<&str>, write| {
+            Command::Ops(vec![Op::Compare("k".into(), expected.map(Value::from)), write])
+        };
+        for (line, expected) in [
+            ("", Command::Nothing),
+            ("  # a remark", Command::Nothing),
+            ("GET a b", Command::Get(vec!["a".into(), "b".into()])),
+            ("put a 1", Command::Ops(vec![Op::Put("a".into(), "1".into())])),
+            ("add a -3", Command::Ops(vec![Op::Add("a".into(), -3)])),
+            ("rm a", Command::Ops(vec![Op::Delete("a".into())])),
+            ("cas k 1 2", cas(Some("1"), Op::Put("k".into(), "2".into()))),
+            ("cas k nothing 2", cas(None, Op::Put("k".into(), "2".into()))),
+            ("cas k \"nothing\" 2", cas(Some("nothing"), Op::Put("k".into(), "2".into()))),
+            ("cas k 'nothing' nothing", cas(Some("nothing"), Op::Delete("k".into()))),
+            (
+                "begin '->' -> c",
+                Command::Begin { reads: vec!["->".into()], writes: vec!["c".into()] },
+            ),
+            ("cas k 1 nothing", cas(Some("1"), Op::Delete("k".into()))),
+            (
+                "begin a b -> c",
+                Command::Begin { reads: vec!["a".into(), "b".into()], writes: vec!["c".into()] },
+            ),
+            ("begin a", Command::Begin { reads: vec!["a".into()], writes: vec![] }),
+            ("begin -> c", Command::Begin { reads: vec![], writes: vec!["c".into()] }),
+            ("priority high", Command::Priority(Some(Priority::HIGH))),
+            ("exit", Command::Quit),
+        ] {
+            assert_eq!(parse(line), Ok(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_answered_with_the_right_form() {
+        for (line, expected) in [
+            ("jump", "there is no command \"jump\""),
+            ("get", "usage: get KEY…"),
+            ("put a", "usage: put KEY VALUE"),
+            ("put a 1 b", "usage: put KEY VALUE"),
+            ("add a x", "usage: add KEY NUMBER"),
+            ("begin", "usage: begin [READ…] [-> WRITE…]"),
+            ("begin ->", "usage: begin"),
+            ("begin a -> b -> c", "usage: begin"),
+            ("commit now", "usage: commit"),
+            ("priority urgent", "usage: priority [low|high]"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.starts_with(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_command_of_the_list_exists() {
+        for usage in COMMANDS {
+            let line = format!("{} a 1 2", usage.name);
+            let parsed =
+                [usage.name, &format!("{} a", usage.name), &line, &format!("{} a 1", usage.name)]
+                    .map(parse);
+            let known = parsed.iter().any(Result::is_ok);
+            assert!(known || usage.name == "priority", "{}: {parsed:?}", usage.name);
+        }
+    }
+}

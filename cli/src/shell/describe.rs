@@ -1,0 +1,110 @@
+//! Clusters and gateways in words and tables.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table};
+use orthodrome_client::{ClusterInfo, NodeInfo, StatusInfo};
+
+use crate::output;
+use crate::style::Style;
+
+fn region_name(about: &ClusterInfo, index: usize) -> &str {
+    about.regions.get(index).map_or("?", |region| region.name.as_str())
+}
+
+fn here(about: &ClusterInfo) -> &str {
+    region_name(about, usize::from(about.region.0))
+}
+
+/// What a shell says when it opens.
+pub(super) fn welcome(about: &ClusterInfo) -> String {
+    let keyspace = about.keyspaces.first();
+    let (protocol, guarantee) =
+        keyspace.map_or(("?", "?"), |space| (space.protocol.as_str(), space.guarantee.as_str()));
+    format!(
+        "Cluster {:?}: {} regions, {} partitions, {protocol} ({guarantee}). You are in {}.\n\
+         `help` lists the commands.",
+        about.cluster,
+        about.regions.len(),
+        about.partitions.len(),
+        here(about)
+    )
+}
+
+/// Everything that a cluster says of itself.
+pub(super) fn cluster(about: &ClusterInfo, style: Style) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "cluster    {} (map epoch {})", about.cluster, about.epoch);
+    let _ = writeln!(text, "gateway    in {}", here(about));
+    for space in &about.keyspaces {
+        let _ =
+            writeln!(text, "keyspace   {}: {}, {}", space.name, space.protocol, space.guarantee);
+    }
+    let _ = writeln!(text, "\n{}", style.bold("round trips, ms"));
+    let _ = writeln!(text, "{}", distances(about));
+    let _ = writeln!(text, "\n{}", style.bold("partitions"));
+    let _ = writeln!(text, "{}", placement(about));
+    text
+}
+
+fn distances(about: &ClusterInfo) -> Table {
+    let names = about.regions.iter().map(|region| region.name.as_str());
+    let header: Vec<&str> = std::iter::once("").chain(names).collect();
+    let rows = about.regions.iter().map(|region| {
+        let cells = region.rtt.iter().map(|rtt| millis(*rtt));
+        std::iter::once(region.name.clone()).chain(cells).collect::<Vec<_>>()
+    });
+    output::table(&header, rows)
+}
+
+fn placement(about: &ClusterInfo) -> Table {
+    let place = |id| {
+        let node = about.nodes.iter().find(|node: &&NodeInfo| node.id == id);
+        let region = node.map_or("?", |node| region_name(about, usize::from(node.region.0)));
+        format!("{id} {region}")
+    };
+    let rows = about.partitions.iter().map(|(partition, nodes)| {
+        let mut nodes = nodes.iter().map(|id| place(*id));
+        let leader = nodes.next().unwrap_or_default();
+        [partition.to_string(), leader, nodes.collect::<Vec<_>>().join(", ")]
+    });
+    let mut table = output::table(&["partition", "leader prefers", "other replicas"], rows);
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    table
+}
+
+fn millis(rtt: Duration) -> String {
+    let millis = rtt.as_secs_f64() * 1_000.0;
+    if millis.fract() == 0.0 { format!("{millis:.0}") } else { format!("{millis:.1}") }
+}
+
+/// How a gateway does.
+pub(super) fn status(status: &StatusInfo) -> String {
+    let trouble = if status.trouble.is_empty() { "serving".into() } else { status.trouble.clone() };
+    let row = |name: &str, value: String| format!("{name:<22}{value}\n");
+    [
+        row("node", status.node.to_string()),
+        row("state", trouble),
+        row("up for", format!("{:.1} s", status.uptime.as_secs_f64())),
+        row("requests now", format!("{} of {}", status.requests, status.requests_max)),
+        row(
+            "transactions now",
+            format!("{} of {}", status.txns_in_flight, status.txns_in_flight_max),
+        ),
+        row("open for a client", format!("{} of {}", status.txns_open, status.txns_open_max)),
+        row(
+            "told so far",
+            format!(
+                "{} committed, {} aborted, {} unknown",
+                status.committed, status.aborted, status.unknown
+            ),
+        ),
+        row("refused for room", status.refused.to_string()),
+        row("leases run out", status.leases_expired.to_string()),
+    ]
+    .concat()
+}

@@ -1,0 +1,164 @@
+//! `shell`: a key-value shell on a cluster, for people at a terminal and for scripts in a pipe.
+
+mod command;
+mod describe;
+mod editor;
+mod session;
+mod words;
+
+use std::io::{BufRead as _, IsTerminal as _};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use orthodrome_client::Client;
+use tokio::runtime::Runtime;
+
+use crate::connect::Connect;
+use crate::{Status, common};
+use command::{Command, parse};
+use editor::{Editor, Line};
+use session::Session;
+
+/// Open a key-value shell on a cluster.
+///
+/// At a terminal it edits lines and keeps a history; from a pipe it runs every line.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  orthodrome shell --connect 127.0.0.1:7400
+  orthodrome shell -e 'put tea 12' -e 'get tea'
+  printf 'begin tea -> tea\\nadd tea -1\\ncommit\\n' | orthodrome shell
+
+Exit status: 0 every command did what it was asked, 1 one did not, 2 there is no such cluster.")]
+pub struct Args {
+    #[command(flatten)]
+    connect: Connect,
+    /// Run this command and leave; may be given several times [default: read commands from standard
+    /// input]
+    #[arg(short, long, value_name = "COMMAND")]
+    execute: Vec<String>,
+    /// How long a command may take, retries included
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = common::duration)]
+    deadline: Duration,
+    /// Say how long each command took (always on at a terminal)
+    #[arg(long)]
+    timing: bool,
+}
+
+/// Runs the shell.
+///
+/// # Errors
+/// The cluster cannot be reached, or an option cannot be used.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let config = args.connect.config(args.connect.endpoints())?.deadline(args.deadline);
+    let client = runtime.block_on(Client::connect(config)).with_context(|| {
+        format!("cannot open a shell on {}", args.connect.endpoints().join(", "))
+    })?;
+    let is_tty = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let is_interactive = is_tty && args.execute.is_empty();
+    let mut shell = Shell {
+        session: Session::new(client, std::io::stdout().is_terminal()),
+        runtime,
+        has_timing: is_interactive || args.timing,
+        failures: 0,
+        typed: Vec::new(),
+    };
+    if is_interactive {
+        shell.interact()?;
+        shell.leave();
+        return Ok(Status::Held);
+    }
+    if args.execute.is_empty() {
+        for (number, line) in std::io::stdin().lock().lines().enumerate() {
+            let line = line.context("cannot read standard input")?;
+            if !shell.line(&line, Some(number + 1)) {
+                break;
+            }
+        }
+    } else {
+        args.execute.iter().all(|line| shell.line(line, None));
+    }
+    shell.leave();
+    Ok(if shell.failures == 0 { Status::Held } else { Status::Broken })
+}
+
+struct Shell {
+    session: Session,
+    runtime: Runtime,
+    has_timing: bool,
+    failures: u64,
+    typed: Vec<String>,
+}
+
+impl Shell {
+    fn interact(&mut self) -> anyhow::Result<()> {
+        let mut editor = Editor::new()?;
+        let welcome = self.runtime.block_on(self.session.welcome());
+        println!("{welcome}");
+        loop {
+            match editor.read(&self.session.prompt())? {
+                Line::Text(line) => {
+                    if !self.line(&line, None) {
+                        return Ok(());
+                    }
+                }
+                Line::Interrupted if self.session.is_open() => {
+                    println!("a transaction is open: `commit` or `abort` it, or leave by Ctrl-D");
+                }
+                Line::Interrupted => println!("leave by Ctrl-D or `quit`"),
+                Line::End => return Ok(()),
+            }
+        }
+    }
+
+    /// Runs one line and says what came of it; false if it asked to leave.
+    fn line(&mut self, line: &str, number: Option<usize>) -> bool {
+        let started = Instant::now();
+        let answer = match parse(line) {
+            Ok(Command::Quit) => return false,
+            Ok(Command::Nothing) => return true,
+            Ok(Command::History) => Ok(self.typed.join("\n")),
+            Ok(command) => {
+                self.typed.push(line.trim().to_owned());
+                self.runtime.block_on(interruptible(self.session.run(command)))
+            }
+            Err(problem) => Err(problem),
+        };
+        match answer {
+            Ok(text) if text.is_empty() => {}
+            Ok(text) => println!("{}", text.trim_end()),
+            Err(problem) => {
+                self.failures += 1;
+                // What was printed before must not come after what went wrong.
+                let place = number.map(|number| format!("line {number}: ")).unwrap_or_default();
+                eprintln!("{}{place}{problem}", self.session.style().error("error: "));
+            }
+        }
+        if self.has_timing {
+            let millis = started.elapsed().as_secs_f64() * 1_000.0;
+            println!("{}", self.session.style().dim(&format!("({millis:.1} ms)")));
+        }
+        true
+    }
+
+    /// Ends what is open, so that nobody waits for its lease.
+    fn leave(&mut self) {
+        if let Some(problem) = self.runtime.block_on(self.session.close()) {
+            self.failures += 1;
+            eprintln!("{}{problem}", self.session.style().error("error: "));
+        }
+    }
+}
+
+/// Runs a command until Ctrl-C.
+async fn interruptible(
+    command: impl Future<Output = Result<String, String>>,
+) -> Result<String, String> {
+    tokio::select! {
+        answer = command => answer,
+        _ = tokio::signal::ctrl_c() => Err(
+            "interrupted; if this was a commit, nobody here can tell whether it took effect".into(),
+        ),
+    }
+}

@@ -1,0 +1,301 @@
+//! What a shell holds between commands: the client, the open transaction, an outcome in doubt.
+
+use std::fmt::Write as _;
+
+use orthodrome_client::{
+    AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenTransaction, Outcome, Priority, Reads,
+    Value, Writes,
+};
+use orthodrome_core::Txn;
+
+use super::command::{COMMANDS, Command, find};
+use super::describe;
+use super::words::quote;
+use crate::style::Style;
+
+/// A session on one cluster.
+pub(super) struct Session {
+    client: Client,
+    open: Option<Open>,
+    doubt: Option<InDoubt>,
+    priority: Priority,
+    style: Style,
+}
+
+/// An interactive transaction between its two rounds.
+struct Open {
+    txn: OpenTransaction,
+    reads: Vec<Key>,
+    writes: Vec<Key>,
+    /// What was asked for so far, in order.
+    ops: Vec<Op>,
+}
+
+impl Session {
+    pub(super) fn new(client: Client, is_tty: bool) -> Self {
+        Self { client, open: None, doubt: None, priority: Priority::LOW, style: Style::new(is_tty) }
+    }
+
+    pub(super) fn style(&self) -> Style {
+        self.style
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    pub(super) fn prompt(&self) -> String {
+        match &self.open {
+            Some(open) => format!("{}> ", open.txn.id()),
+            None => "orthodrome> ".into(),
+        }
+    }
+
+    /// A first word on where this is.
+    pub(super) async fn welcome(&self) -> String {
+        match self.client.describe().await {
+            Ok(about) => describe::welcome(&about),
+            Err(error) => format!("connected, but the cluster does not describe itself: {error}"),
+        }
+    }
+
+    /// Runs one command and returns what to print.
+    ///
+    /// # Errors
+    /// Why it did not do what was asked.
+    pub(super) async fn run(&mut self, command: Command) -> Result<String, String> {
+        match command {
+            Command::Get(keys) => self.get(keys).await,
+            Command::Ops(ops) => self.ops(ops).await,
+            Command::Begin { reads, writes } => self.begin(reads, writes).await,
+            Command::Commit => self.commit().await,
+            Command::Abort => self.abort().await,
+            Command::Resolve => self.resolve().await,
+            Command::Priority(priority) => Ok(self.set_priority(priority)),
+            Command::Describe => {
+                let about = self.client.describe().await.map_err(|error| error.to_string())?;
+                Ok(describe::cluster(&about, self.style))
+            }
+            Command::Status => {
+                let status = self.client.status().await.map_err(|error| error.to_string())?;
+                Ok(describe::status(&status))
+            }
+            Command::Help(topic) => help(topic.as_deref()),
+            // The shell itself answers these.
+            Command::Nothing | Command::History | Command::Quit => Ok(String::new()),
+        }
+    }
+
+    async fn get(&mut self, keys: Vec<Key>) -> Result<String, String> {
+        if let Some(open) = &self.open {
+            return open.get(&keys);
+        }
+        let query = self.client.read(keys.clone()).priority(self.priority);
+        let snapshot = query.await.map_err(|error| error.to_string())?;
+        Ok(show(&keys, |key| snapshot.reads.get(key.clone()).map(<[u8]>::to_vec)))
+    }
+
+    async fn ops(&mut self, ops: Vec<Op>) -> Result<String, String> {
+        if let Some(open) = &mut self.open {
+            return open.push(ops);
+        }
+        let outcome = self.client.execute(ops).priority(self.priority).await;
+        self.ended(outcome)
+    }
+
+    async fn begin(&mut self, reads: Vec<Key>, writes: Vec<Key>) -> Result<String, String> {
+        if let Some(open) = &self.open {
+            return Err(format!("{} is open; `commit` or `abort` it first", open.txn.id()));
+        }
+        let mut txn = self.client.transaction().priority(self.priority);
+        for key in &reads {
+            txn = txn.read(key.clone());
+        }
+        for key in &writes {
+            txn = txn.write(key.clone());
+        }
+        match txn.begin().await.map_err(|error| error.to_string())? {
+            Begun::Aborted(aborted) => Err(format!("aborted: {}", reason(aborted.reason))),
+            Begun::Open(txn) => {
+                let text = show(&reads, |key| txn.reads().get(key.clone()).map(<[u8]>::to_vec));
+                self.open = Some(Open { txn, reads, writes, ops: Vec::new() });
+                Ok(if text.is_empty() { "open".into() } else { text })
+            }
+        }
+    }
+
+    async fn commit(&mut self) -> Result<String, String> {
+        let open = self.open.take().ok_or("no transaction is open; `begin` opens one")?;
+        let writes = open.pending().map_err(|reason| reason.to_string())?;
+        let outcome = open.txn.commit(writes).await;
+        self.ended(outcome)
+    }
+
+    async fn abort(&mut self) -> Result<String, String> {
+        let open = self.open.take().ok_or("no transaction is open; `begin` opens one")?;
+        open.txn.abort().await;
+        Ok("aborted".into())
+    }
+
+    async fn resolve(&mut self) -> Result<String, String> {
+        let doubt = self.doubt.take().ok_or("no outcome is unknown")?;
+        let outcome = doubt.resolve().await;
+        self.ended(Ok(outcome))
+    }
+
+    fn set_priority(&mut self, priority: Option<Priority>) -> String {
+        self.priority = priority.unwrap_or(self.priority);
+        format!("priority {}", self.priority)
+    }
+
+    fn ended(&mut self, outcome: Result<Outcome, Error>) -> Result<String, String> {
+        match outcome.map_err(|error| error.to_string())? {
+            Outcome::Committed(_) => Ok(self.style.good("committed")),
+            Outcome::Aborted(aborted) => Err(format!("aborted: {}", reason(aborted.reason))),
+            Outcome::Unknown(doubt) => {
+                let text = format!(
+                    "unknown: {} may have committed or not ({}); `resolve` asks again",
+                    doubt.txn(),
+                    doubt.trouble()
+                );
+                self.doubt = Some(doubt);
+                Err(text)
+            }
+        }
+    }
+
+    /// Ends the open transaction; says so if it had something to write.
+    pub(super) async fn close(&mut self) -> Option<String> {
+        let open = self.open.take()?;
+        let (id, is_idle) = (open.txn.id(), open.ops.is_empty());
+        open.txn.abort().await;
+        (!is_idle).then(|| format!("{id} was not committed; it is aborted"))
+    }
+}
+
+impl Open {
+    /// What the operations so far come to.
+    fn pending(&self) -> Result<Writes, orthodrome_core::txn::AbortReason> {
+        Txn::execute(&self.ops, self.txn.reads().as_map()).map(Writes::from_iter)
+    }
+
+    /// What keys hold as this transaction sees them, its own writes included.
+    fn get(&self, keys: &[Key]) -> Result<String, String> {
+        let written = Txn::execute(&self.ops, self.txn.reads().as_map())
+            .map_err(|reason| reason.to_string())?;
+        if let Some(key) =
+            keys.iter().find(|key| !self.reads.contains(key) && !written.contains_key(key))
+        {
+            return Err(undeclared(key, "read", "left"));
+        }
+        let value = |key: &Key| match written.get(key) {
+            Some(value) => value.as_ref().map(|value| value.0.to_vec()),
+            None => value_of(self.txn.reads(), key),
+        };
+        Ok(show(keys, value))
+    }
+
+    /// Keeps operations for the commit, if they are declared and their guards hold.
+    fn push(&mut self, ops: Vec<Op>) -> Result<String, String> {
+        let kept = self.ops.len();
+        for op in &ops {
+            let key = op.key();
+            if op.writes() && !self.writes.contains(key) {
+                return Err(undeclared(key, "written", "right"));
+            }
+            let is_written = self.ops.iter().any(|op| op.writes() && op.key() == key);
+            if op.reads() && !is_written && !self.reads.contains(key) {
+                return Err(undeclared(key, "read", "left"));
+            }
+        }
+        self.ops.extend(ops);
+        if self.pending().is_err() {
+            self.ops.truncate(kept);
+            return Err("refused: the key does not hold what that needs; the transaction is \
+                        still open"
+                .into());
+        }
+        Ok(String::new())
+    }
+}
+
+fn undeclared(key: &Key, what: &str, side: &str) -> String {
+    let key = quote(&key.0);
+    format!("{key} was not declared to be {what}; name it to the {side} of -> in `begin`")
+}
+
+fn value_of(reads: &Reads, key: &Key) -> Option<Vec<u8>> {
+    reads.get(key.clone()).map(<[u8]>::to_vec)
+}
+
+/// One line for each key.
+fn show(keys: &[Key], value: impl Fn(&Key) -> Option<Vec<u8>>) -> String {
+    let mut text = String::new();
+    for key in keys {
+        let name = quote(&key.0);
+        // Writing to a string cannot fail.
+        let _ = match value(key) {
+            Some(value) => writeln!(text, "{name} = {}", quote(&value)),
+            None => writeln!(text, "{name}: nothing"),
+        };
+    }
+    text
+}
+
+/// An abort in words a person can act on.
+fn reason(reason: AbortReason) -> String {
+    let advice = match reason {
+        AbortReason::Guard => "the key does not hold what that needs",
+        AbortReason::StaleRead => "what it read has changed; begin again",
+        AbortReason::Conflict => "another transaction was faster; try again",
+        AbortReason::Abandoned => "it was open for too long; begin again",
+        AbortReason::Overload => "the cluster is busy; try again later",
+        AbortReason::Recovery => "a failure interrupted it; try again",
+        AbortReason::Client | AbortReason::Invalid | AbortReason::Other(_) => "",
+        // The list of reasons may grow.
+        _ => "",
+    };
+    if advice.is_empty() { reason.to_string() } else { format!("{reason} ({advice})") }
+}
+
+fn help(topic: Option<&str>) -> Result<String, String> {
+    let mut text = String::new();
+    if let Some(topic) = topic {
+        let usage = find(topic).ok_or_else(|| format!("there is no command {topic:?}"))?;
+        let _ = writeln!(text, "{} {}", usage.name, usage.arguments);
+        let _ = writeln!(text, "  {}", usage.summary);
+        for line in usage.details.lines() {
+            let _ = writeln!(text, "  {line}");
+        }
+        return Ok(text);
+    }
+    for usage in COMMANDS {
+        let form = format!("{} {}", usage.name, usage.arguments);
+        // The width is counted in characters, for some of them are not ASCII.
+        let _ = writeln!(text, "  {form:<30}{}", usage.summary);
+    }
+    let _ =
+        writeln!(text, "`help COMMAND` says more. Quote what contains blanks; # starts a comment.");
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_shown_as_they_can_be_typed() {
+        let value = |key: &Key| (key.len() > 1).then(|| Value::from("a b").0.to_vec());
+        assert_eq!(show(&["k".into(), "key".into()], value), "k: nothing\nkey = \"a b\"\n");
+    }
+
+    #[test]
+    fn help_is_there_for_every_command() {
+        let all = help(None).unwrap();
+        for usage in COMMANDS {
+            assert!(all.contains(&format!("  {}", usage.name)), "{}", usage.name);
+            assert!(help(Some(usage.name)).unwrap().contains(usage.summary));
+        }
+        assert!(help(Some("jump")).is_err());
+    }
+}

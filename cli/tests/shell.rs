@@ -1,0 +1,182 @@
+//! The shell in a pipe, against the real client service in front of a small serial store.
+
+#![allow(clippy::disallowed_types, reason = "tests of real sockets and processes")]
+
+// The client library's own test gateways; not all of what they can do is needed here.
+#[allow(dead_code)]
+#[path = "../../client/tests/gateways/mod.rs"]
+mod gateways;
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use gateways::{Call, Node, Store, Twist};
+use orthodrome_server::service::{Access, Credential, Limits, Principal, Role};
+
+/// Runs the shell on a gateway with `script` as its standard input.
+async fn shell(node: &Node, arguments: &[&str], script: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+    command.args(["shell", "--connect", &node.address]).args(arguments);
+    for name in ["ORTHODROME_CONNECT", "ORTHODROME_TOKEN_FILE", "ORTHODROME_TLS_CA"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let script = script.to_owned();
+    tokio::task::spawn_blocking(move || {
+        let mut child = command.spawn().unwrap();
+        // A shell that refused to start has closed its end.
+        let _ = child.stdin.take().unwrap().write_all(script.as_bytes());
+        child.wait_with_output().unwrap()
+    })
+    .await
+    .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_reads_and_writes_and_says_what_it_did() {
+    let node = Node::start(&Arc::<Store>::default(), 0).await;
+    let script = r#"
+        # A shop.
+        get tea
+        put tea 12 "earl grey" "a\tb"
+        get tea 'earl grey'
+        add tea -2
+        append tea !
+        get tea
+        cas seat nothing ada
+        cas seat ada bob
+        get seat
+        delete seat tea
+        get seat tea
+        priority high
+
+        # Two rounds: what was written is seen before it is committed.
+        put left 3
+        begin left right -> left right
+        add left -1
+        put right new
+        get left right
+        commit
+        get left right
+        begin left
+        abort
+    "#;
+    let output = shell(&node, &[], script).await;
+    assert_eq!(text(&output.stderr), "");
+    let expected = r#"tea: nothing
+committed
+tea = 12
+"earl grey" = "a\tb"
+committed
+committed
+tea = 10!
+committed
+committed
+seat = bob
+committed
+seat: nothing
+tea: nothing
+priority high
+committed
+left = 3
+right: nothing
+left = 2
+right = new
+committed
+left = 2
+right = new
+left = 2
+aborted
+"#;
+    assert_eq!(text(&output.stdout), expected);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(node.store.open(), 0, "no transaction is left open");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_wrong_is_said_with_its_line_and_the_rest_still_runs() {
+    let node = Node::start(&Arc::<Store>::default(), 0).await;
+    let script = "put a 1\ncas a 2 3\njump\ncommit\nbegin a -> a\nput b 1\nadd a x\nput a 9\n\
+                  cas a 8 7\nget c\nbegin a\nget a\n";
+    let output = shell(&node, &[], script).await;
+    let expected = "\
+error: line 2: aborted: guard (the key does not hold what that needs)
+error: line 3: there is no command \"jump\"; `help` lists them
+error: line 4: no transaction is open; `begin` opens one
+error: line 6: b was not declared to be written; name it to the right of -> in `begin`
+error: line 7: usage: add KEY NUMBER
+error: line 9: refused: the key does not hold what that needs; the transaction is still open
+error: line 10: c was not declared to be read; name it to the left of -> in `begin`
+error: line 11: c1.3 is open; `commit` or `abort` it first
+error: c1.3 was not committed; it is aborted
+";
+    assert_eq!(text(&output.stderr), expected);
+    assert_eq!(text(&output.stdout), "committed\na = 1\na = 9\n");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(node.store.text("a").as_deref(), Some("1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_outcome_is_never_called_aborted_and_can_be_asked_for_again() {
+    let node = Node::start(&Arc::<Store>::default(), 0).await;
+    // The write takes effect, its answer is lost, and for a while nobody can tell.
+    node.twist(Call::Begin, [Twist::DoAndCut]);
+    node.twist(Call::Resolve, std::iter::repeat_n(Twist::Unknown, 1_000));
+    let output = shell(&node, &["--deadline", "500ms", "-e", "put a 1"], "").await;
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("unknown: c1.1 may have committed or not"), "{stderr}");
+    assert!(stderr.contains("`resolve` asks again"), "{stderr}");
+    assert!(!stderr.contains("aborted"), "{stderr}");
+    assert_eq!(node.store.text("a").as_deref(), Some("1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_describes_itself_and_help_is_there() {
+    let node = Node::start(&Arc::<Store>::default(), 0).await;
+    let arguments = ["-e", "describe", "-e", "status", "-e", "help begin", "--timing"];
+    let output = shell(&node, &arguments, "").await;
+    let stdout = text(&output.stdout);
+    for expected in [
+        "keyspace   default: test, strict serializability",
+        "gateway    in R0",
+        "n1 R0",
+        "p2",
+        "serving",
+        "open a transaction",
+        " ms)",
+    ] {
+        assert!(stdout.contains(expected), "{expected:?} is not in {stdout}");
+    }
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_comes_from_a_file_and_mistakes_end_with_status_2() {
+    let credential = Credential::Token("a-long-secret-for-this-test-only".into());
+    let access = Access::only([(credential, Principal::new("ada", Role::Write))]).unwrap();
+    let store = Arc::<Store>::default();
+    let node = Node::start_with(&store, 0, "test", access, Limits::default()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
+    std::fs::write(&path, "a-long-secret-for-this-test-only\n").unwrap();
+    let file = path.to_str().unwrap();
+    let output = shell(&node, &["--token-file", file, "-e", "put a 1"], "").await;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for (arguments, expected) in [
+        (vec!["-e", "put a 1"], "not authenticated"),
+        (vec!["--token-file", "/no/such/file"], "--token-file /no/such/file"),
+        (vec!["--connect", "nowhere"], "host:port"),
+    ] {
+        let output = shell(&node, &arguments, "").await;
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains(expected), "{stderr}");
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(!stderr.contains("a-long-secret"));
+    }
+}
