@@ -10,9 +10,13 @@
 mod check;
 mod common;
 mod completions;
+mod connect;
 mod guard;
+mod load;
 mod output;
+mod shell;
 mod sim;
+mod style;
 mod trace;
 
 use std::io;
@@ -54,6 +58,8 @@ enum Command {
     Sim(Box<sim::Args>),
     Check(check::Args),
     Trace(trace::Args),
+    Shell(Box<shell::Args>),
+    Load(Box<load::Args>),
     Completions(completions::Args),
 }
 
@@ -79,6 +85,8 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Sim(args)) => sim::run(&args),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),
+        Some(Command::Shell(args)) => shell::run(&args),
+        Some(Command::Load(args)) => load::run(&args),
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),
     }
 }
