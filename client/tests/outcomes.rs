@@ -1,6 +1,12 @@
 //! The promises of the client library against gateways that refuse, stall, lie low and vanish.
 
-#![allow(clippy::disallowed_types, reason = "tests of real sockets and deadlines")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real sockets and deadlines; an unmet expectation is a failed test"
+)]
 
 mod gateways;
 

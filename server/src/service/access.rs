@@ -103,11 +103,13 @@ pub enum AccessError {
     SameName(String),
 }
 
+type Entry = (Credential, Arc<Principal>);
+
 /// Decides who a caller is.
 #[derive(Clone, Debug)]
 pub struct Access {
     /// None: everybody is an administrator.
-    principals: Option<Arc<[(Credential, Arc<Principal>)]>>,
+    principals: Option<Arc<[Entry]>>,
 }
 
 impl Access {
@@ -124,7 +126,7 @@ impl Access {
     pub fn only(
         principals: impl IntoIterator<Item = (Credential, Principal)>,
     ) -> Result<Self, AccessError> {
-        let mut list: Vec<(Credential, Arc<Principal>)> = Vec::new();
+        let mut list: Vec<Entry> = Vec::new();
         for (credential, principal) in principals {
             if let Credential::Token(token) = &credential
                 && !(TOKEN_BYTES.contains(&token.len())
@@ -189,10 +191,7 @@ fn bearer(metadata: &MetadataMap) -> Result<Option<&[u8]>, Status> {
 
 /// Compares with every token, each in time that depends only on lengths, so that timing tells
 /// nothing about how much of a guess was right, or whose token it resembles.
-fn by_token<'a>(
-    principals: &'a [(Credential, Arc<Principal>)],
-    given: &[u8],
-) -> Option<&'a Arc<Principal>> {
+fn by_token<'a>(principals: &'a [Entry], given: &[u8]) -> Option<&'a Arc<Principal>> {
     if !TOKEN_BYTES.contains(&given.len()) {
         return None;
     }
@@ -210,7 +209,7 @@ fn by_token<'a>(
 }
 
 fn by_certificate<'a, T>(
-    principals: &'a [(Credential, Arc<Principal>)],
+    principals: &'a [Entry],
     request: &Request<T>,
 ) -> Option<&'a Arc<Principal>> {
     let chain = request.peer_certs()?;

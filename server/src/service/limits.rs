@@ -129,7 +129,8 @@ mod tests {
     #[test]
     fn limits_that_contradict_each_other_are_refused_by_name() {
         assert_eq!(Limits::default().check(), Ok(()));
-        let broken: [(&str, fn(&mut Limits)); 5] = [
+        type Change = fn(&mut Limits);
+        let broken: [(&str, Change); 5] = [
             ("key_bytes_max", |limits| limits.key_bytes_max = 0),
             ("request_bytes_max", |limits| limits.value_bytes_max = 4 << 20),
             ("request_bytes_in_flight_max", |limits| limits.request_bytes_in_flight_max = 1),

@@ -537,7 +537,7 @@ mod tests {
             writes in vec((any_key(), proptest::option::of(vec(0_u8.., 0..20))), 0..5),
         ) {
             let version = Some(api::Version::default());
-            let versions = |key| api::KeyVersion { key, version: version.clone() };
+            let versions = |key| api::KeyVersion { key, version };
             let question = api::ResolveRequest {
                 begun: Some(api::resolve_request::Begun::Interactive(request)),
                 reads: reads.into_iter().map(versions).collect(),
