@@ -99,7 +99,7 @@ pub struct Description {
     pub cluster: String,
     /// The protocol that runs the keyspace.
     pub protocol: &'static str,
-    /// What the protocol promises: `strict serializability` or `serializability`.
+    /// What the protocol promises: `strict-serializable` or `serializable`.
     pub guarantee: &'static str,
     /// The node's server side.
     pub node: NodeId,

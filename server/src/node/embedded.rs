@@ -123,6 +123,13 @@ impl<P: WireProtocol> EmbeddedCluster<P> {
         }
     }
 
+    /// Ends a node in good order. Nothing happens if it does not run.
+    pub async fn shutdown_node(&mut self, node: NodeId, within: Duration) {
+        if let Some(handle) = self.nodes.remove(&node) {
+            handle.shutdown(within).await;
+        }
+    }
+
     /// Starts a node again, at its old address, with its data.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use orthodrome_core::machine::Admin;
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Timestamp};
+use orthodrome_protocols::registry;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -127,6 +128,7 @@ pub enum StartError {
 struct Shared<P: WireProtocol> {
     me: Process,
     cluster: String,
+    guarantee: &'static str,
     map: Arc<Cluster>,
     clock: NodeClock,
     server: Arc<Inbox<Event<P>>>,
@@ -235,7 +237,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
         Description {
             cluster: self.cluster.clone(),
             protocol: P::NAME,
-            guarantee: P::GUARANTEE,
+            guarantee: self.guarantee,
             node: self.me.node,
             gateway: self.me.gateway,
             region: self.me.region.clone(),
@@ -539,6 +541,7 @@ pub async fn start<P: WireProtocol>(
     let shared = Arc::new(Shared {
         me,
         cluster: settings.cluster.clone(),
+        guarantee: registry::find(P::NAME).map_or("none", |row| row.guarantee.name()),
         map: settings.map.clone(),
         clock,
         server,

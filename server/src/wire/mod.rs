@@ -6,6 +6,9 @@
 
 pub mod common;
 
+mod carousel;
+pub mod replication;
+
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::Protocol;
 
@@ -14,7 +17,8 @@ use orthodrome_core::Protocol;
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/internal.rs"));
 }
-pub use generated::orthodrome::*;
+pub use generated::orthodrome::internal;
+use generated::orthodrome::{carousel as carousel_schema, replication as replication_schema};
 
 /// Bytes that are not what they should be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -45,10 +49,6 @@ impl From<prost::DecodeError> for WireError {
 
 /// A protocol whose machines can be run by this crate: its messages and records have bytes.
 pub trait WireProtocol: Protocol {
-    /// What it promises its users, in the words of the checker: `strict serializability` or
-    /// `serializability`.
-    const GUARANTEE: &'static str;
-
     /// Appends the bytes of a message.
     fn encode_msg(msg: &Self::Msg, out: &mut BytesMut);
 
@@ -67,3 +67,6 @@ pub trait WireProtocol: Protocol {
     /// The bytes are not of a record. Never panics.
     fn decode_record(bytes: Bytes) -> Result<Self::Record, WireError>;
 }
+
+#[cfg(test)]
+mod tests;
