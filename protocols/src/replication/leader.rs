@@ -115,14 +115,17 @@ impl<R: Replicated> Progress<R> {
         }
     }
 
-    /// Its log is known to be durable up to `matched` and to agree up to `received`.
-    fn advance(&mut self, matched: Index, received: Index) {
+    /// Its log is known to be durable up to `matched` and to agree up to `received`; `of_append` if
+    /// it says so in answer to entries.
+    fn advance(&mut self, matched: Index, received: Index, of_append: bool) {
         self.matched = self.matched.max(matched);
         while self.inflight.front().is_some_and(|&end| end <= self.matched) {
             self.inflight.pop_front();
         }
         let is_reached = match &self.mode {
-            Mode::Probe { .. } => received.next() >= self.next,
+            // A heartbeat's answer does not say that the probe arrived unless more than what was
+            // before the probe did.
+            Mode::Probe { .. } => received >= self.next || (of_append && received.next() == self.next),
             Mode::Stream => false,
             Mode::Snapshot(outgoing) => outgoing.is_reached_by(self.matched),
         };
@@ -390,12 +393,23 @@ impl<R: Replicated> Replica<R> {
         beat: Beat,
         door: &mut impl Door<R>,
     ) {
+        self.on_progress(from, (matched, received), true, beat, door);
+    }
+
+    fn on_progress(
+        &mut self,
+        from: NodeId,
+        (matched, received): (Index, Index),
+        of_append: bool,
+        beat: Beat,
+        door: &mut impl Door<R>,
+    ) {
         let now = door.now();
         let Role::Leader(lead) = &mut self.role else { return };
         let Some(progress) = lead.of(from) else { return };
         progress.hear(beat, now, &self.config);
         let before = progress.matched;
-        progress.advance(matched, received);
+        progress.advance(matched, received, of_append);
         let is_news = progress.matched > before;
         lead.is_dirty |= progress.next <= self.log.last();
         self.confirm(from, beat);
@@ -418,7 +432,7 @@ impl<R: Replicated> Replica<R> {
         {
             progress.resend_lost(received, beat.round);
         }
-        self.on_append_reply(from, matched, received, beat, door);
+        self.on_progress(from, (matched, received), false, beat, door);
     }
 
     /// Raft §5.3: the logs do not agree before what was sent; both sides skip whole terms.

@@ -8,6 +8,7 @@
     reason = "tests: a failed assumption should stop the test where it is made"
 )]
 
+mod golden;
 mod node;
 mod random;
 mod world;
