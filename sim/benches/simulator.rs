@@ -10,6 +10,8 @@
 #[path = "../tests/toy/mod.rs"]
 mod toy;
 
+mod echo;
+
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use orthodrome_core::cluster::Cluster;
@@ -45,7 +47,31 @@ fn queue_hold(bencher: Bencher<'_, '_>, size: u64) {
     });
 }
 
-/// Simulated seconds of the toy protocol; the items are events.
+/// The simulator's own cost: a protocol that does nothing but answer, over fifteen nodes. The items
+/// are events.
+#[divan::bench(args = [false, true], sample_count = 5)]
+fn echo(bencher: Bencher<'_, '_>, cpu: bool) {
+    let run = move || {
+        let topology = Topology::built_in("azure5").unwrap();
+        let cluster = Cluster::spread(topology, 2, 1, 5, 3).unwrap();
+        let options = Options {
+            load: LoadModel { transactions_max: 0, ..LoadModel::default() },
+            warmup: Duration::ZERO,
+            duration: Duration::from_secs(30),
+            cpu: cpu.then(Default::default),
+            ..Options::default()
+        };
+        let workload = workload::parse("ycsbt", &workload::Options::default()).unwrap();
+        let schedule = Schedule::default();
+        let mut simulation =
+            Simulation::<echo::Echo>::new(cluster, (), workload, &schedule, options).unwrap();
+        simulation.run().unwrap().result.events
+    };
+    bencher.counter(ItemsCount::new(run())).bench_local(run);
+}
+
+/// Simulated seconds of the toy protocol; the items are events. Most of the time is the toy's own
+/// and the workload's.
 #[divan::bench(args = [false, true], sample_count = 3)]
 fn whole_run(bencher: Bencher<'_, '_>, cpu: bool) {
     let run = move || {

@@ -636,7 +636,8 @@ impl<P: Protocol> Simulation<P> {
     pub(crate) fn fault(&mut self, entry: u32, is_heal: bool) {
         let Some(planned) = self.plan.entries.get(entry as usize) else { return };
         let (name, action) = (planned.name, planned.action.clone());
-        self.world.log(0, TraceEvent::Fault, None, None, None, name, || {
+        // A schedule's entry belongs to no node: it is logged at `n0`, which no cluster has.
+        self.world.log(u32::MAX, TraceEvent::Fault, None, None, None, name, || {
             let what = if is_heal { "ends" } else { "begins" };
             format!("{what} {action:?}")
         });

@@ -373,3 +373,159 @@ fn sample(delay: Delay, mean: u64, rng: &mut Rng) -> u64 {
         Delay::Pareto(_) => mean,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::topology::Topology;
+
+    const MS: u64 = 1_000_000;
+
+    /// One server in each of two regions 100 ms apart.
+    fn network(model: NetworkModel) -> Network<u32> {
+        let local = Duration::from_micros(500);
+        let topology = Topology::uniform(2, local, Duration::from_millis(100));
+        let cluster = Cluster::spread(topology, 1, 0, 1, 1).unwrap();
+        let ids: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
+        Network::new(model, &cluster, &ids, Rng::stream(5, "network", 0))
+    }
+
+    /// Delays of messages so far apart that none waits for another, in milliseconds.
+    fn delays(model: NetworkModel, bytes: usize, count: u64) -> Vec<f64> {
+        let mut network = network(model);
+        let delay = |number: u64| {
+            let now = Time::from_millis(number * 60_000);
+            match network.send(now, 0, 1, bytes) {
+                Fate::Arrives(at, _) => at.since(now).as_secs_f64() * 1_000.0,
+                fate @ (Fate::Lost | Fate::Stalls) => panic!("{fate:?}"),
+            }
+        };
+        (0..count).map(delay).collect()
+    }
+
+    fn moments(sample: &[f64]) -> (f64, f64) {
+        let count = sample.len() as f64;
+        let mean = sample.iter().sum::<f64>() / count;
+        let variance = sample.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / count;
+        (mean, variance.sqrt())
+    }
+
+    #[test]
+    fn delays_have_the_mean_and_the_deviation_that_was_asked_for() {
+        let model = |delay| NetworkModel { delay, ..NetworkModel::default() };
+        assert!(delays(model(Delay::Constant), 10, 100).iter().all(|&delay| delay == 50.0));
+        let (mean, deviation) = moments(&delays(model(Delay::Normal(0.1)), 10, 50_000));
+        assert!((mean - 50.0).abs() < 0.2 && (deviation - 5.0).abs() < 0.1, "{mean} {deviation}");
+        let pareto = delays(model(Delay::Pareto(0.2)), 10, 200_000);
+        let (mean, deviation) = moments(&pareto);
+        assert!((mean - 50.0).abs() < 0.3 && (deviation - 10.0).abs() < 1.0, "{mean} {deviation}");
+        let least = pareto.iter().copied().fold(f64::MAX, f64::min);
+        assert!(least > 40.0, "a Pareto delay has a floor, and {least} is below it");
+    }
+
+    #[test]
+    fn nothing_overtakes_on_ordered_links_and_much_does_on_unordered_ones() {
+        let arrivals = |links| {
+            let delay = Delay::Pareto(0.5);
+            let mut network = network(NetworkModel { links, delay, ..NetworkModel::default() });
+            let arrive = |number: u64| match network.send(Time(number * MS), 0, 1, 10) {
+                Fate::Arrives(at, _) => at,
+                fate @ (Fate::Lost | Fate::Stalls) => panic!("{fate:?}"),
+            };
+            (0..5_000).map(arrive).collect::<Vec<_>>()
+        };
+        assert!(arrivals(Links::Ordered).is_sorted());
+        let unordered = arrivals(Links::Unordered { duplicate: 0.0, reorder: 0.0 });
+        let overtaken = unordered.windows(2).filter(|pair| pair[1] < pair[0]).count();
+        assert!(overtaken > 500, "only {overtaken} of 5000 were overtaken");
+    }
+
+    #[test]
+    fn bandwidth_is_shared_by_what_is_sent_together() {
+        let bandwidth = Some(1_000_000);
+        let mut network = network(NetworkModel { bandwidth, ..NetworkModel::default() });
+        let mut send = |now| network.send(Time(now), 0, 1, 10_000);
+        // 10 kB take 10 ms each; the second waits for the first.
+        assert_eq!(send(0), Fate::Arrives(Time(60 * MS), None));
+        assert_eq!(send(0), Fate::Arrives(Time(70 * MS), None));
+        assert_eq!(send(100 * MS), Fate::Arrives(Time(160 * MS), None));
+    }
+
+    #[test]
+    fn loss_on_an_ordered_link_delays_and_limits_throughput_as_mathis_says() {
+        // One packet: lost with probability 1 %, which costs a round trip.
+        let model = NetworkModel { loss: 0.01, ..NetworkModel::default() };
+        let sample = delays(model, 100, 100_000);
+        let late = sample.iter().filter(|&&delay| delay > 100.0).count() as f64 / 1e5;
+        assert!((late - 0.01).abs() < 0.002, "{late} of the messages were late");
+        // 1460 B / 100 ms x sqrt(1.5 / 0.01) = 178.8 kB/s.
+        let ceiling = throughput_ceiling(0.01, 100 * MS).unwrap();
+        assert!((178_000..180_000).contains(&ceiling), "{ceiling}");
+        let mut network = network(model);
+        let mut last = Time::ZERO;
+        for _ in 0..2_000 {
+            match network.send(Time::ZERO, 0, 1, 1_000) {
+                Fate::Arrives(at, _) => last = at,
+                fate @ (Fate::Lost | Fate::Stalls) => panic!("{fate:?}"),
+            }
+        }
+        let rate = 2_000_000.0 / last.since(Time::ZERO).as_secs_f64();
+        assert!((160_000.0..180_000.0).contains(&rate), "{rate} B/s went through");
+        assert_eq!(throughput_ceiling(0.0, MS), None);
+    }
+
+    #[test]
+    fn unordered_links_lose_and_duplicate_as_often_as_they_should() {
+        let links = Links::Unordered { duplicate: 0.1, reorder: 0.0 };
+        let mut network = network(NetworkModel { links, loss: 0.2, ..NetworkModel::default() });
+        let (mut lost, mut twice) = (0, 0);
+        for number in 0..20_000 {
+            match network.send(Time(number * MS), 0, 1, 10) {
+                Fate::Lost => lost += 1,
+                Fate::Arrives(_, Some(_)) => twice += 1,
+                Fate::Arrives(_, None) => {}
+                Fate::Stalls => panic!("an unordered link held a message"),
+            }
+        }
+        assert!((3_700..4_300).contains(&lost), "{lost} lost");
+        assert!((1_400..1_800).contains(&twice), "{twice} duplicated");
+    }
+
+    #[test]
+    fn a_partition_stalls_one_direction_and_releases_in_order_what_is_not_too_old() {
+        let mut network = network(NetworkModel::default());
+        let cut = Disturbance { blocked: true, ..Disturbance::default() };
+        network.disturb(0, 1, cut);
+        network.disturb(0, 1, cut);
+        assert_eq!(network.send(Time::ZERO, 0, 1, 10), Fate::Stalls);
+        assert!(matches!(network.send(Time::ZERO, 1, 0, 10), Fate::Arrives(..)));
+        for (at, message) in [(0, 1), (2_000, 2), (4_000, 3)] {
+            assert!(network.stall(Time::from_millis(at), 0, 1, message).is_empty());
+        }
+        let now = Time::from_millis(6_000);
+        let released = network.calm(now, 0, 1, cut);
+        assert!(released.send.is_empty(), "a second partition still blocks the link");
+        let released = network.calm(now, 0, 1, cut);
+        assert_eq!((released.send, released.lost), (vec![2, 3], vec![1]));
+        assert!(!network.is_blocked(0, 1));
+    }
+
+    #[test]
+    fn a_crash_lets_through_what_was_sent_before_a_random_moment() {
+        let (mut lost, mut kept) = (0, 0);
+        let mut network = network(NetworkModel::default());
+        for number in 1..400 {
+            let crash = Time::from_millis(number * 1_000);
+            network.crash(crash, 0);
+            let cut: Vec<bool> = (0..5)
+                .map(|step| network.was_cut(0, 1, crash - Duration::from_millis(step * 10)))
+                .collect();
+            // The older a message, the less likely it is lost: once kept, always kept.
+            assert!(cut.windows(2).all(|pair| pair[0] >= pair[1]), "{cut:?}");
+            lost += cut.iter().filter(|&&is_cut| is_cut).count();
+            kept += cut.iter().filter(|&&is_cut| !is_cut).count();
+            assert!(!network.was_cut(0, 1, crash + Duration::from_millis(1)));
+        }
+        assert!(lost > 600 && kept > 600, "{lost} lost, {kept} kept");
+    }
+}

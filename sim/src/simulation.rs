@@ -854,6 +854,43 @@ impl<P: Protocol> Simulation<P> {
         self.rearm(index);
     }
 
+    /// A machine's one-line state; `down` if it does not run.
+    #[must_use]
+    pub fn state_of(&self, node: NodeId) -> String {
+        let found = self.nodes.iter().find(|candidate| candidate.id == node);
+        let Some(found) = found else { return "not in the cluster".into() };
+        on_host!(&found.process, host => host.machine().to_string(), "down".into())
+    }
+
+    /// A machine's running timers by their `Debug` names, earliest first.
+    #[must_use]
+    pub fn timers_of(&self, node: NodeId) -> Vec<(Time, String)> {
+        let found = self.nodes.iter().find(|candidate| candidate.id == node);
+        let Some(found) = found else { return Vec::new() };
+        on_host!(
+            &found.process,
+            host => host.timers().iter().map(|(at, timer)| (at, format!("{timer:?}"))).collect(),
+            Vec::new()
+        )
+    }
+
+    /// Sends what links held while they were blocked.
+    pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
+        for flight in &released.lost {
+            self.world.lose(flight);
+        }
+        for flight in released.send {
+            self.world.transmit(flight);
+        }
+    }
+}
+
+/// Step-by-step control.
+#[cfg_attr(
+    not(feature = "golden"),
+    expect(dead_code, reason = "only golden scripts take control, and they are a feature")
+)]
+impl<P: Protocol> Simulation<P> {
     /// From now on messages, flushes and timers wait to be asked for.
     pub(crate) fn take_control(&mut self, echo: EchoSink<P>) {
         self.world.manual = Some(Manual { held: Vec::new(), next: 0, echo });
@@ -905,36 +942,6 @@ impl<P: Protocol> Simulation<P> {
         };
         self.world.now = self.world.now.max(deadline);
         self.fire_one(index)
-    }
-
-    /// A machine's one-line state; `down` if it does not run.
-    #[must_use]
-    pub fn state_of(&self, node: NodeId) -> String {
-        let found = self.nodes.iter().find(|candidate| candidate.id == node);
-        let Some(found) = found else { return "not in the cluster".into() };
-        on_host!(&found.process, host => host.machine().to_string(), "down".into())
-    }
-
-    /// A machine's running timers by their `Debug` names, earliest first.
-    #[must_use]
-    pub fn timers_of(&self, node: NodeId) -> Vec<(Time, String)> {
-        let found = self.nodes.iter().find(|candidate| candidate.id == node);
-        let Some(found) = found else { return Vec::new() };
-        on_host!(
-            &found.process,
-            host => host.timers().iter().map(|(at, timer)| (at, format!("{timer:?}"))).collect(),
-            Vec::new()
-        )
-    }
-
-    /// Sends what links held while they were blocked.
-    pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
-        for flight in &released.lost {
-            self.world.lose(flight);
-        }
-        for flight in released.send {
-            self.world.transmit(flight);
-        }
     }
 }
 

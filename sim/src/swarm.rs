@@ -15,16 +15,20 @@ use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::topology::Topology;
 use orthodrome_eval::checker::{self, Model};
 use orthodrome_eval::history::History;
+use orthodrome_eval::metrics::Retry;
 use orthodrome_eval::workload::{self, Workload};
 
 use crate::clock::ClockModel;
 use crate::cpu::CpuModel;
 use crate::disk::DiskModel;
 use crate::fault::{self, Fault, Schedule};
-use crate::load::{Arrival, LoadModel};
+use crate::load::{Arrival, HistorySink, LoadModel};
 use crate::network::{Delay, Links, NetworkModel};
 use crate::shrink::minimize;
 use crate::simulation::{Failure, FailureKind, Observer, Options, Report, Simulation, TraceSink};
+
+/// Makes a protocol's own checks, anew for each run.
+pub type ObserverFactory<P> = fn() -> Box<dyn Observer<P>>;
 
 /// What a swarm may draw, and what it holds protocols to.
 #[derive(Clone)]
@@ -53,7 +57,7 @@ pub struct SwarmOptions<P: Protocol> {
     /// How long everything may take to end after they have healed, in simulated time.
     pub liveness: Duration,
     /// The protocol's own checks over all servers.
-    pub observer: Option<fn() -> Box<dyn Observer<P>>>,
+    pub observer: Option<ObserverFactory<P>>,
 }
 
 impl<P: Protocol> Default for SwarmOptions<P> {
@@ -220,6 +224,19 @@ pub fn run_scenario<P: Protocol>(
     options: &SwarmOptions<P>,
     trace: Option<TraceSink>,
 ) -> Result<ScenarioResult, SwarmError> {
+    record_scenario(scenario, options, trace, None)
+}
+
+/// The same, and sends the history to `keep` as it comes about.
+///
+/// # Errors
+/// A scenario that does not fit together.
+pub fn record_scenario<P: Protocol>(
+    scenario: &Scenario,
+    options: &SwarmOptions<P>,
+    trace: Option<TraceSink>,
+    mut keep: Option<HistorySink>,
+) -> Result<ScenarioResult, SwarmError> {
     let mut config = P::configure(&scenario.cluster);
     if let Some(tooth) = &options.tooth {
         P::bare(&mut config, tooth);
@@ -246,6 +263,9 @@ pub fn run_scenario<P: Protocol>(
         *unknown += u64::from(entry.complete_us.is_none());
         if let Err(error) = history.push(&entry) {
             problem.get_or_insert(format!("{}: {error}", entry.txn));
+        }
+        if let Some(keep) = &mut keep {
+            keep(entry);
         }
     }));
     let verdict = catch(AssertUnwindSafe(|| phases(&mut run, scenario, options)));
@@ -446,10 +466,11 @@ fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) 
         cpu,
         load: LoadModel {
             arrival,
+            // Few enough that a seed is not mostly a storm of retries at one hot key.
+            retry: Retry { attempts: 3 + u32::try_from(rng.below(18)).unwrap_or(0) },
             decide: Duration::from_millis(if rng.chance(1, 3) { rng.below(40) } else { 0 }),
             transactions_max: swarm.transactions,
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
-            ..LoadModel::default()
         },
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,

@@ -85,6 +85,12 @@ pub struct Record {
     writes: Writes,
 }
 
+/// A record that writes nothing, for tests of disks.
+#[allow(dead_code, reason = "not every test that shares this file needs it")]
+pub fn record(txn: TxnId, outcome: Outcome) -> Record {
+    Record { txn, outcome, writes: Writes::new() }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
     Retransmitted,
