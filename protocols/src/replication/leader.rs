@@ -125,7 +125,9 @@ impl<R: Replicated> Progress<R> {
         let is_reached = match &self.mode {
             // A heartbeat's answer does not say that the probe arrived unless more than what was
             // before the probe did.
-            Mode::Probe { .. } => received >= self.next || (of_append && received.next() == self.next),
+            Mode::Probe { .. } => {
+                received >= self.next || (of_append && received.next() == self.next)
+            }
             Mode::Stream => false,
             Mode::Snapshot(outgoing) => outgoing.is_reached_by(self.matched),
         };
@@ -305,13 +307,19 @@ impl<R: Replicated> Replica<R> {
         command: R::Command,
         door: &mut impl Door<R>,
     ) -> Option<(Index, Term)> {
-        let Role::Leader(lead) = &self.role else { return None };
-        let waiting = self.log.last().0 - self.chosen.0;
-        if lead.transfer.is_some() || waiting >= self.config.max_unchosen as u64 {
+        if !self.takes_commands() {
             return None;
         }
         let index = self.append(Payload::Command(command), door);
         Some((index, self.term))
+    }
+
+    /// True if [`Replica::propose`] would append a command now.
+    #[must_use]
+    pub fn takes_commands(&self) -> bool {
+        let Role::Leader(lead) = &self.role else { return false };
+        let waiting = self.log.last().0 - self.chosen.0;
+        lead.transfer.is_none() && waiting < self.config.max_unchosen as u64
     }
 
     /// Sends what several calls can share: entries to each follower that lacks some, and a round of

@@ -93,9 +93,13 @@ impl goldenscript::Runner for Script {
             }
             "read" => {
                 let id = args.node()?;
-                let read: u64 = args.0.next_pos().ok_or("a number for the read")?.parse()?;
+                let reads: Vec<u64> = std::iter::from_fn(|| args.0.next_pos())
+                    .map(str::parse)
+                    .collect::<std::result::Result<_, _>>()?;
                 let now = self.now;
-                self.node(id)?.with(now, |replica, out| replica.read_index(read, out));
+                self.node(id)?.with(now, |replica, out| {
+                    reads.into_iter().for_each(|read| replica.read_index(read, out));
+                });
                 self.collect(id)?;
             }
             "lease" => {
@@ -121,6 +125,15 @@ impl goldenscript::Runner for Script {
                 let base = node.replica.as_ref().ok_or("down")?.base_index();
                 writeln!(self.out, "{id} log starts after {base}")?;
                 self.collect(id)?;
+            }
+            "ask" => {
+                // A candidate, right or wrong, asks for a vote.
+                let (from, to) = (args.node()?, args.node()?);
+                let term = Term(args.number("term", 1)?);
+                let (last_index, last_term) = (Index(args.number("last", 0)?), term);
+                let transfer = false;
+                let ask = Message::RequestVote { term, last_index, last_term, transfer };
+                self.net.push_back((from, to, ask));
             }
             "state" => self.state()?,
             "log" => self.log(&mut args)?,
@@ -299,8 +312,12 @@ impl Script {
     /// Every message under way that matches is there twice.
     fn repeat(&mut self, args: &mut Args<'_>) -> Result<()> {
         let wanted = Self::is_wanted(args)?;
-        let again: Vec<_> =
-            self.net.iter().filter(|(from, to, msg)| wanted(*from, *to, msg.kind())).cloned().collect();
+        let again: Vec<_> = self
+            .net
+            .iter()
+            .filter(|(from, to, msg)| wanted(*from, *to, msg.kind()))
+            .cloned()
+            .collect();
         self.net.extend(again);
         Ok(())
     }

@@ -446,9 +446,8 @@ impl World {
         for (to, msg) in sent {
             self.transmit(id, to, &msg);
         }
-        let is_exact = told.iter().any(|told| {
-            matches!(told, Told::Leading { .. } | Told::ReadReady { .. })
-        });
+        let is_exact =
+            told.iter().any(|told| matches!(told, Told::Leading { .. } | Told::ReadReady { .. }));
         for what in told {
             self.observe(id, what);
         }
@@ -523,7 +522,8 @@ impl World {
             Told::SnapshotDone { .. } => self.report.snapshots += 1,
             Told::Leading { .. }
             | Told::Deposed { .. }
-            | Told::SnapshotWanted { .. } | Told::SnapshotBegun => {}
+            | Told::SnapshotWanted { .. }
+            | Told::SnapshotBegun => {}
         }
     }
 
