@@ -587,7 +587,7 @@ impl<P: Protocol> Simulation<P> {
             node.backlog.push_back(Event::Arrive { flight, is_ready });
             return;
         }
-        if !is_ready && flight.from != to && !node.cpu.is_infinite() {
+        if !is_ready && flight.from != to && !node.cpu.is_infinite(now) {
             let ready = node.cpu.admit(now, flight.msg.wire_size(), flight.msg.keys());
             if ready > now {
                 self.world.queue.push(ready, Event::Arrive { flight, is_ready: true });
@@ -623,7 +623,7 @@ impl<P: Protocol> Simulation<P> {
         if node.paused > 0 {
             let input = Box::new(input);
             node.backlog.push_back(Event::Input { node: gateway, life, input, hops });
-        } else if !node.cpu.is_infinite() {
+        } else if !node.cpu.is_infinite(now) {
             let ready = node.cpu.admit(now, 0, keys);
             let input = Box::new(input);
             self.world.queue.push(ready, Event::Input { node: gateway, life, input, hops });
@@ -1031,9 +1031,7 @@ impl<P: Protocol> World<P> {
         let is_wan = self.network.is_wan(from, to_index);
         if from != to_index {
             let bytes = msg.wire_size();
-            if !cpu.is_infinite() {
-                cpu.charge_send(self.now, bytes);
-            }
+            cpu.charge_send(self.now, bytes);
             if self.load.measured.contains(&self.now) {
                 self.traffic.count(msg.kind(), role, is_wan, bytes);
             }

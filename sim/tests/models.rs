@@ -273,6 +273,24 @@ fn a_schedule_that_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
+fn every_scenario_in_the_repository_can_be_run() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../scenarios");
+    let mut count = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let schedule = std::fs::read_to_string(&path).unwrap();
+        let (report, _) = run(&schedule, |options| {
+            options.load.arrival = Arrival::Open { per_second: 5.0, poisson: true };
+            options.duration = Duration::from_secs(60);
+        });
+        assert!(!report.injected.is_empty(), "{} injected nothing", path.display());
+        assert!(report.result.committed > 100, "{}: {:?}", path.display(), report.result);
+        count += 1;
+    }
+    assert!(count >= 3);
+}
+
+#[test]
 fn a_gateway_that_dies_takes_its_callers_or_leaves_them_to_ask_elsewhere() {
     let schedule = r#"
         [[faults]]

@@ -31,19 +31,21 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
     let options = SwarmOptions { twins: true, ..options(None) };
     let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
     let mut notes: BTreeMap<String, u64> = BTreeMap::new();
-    let mut attempts = 0;
+    let (mut attempts, mut seconds) = (0, 0.0);
     for seed in 0..60 {
         let result = run_seed(seed, &options).unwrap();
         if let Some(found) = result.found {
             panic!("seed {seed}: {}\n{}", found.failure, found.scenario.schedule.to_toml());
         }
         attempts += result.attempts.0;
+        seconds += result.simulated.as_secs_f64();
         result
             .injected
             .iter()
             .for_each(|(&kind, count)| *injected.entry(kind).or_default() += count);
         result.notes.into_iter().for_each(|(note, count)| *notes.entry(note).or_default() += count);
     }
+    println!("{seconds} simulated seconds, {attempts} attempts, {injected:?}");
     assert!(attempts > 3_000, "only {attempts} attempts were checked");
     assert_eq!(injected.len(), 16, "some kinds of fault never happened: {injected:?}");
     assert_eq!(notes.len(), 3, "some rare events never happened: {notes:?}");
@@ -52,7 +54,11 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
 /// The first seed that finds a mistake; none within `seeds`.
 fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, orthodrome_sim::swarm::Found)> {
     let options = options(Some(tooth));
-    (0..seeds).find_map(|seed| Some((seed, run_seed(seed, &options).unwrap().found?)))
+    let first = (0..seeds).find_map(|seed| Some((seed, run_seed(seed, &options).unwrap().found?)));
+    if let Some((seed, found)) = &first {
+        println!("{tooth}: seed {seed}, {} runs to shrink: {}", found.trials, found.failure);
+    }
+    first
 }
 
 #[test]
