@@ -133,3 +133,64 @@ impl Oracle {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::txn::{AbortReason, Read, Value};
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(1), counter)
+    }
+
+    fn saw(writer: u64, at: u64, elements: &[u64]) -> Reads {
+        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        let version = Version { timestamp: Timestamp(at), writer: txn(writer) };
+        [(Key::from("k"), Read { value: Some(Value::from(bytes)), version })].into()
+    }
+
+    #[test]
+    fn an_attempt_has_one_outcome() {
+        let mut oracle = Oracle::new(Values::Versions);
+        oracle.told(txn(1), Outcome::Unknown).unwrap();
+        oracle.told(txn(1), Outcome::Committed(Timestamp(5))).unwrap();
+        oracle.told(txn(1), Outcome::Committed(Timestamp(5))).unwrap();
+        for other in [Outcome::Committed(Timestamp(6)), Outcome::Aborted(AbortReason::Conflict)] {
+            assert!(oracle.told(txn(1), other).unwrap_err().contains("c1.1 was told"));
+        }
+    }
+
+    #[test]
+    fn what_was_told_aborted_must_not_be_read_whichever_comes_first() {
+        let none = BTreeSet::new();
+        let aborted = Outcome::Aborted(AbortReason::Conflict);
+        let mut oracle = Oracle::new(Values::Versions);
+        oracle.told(txn(1), aborted).unwrap();
+        let read = oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0);
+        assert!(read.unwrap_err().contains("c1.1 was told aborted"));
+        let mut oracle = Oracle::new(Values::Versions);
+        oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0).unwrap();
+        assert!(oracle.told(txn(1), aborted).unwrap_err().contains("c1.2 read its write"));
+        // Nor may it be read under another timestamp than was told.
+        let mut oracle = Oracle::new(Values::Versions);
+        oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0).unwrap();
+        assert!(oracle.told(txn(1), Outcome::Committed(Timestamp(6))).is_err());
+    }
+
+    #[test]
+    fn what_was_acknowledged_must_be_there_at_the_end() {
+        let written: BTreeSet<Key> = [Key::from("k")].into();
+        let mut oracle = Oracle::new(Values::Lists);
+        for (counter, element) in [(1, 11), (2, 12)] {
+            let at = Timestamp(counter);
+            oracle.committed(txn(counter), at, &Reads::new(), &written, element).unwrap();
+        }
+        assert_eq!(oracle.keys().count(), 1);
+        oracle.judge_final(&saw(2, 2, &[11, 12])).unwrap();
+        let older = oracle.judge_final(&saw(1, 1, &[11])).unwrap_err();
+        assert!(older.contains("by c1.2@2 was acknowledged and is lost"), "{older}");
+        let gap = oracle.judge_final(&saw(2, 2, &[12])).unwrap_err();
+        assert!(gap.contains("11 was appended to k and acknowledged"), "{gap}");
+    }
+}
