@@ -14,9 +14,11 @@ mod connect;
 mod guard;
 mod load;
 mod output;
+mod recording;
 mod shell;
 mod sim;
 mod style;
+mod swarm;
 mod trace;
 
 use std::io;
@@ -56,6 +58,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Sim(Box<sim::Args>),
+    Swarm(Box<swarm::Args>),
     Check(check::Args),
     Trace(trace::Args),
     Shell(Box<shell::Args>),
@@ -83,6 +86,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
             Ok(Status::Held)
         }
         Some(Command::Sim(args)) => sim::run(&args),
+        Some(Command::Swarm(args)) => swarm::run(&args),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),
         Some(Command::Shell(args)) => shell::run(&args),

@@ -1,19 +1,14 @@
 //! `sim`: one run of one protocol in the simulator.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write as _};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_eval::checker::Verdict;
-use orthodrome_eval::diagram;
-use orthodrome_eval::history::Writer;
 use orthodrome_eval::metrics::{Check, RunResult, Summary};
 use orthodrome_protocols::registry::{self, Row, Visitor};
 use orthodrome_sim::load::LoadModel;
@@ -22,6 +17,7 @@ use serde::Serialize;
 
 use crate::common::{self, Placement, WorkloadArgs};
 use crate::guard::guard;
+use crate::recording::Recording;
 use crate::{Status, check, output};
 
 /// Run one protocol in the simulator and print its figures
@@ -147,34 +143,27 @@ impl Visitor for Runner<'_> {
             None => Schedule::default(),
         };
         let options = options(args)?;
-        let head = head(&cluster);
+        let places = cluster.clone();
         let config = P::configure(&cluster);
         let mut simulation = Simulation::<P>::new(cluster, config, workload, &schedule, options)
             .map_err(|error| anyhow!("{}: {error}", place(course.faults.as_deref())))?;
-        let history = course.history.as_deref().map(|path| Output::create("--history", path));
-        let history = history.transpose()?;
-        let trace = course.trace.as_deref().map(|path| Output::create("--trace", path));
-        let trace = trace.transpose()?;
-        if let Some(output) = &history {
-            let output = output.clone();
-            simulation.keep_history(Box::new(move |entry| {
-                output.write(|file| Writer::new(file).write(&entry));
-            }));
+        let create = |path: &Option<PathBuf>| path.as_deref().map(Recording::create).transpose();
+        let history = create(&course.history).context("--history")?;
+        let trace = create(&course.trace).context("--trace")?;
+        if let Some(recording) = &history {
+            simulation.keep_history(recording.history_sink());
         }
-        if let Some(output) = &trace {
-            output.write(|file| file.write_all(head.as_bytes()));
-            let output = output.clone();
-            simulation.keep_trace(Box::new(move |line| {
-                output.write(|file| writeln!(file, "{line}"));
-            }));
+        if let Some(recording) = &trace {
+            let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+            simulation.keep_trace(recording.trace_sink(&command, &places));
         }
         let (report, failure) = carry_out(&mut simulation, args)?;
         let mut run = Run { report, failure, verdict: None };
-        if let Some(output) = trace {
-            output.finish()?;
+        if let Some(recording) = trace {
+            recording.finish().context("--trace")?;
         }
-        if let (Some(output), Some(path)) = (history, &course.history) {
-            output.finish()?;
+        if let (Some(recording), Some(path)) = (history, &course.history) {
+            recording.finish().context("--history")?;
             let verdict = check::judge(path, common::model_of(row.guarantee))?;
             run.report.result.check = Some(check_of(&verdict));
             run.verdict = Some(verdict);
@@ -227,7 +216,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
 }
 
 /// Reads a fault schedule.
-fn schedule(path: &Path) -> anyhow::Result<Schedule> {
+pub fn schedule(path: &Path) -> anyhow::Result<Schedule> {
     let text = fs::read_to_string(path).with_context(|| place(Some(path)))?;
     Schedule::parse(&text).map_err(|error| match error {
         ScheduleError::Syntax(problem) => common::toml_error(path.display(), &problem),
@@ -241,13 +230,6 @@ fn place(faults: Option<&Path>) -> String {
     faults.map_or_else(|| "--faults".into(), |path| format!("--faults {}", path.display()))
 }
 
-/// The comments at the head of a trace: how to repeat the run, and where nodes are.
-fn head(cluster: &Cluster) -> String {
-    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
-    let command = command.replace(['\n', '\r'], " ");
-    format!("# orthodrome {command}\n# commit {}\n{}", output::COMMIT, diagram::places(cluster))
-}
-
 fn check_of(verdict: &Verdict) -> Check {
     Check {
         model: verdict.model.to_string(),
@@ -256,46 +238,6 @@ fn check_of(verdict: &Verdict) -> Check {
             .anomalies
             .first()
             .map(|found| format!("{}: {}", found.kind, found.problem)),
-    }
-}
-
-/// A file that a simulation writes to as it goes. The first failure is kept until the end, for the
-/// simulator has no way to hear of it.
-#[derive(Clone)]
-struct Output(Rc<RefCell<Inner>>);
-
-struct Inner {
-    flag: &'static str,
-    path: PathBuf,
-    file: BufWriter<File>,
-    error: Option<io::Error>,
-}
-
-impl Output {
-    fn create(flag: &'static str, path: &Path) -> anyhow::Result<Self> {
-        let file = File::create(path)
-            .with_context(|| format!("{flag} {}: cannot be written", path.display()))?;
-        let file = BufWriter::with_capacity(1 << 20, file);
-        Ok(Self(Rc::new(RefCell::new(Inner { flag, path: path.into(), file, error: None }))))
-    }
-
-    fn write(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
-        let inner = &mut *self.0.borrow_mut();
-        if inner.error.is_none() {
-            inner.error = write(&mut inner.file).err();
-        }
-    }
-
-    fn finish(&self) -> anyhow::Result<()> {
-        self.write(BufWriter::flush);
-        let inner = &mut *self.0.borrow_mut();
-        match inner.error.take() {
-            Some(error) => {
-                let path = inner.path.display();
-                Err(error).with_context(|| format!("{} {path}: cannot be written", inner.flag))
-            }
-            None => Ok(()),
-        }
     }
 }
 

@@ -1,0 +1,73 @@
+//! Files that a simulation writes as it goes: histories and traces.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use anyhow::Context as _;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_eval::diagram;
+use orthodrome_eval::history::Writer;
+use orthodrome_sim::load::HistorySink;
+use orthodrome_sim::simulation::TraceSink;
+
+use crate::output;
+
+/// A file that a simulation writes to. The first failure is kept until the end, for the simulator
+/// has no way to hear of it.
+#[derive(Clone)]
+pub struct Recording(Rc<RefCell<Inner>>);
+
+struct Inner {
+    path: PathBuf,
+    file: BufWriter<File>,
+    error: Option<io::Error>,
+}
+
+impl Recording {
+    /// Creates the file, or empties it.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        let file =
+            File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        Ok(Self(Rc::new(RefCell::new(Inner { path: path.into(), file, error: None }))))
+    }
+
+    /// Where a simulation sends its history.
+    pub fn history_sink(&self) -> HistorySink {
+        let recording = self.clone();
+        Box::new(move |entry| recording.write(|file| Writer::new(file).write(&entry)))
+    }
+
+    /// Where a simulation of `cluster` sends its trace. The file opens with comments that say which
+    /// command repeats the run, and where nodes are.
+    pub fn trace_sink(&self, command: &str, cluster: &Cluster) -> TraceSink {
+        let command = command.replace(['\n', '\r'], " ");
+        let places = diagram::places(cluster);
+        let head = format!("# orthodrome {command}\n# commit {}\n{places}", output::COMMIT);
+        self.write(|file| file.write_all(head.as_bytes()));
+        let recording = self.clone();
+        Box::new(move |line| recording.write(|file| writeln!(file, "{line}")))
+    }
+
+    fn write(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+        let inner = &mut *self.0.borrow_mut();
+        if inner.error.is_none() {
+            inner.error = write(&mut inner.file).err();
+        }
+    }
+
+    /// Writes what is left.
+    pub fn finish(&self) -> anyhow::Result<()> {
+        self.write(BufWriter::flush);
+        let inner = &mut *self.0.borrow_mut();
+        match inner.error.take() {
+            Some(error) => {
+                Err(error).with_context(|| format!("{}: cannot be written", inner.path.display()))
+            }
+            None => Ok(()),
+        }
+    }
+}

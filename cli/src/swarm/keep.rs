@@ -1,0 +1,92 @@
+//! Failing seeds, kept for whoever is to understand them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use orthodrome_core::machine::Protocol;
+use orthodrome_sim::Failure;
+use orthodrome_sim::swarm::{Found, Scenario, SwarmOptions, record_scenario};
+use serde::Serialize;
+
+use crate::recording::Recording;
+use crate::sim;
+
+/// A failing seed in brief.
+#[derive(Clone, Debug, Serialize)]
+pub struct Kept {
+    /// The seed.
+    pub seed: u64,
+    /// What kind of failure.
+    pub kind: &'static str,
+    /// When in the run it was found.
+    pub at_ms: f64,
+    /// What exactly.
+    pub detail: String,
+    /// Faults and transactions of the smallest run that still fails.
+    pub faults: usize,
+    /// See `faults`.
+    pub transactions: u64,
+    /// Where schedule, trace and history are.
+    pub folder: PathBuf,
+    /// The command that repeats it at this commit.
+    pub replay: String,
+}
+
+impl Kept {
+    /// Describes a failure whose schedule is in `folder`.
+    pub fn new<P: Protocol>(
+        scenario: &Scenario,
+        failure: &Failure,
+        folder: PathBuf,
+        options: &SwarmOptions<P>,
+    ) -> Self {
+        let (seed, transactions) = (scenario.seed, scenario.options.load.transactions_max);
+        let tooth = options.tooth.iter().map(|tooth| format!(" --tooth {tooth}"));
+        let replay = format!(
+            "swarm --protocol {}{} --seeds {seed}..{} --schedule {} --transactions {transactions}",
+            P::NAME,
+            tooth.collect::<String>(),
+            seed.saturating_add(1),
+            folder.join("schedule.toml").display(),
+        );
+        Self {
+            seed,
+            kind: sim::kind(failure.kind),
+            at_ms: failure.at.as_micros() as f64 / 1_000.0,
+            detail: failure.detail.trim_end().into(),
+            faults: scenario.schedule.faults.len(),
+            transactions,
+            folder,
+            replay,
+        }
+    }
+
+    /// Writes schedule, trace and history of a failure to a folder of its own in `failures`.
+    pub fn write<P: Protocol>(
+        failures: &Path,
+        found: &Found,
+        options: &SwarmOptions<P>,
+    ) -> anyhow::Result<Self> {
+        let scenario = &found.scenario;
+        let tooth = options.tooth.iter().map(|tooth| format!("{tooth}-")).collect::<String>();
+        let folder = failures.join(format!("{}-{tooth}{}", P::NAME, scenario.seed));
+        let kept = Self::new(scenario, &found.failure, folder.clone(), options);
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("--failures: {} cannot be made", folder.display()))?;
+        let path = folder.join("schedule.toml");
+        fs::write(&path, scenario.schedule.to_toml())
+            .with_context(|| format!("--failures: {} cannot be written", path.display()))?;
+        let trace = Recording::create(&folder.join("trace")).context("--failures")?;
+        let history = Recording::create(&folder.join("history.jsonl")).context("--failures")?;
+        record_scenario(
+            scenario,
+            options,
+            Some(trace.trace_sink(&kept.replay, &scenario.cluster)),
+            Some(history.history_sink()),
+        )?;
+        trace.finish().context("--failures")?;
+        history.finish().context("--failures")?;
+        Ok(kept)
+    }
+}

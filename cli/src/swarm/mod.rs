@@ -1,0 +1,283 @@
+//! `swarm`: many runs, each drawn from its seed: cluster, load and faults.
+
+mod keep;
+mod seeds;
+mod tally;
+mod workers;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail};
+use orthodrome_core::machine::Protocol;
+use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_sim::swarm::{
+    Scenario, SeedResult, SwarmError, SwarmOptions, run_scenario, run_seed,
+};
+use serde::Serialize;
+
+use crate::{Status, common, output, sim};
+use keep::Kept;
+use seeds::Seeds;
+use tally::Tally;
+
+/// Run many drawn clusters under drawn faults and hold the protocol to its promises
+///
+/// Each seed draws a map, a cluster, a workload, models of network, clocks, disks and processors,
+/// and a fault schedule. While faults go on everything must stay safe; after they have healed
+/// everything must end; every history is checked. A seed that fails is shrunk to few faults and
+/// transactions and kept in a folder, with the command that repeats it.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  orthodrome swarm                                            # every protocol, 200 seeds
+  orthodrome swarm --protocol carousel-basic --seeds 0..10000 --twice
+  orthodrome swarm --protocol carousel-basic --minutes 30 --json
+  orthodrome swarm --protocol carousel-basic --tooth NAME --trials 20
+
+A seed gives the same run only at the same commit.
+Exit status: 0 no seed failed (with --tooth: every trial caught it), 1 otherwise, 2 bad usage.")]
+pub struct Args {
+    /// The protocol, by name [default: each in turn]
+    #[arg(long, value_name = "P")]
+    protocol: Option<String>,
+    /// Which seeds: A..B, without B [default: 0..200, or with --minutes all from 0 on]
+    #[arg(long, value_name = "A..B")]
+    seeds: Option<Seeds>,
+    /// Begin no seed after so many minutes, for each protocol
+    #[arg(long, value_name = "M", value_parser = minutes)]
+    minutes: Option<Duration>,
+    /// Run every seed twice; the two must be equal, event for event
+    #[arg(long)]
+    twice: bool,
+    /// Threads, each with one simulation at a time [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Begin no seed after so many have failed
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    failures_max: u64,
+    /// Where failing seeds are kept
+    #[arg(long, value_name = "FOLDER", default_value = "failures")]
+    failures: PathBuf,
+    /// Switch on one unsafe variant of the protocol, which exists only to show that the swarm
+    /// catches it, and stop at the first seed that does
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "protocol",
+        help_heading = "Testing the swarm itself"
+    )]
+    tooth: Option<String>,
+    /// Find the variant so many times, each time with other seeds, and tell the median number of
+    /// seeds that it took; --seeds says how many seeds one trial may take
+    #[arg(long, value_name = "N", requires = "tooth", conflicts_with_all = ["twice", "minutes"], help_heading = "Testing the swarm itself", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    trials: Option<u64>,
+    /// With one seed: repeat a failure that was kept, with the faults in this file instead of those
+    /// that the seed draws
+    #[arg(long, value_name = "FILE", requires_all = ["seeds", "protocol"], conflicts_with_all = ["trials", "minutes", "twice"], help_heading = "Repeating a failure")]
+    schedule: Option<PathBuf>,
+    /// With --schedule: at most so many transactions
+    #[arg(long, value_name = "N", requires = "schedule", help_heading = "Repeating a failure")]
+    transactions: Option<u64>,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn minutes(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => {
+            Ok(Duration::from_secs_f64(minutes * 60.0))
+        }
+        Ok(_) | Err(_) => Err("use a number of minutes above 0".into()),
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    figures: &'static str,
+    commit: &'static str,
+    ok: bool,
+    protocols: &'a [Tally],
+}
+
+/// Runs the swarm and prints what it showed.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let names: Vec<&str> = match &args.protocol {
+        Some(name) => vec![name.as_str()],
+        None => registry::ROWS.iter().map(|row| row.name).collect(),
+    };
+    let mut tallies = Vec::new();
+    for name in names {
+        let tally = registry::with(name, Runner { args })
+            .map_err(|error| anyhow!("--protocol: {error}"))??;
+        tallies.push(tally);
+    }
+    let ok = tallies.iter().all(Tally::is_ok);
+    if args.json {
+        let commit = output::COMMIT;
+        output::print_json(&Printed { figures: "simulated", commit, ok, protocols: &tallies })?;
+    } else {
+        output::print(&tally::describe(&tallies))?;
+    }
+    Ok(if ok { Status::Held } else { Status::Broken })
+}
+
+struct Runner<'a> {
+    args: &'a Args,
+}
+
+impl Visitor for Runner<'_> {
+    type Out = anyhow::Result<Tally>;
+
+    fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Tally> {
+        let args = self.args;
+        if let Some(tooth) = &args.tooth
+            && !P::TEETH.contains(&tooth.as_str())
+        {
+            let known = P::TEETH.join(", ");
+            bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", P::NAME);
+        }
+        let options = SwarmOptions::<P> {
+            model: common::model_of(row.guarantee),
+            tooth: args.tooth.clone(),
+            twins: args.twice,
+            ..SwarmOptions::default()
+        };
+        if args.schedule.is_some() {
+            return repeat(args, &options);
+        }
+        match args.trials {
+            Some(trials) => find_often(args, options, trials),
+            None => seek(args, &options),
+        }
+    }
+}
+
+/// Runs seed after seed.
+fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<Tally> {
+    let seeds = args.seeds.unwrap_or(match args.minutes {
+        Some(_) => Seeds { first: 0, end: u64::MAX },
+        None => Seeds { first: 0, end: 200 },
+    });
+    let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), args.twice);
+    let length = (seeds.end != u64::MAX).then(|| seeds.len());
+    let bar = progress(P::NAME, length)?;
+    let failures_max = if args.tooth.is_some() { 1 } else { args.failures_max };
+    let pool = workers::Pool { threads: args.threads, minutes: args.minutes };
+    let began = Instant::now();
+    let mut problem = None;
+    pool.run(
+        seeds.first..seeds.end,
+        |seed| run_seed(seed, options),
+        |result| {
+            bar.inc(1);
+            match result
+                .map_err(anyhow::Error::from)
+                .and_then(|r| take(args, options, &mut tally, r))
+            {
+                Ok(()) => {}
+                Err(error) => drop(problem.get_or_insert(error)),
+            }
+            bar.set_message(tally.in_brief());
+            problem.is_none() && (tally.failures.len() as u64) < failures_max
+        },
+    );
+    bar.finish_and_clear();
+    tally.wall_seconds = began.elapsed().as_secs_f64();
+    tally.failures.sort_by_key(|failure| failure.seed);
+    problem.map_or(Ok(tally), Err)
+}
+
+/// Adds a seed to the tally, and keeps it if it failed.
+fn take<P: Protocol>(
+    args: &Args,
+    options: &SwarmOptions<P>,
+    tally: &mut Tally,
+    result: SeedResult,
+) -> anyhow::Result<()> {
+    tally.add(&result);
+    if let Some(found) = &result.found {
+        tally.failures.push(Kept::write(&args.failures, found, options)?);
+    }
+    Ok(())
+}
+
+/// Counts, again and again with other seeds, how many it takes until one fails.
+fn find_often<P: Protocol>(
+    args: &Args,
+    mut options: SwarmOptions<P>,
+    trials: u64,
+) -> anyhow::Result<Tally> {
+    // Only whether a seed fails counts.
+    options.shrink_budget = 0;
+    let seeds = args.seeds.unwrap_or(Seeds { first: 0, end: 1_000 });
+    let span = seeds.len();
+    if span.checked_mul(trials).and_then(|all| all.checked_add(seeds.first)).is_none() {
+        bail!("--trials {trials}: there are not so many seeds; make --seeds a smaller range");
+    }
+    let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), false);
+    let bar = progress(P::NAME, Some(trials))?;
+    let pool = workers::Pool { threads: args.threads, minutes: None };
+    let began = Instant::now();
+    let mut problem = None;
+    let trial = |number: u64| {
+        let first = seeds.first + number * span;
+        let mut results = Vec::new();
+        for seed in first..first + span {
+            results.push(run_seed(seed, &options)?);
+            if results.last().is_some_and(|result| result.found.is_some()) {
+                break;
+            }
+        }
+        Ok(results)
+    };
+    pool.run(0..trials, trial, |results: Result<Vec<SeedResult>, SwarmError>| {
+        bar.inc(1);
+        match results {
+            Ok(results) => tally.add_trial(&results),
+            Err(error) => drop(problem.get_or_insert(anyhow::Error::from(error))),
+        }
+        bar.set_message(tally.in_brief());
+        problem.is_none()
+    });
+    bar.finish_and_clear();
+    tally.wall_seconds = began.elapsed().as_secs_f64();
+    problem.map_or(Ok(tally), Err)
+}
+
+/// Repeats a failure that was kept.
+fn repeat<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<Tally> {
+    let Some((seeds, path)) = args.seeds.zip(args.schedule.as_deref()) else {
+        bail!("--schedule: needs --seeds with the one seed that failed");
+    };
+    if seeds.len() != 1 {
+        bail!(
+            "--seeds {seeds}: --schedule repeats one seed; give {0}..{1}",
+            seeds.first,
+            seeds.first.saturating_add(1)
+        );
+    }
+    let mut scenario = Scenario::draw(seeds.first, options)?;
+    scenario.schedule = sim::schedule(path)?;
+    if let Some(transactions) = args.transactions {
+        scenario.options.load.transactions_max = transactions;
+    }
+    let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), false);
+    let began = Instant::now();
+    let result = run_scenario(&scenario, options, None)
+        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    tally.wall_seconds = began.elapsed().as_secs_f64();
+    tally.add_scenario(&result);
+    if let Some(failure) = &result.failure {
+        let folder = path.parent().unwrap_or(path).to_owned();
+        tally.failures.push(Kept::new(&scenario, failure, folder, options));
+    }
+    Ok(tally)
+}
+
+fn progress(name: &str, length: Option<u64>) -> anyhow::Result<indicatif::ProgressBar> {
+    let of = if length.is_some() { "/{len} {bar:20}" } else { "" };
+    output::progress(length, &format!("{{spinner}} {name} {{pos}}{of} {{per_sec}} {{msg}}"))
+}

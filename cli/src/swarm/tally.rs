@@ -1,0 +1,277 @@
+//! What a swarm amounts to.
+
+use std::collections::BTreeMap;
+
+use orthodrome_sim::swarm::{ScenarioResult, SeedResult};
+use serde::Serialize;
+
+use super::keep::Kept;
+use crate::output;
+
+/// Trials of an unsafe variant.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Trials {
+    /// How many were made.
+    pub made: u64,
+    /// In how many a seed failed.
+    pub caught: u64,
+    /// The median number of seeds until one failed; none if half of the trials or more found none.
+    pub median_seeds: Option<u64>,
+    /// Seeds until one failed, of the trials that caught it, ascending.
+    pub seeds_until_caught: Vec<u64>,
+}
+
+impl Trials {
+    /// Adds a trial: how many seeds it took, or none if no seed caught the variant.
+    fn add(&mut self, seeds: Option<u64>) {
+        self.made += 1;
+        if let Some(seeds) = seeds {
+            self.caught += 1;
+            self.seeds_until_caught.push(seeds);
+            self.seeds_until_caught.sort_unstable();
+        }
+        // Trials without a catch count as longer than all others.
+        let middle = usize::try_from((self.made - 1) / 2).unwrap_or(usize::MAX);
+        self.median_seeds = self.seeds_until_caught.get(middle).copied();
+    }
+}
+
+/// Sums over the seeds of one protocol.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tally {
+    /// The protocol.
+    pub protocol: String,
+    /// The unsafe variant that was switched on.
+    pub tooth: Option<String>,
+    /// Every seed was run twice and compared.
+    pub twice: bool,
+    /// How many seeds ran.
+    pub seeds: u64,
+    /// Simulated time, over all seeds.
+    pub simulated_hours: f64,
+    /// Real time, over all threads at once.
+    pub wall_seconds: f64,
+    /// Events handled.
+    pub events: u64,
+    /// Attempts at transactions in histories that were checked.
+    pub transactions_checked: u64,
+    /// Those among them whose outcome is unknown.
+    pub info: u64,
+    /// Seeds whose history was not what the protocol guarantees.
+    pub anomalies: u64,
+    /// Seeds in which something did not end.
+    pub stuck: u64,
+    /// Failing seeds by kind of failure.
+    pub failed: BTreeMap<&'static str, u64>,
+    /// Faults injected, by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// The protocol's rare events, by name.
+    pub notes: BTreeMap<String, u64>,
+    /// The seeds that failed.
+    pub failures: Vec<Kept>,
+    /// Trials, if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trials: Option<Trials>,
+}
+
+impl Tally {
+    /// Nothing yet.
+    pub fn new(protocol: &str, tooth: Option<&str>, twice: bool) -> Self {
+        Self {
+            protocol: protocol.into(),
+            tooth: tooth.map(Into::into),
+            twice,
+            seeds: 0,
+            simulated_hours: 0.0,
+            wall_seconds: 0.0,
+            events: 0,
+            transactions_checked: 0,
+            info: 0,
+            anomalies: 0,
+            stuck: 0,
+            failed: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            notes: BTreeMap::new(),
+            failures: Vec::new(),
+            trials: None,
+        }
+    }
+
+    /// True if the swarm showed what it should: nothing, or the unsafe variant.
+    pub fn is_ok(&self) -> bool {
+        match (&self.tooth, &self.trials) {
+            (None, _) => self.failed.is_empty(),
+            (Some(_), Some(trials)) => trials.made > 0 && trials.caught == trials.made,
+            (Some(_), None) => !self.failed.is_empty(),
+        }
+    }
+
+    /// Adds a seed.
+    pub fn add(&mut self, result: &SeedResult) {
+        self.count(
+            result.found.as_ref().map(|found| crate::sim::kind(found.original.kind)),
+            (result.simulated.as_secs_f64(), result.events, result.attempts),
+            (&result.injected, &result.notes),
+        );
+    }
+
+    /// Adds the one run of a failure that is repeated.
+    pub fn add_scenario(&mut self, result: &ScenarioResult) {
+        self.count(
+            result.failure.as_ref().map(|failure| crate::sim::kind(failure.kind)),
+            (result.simulated.as_secs_f64(), result.events, result.attempts),
+            (&result.injected, &result.notes),
+        );
+    }
+
+    fn count(
+        &mut self,
+        failure: Option<&'static str>,
+        (simulated, events, (attempts, info)): (f64, u64, (u64, u64)),
+        (faults, notes): (&BTreeMap<&'static str, u64>, &BTreeMap<String, u64>),
+    ) {
+        self.seeds += 1;
+        self.simulated_hours += simulated / 3_600.0;
+        self.events += events;
+        self.transactions_checked += attempts;
+        self.info += info;
+        if let Some(kind) = failure {
+            *self.failed.entry(kind).or_default() += 1;
+            self.anomalies += u64::from(kind == "history");
+            self.stuck += u64::from(kind == "stuck");
+        }
+        for (name, count) in faults {
+            *self.faults.entry(name).or_default() += count;
+        }
+        for (name, count) in notes {
+            *self.notes.entry(name.clone()).or_default() += count;
+        }
+    }
+
+    /// Adds a trial: seeds up to the first that failed, or all of them.
+    pub fn add_trial(&mut self, results: &[SeedResult]) {
+        results.iter().for_each(|result| self.add(result));
+        let is_caught = results.last().is_some_and(|result| result.found.is_some());
+        self.trials.get_or_insert_default().add(is_caught.then_some(results.len() as u64));
+    }
+
+    /// One line for the progress bar.
+    pub fn in_brief(&self) -> String {
+        let faults: u64 = self.faults.values().sum();
+        let failed: u64 = self.failed.values().sum();
+        format!(
+            "{:.2} simulated h, {} kinds of {} faults, {} notes, {failed} failed",
+            self.simulated_hours,
+            self.faults.len(),
+            output::count(faults),
+            self.notes.len(),
+        )
+    }
+
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let ratio = self.simulated_hours * 3_600.0 / self.wall_seconds.max(1e-6);
+        let list =
+            |pairs: Vec<String>| if pairs.is_empty() { "none".into() } else { pairs.join(", ") };
+        let counted = |name: &str, count: u64| format!("{name} {}", output::count(count));
+        let twice =
+            if self.twice { ", each run twice with equal traces unless listed below" } else { "" };
+        let mut rows = vec![
+            ("seeds", format!("{}{twice}", output::count(self.seeds))),
+            (
+                "simulated",
+                format!(
+                    "{:.2} hours in {:.1} s: {ratio:.0} times real time; {} events",
+                    self.simulated_hours,
+                    self.wall_seconds,
+                    output::count(self.events)
+                ),
+            ),
+            (
+                "checked",
+                format!(
+                    "{} attempts at transactions, {} of unknown outcome",
+                    output::count(self.transactions_checked),
+                    output::percent(self.info, self.transactions_checked)
+                ),
+            ),
+            ("anomalies", output::count(self.anomalies)),
+            ("stuck", output::count(self.stuck)),
+            ("failed", list(self.failed.iter().map(|(name, n)| counted(name, *n)).collect())),
+            ("faults", list(self.faults.iter().map(|(name, n)| counted(name, *n)).collect())),
+            ("notes", list(self.notes.iter().map(|(name, n)| counted(name, *n)).collect())),
+        ];
+        if let Some(trials) = &self.trials {
+            let median = trials.median_seeds.map_or_else(|| "not found".into(), |n| n.to_string());
+            let text = format!(
+                "{} of {} caught it; median seeds until caught: {median}",
+                trials.caught, trials.made
+            );
+            rows.push(("trials", text));
+        } else if self.tooth.is_some() {
+            let first = self.failures.first();
+            let text = first.map_or_else(
+                || "NOT CAUGHT".into(),
+                |kept| format!("caught by seed {}", kept.seed),
+            );
+            rows.push(("tooth", text));
+        }
+        rows
+    }
+}
+
+/// The result for people.
+pub fn describe(tallies: &[Tally]) -> String {
+    let mut text = String::new();
+    for tally in tallies {
+        let tooth = tally.tooth.iter().map(|tooth| format!(" with unsafe variant {tooth}"));
+        let title = format!("{}{}", tally.protocol, tooth.collect::<String>());
+        text.push_str(&format!("Simulated: swarm of {title}, commit {}\n", output::COMMIT));
+        for (name, value) in tally.rows() {
+            text.push_str(&format!("  {name:10} {value}\n"));
+        }
+        for kept in &tally.failures {
+            text.push_str(&format!(
+                "\nseed {}: {} at {:.3} ms with {} faults, {} transactions at most; see {}\n{}\n  \
+                 orthodrome {}\n",
+                kept.seed,
+                kept.kind,
+                kept.at_ms,
+                kept.faults,
+                kept.transactions,
+                kept.folder.display(),
+                kept.detail,
+                kept.replay,
+            ));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(tooth: Option<&str>, trials: &[Option<u64>]) -> Tally {
+        let mut tally = Tally::new("p", tooth, false);
+        for trial in trials {
+            tally.trials.get_or_insert_default().add(*trial);
+        }
+        tally
+    }
+
+    #[test]
+    fn a_variant_must_be_caught_in_every_trial() {
+        assert!(tally(Some("t"), &[Some(1), Some(3)]).is_ok());
+        assert!(!tally(Some("t"), &[Some(1), None]).is_ok());
+        assert!(!tally(Some("t"), &[]).is_ok());
+        assert!(tally(None, &[]).is_ok());
+    }
+
+    #[test]
+    fn a_trial_without_a_catch_counts_as_the_longest() {
+        let median = |trials: &[Option<u64>]| tally(Some("t"), trials).trials.unwrap().median_seeds;
+        assert_eq!(median(&[Some(9), Some(1), Some(4)]), Some(4));
+        assert_eq!(median(&[Some(9), None, Some(4)]), Some(9));
+        assert_eq!(median(&[None, None, Some(4)]), None);
+    }
+}

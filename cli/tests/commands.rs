@@ -1,0 +1,273 @@
+//! The command line as its users meet it: what is printed where, and the exit status.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests may panic, and are their own documentation"
+)]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const PROTOCOL: &str = "carousel-basic";
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs a command that succeeds with status `status`, and reads the one JSON object that it prints.
+fn json(status: i32, arguments: &[&str]) -> Value {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "{arguments:?}: no progress without a terminal");
+    assert_eq!(text(&output.stdout).lines().count(), 1, "{arguments:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Runs a command that is refused with one line, and returns the line.
+fn refused(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    assert_eq!(text(&output.stdout), "", "{arguments:?}");
+    let line = text(&output.stderr);
+    assert!(line.starts_with("error: ") && line.lines().count() == 1, "{arguments:?}: {line}");
+    line
+}
+
+fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let base = ["sim", "--protocol", PROTOCOL, "--topology", "azure5", "--duration", "3s"];
+    [base.as_slice(), more].concat()
+}
+
+#[test]
+fn without_arguments_it_introduces_itself() {
+    let output = run(&[]);
+    assert_eq!(output.status.code(), Some(0));
+    let help = text(&output.stdout);
+    for part in ["fewest wide-area round trips", "sim", "swarm", "check", "trace", "completions"] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+}
+
+#[test]
+fn sim_prints_the_published_fields_and_equal_seeds_give_equal_runs() {
+    let arguments = sim(&["--workload", "ycsbt:4", "--rate", "60", "--seed", "7", "--json"]);
+    let mut first = json(0, &arguments);
+    for field in [
+        "protocol",
+        "topology",
+        "workload",
+        "seed",
+        "simulated_seconds",
+        "wall_seconds",
+        "events",
+        "offered_tps",
+        "committed_tps",
+        "committed",
+        "aborted_attempts",
+        "failed",
+        "commit_rate",
+        "latency_ms",
+        "floor_ratio",
+        "wan_round_trips",
+        "bytes_per_txn",
+        "messages_per_txn",
+        "path",
+        "commit",
+        "figures",
+        "trace_hash",
+    ] {
+        assert!(!first[field].is_null(), "{field} is missing: {first}");
+    }
+    for group in ["all", "high", "low"] {
+        for field in ["n", "mean", "p50", "p90", "p95", "p99", "p999", "max"] {
+            assert!(first["latency_ms"][group][field].is_number(), "latency_ms.{group}.{field}");
+        }
+    }
+    assert!(first.get("check").is_none(), "no history was kept");
+    assert_eq!(first["figures"], "simulated");
+    assert!(first["committed"].as_u64().unwrap() > 50, "{first}");
+
+    let mut again = json(0, &arguments);
+    for result in [&mut first, &mut again] {
+        result.as_object_mut().unwrap().remove("wall_seconds");
+    }
+    assert_eq!(first, again);
+    let other = json(0, &sim(&["--workload", "ycsbt:4", "--rate", "60", "--seed", "8", "--json"]));
+    assert_ne!(first["trace_hash"], other["trace_hash"]);
+}
+
+#[test]
+fn sim_keeps_a_history_that_check_accepts_and_a_trace_that_diagrams() {
+    let folder = tempfile::tempdir().unwrap();
+    let history = folder.path().join("run.jsonl").display().to_string();
+    let trace = folder.path().join("run.trace").display().to_string();
+    let more = [
+        "--workload",
+        "list-append",
+        "--history",
+        &history,
+        "--trace",
+        &trace,
+        "--verify",
+        "--json",
+    ];
+    let result = json(0, &sim(&more));
+    assert_eq!(result["check"]["ok"], true);
+    assert_eq!(result["check"]["model"], "strict-serializable");
+    assert_eq!(result["check"]["anomaly"], Value::Null);
+
+    let verdict = json(0, &["check", &history, "--json"]);
+    assert_eq!(verdict["ok"], true);
+    assert!(verdict["transactions"]["ok"].as_u64().unwrap() > 50, "{verdict}");
+
+    let content = fs::read_to_string(&trace).unwrap();
+    let begin = content.lines().find(|line| line.contains(" begin ")).unwrap();
+    let txn = begin.split(' ').nth(5).unwrap();
+    let output = run(&["trace", "diagram", &trace, "--txn", txn]);
+    assert_eq!(output.status.code(), Some(0));
+    let diagram = text(&output.stdout);
+    assert!(diagram.starts_with("sequenceDiagram\n"), "{diagram}");
+    assert!(diagram.contains("gateway") && diagram.contains("->>"), "{diagram}");
+
+    let line = refused(&["trace", "diagram", &trace, "--txn", "c99999.1"]);
+    assert!(line.contains("--txn c99999.1") && line.contains("no event"), "{line}");
+    assert!(refused(&["trace", "diagram", &trace, "--txn", "x"]).contains("c4.19"));
+    assert!(refused(&["trace", "diagram", &history, "--txn", txn]).contains("run.jsonl:1: "));
+}
+
+fn history(folder: &Path, name: &str, lines: &[&str]) -> String {
+    let path = folder.join(name);
+    let rows = lines.iter().enumerate().map(|(number, line)| {
+        let id = number + 1;
+        format!(r#"{{"txn":"c{id}.1","process":{id},"region":"VA","priority":"low",{line}}}"#)
+            + "\n"
+    });
+    fs::write(&path, rows.collect::<String>()).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn check_tells_good_from_bad_and_from_unreadable() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |at: u64, ops: &str| {
+        format!(r#""invoke_us":{at},"complete_us":{},"status":"ok","ops":{ops}"#, at + 5)
+    };
+    let first = write(10, r#"[["append","k",1]]"#);
+    // The second began when the first was over and does not see it: not strict, but serializable.
+    let stale = write(20, r#"[["r","k",[]]]"#);
+    let fresh = write(30, r#"[["r","k",[1]]]"#);
+    let good = history(folder.path(), "good.jsonl", &[&first, &fresh]);
+    let late = history(folder.path(), "late.jsonl", &[&first, &stale, &fresh]);
+    assert_eq!(json(0, &["check", &good, "--json"])["ok"], true);
+    assert_eq!(json(0, &["check", &late, "--model", "serializable", "--json"])["ok"], true);
+    let verdict = json(1, &["check", &late, "--json"]);
+    assert_eq!(verdict["ok"], false);
+    assert!(verdict["anomalies"][0]["cycle"].as_array().unwrap().len() >= 2, "{verdict}");
+    let shown = text(&run(&["check", &late]).stdout);
+    assert!(shown.contains("NOT OK") && shown.contains("c2.1 before c1.1"), "{shown}");
+
+    let broken = history(folder.path(), "broken.jsonl", &[&first, r#""invoke_us":-1"#]);
+    let line = refused(&["check", &broken]);
+    assert!(line.contains("broken.jsonl:2: field `invoke_us`"), "{line}");
+    let empty = history(folder.path(), "empty.jsonl", &[]);
+    assert!(refused(&["check", &empty]).contains("no transactions"));
+    assert!(refused(&["check", "nowhere.jsonl"]).contains("nowhere.jsonl"));
+}
+
+#[test]
+fn bad_input_is_refused_with_its_place_and_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path.display().to_string()
+    };
+    let map = file("map.toml", "name = 3\n");
+    let faults =
+        file("faults.toml", "[[faults]]\nat_ms = 1\nfault.crash = { nodes = [\"n99\"] }\n");
+    let typo = file("typo.toml", "[[faults]]\nat = 1\n");
+    let load = file("load.toml", "workload = \"bank\"\n[options]\nkyes = 4\n");
+    let bank = ["--workload", "bank"];
+    let cases: [(Vec<&str>, &[&str]); 9] = [
+        (
+            vec!["sim", "--protocol", "x", "--topology", "azure5", "--workload", "bank"],
+            &["--protocol", "\"x\"", PROTOCOL],
+        ),
+        (
+            vec!["sim", "--protocol", PROTOCOL, "--topology", "mars", "--workload", "bank"],
+            &["--topology mars", "azure5"],
+        ),
+        (
+            vec!["sim", "--protocol", PROTOCOL, "--topology", &map, "--workload", "bank"],
+            &["map.toml:1:8: "],
+        ),
+        (sim(&["--workload", "bnak"]), &["--workload", "bnak", "list-append"]),
+        (sim(&["--workload", &load]), &["load.toml:3:1: ", "kyes"]),
+        (sim(&["--workload", "bank", "--zipf", "11"]), &["zipf", "11"]),
+        (sim(&[&bank[..], &["--faults", &faults]].concat()), &["faults.toml", "n99"]),
+        (sim(&[&bank[..], &["--faults", &typo]].concat()), &["typo.toml:2:1: ", "at"]),
+        (sim(&[&bank[..], &["--warmup", "3s"]].concat()), &["--warmup 3s", "shorter"]),
+    ];
+    for (arguments, parts) in cases {
+        let line = refused(&arguments);
+        for part in parts {
+            assert!(line.contains(part), "{line:?} does not contain {part:?}");
+        }
+    }
+    let usage: [&[&str]; 5] = [
+        &["sim", "--workload", "bank", "--rate", "5", "--clients", "5"],
+        &["sim", "--workload", "bank", "--replicas", "2"],
+        &["sim", "--workload", "bank", "--duration", "60"],
+        &["swarm", "--seeds", "5..5"],
+        &["nonsense"],
+    ];
+    for arguments in usage {
+        assert_eq!(run(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn swarm_counts_what_it_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let failures = folder.path().display().to_string();
+    let result = json(
+        0,
+        &[
+            "swarm",
+            "--protocol",
+            PROTOCOL,
+            "--seeds",
+            "1..4",
+            "--twice",
+            "--failures",
+            &failures,
+            "--json",
+        ],
+    );
+    let tally = &result["protocols"][0];
+    assert_eq!((&tally["protocol"], &tally["seeds"]), (&PROTOCOL.into(), &3.into()));
+    assert!(tally["transactions_checked"].as_u64().unwrap() > 100, "{tally}");
+    assert!(tally["simulated_hours"].as_f64().unwrap() > 0.005, "{tally}");
+    let line = refused(&["swarm", "--protocol", PROTOCOL, "--tooth", "wisdom"]);
+    assert!(line.contains("--tooth wisdom"), "{line}");
+}
+
+#[test]
+fn completions_know_the_verbs() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        let script = text(&output.stdout);
+        assert!(script.contains("swarm") && script.contains("--high-priority") || shell == "fish");
+        assert!(script.contains("high-priority"), "{shell}");
+    }
+}
