@@ -1,0 +1,383 @@
+//! Whole clusters in this process, with real sockets and files.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
+#![allow(clippy::disallowed_types, reason = "tests of a real clock measure with one")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::{Op, Reads, Writes};
+use orthodrome_core::{
+    ClientId, Cluster, Decision, Key, NodeId, Outcome, Protocol as _, RegionId, Txn, TxnId, Value,
+};
+use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
+use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
+use orthodrome_server::node::{Durability, StartError};
+
+type Carousel = EmbeddedCluster<CarouselBasic>;
+
+fn map(regions: u16, rtt: Duration) -> Arc<Cluster> {
+    let topology = Topology::uniform(regions, Duration::from_micros(100), rtt);
+    Arc::new(Cluster::spread(topology, 1, 1, u32::from(regions), 3).unwrap())
+}
+
+fn plan(dir: &Path, map: Arc<Cluster>) -> Plan {
+    Plan {
+        map,
+        dir: dir.to_owned(),
+        durability: Durability::Sync,
+        emulate_wan: false,
+        tls: false,
+        in_flight_max: 1_000,
+    }
+}
+
+async fn cluster(plan: Plan) -> Carousel {
+    // Shown with a failure, or with `--nocapture`; `RUST_LOG` says how much.
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
+    let config = CarouselBasic::configure(&plan.map);
+    Carousel::start(plan, config).await.unwrap()
+}
+
+/// A client of one gateway.
+struct Client {
+    gateway: Gateway,
+    id: ClientId,
+    counter: u64,
+}
+
+impl Client {
+    async fn at(cluster: &Carousel, node: u32) -> Self {
+        let gateway = cluster.gateway(NodeId(node)).unwrap();
+        let id = gateway.register().await.unwrap();
+        Self { gateway, id, counter: 0 }
+    }
+
+    fn next(&mut self) -> TxnId {
+        self.counter += 1;
+        TxnId::new(self.id, self.counter)
+    }
+
+    /// Runs operations, again and again until they commit.
+    async fn run(&mut self, ops: &[Op]) -> Finished {
+        loop {
+            let txn = Txn::procedure(self.next(), RegionId(0), ops.to_vec());
+            match self.gateway.begin(txn).await.unwrap() {
+                Begun::Finished(finished) => match finished.outcome {
+                    Outcome::Committed(_) => return finished,
+                    Outcome::Aborted(_) => {}
+                    Outcome::Unknown => panic!("no answer in a healthy cluster"),
+                },
+                Begun::Reads(_) => panic!("a procedure has one round"),
+            }
+        }
+    }
+
+    /// Reads a key, again and again until nobody is writing it.
+    async fn read(&mut self, key: &str) -> Option<String> {
+        loop {
+            let txn = Txn::read_only(self.next(), RegionId(0), vec![key.into()]);
+            let Begun::Finished(finished) = self.gateway.begin(txn).await.unwrap() else {
+                panic!("a read-only transaction has one round")
+            };
+            if let Outcome::Committed(_) = finished.outcome {
+                let read = finished.reads.unwrap().remove(&Key::from(key)).unwrap();
+                return read.value.map(|value| value.to_string());
+            }
+        }
+    }
+
+    /// Begins a transaction that reads and may write `key`, again and again until it has read.
+    async fn open(&mut self, key: &str) -> (Txn, Reads) {
+        loop {
+            let keys = vec![Key::from(key)];
+            let txn = Txn::interactive(self.next(), RegionId(0), keys.clone(), keys);
+            if let Begun::Reads(reads) = self.gateway.begin(txn.clone()).await.unwrap() {
+                return (txn, reads);
+            }
+        }
+    }
+
+    /// Commits one more than was read, from the beginning if it must.
+    async fn add_one(&mut self, key: &str) -> (Txn, Reads, Finished) {
+        loop {
+            let (txn, reads) = self.open(key).await;
+            let decision = Decision::Commit(plus_one(&reads));
+            let finished = self.gateway.decide(txn.id, decision).await.unwrap();
+            if let Outcome::Committed(_) = finished.outcome {
+                return (txn, reads, finished);
+            }
+        }
+    }
+
+    /// Adds one to a key interactively, once.
+    async fn increment(&mut self, key: &str) -> Result<Outcome, GatewayError> {
+        let id = self.next();
+        let keys = vec![Key::from(key)];
+        let txn = Txn::interactive(id, RegionId(0), keys.clone(), keys);
+        match self.gateway.begin(txn).await? {
+            Begun::Finished(finished) => Ok(finished.outcome),
+            Begun::Reads(reads) => {
+                let writes = plus_one(&reads);
+                Ok(self.gateway.decide(id, Decision::Commit(writes)).await?.outcome)
+            }
+        }
+    }
+}
+
+fn plus_one(reads: &Reads) -> Writes {
+    let next = |value: Option<&Value>| {
+        let number: u64 = value.map_or(0, |value| value.to_string().parse().unwrap());
+        Some(Value::from((number + 1).to_string()))
+    };
+    reads.iter().map(|(key, read)| (key.clone(), next(read.value.as_ref()))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactions_commit_at_one_gateway_and_are_read_at_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    plan.tls = true;
+    let cluster = cluster(plan).await;
+    let mut writer = Client::at(&cluster, 1).await;
+    let mut reader = Client::at(&cluster, 3).await;
+    assert_ne!(writer.id, reader.id);
+    for round in 0..20 {
+        writer
+            .run(&[Op::Put(format!("k{round}").into(), "v".into()), Op::Add("n".into(), 1)])
+            .await;
+    }
+    for _ in 0..20 {
+        while !matches!(reader.increment("n").await.unwrap(), Outcome::Committed(_)) {}
+    }
+    assert_eq!(reader.read("n").await.as_deref(), Some("40"));
+    assert_eq!(writer.read("k19").await.as_deref(), Some("v"));
+    assert_eq!(reader.read("absent").await, None);
+    let status = cluster.node(NodeId(1)).unwrap().status().await;
+    assert!(status.server.records > 0 && status.links.iter().all(|l| l.is_connected), "{status:?}");
+    assert!(!status.server.state.is_empty());
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_acknowledged_survives_the_death_of_every_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let nodes: Vec<NodeId> = cluster.nodes().collect();
+    let mut acknowledged: BTreeMap<String, u64> = BTreeMap::new();
+    let mut asked: BTreeMap<String, u64> = BTreeMap::new();
+    for round in 0..5_u32 {
+        let mut tasks = Vec::new();
+        let enough = Arc::new(tokio::sync::Semaphore::new(0));
+        for node in 1..=3 {
+            let mut client = Client::at(&cluster, node).await;
+            let enough = enough.clone();
+            tasks.push(tokio::spawn(async move {
+                let key = format!("counter{node}");
+                let (mut committed, mut tried) = (0, 0);
+                // Until the node is killed under it.
+                loop {
+                    tried += 1;
+                    match client.increment(&key).await {
+                        Ok(Outcome::Committed(_)) => {
+                            committed += 1;
+                            enough.add_permits(1);
+                        }
+                        Ok(Outcome::Aborted(_) | Outcome::Unknown) => {}
+                        Err(_) => return (key, committed, tried),
+                    }
+                }
+            }));
+        }
+        let _ = enough.acquire_many(20 + 7 * round).await.unwrap();
+        for node in &nodes {
+            cluster.kill(*node).await;
+        }
+        for task in tasks {
+            let (key, committed, tried) = task.await.unwrap();
+            *acknowledged.entry(key.clone()).or_default() += committed;
+            *asked.entry(key).or_default() += tried;
+        }
+        for node in &nodes {
+            cluster.restart(*node).await.unwrap();
+        }
+        let mut reader = Client::at(&cluster, 1 + round % 3).await;
+        for (key, told) in &acknowledged {
+            let found: u64 = reader.read(key).await.map_or(0, |text| text.parse().unwrap());
+            assert!(found >= *told, "{key}: {told} acknowledged, {found} found");
+            assert!(found <= asked[key], "{key}: {} tried, {found} found", asked[key]);
+        }
+    }
+    let total: u64 = acknowledged.values().sum();
+    println!("{total} acknowledged increments over 5 deaths of all processes");
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_dead_node_of_three_does_not_stop_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    let keys: Vec<String> = (0..10).map(|n| format!("key{n}")).collect();
+    for key in &keys {
+        client.run(&[Op::Put(key.as_str().into(), "before".into())]).await;
+    }
+    cluster.kill(NodeId(2)).await;
+    let killed = Instant::now();
+    for key in &keys {
+        client.run(&[Op::Append(key.as_str().into(), "+after".into())]).await;
+    }
+    println!("all partitions commit {:?} after the death of a leader", killed.elapsed());
+    cluster.restart(NodeId(2)).await.unwrap();
+    let mut other = Client::at(&cluster, 2).await;
+    for key in &keys {
+        assert_eq!(other.read(key).await.as_deref(), Some("before+after"));
+    }
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_leaves_nothing_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run(&[Op::Put("k".into(), "1".into())]).await;
+    // Gone before its reads came.
+    let txn = Txn::interactive(client.next(), RegionId(0), vec!["k".into()], vec!["k".into()]);
+    let gateway = client.gateway.clone();
+    let begin = tokio::spawn(async move { gateway.begin(txn).await });
+    tokio::task::yield_now().await;
+    begin.abort();
+    let _ = begin.await;
+    client.run(&[Op::Add("k".into(), 1)]).await;
+    // Names: used twice, decided twice, unknown.
+    let (txn, _) = client.open("k").await;
+    let again = client.gateway.begin(txn.clone()).await;
+    assert_eq!(again, Err(GatewayError::AlreadyBegun(txn.id)));
+    client.gateway.decide(txn.id, Decision::Abort).await.unwrap();
+    let (txn, reads, finished) = client.add_one("k").await;
+    let (id, decision) = (txn.id, Decision::Commit(plus_one(&reads)));
+    let again = client.gateway.decide(id, decision.clone()).await;
+    assert_eq!(again, Err(GatewayError::UnknownTransaction(id)));
+    // Asking gives the same outcome as it was told.
+    let asked = client.gateway.resolve(txn, reads, Some(decision)).await.unwrap();
+    assert_eq!(asked.outcome, finished.outcome);
+    assert_eq!(client.read("k").await.as_deref(), Some("3"));
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_over_its_limit_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    plan.in_flight_max = 3;
+    let cluster = cluster(plan).await;
+    let mut client = Client::at(&cluster, 1).await;
+    let mut open = Vec::new();
+    for n in 0..3 {
+        let key = vec![Key::from(format!("k{n}"))];
+        let txn = Txn::interactive(client.next(), RegionId(0), key.clone(), key);
+        open.push(txn.id);
+        assert!(matches!(client.gateway.begin(txn).await, Ok(Begun::Reads(_))));
+    }
+    let error = client.increment("k9").await.unwrap_err();
+    assert_eq!(error, GatewayError::Overloaded { limit: 3 });
+    assert!(error.is_retryable());
+    assert_eq!(client.gateway.describe().in_flight, 3);
+    for id in open {
+        let finished = client.gateway.decide(id, Decision::Abort).await.unwrap();
+        assert!(matches!(finished.outcome, Outcome::Aborted(_)));
+    }
+    client.run(&[Op::Put("k9".into(), "1".into())]).await;
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_finishes_what_is_in_flight() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run(&[Op::Put("k".into(), "1".into())]).await;
+    client.add_one("k").await;
+    let (txn, reads) = client.open("k").await;
+    let (id, gateway) = (txn.id, client.gateway.clone());
+    let decide = async {
+        while client.gateway.describe().health == orthodrome_server::gateway::Health::Serving {
+            tokio::task::yield_now().await;
+        }
+        let refused = client.gateway.register().await;
+        assert_eq!(refused, Err(GatewayError::Stopping));
+        gateway.decide(id, Decision::Commit(plus_one(&reads))).await
+    };
+    let (finished, ()) = tokio::join!(decide, async {
+        cluster.shutdown_node(NodeId(1), Duration::from_secs(10)).await;
+    });
+    // The one before may hold the key still, and then this one aborts; it has an outcome.
+    let expected = match finished.unwrap().outcome {
+        Outcome::Committed(_) => "3",
+        Outcome::Aborted(_) => "2",
+        Outcome::Unknown => panic!("a shutdown left a caller without an outcome"),
+    };
+    cluster.restart(NodeId(1)).await.unwrap();
+    let mut client = Client::at(&cluster, 1).await;
+    assert_eq!(client.read("k").await.as_deref(), Some(expected));
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_jumps_stops_its_node_until_it_is_right_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run(&[Op::Put("k".into(), "1".into())]).await;
+    let skew = cluster.skew(NodeId(1));
+    let moved = Instant::now();
+    skew.store(-3_600_000_000_000, Ordering::Relaxed);
+    let why = cluster.node(NodeId(1)).unwrap().failed().await;
+    assert!(moved.elapsed() < Duration::from_secs(2), "it took {:?}", moved.elapsed());
+    assert!(why.contains("clock") && why.contains("-3599"), "{why}");
+    assert!(matches!(client.increment("k").await, Err(GatewayError::Failed(_))));
+    cluster.kill(NodeId(1)).await;
+    let error = cluster.restart(NodeId(1)).await.unwrap_err();
+    assert!(
+        matches!(error, StartError::ClockBehind { behind_ms } if behind_ms > 3_500_000),
+        "{error}"
+    );
+    skew.store(0, Ordering::Relaxed);
+    cluster.restart(NodeId(1)).await.unwrap();
+    let mut client = Client::at(&cluster, 1).await;
+    assert_eq!(client.read("k").await.as_deref(), Some("1"));
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_machine_is_a_planet() {
+    let dir = tempfile::tempdir().unwrap();
+    let rtt = Duration::from_millis(40);
+    let mut plan = plan(dir.path(), map(3, rtt));
+    plan.emulate_wan = true;
+    plan.durability = Durability::None;
+    let cluster = cluster(plan).await;
+    let mut client = Client::at(&cluster, 1).await;
+    for n in 0..10 {
+        client.run(&[Op::Put(format!("k{n}").into(), "1".into())]).await;
+    }
+    // A read-only transaction takes one round trip to each leader; one of three is at home.
+    let mut spans = Vec::new();
+    for n in 0..10 {
+        let start = Instant::now();
+        client.read(&format!("k{n}")).await;
+        spans.push(start.elapsed());
+    }
+    spans.sort();
+    println!("read-only latencies over {rtt:?}: {spans:?}");
+    let far = spans.iter().filter(|span| **span >= rtt).count();
+    assert!(far > 0 && far < 10, "{spans:?}");
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
