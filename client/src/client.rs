@@ -361,6 +361,7 @@ impl Execute {
         client.check_size(&request)?;
         loop {
             let (at, home) = client.home(&mut pace).await?;
+            name.begin_in(home);
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
             request.acknowledged_below = client.names.acknowledged_below();
@@ -465,6 +466,7 @@ impl Query {
         client.check_size(&request)?;
         loop {
             let (at, home) = client.home(&mut pace).await?;
+            name.begin_in(home);
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
             request.acknowledged_below = client.names.acknowledged_below();

@@ -57,7 +57,9 @@ mod values;
 mod wire;
 
 pub use attempt::Attempt;
-pub use client::{Client, ClusterInfo, Execute, KeyspaceInfo, NodeInfo, Query, RegionInfo, Snapshot};
+pub use client::{
+    Client, ClusterInfo, Execute, KeyspaceInfo, NodeInfo, Query, RegionInfo, Snapshot,
+};
 pub use config::{Config, Tls};
 pub use error::Error;
 pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};

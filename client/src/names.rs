@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use orthodrome_core::{ClientId, TxnId};
+use orthodrome_core::{ClientId, RegionId, TxnId};
 
 /// Gives out the names of one client incarnation.
 #[derive(Clone, Debug)]
@@ -23,7 +23,9 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct Name {
     id: TxnId,
-    _live: Arc<Live>,
+    /// The region it was begun in, once it was.
+    home: Option<RegionId>,
+    live: Arc<Live>,
 }
 
 #[derive(Debug)]
@@ -55,7 +57,7 @@ impl Names {
         state.next += 1;
         state.live.insert(counter);
         let live = Live { counter, names: self.clone() };
-        Name { id: TxnId::new(self.client, counter), _live: Arc::new(live) }
+        Name { id: TxnId::new(self.client, counter), home: None, live: Arc::new(live) }
     }
 
     /// Everything below is over for good (`acknowledged_below` of the API).
@@ -68,6 +70,16 @@ impl Names {
 impl Name {
     pub(crate) fn id(&self) -> TxnId {
         self.id
+    }
+
+    /// Names an attempt that begins in region `home`. A transaction keeps its home for all attempts
+    /// (`orthodrome_core::Txn::home`), so that in another region it goes on as a new one; what went
+    /// before is known to have had no effect.
+    pub(crate) fn begin_in(&mut self, home: RegionId) {
+        if self.home.is_some_and(|begun_in| begun_in != home) {
+            *self = self.live.names.take();
+        }
+        self.home = Some(home);
     }
 
     /// Names the next attempt; the last one is known to have had no effect.
@@ -93,5 +105,18 @@ mod tests {
         assert_eq!(names.acknowledged_below(), 2, "the second may still be asked about");
         drop(second);
         assert_eq!(names.acknowledged_below(), 4);
+    }
+
+    #[test]
+    fn a_name_stays_in_its_region() {
+        let names = Names::new(ClientId(4));
+        let mut name = names.take();
+        name.begin_in(RegionId(0));
+        name.retry();
+        name.begin_in(RegionId(0));
+        assert_eq!(name.id().to_string(), "c4.1#1");
+        name.begin_in(RegionId(2));
+        assert_eq!(name.id().to_string(), "c4.2");
+        assert_eq!(names.acknowledged_below(), 2, "the first is over");
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use orthodrome_core::{RegionId, TxnId};
 use orthodrome_core::txn::{Key, Priority};
+use orthodrome_core::{RegionId, TxnId};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
@@ -106,7 +106,7 @@ impl Transaction {
         let declared = self.declare()?;
         loop {
             let began = Instant::now();
-            let (home, begun) = open(&self.client, &name, &declared, &mut pace).await?;
+            let (home, begun) = open(&self.client, &mut name, &declared, &mut pace).await?;
             let (ended, txn) = match begun {
                 Begun::Aborted(aborted) => (Ended::Aborted(aborted), None),
                 Begun::Open(mut txn) => match compute(&txn.reads) {
@@ -161,8 +161,8 @@ impl Transaction {
     /// As [`Error`] says.
     pub async fn begin(self) -> Result<Begun, Error> {
         let mut pace = Pace::new(self.deadline);
-        let name = self.client.names.take();
-        let (_, begun) = open(&self.client, &name, &self.declare()?, &mut pace).await?;
+        let mut name = self.client.names.take();
+        let (_, begun) = open(&self.client, &mut name, &self.declare()?, &mut pace).await?;
         if let Begun::Open(mut txn) = begun {
             txn.deadline = self.deadline;
             txn.keep_alive();
@@ -192,12 +192,13 @@ impl Transaction {
 /// Begins one attempt, in the region that is returned.
 async fn open(
     client: &Arc<Inner>,
-    name: &Name,
+    name: &mut Name,
     declared: &api::BeginRequest,
     pace: &mut Pace,
 ) -> Result<(RegionId, Begun), Error> {
     loop {
         let (at, home) = client.home(pace).await?;
+        name.begin_in(home);
         let begin = api::BeginRequest {
             txn: wire::txn_id(name.id()),
             home_region: home.0.into(),

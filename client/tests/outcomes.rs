@@ -198,6 +198,25 @@ async fn a_lost_begin_is_ended_and_begun_again() {
 }
 
 #[tokio::test]
+async fn a_transaction_keeps_its_home_and_one_begun_elsewhere_is_a_new_one() {
+    for is_procedure in [false, true] {
+        let (near, _far, client) = two().await;
+        // The first attempt never arrives, is ended by the far gateway, and is made again there.
+        near.twist(Call::Begin, [Twist::Cut]);
+        let outcome = if is_procedure {
+            client.execute([Op::Add("n".into(), 1)]).await
+        } else {
+            run(&client).await
+        };
+        committed(outcome);
+        assert_eq!(near.store.text("n").unwrap(), "1");
+        let names = near.store.calls(Call::Begin);
+        assert_ne!(names.first().unwrap().counter, names.last().unwrap().counter, "{names:?}");
+        assert_eq!(near.store.moves(), 0, "a transaction changed its home");
+    }
+}
+
+#[tokio::test]
 async fn the_next_gateway_serves_while_the_nearest_is_away() {
     let (near, far, client) = two().await;
     committed(run(&client).await);

@@ -9,7 +9,9 @@ use std::time::Duration;
 use orthodrome_core::machine::Admin;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
-use orthodrome_core::{ClientId, Cluster, Decision, Key, NodeId, Outcome, Timestamp, Txn, TxnId};
+use orthodrome_core::{
+    ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Timestamp, Txn, TxnId,
+};
 use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
 use tokio::net::{TcpListener, TcpStream};
@@ -59,6 +61,9 @@ struct State {
     /// Every call that arrived, with the transaction's name.
     calls: Vec<(Call, TxnId)>,
     acknowledged_below: u64,
+    /// The region each transaction was first begun in, and how often a later attempt named another.
+    homes: BTreeMap<(ClientId, u64), RegionId>,
+    moves: u32,
     /// How often each transaction's writes were applied.
     applied: BTreeMap<(ClientId, u64), u32>,
 }
@@ -143,6 +148,11 @@ impl Store {
 
     pub fn acknowledged_below(&self) -> u64 {
         self.state.lock().unwrap().acknowledged_below
+    }
+
+    /// How often an attempt named another home than the transaction's first.
+    pub fn moves(&self) -> u32 {
+        self.state.lock().unwrap().moves
     }
 
     /// The most often that one transaction was applied.
@@ -282,7 +292,12 @@ impl Transactions for Handle {
 
     async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
         let id = txn.id;
-        self.0.store.state.lock().unwrap().acknowledged_below = txn.acknowledged_below;
+        {
+            let mut state = self.0.store.state.lock().unwrap();
+            state.acknowledged_below = txn.acknowledged_below;
+            let first = *state.homes.entry((id.client, id.counter)).or_insert(txn.home);
+            state.moves += u32::from(first != txn.home);
+        }
         let begin = |state: &mut State| state.begin(txn);
         self.0.call(Call::Begin, id, begin, |outcome| Begun::Finished(finished(outcome))).await
     }
