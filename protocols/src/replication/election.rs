@@ -152,7 +152,7 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Raft §5.2: a new term and a vote for itself; both durable before anyone is asked.
-    fn start_election(&mut self, transfer: bool, door: &mut impl Door<R>) {
+    pub(super) fn start_election(&mut self, transfer: bool, door: &mut impl Door<R>) {
         self.enter_term(self.term.next(), Some(self.me));
         self.role = Role::Candidate { votes: Vec::new(), transfer };
         self.persist_hard_state(door);

@@ -33,7 +33,7 @@ pub(super) struct Leading<R: Replicated> {
     transfer: Option<Transfer>,
     /// `TimeoutNow` was sent in that round to that node, which may act on it at any time until it
     /// answers a later round: no lease until then.
-    yielded: Option<(NodeId, u64)>,
+    yielded: Option<Yielded>,
     /// When leadership was last offered to the preferred leader.
     offered_at: Option<Time>,
     /// A change of members whose new voters are catching up.
@@ -56,6 +56,13 @@ struct Transfer {
     /// Given up then, if this node still leads.
     until: Time,
     is_asked: bool,
+}
+
+#[derive(Debug)]
+struct Yielded {
+    to: NodeId,
+    round: u64,
+    at: Time,
 }
 
 /// What a leader knows of another member.
@@ -387,6 +394,14 @@ impl<R: Replicated> Replica<R> {
         if lead.transfer.as_ref().is_some_and(|transfer| transfer.until <= now) {
             lead.transfer = None;
         }
+        let patience = self.config.election_timeout * 4;
+        if lead.yielded.as_ref().is_some_and(|yielded| yielded.at + patience < now) {
+            // Whoever was asked to campaign has said nothing since and may yet do so, however late.
+            // In a new term that permission is void, and leases hold again.
+            self.step_down(self.term, None, door);
+            self.start_election(true, door);
+            return;
+        }
         door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
         self.beat_all(door);
         self.resend_pieces(door);
@@ -549,7 +564,7 @@ impl<R: Replicated> Replica<R> {
     /// `from` answered a message of this term.
     fn confirm(&mut self, from: NodeId, beat: Beat) {
         let Role::Leader(lead) = &mut self.role else { return };
-        if lead.yielded.is_some_and(|(node, round)| node == from && beat.round > round) {
+        if lead.yielded.as_ref().is_some_and(|y| y.to == from && beat.round > y.round) {
             lead.yielded = None;
         }
         if !lead.reads.is_empty() {
@@ -644,7 +659,7 @@ impl<R: Replicated> Replica<R> {
     pub(super) fn yield_to(&mut self, to: NodeId, door: &mut impl Door<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
-        lead.yielded = Some((to, lead.round));
+        lead.yielded = Some(Yielded { to, round: lead.round, at: door.now() });
         door.send(to, Message::TimeoutNow { term: self.term, round: lead.round });
         // Whatever is sent from now on is of a later round and takes the permission back.
         lead.round += 1;
