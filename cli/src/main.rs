@@ -21,7 +21,7 @@ mod style;
 mod swarm;
 mod trace;
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -82,7 +82,10 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<Status> {
     match cli.command {
         None => {
-            output::print(&Cli::command().render_long_help().ansi().to_string())?;
+            let help = Cli::command().render_long_help();
+            let is_terminal = io::stdout().is_terminal();
+            let text = if is_terminal { help.ansi().to_string() } else { help.to_string() };
+            output::print(&text)?;
             Ok(Status::Held)
         }
         Some(Command::Sim(args)) => sim::run(&args),

@@ -51,7 +51,8 @@ fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn without_arguments_it_introduces_itself() {
     let output = run(&[]);
     assert_eq!(output.status.code(), Some(0));
-    let help = text(&output.stdout);
+    let help = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(!help.contains('\x1b'), "colours without a terminal: {help}");
     for part in ["fewest wide-area round trips", "sim", "swarm", "check", "trace", "completions"] {
         assert!(help.contains(part), "{part}: {help}");
     }
@@ -113,6 +114,8 @@ fn sim_keeps_a_history_that_check_accepts_and_a_trace_that_diagrams() {
     let more = [
         "--workload",
         "list-append",
+        "--rate",
+        "10",
         "--history",
         &history,
         "--trace",
@@ -127,7 +130,7 @@ fn sim_keeps_a_history_that_check_accepts_and_a_trace_that_diagrams() {
 
     let verdict = json(0, &["check", &history, "--json"]);
     assert_eq!(verdict["ok"], true);
-    assert!(verdict["transactions"]["ok"].as_u64().unwrap() > 50, "{verdict}");
+    assert!(verdict["transactions"]["ok"].as_u64().unwrap() > 10, "{verdict}");
 
     let content = fs::read_to_string(&trace).unwrap();
     let begin = content.lines().find(|line| line.contains(" begin ")).unwrap();

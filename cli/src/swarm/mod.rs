@@ -170,7 +170,7 @@ fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<T
     let mut problem = None;
     pool.run(
         seeds.first..seeds.end,
-        |seed| run_seed(seed, options),
+        |seed| probe(seed, options),
         |result| {
             bar.inc(1);
             match result
@@ -190,15 +190,47 @@ fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<T
     problem.map_or(Ok(tally), Err)
 }
 
+/// What one seed showed, and whether a failure is the unsafe variant's.
+#[derive(Debug)]
+struct Probed {
+    result: SeedResult,
+    /// An unsafe variant was on, the seed failed, and it fails without the variant too: that says
+    /// nothing of the variant.
+    fails_anyway: bool,
+}
+
+impl Probed {
+    fn is_caught(&self) -> bool {
+        self.result.found.is_some() && !self.fails_anyway
+    }
+}
+
+/// Runs a seed; with an unsafe variant, a failing seed once more without it.
+fn probe<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Probed, SwarmError> {
+    if options.tooth.is_none() {
+        return Ok(Probed { result: run_seed(seed, options)?, fails_anyway: false });
+    }
+    let quick = SwarmOptions { shrink_budget: 0, ..options.clone() };
+    let result = run_seed(seed, &quick)?;
+    if result.found.is_none() {
+        return Ok(Probed { result, fails_anyway: false });
+    }
+    let safe = SwarmOptions { tooth: None, ..quick };
+    let fails_anyway = run_seed(seed, &safe)?.found.is_some();
+    let is_final = fails_anyway || options.shrink_budget == 0;
+    let result = if is_final { result } else { run_seed(seed, options)? };
+    Ok(Probed { result, fails_anyway })
+}
+
 /// Adds a seed to the tally, and keeps it if it failed.
 fn take<P: Protocol>(
     args: &Args,
     options: &SwarmOptions<P>,
     tally: &mut Tally,
-    result: SeedResult,
+    Probed { result, fails_anyway }: Probed,
 ) -> anyhow::Result<()> {
-    tally.add(&result);
-    if let Some(found) = &result.found {
+    tally.add(&result, fails_anyway);
+    if let Some(found) = result.found.as_ref().filter(|_| !fails_anyway) {
         tally.failures.push(Kept::write(&args.failures, found, options)?);
     }
     Ok(())
@@ -226,14 +258,14 @@ fn find_often<P: Protocol>(
         let first = seeds.first + number * span;
         let mut results = Vec::new();
         for seed in first..first + span {
-            results.push(run_seed(seed, &options)?);
-            if results.last().is_some_and(|result| result.found.is_some()) {
+            results.push(probe(seed, &options)?);
+            if results.last().is_some_and(Probed::is_caught) {
                 break;
             }
         }
         Ok(results)
     };
-    pool.run(0..trials, trial, |results: Result<Vec<SeedResult>, SwarmError>| {
+    pool.run(0..trials, trial, |results: Result<Vec<Probed>, SwarmError>| {
         bar.inc(1);
         match results {
             Ok(results) => tally.add_trial(&results),

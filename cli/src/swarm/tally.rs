@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use orthodrome_sim::swarm::{ScenarioResult, SeedResult};
 use serde::Serialize;
 
+use super::Probed;
 use super::keep::Kept;
 use crate::output;
 
@@ -63,6 +64,9 @@ pub struct Tally {
     pub stuck: u64,
     /// Failing seeds by kind of failure.
     pub failed: BTreeMap<&'static str, u64>,
+    /// With an unsafe variant: seeds that fail without it too, and so are not counted as catching
+    /// it.
+    pub fail_anyway: u64,
     /// Faults injected, by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// The protocol's rare events, by name.
@@ -90,6 +94,7 @@ impl Tally {
             anomalies: 0,
             stuck: 0,
             failed: BTreeMap::new(),
+            fail_anyway: 0,
             faults: BTreeMap::new(),
             notes: BTreeMap::new(),
             failures: Vec::new(),
@@ -106,10 +111,12 @@ impl Tally {
         }
     }
 
-    /// Adds a seed.
-    pub fn add(&mut self, result: &SeedResult) {
+    /// Adds a seed; a failure that has nothing to do with the unsafe variant is counted apart.
+    pub fn add(&mut self, result: &SeedResult, fails_anyway: bool) {
+        self.fail_anyway += u64::from(fails_anyway);
+        let found = result.found.as_ref().filter(|_| !fails_anyway);
         self.count(
-            result.found.as_ref().map(|found| crate::sim::kind(found.original.kind)),
+            found.map(|found| crate::sim::kind(found.original.kind)),
             (result.simulated.as_secs_f64(), result.events, result.attempts),
             (&result.injected, &result.notes),
         );
@@ -149,10 +156,10 @@ impl Tally {
     }
 
     /// Adds a trial: seeds up to the first that failed, or all of them.
-    pub fn add_trial(&mut self, results: &[SeedResult]) {
-        results.iter().for_each(|result| self.add(result));
-        let is_caught = results.last().is_some_and(|result| result.found.is_some());
-        self.trials.get_or_insert_default().add(is_caught.then_some(results.len() as u64));
+    pub fn add_trial(&mut self, probed: &[Probed]) {
+        probed.iter().for_each(|one| self.add(&one.result, one.fails_anyway));
+        let is_caught = probed.last().is_some_and(Probed::is_caught);
+        self.trials.get_or_insert_default().add(is_caught.then_some(probed.len() as u64));
     }
 
     /// One line for the progress bar.
@@ -200,6 +207,11 @@ impl Tally {
             ("faults", list(self.faults.iter().map(|(name, n)| counted(name, *n)).collect())),
             ("notes", list(self.notes.iter().map(|(name, n)| counted(name, *n)).collect())),
         ];
+        if self.fail_anyway > 0 {
+            let text =
+                format!("{} seeds without the unsafe variant, not counted", self.fail_anyway);
+            rows.push(("also fail", text));
+        }
         if let Some(trials) = &self.trials {
             let median = trials.median_seeds.map_or_else(|| "not found".into(), |n| n.to_string());
             let text = format!(
