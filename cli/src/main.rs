@@ -11,9 +11,12 @@ mod check;
 mod common;
 mod completions;
 mod connect;
+mod demo;
 mod guard;
 mod load;
 mod output;
+mod protocols;
+mod serve;
 mod recording;
 mod shell;
 mod sim;
@@ -47,8 +50,8 @@ enum Status {
     name = "orthodrome",
     version = output::VERSION,
     after_help = "Exit status: 0 success, 1 a check failed or a run lost its promise, 2 bad usage \
-                  or input.\nTry first:\n  orthodrome sim --protocol carousel-basic --topology \
-                  azure5 --workload retwis"
+                  or input.\nTry first:\n  orthodrome demo\n  orthodrome sim --protocol \
+                  carousel-basic --topology azure5 --workload retwis"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -57,10 +60,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(demo::Args),
     Sim(Box<sim::Args>),
     Swarm(Box<swarm::Args>),
     Check(check::Args),
     Trace(trace::Args),
+    Serve(Box<serve::Args>),
     Shell(Box<shell::Args>),
     Load(Box<load::Args>),
     Completions(completions::Args),
@@ -88,10 +93,12 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
             output::print(&text)?;
             Ok(Status::Held)
         }
+        Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Sim(args)) => sim::run(&args),
         Some(Command::Swarm(args)) => swarm::run(&args),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),
+        Some(Command::Serve(args)) => serve::run(&args),
         Some(Command::Shell(args)) => shell::run(&args),
         Some(Command::Load(args)) => load::run(&args),
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use orthodrome_client::{
     AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenTransaction, Outcome, Priority, Reads,
-    Value, Writes,
+    Writes,
 };
 use orthodrome_core::Txn;
 
@@ -282,6 +282,7 @@ fn help(topic: Option<&str>) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use orthodrome_client::Value;
 
     #[test]
     fn values_are_shown_as_they_can_be_typed() {

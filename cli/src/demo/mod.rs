@@ -1,0 +1,359 @@
+//! `demo`: five regions on one machine, in one command; one of them fails and comes back.
+
+mod planet;
+mod view;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use orthodrome_core::topology::Topology;
+use orthodrome_core::{Cluster, RegionId};
+use orthodrome_eval::checker::{Model, Verdict};
+use orthodrome_eval::metrics::{Check, FloorRatio, LatencyMs, Run, RunResult, Summary};
+use orthodrome_eval::workload::{self, Form, Options, Workload};
+use orthodrome_server::wire::WireProtocol;
+use orthodrome_sim::floor::Floor;
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use crate::load::driver::{Audit, Driver, Pace, Plan, Shared, Site};
+use crate::load::ledger::{Ledger, Watched};
+use crate::load::{by_region, check_of, latency_table};
+use crate::style::Style;
+use crate::{Status, check, output, protocols};
+use planet::Planet;
+use view::{Phase, View};
+
+/// The map of the demonstration.
+const TOPOLOGY: &str = "azure5";
+const PARTITIONS: u32 = 5;
+const REPLICAS: u32 = 3;
+/// Callers in each region: as many for each of the two workloads.
+const CALLERS_PER_REGION: u32 = 8;
+/// How many accounts the bank has.
+const ACCOUNTS: u64 = 900;
+/// How many lists are in use at a time: enough that callers meet, not so few that they queue.
+const LISTS: u64 = 200;
+/// How long nodes may take to end.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// See five regions commit transactions on this machine, and one of them fail and come back.
+///
+/// Five nodes with real sockets and files run in this process, as far apart as five Azure regions;
+/// callers in each move money between accounts and append to lists. After a third of the time one
+/// region is killed, after two thirds it returns. At the end the money is counted and everything that
+/// callers saw is checked.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  orthodrome demo
+  orthodrome demo --seconds 60 --dir /tmp/demo
+  orthodrome demo --no-fault --json
+
+Exit status: 0 every promise was kept, 1 one was not, 2 it could not run.")]
+pub struct Args {
+    /// Which protocol commits the transactions
+    #[arg(long, value_name = "P", default_value = protocols::DEFAULT)]
+    protocol: String,
+    /// How long transactions are begun
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(3..=3_600))]
+    seconds: u64,
+    /// Kill no region
+    #[arg(long)]
+    no_fault: bool,
+    /// New directory for data and history [default: one among the temporary files]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the demonstration came to, for `--json`.
+#[derive(Serialize)]
+struct Printed {
+    protocol: String,
+    topology: &'static str,
+    /// Latencies in milliseconds by the region that transactions were begun in.
+    regions: BTreeMap<String, Summary>,
+    committed: u64,
+    /// From when the region was killed until it was started again; null without a fault.
+    committed_during_outage: Option<u64>,
+    /// The longest that any surviving region went without a commit after the kill; null without a
+    /// fault.
+    recovery_ms: Option<f64>,
+    killed: Option<String>,
+    latency_ms: LatencyMs,
+    floor_ratio: FloorRatio,
+    commit_rate: f64,
+    failed: u64,
+    unknown: u64,
+    total_ok: bool,
+    check: Check,
+    findings: Vec<String>,
+    seconds: f64,
+    history: String,
+    data: String,
+    measured: bool,
+    commit: &'static str,
+}
+
+/// Runs the demonstration.
+///
+/// # Errors
+/// It could not run.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    protocols::with(&args.protocol, Demo { args })?
+}
+
+struct Demo<'a> {
+    args: &'a Args,
+}
+
+impl protocols::Visitor for Demo<'_> {
+    type Out = anyhow::Result<Status>;
+
+    fn visit<P: WireProtocol>(self) -> anyhow::Result<Status> {
+        let args = self.args;
+        let model = protocols::model(P::NAME)?;
+        let dir = directory(args)?;
+        let runtime = Runtime::new().context("cannot start the runtime")?;
+        let seen = runtime.block_on(show::<P>(args, &dir))?;
+        // Threads of nodes that were killed may still be winding up.
+        runtime.shutdown_background();
+        seen.shared.ledger().finish_history()?;
+        let verdict = check::judge(&history(&dir), model)?;
+        let printed = seen.print(args, P::NAME, &dir, &verdict);
+        let is_kept = printed.total_ok && verdict.ok && printed.findings.is_empty();
+        if args.json {
+            output::print_json(&printed)?;
+        } else {
+            output::print(&summary(&printed, &verdict, model))?;
+        }
+        Ok(if is_kept { Status::Held } else { Status::Broken })
+    }
+}
+
+fn history(dir: &Path) -> PathBuf {
+    dir.join("history.jsonl")
+}
+
+/// A directory that nothing else uses.
+fn directory(args: &Args) -> anyhow::Result<PathBuf> {
+    if let Some(dir) = &args.dir {
+        std::fs::create_dir_all(dir).with_context(|| format!("--dir {}", dir.display()))?;
+        let mut entries =
+            std::fs::read_dir(dir).with_context(|| format!("--dir {}", dir.display()))?;
+        if entries.next().is_some() {
+            bail!("--dir {}: it is not empty; name a new directory", dir.display());
+        }
+        return Ok(dir.clone());
+    }
+    for number in 0..1_000 {
+        let name = format!("orthodrome-demo-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        match std::fs::create_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| dir.display().to_string()),
+        }
+    }
+    bail!("{}: too many demonstrations have left data here", std::env::temp_dir().display())
+}
+
+fn cluster() -> anyhow::Result<Cluster> {
+    let map = Topology::built_in(TOPOLOGY).context("the map of the demonstration is missing")?;
+    Ok(Cluster::spread(map, 1, 1, PARTITIONS, REPLICAS)?)
+}
+
+fn workloads() -> anyhow::Result<Vec<Box<dyn Workload>>> {
+    let form = Some(Form::Mixed);
+    // The bank is audited at the end: a transaction that reads every account while all of them
+    // move would only wait for the others.
+    let bank = Options { form, keys: Some(ACCOUNTS), read_only: Some(0.0), ..Options::default() };
+    let lists = Options { form, keys: Some(LISTS), ..Options::default() };
+    Ok(vec![workload::parse("bank", &bank)?, workload::parse("list-append", &lists)?])
+}
+
+/// What was seen.
+struct Seen {
+    shared: Arc<Shared>,
+    audits: Vec<Audit>,
+    measured: Duration,
+    regions: Vec<String>,
+    outage: Option<Outage>,
+}
+
+struct Outage {
+    region: String,
+    /// Until the region was started again.
+    during: Watched,
+}
+
+/// Starts the planet, lets callers loose, breaks a region and mends it, and winds up.
+async fn show<P: WireProtocol>(args: &Args, dir: &Path) -> anyhow::Result<Seen> {
+    let map = cluster()?;
+    let names: Vec<String> =
+        map.topology.regions().map(|r| map.topology.name_of(r).to_owned()).collect();
+    eprintln!(
+        "Starting {} regions ({}) with {PARTITIONS} partitions × {REPLICAS} replicas, {}.",
+        names.len(),
+        names.join(", "),
+        P::NAME
+    );
+    let mut planet = Planet::<P>::start(map.clone(), &dir.join("data")).await?;
+    planet.ready().await?;
+    let regions: Vec<RegionId> = map.topology.regions().collect();
+    let site = |&region: &RegionId| Site { region, config: planet.config(region) };
+    let driver = Driver::start(Plan {
+        sites: regions.iter().map(site).collect(),
+        workloads: workloads()?,
+        callers: CALLERS_PER_REGION * u32::try_from(regions.len()).unwrap_or(1),
+        pace: Pace::Closed,
+        seed: 1,
+        prefix: Some(String::new()),
+        regions: names.clone(),
+        floor: Some(Floor::new(&map)),
+        ledger: Ledger::create(Some(&history(dir)))?,
+    })
+    .await?;
+    let shared = Arc::clone(driver.shared());
+    let style = Style::new(std::io::stderr().is_terminal());
+    let mut view = View::new(Arc::clone(&shared), names.clone(), args.seconds, style);
+    let third = Duration::from_secs(args.seconds) / 3;
+    let outage = if args.no_fault {
+        view.follow(third * 3, Phase::Calm).await;
+        None
+    } else {
+        break_and_mend(&mut planet, &mut view, &regions, third).await?
+    };
+    let measured = shared.started.elapsed();
+    view.end("Waiting for the last answers, then counting the money.");
+    let (shared, audits) = driver.finish().await;
+    planet.shutdown(SHUTDOWN).await;
+    Ok(Seen { shared, audits, measured, regions: names, outage })
+}
+
+/// Three phases of a third each: all regions, one dead, all again.
+async fn break_and_mend<P: WireProtocol>(
+    planet: &mut Planet<P>,
+    view: &mut View,
+    regions: &[RegionId],
+    third: Duration,
+) -> anyhow::Result<Option<Outage>> {
+    let Some(&victim) = regions.first() else { return Ok(None) };
+    if !view.follow(third, Phase::Calm).await {
+        return Ok(None);
+    }
+    let shared = Arc::clone(view.shared());
+    let survivors = regions.iter().copied().filter(|&region| region != victim);
+    shared.ledger().watch(survivors);
+    planet.kill(victim).await;
+    let goes_on = view.follow(third, Phase::Outage(victim)).await;
+    let during = shared.ledger().end_watch().unwrap_or_default();
+    if goes_on {
+        planet.restart(victim).await?;
+        view.follow(third, Phase::Back(victim, during)).await;
+    }
+    Ok(Some(Outage { region: shared.region_name(victim).to_owned(), during }))
+}
+
+impl Seen {
+    fn print(&self, args: &Args, protocol: &str, dir: &Path, verdict: &Verdict) -> Printed {
+        let ledger = self.shared.ledger();
+        let run = Run { measured: self.measured, wall: self.measured, ..Run::default() };
+        let result = RunResult::new(run, &ledger.latencies, &ledger.counters, None);
+        let audits = self.audits.iter().filter_map(|audit| {
+            audit.problem.as_ref().map(|problem| format!("{}: {problem}", audit.workload))
+        });
+        let outage = self.outage.as_ref();
+        let recovery = outage.map(|outage| outage.during.longest_silence);
+        Printed {
+            protocol: protocol.into(),
+            topology: TOPOLOGY,
+            regions: by_region(&ledger, self.regions.iter().map(String::as_str)),
+            committed: result.committed,
+            committed_during_outage: outage.map(|outage| outage.during.committed),
+            recovery_ms: recovery.map(|gap| (gap.as_secs_f64() * 1e6).round() / 1e3),
+            killed: outage.map(|outage| outage.region.clone()),
+            latency_ms: result.latency_ms,
+            floor_ratio: result.floor_ratio,
+            commit_rate: result.commit_rate,
+            failed: result.failed,
+            unknown: ledger.unknown,
+            total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
+            check: check_of(verdict),
+            findings: ledger.findings().into_iter().chain(audits).collect(),
+            seconds: args.seconds.min(self.measured.as_secs_f64().round() as u64) as f64,
+            history: history(dir).display().to_string(),
+            data: dir.join("data").display().to_string(),
+            measured: true,
+            commit: output::COMMIT,
+        }
+    }
+}
+
+/// The summary for people.
+fn summary(printed: &Printed, verdict: &Verdict, model: Model) -> String {
+    let style = Style::new(std::io::stdout().is_terminal());
+    let mut text = String::new();
+    let tick = |ok: bool| if ok { style.good("✔") } else { style.error("✘") };
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "\n{} on {} ({} regions on this machine, emulated distances; measured)",
+        style.bold(&printed.protocol),
+        printed.topology,
+        printed.regions.len()
+    );
+    let all = ("all".to_owned(), printed.latency_ms.all);
+    let rows = printed.regions.iter().chain(std::iter::once((&all.0, &all.1)));
+    let _ = writeln!(text, "{}", latency_table(rows));
+    let _ = writeln!(
+        text,
+        "  Latency over the lowest possible for each transaction: {:.2}× (median), {:.2}× (p95)",
+        printed.floor_ratio.p50, printed.floor_ratio.p95
+    );
+    if let (Some(killed), Some(committed), Some(recovery)) =
+        (&printed.killed, printed.committed_during_outage, printed.recovery_ms)
+    {
+        let _ = writeln!(
+            text,
+            "  While {killed} was dead: {} commits; no other region went longer than {recovery:.0} \
+             ms without one",
+            output::count(committed)
+        );
+    }
+    let _ = writeln!(
+        text,
+        "{} Every account was counted: {}",
+        tick(printed.total_ok),
+        if printed.total_ok { "no money was made or lost" } else { "the total is WRONG" }
+    );
+    let checked = verdict.transactions;
+    let _ = writeln!(
+        text,
+        "{} {} attempts were checked: the history {} {model}",
+        tick(verdict.ok),
+        output::count(checked.ok + checked.fail + checked.info),
+        if verdict.ok { "is" } else { "is NOT" },
+    );
+    if !verdict.ok {
+        let _ = writeln!(text, "{verdict}");
+    }
+    for finding in &printed.findings {
+        let _ = writeln!(text, "{} {finding}", style.error("✘"));
+    }
+    let _ = writeln!(text, "\n  history  {}\n  data     {}", printed.history, printed.data);
+    let _ = writeln!(
+        text,
+        "{}",
+        style.dim(&format!("  again:   orthodrome check {} --model {model}", printed.history))
+    );
+    text
+}

@@ -1,0 +1,190 @@
+//! Five regions in one process: nodes with real sockets and files, and a gateway for clients in each.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use orthodrome_client::{Client, Config, Op, Outcome};
+use orthodrome_core::{Cluster, Key, NodeId, RegionId};
+use orthodrome_server::node::Durability;
+use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
+use orthodrome_server::service::{self, Access, Limits, ServiceConfig};
+use orthodrome_server::wire::WireProtocol;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+/// Transactions in flight at each gateway at once.
+const IN_FLIGHT_MAX: usize = 10_000;
+/// How long the regions have to find each other and elect leaders.
+const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// How long one gateway may take to answer; longer than the slowest transaction that nothing
+/// disturbs, about three times the longest round trip.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one transaction may take, retries included.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The client's door of one region. Its runtime is its own, so that it can die as a process does:
+/// at once, with every connection.
+struct Door {
+    region: RegionId,
+    node: NodeId,
+    address: SocketAddr,
+    runtime: Option<Runtime>,
+}
+
+/// A running planet.
+pub struct Planet<P: WireProtocol> {
+    map: Arc<Cluster>,
+    nodes: EmbeddedCluster<P>,
+    doors: Vec<Door>,
+}
+
+impl<P: WireProtocol> Planet<P> {
+    /// Starts one node and one gateway in each region, data under `dir`.
+    ///
+    /// # Errors
+    /// What the system refused.
+    pub async fn start(map: Cluster, dir: &Path) -> anyhow::Result<Self> {
+        let config = P::configure(&map);
+        let map = Arc::new(map);
+        let plan = Plan {
+            map: Arc::clone(&map),
+            dir: dir.to_owned(),
+            durability: Durability::Sync,
+            emulate_wan: true,
+            // Everything stays on loopback.
+            tls: false,
+            in_flight_max: IN_FLIGHT_MAX,
+        };
+        let nodes = EmbeddedCluster::<P>::start(plan, config).await.context("cannot start")?;
+        let mut planet = Self { map, nodes, doors: Vec::new() };
+        let servers: Vec<NodeId> = planet.nodes.nodes().collect();
+        for node in servers {
+            let region = planet.map.region_of(node);
+            let address = SocketAddr::from(([127, 0, 0, 1], 0));
+            let mut door = Door { region, node, address, runtime: None };
+            planet.open(&mut door)?;
+            planet.doors.push(door);
+        }
+        Ok(planet)
+    }
+
+    /// Lets clients in at a door.
+    fn open(&self, door: &mut Door) -> anyhow::Result<()> {
+        let gateway = self.nodes.gateway(door.node).context("the node does not run")?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .context("cannot start a runtime")?;
+        let listener = std::net::TcpListener::bind(door.address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .with_context(|| format!("cannot listen on {}", door.address))?;
+        door.address = listener.local_addr()?;
+        let map = Arc::clone(&self.map);
+        let config = ServiceConfig { access: Access::open(), tls: None, limits: Limits::default() };
+        runtime.spawn(async move {
+            let served = match TcpListener::from_std(listener) {
+                Ok(listener) => {
+                    let never = std::future::pending();
+                    service::serve(Arc::new(gateway), map, listener, config, never).await
+                }
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = served {
+                eprintln!("a gateway ended: {error}");
+            }
+        });
+        door.runtime = Some(runtime);
+        Ok(())
+    }
+
+    /// How clients in `region` reach the planet: their own gateway first, then by distance.
+    pub fn config(&self, region: RegionId) -> Config {
+        let mut doors: Vec<&Door> = self.doors.iter().collect();
+        doors.sort_by_key(|door| {
+            (door.region != region, self.map.topology.rtt(region, door.region))
+        });
+        Config::new(doors.iter().map(|door| door.address.to_string()))
+            .attempt_timeout(ATTEMPT_TIMEOUT)
+            .deadline(DEADLINE)
+    }
+
+    /// Waits until a transaction over every partition has committed from every region.
+    ///
+    /// # Errors
+    /// None did in time.
+    pub async fn ready(&self) -> anyhow::Result<()> {
+        let mut keys = std::collections::BTreeMap::new();
+        for number in 0..10_000 {
+            let key = Key::from(format!("ready{number}"));
+            keys.entry(self.map.partition_of(&key)).or_insert(key);
+        }
+        let one = |region| {
+            let (config, keys) = (self.config(region).deadline(READY_DEADLINE), keys.clone());
+            async move {
+                let client = Client::connect(config).await?;
+                client.execute(keys.into_values().map(|key| Op::Add(key, 1))).await
+            }
+        };
+        let waiting = self.map.topology.regions().map(|region| tokio::spawn(one(region)));
+        for ended in waiting.collect::<Vec<_>>() {
+            match ended.await.context("a client failed")?.context("the regions are not ready")? {
+                Outcome::Committed(_) => {}
+                Outcome::Aborted(aborted) => {
+                    return Err(anyhow!("the regions are not ready: {}", aborted.reason));
+                }
+                Outcome::Unknown(doubt) => {
+                    return Err(anyhow!("the regions are not ready: {}", doubt.trouble()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills everything in a region, as if its power had failed.
+    pub async fn kill(&mut self, region: RegionId) {
+        let mut nodes = Vec::new();
+        for door in self.doors.iter_mut().filter(|door| door.region == region) {
+            if let Some(runtime) = door.runtime.take() {
+                runtime.shutdown_background();
+            }
+            nodes.push(door.node);
+        }
+        for node in nodes {
+            self.nodes.kill(node).await;
+        }
+    }
+
+    /// Starts a killed region again, with the data on its disk.
+    ///
+    /// # Errors
+    /// What the system refused.
+    pub async fn restart(&mut self, region: RegionId) -> anyhow::Result<()> {
+        let mut doors = std::mem::take(&mut self.doors);
+        let mut outcome: anyhow::Result<()> = Ok(());
+        for door in &mut doors {
+            if door.region != region || outcome.is_err() {
+                continue;
+            }
+            outcome = match self.nodes.restart(door.node).await {
+                Ok(()) => self.open(door),
+                Err(error) => Err(error.into()),
+            };
+        }
+        self.doors = doors;
+        outcome.with_context(|| {
+            format!("{} could not be started again", self.map.topology.name_of(region))
+        })
+    }
+
+    /// Ends everything in good order.
+    pub async fn shutdown(self, within: Duration) {
+        self.nodes.shutdown(within).await;
+        for runtime in self.doors.into_iter().filter_map(|door| door.runtime) {
+            runtime.shutdown_background();
+        }
+    }
+}

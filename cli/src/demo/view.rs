@@ -1,0 +1,198 @@
+//! What people see while the demonstration runs.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use orthodrome_core::RegionId;
+
+use crate::load::driver::Shared;
+use crate::load::ledger::Watched;
+use crate::output;
+use crate::style::Style;
+
+/// How often the table is drawn.
+const REDRAW: Duration = Duration::from_millis(250);
+const REDRAWS_PER_SECOND: u32 = 4;
+/// Width of the bar that shows how much time has passed.
+const BAR: u64 = 30;
+
+/// What is going on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Every region lives.
+    Calm,
+    /// This one is dead.
+    Outage(RegionId),
+    /// This one is back; that is what was seen while it was dead.
+    Back(RegionId, Watched),
+}
+
+/// A table that redraws itself on a terminal, or else a line a second.
+pub struct View {
+    shared: Arc<Shared>,
+    names: Vec<String>,
+    seconds: u64,
+    style: Style,
+    is_tty: bool,
+    drawn: usize,
+    ticks: u32,
+    is_interrupted: bool,
+}
+
+impl View {
+    /// A view on the callers' ledger.
+    pub fn new(shared: Arc<Shared>, names: Vec<String>, seconds: u64, style: Style) -> Self {
+        let is_tty = std::io::stderr().is_terminal();
+        Self { shared, names, seconds, style, is_tty, drawn: 0, ticks: 0, is_interrupted: false }
+    }
+
+    /// What callers share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Shows how it goes for a time; false if Ctrl-C came first.
+    pub async fn follow(&mut self, time: Duration, phase: Phase) -> bool {
+        if self.is_interrupted {
+            return false;
+        }
+        let end = tokio::time::sleep(time);
+        tokio::pin!(end);
+        let interrupted = tokio::signal::ctrl_c();
+        tokio::pin!(interrupted);
+        let mut redraws = tokio::time::interval(REDRAW);
+        loop {
+            tokio::select! {
+                () = &mut end => return true,
+                _ = &mut interrupted => {
+                    self.is_interrupted = true;
+                    return false;
+                }
+                _ = redraws.tick() => self.tick(phase),
+            }
+        }
+    }
+
+    fn tick(&mut self, phase: Phase) {
+        if self.is_tty {
+            self.draw(phase);
+        } else if self.ticks.is_multiple_of(REDRAWS_PER_SECOND) {
+            eprintln!("{}", self.line(phase));
+        }
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(REDRAWS_PER_SECOND) {
+            self.shared.ledger().tick();
+        }
+    }
+
+    /// Takes leave of the live view.
+    pub fn end(&mut self, farewell: &str) {
+        eprintln!("{}", self.style.dim(farewell));
+    }
+
+    fn headline(&self, phase: Phase) -> String {
+        let name = |region| self.shared.region_name(region);
+        match phase {
+            Phase::Calm => "all regions live".into(),
+            Phase::Outage(region) => {
+                let seen = self.shared.ledger().watched();
+                let (since, seen) = seen.unwrap_or_default();
+                let text = format!(
+                    "{} is DEAD for {:.1} s: {} commits elsewhere, longest gap {:.0} ms",
+                    name(region),
+                    since.as_secs_f64(),
+                    output::count(seen.committed),
+                    seen.longest_silence.as_secs_f64() * 1_000.0
+                );
+                self.style.error(&text)
+            }
+            Phase::Back(region, seen) => {
+                let text = format!(
+                    "{} is back; while it was dead {} commits, longest gap {:.0} ms",
+                    name(region),
+                    output::count(seen.committed),
+                    seen.longest_silence.as_secs_f64() * 1_000.0
+                );
+                self.style.good(&text)
+            }
+        }
+    }
+
+    /// One line for whoever reads a log.
+    fn line(&self, phase: Phase) -> String {
+        let headline = self.headline(phase);
+        let ledger = self.shared.ledger();
+        let (rate, latency) = ledger.recent(None);
+        format!(
+            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5.0} ms  p95 {:>5.0} ms  p99 {:>5.0} ms  \
+             {headline}",
+            self.shared.started.elapsed().as_secs_f64(),
+            latency.p50,
+            latency.p95,
+            latency.p99,
+        )
+    }
+
+    fn draw(&mut self, phase: Phase) {
+        let text = self.screen(phase);
+        let mut stderr = std::io::stderr().lock();
+        // Up to where the last table began, and everything below it away. A terminal that cannot be
+        // written to is no reason to stop.
+        if self.drawn > 0 {
+            let _ = write!(stderr, "\x1b[{}A\x1b[J", self.drawn);
+        }
+        let _ = write!(stderr, "{text}");
+        let _ = stderr.flush();
+        self.drawn = text.lines().count();
+    }
+
+    fn screen(&self, phase: Phase) -> String {
+        let mut text = String::new();
+        let passed = self.shared.started.elapsed().as_secs_f64().min(self.seconds as f64);
+        let filled = (passed / self.seconds.max(1) as f64 * BAR as f64) as u64;
+        let bar: String = (0..BAR).map(|at| if at < filled { '█' } else { '░' }).collect();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{bar} {passed:>4.0}/{} s   {}", self.seconds, self.headline(phase));
+        let _ = writeln!(text, "{}", self.table(phase));
+        text
+    }
+
+    fn table(&self, phase: Phase) -> comfy_table::Table {
+        let ledger = self.shared.ledger();
+        let total = {
+            let (rate, latency) = ledger.recent(None);
+            self.row("all".into(), "", rate, latency)
+        };
+        let regions = (0..).map(RegionId).zip(&self.names).map(|(region, name)| {
+            let state = match phase {
+                Phase::Outage(dead) if dead == region => "✖ dead",
+                Phase::Back(back, _) if back == region => "↻ back",
+                Phase::Calm | Phase::Outage(_) | Phase::Back(..) => "● live",
+            };
+            let (rate, latency) = ledger.recent(Some(region));
+            self.row(name.clone(), state, rate, latency)
+        });
+        let header = ["region", "", "commits/s", "p50 ms", "p95 ms", "p99 ms"];
+        output::table(&header, regions.chain(std::iter::once(total)))
+    }
+
+    fn row(
+        &self,
+        name: String,
+        state: &str,
+        rate: f64,
+        latency: orthodrome_eval::metrics::Summary,
+    ) -> [String; 6] {
+        let figure = |value: f64| if latency.n == 0 { "–".into() } else { format!("{value:.0}") };
+        [
+            name,
+            state.into(),
+            format!("{rate:.0}"),
+            figure(latency.p50),
+            figure(latency.p95),
+            figure(latency.p99),
+        ]
+    }
+}

@@ -1,0 +1,192 @@
+//! `serve --init`: everything for a cluster on this machine, ready to run.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use orthodrome_core::{Cluster, NodeId};
+use orthodrome_server::tls::Authority;
+use serde::Serialize;
+
+use super::config::{
+    ClientsTable, ClusterFile, DurabilityName, NodeFile, PrincipalTable, RoleName, TlsTable,
+    endpoints, map,
+};
+use crate::common;
+
+/// What to make.
+pub struct Wish {
+    /// Where.
+    pub dir: PathBuf,
+    /// The map.
+    pub topology: String,
+    /// Nodes in each region.
+    pub servers_per_region: u32,
+    /// Partitions of the key space.
+    pub partitions: u32,
+    /// Replicas of each.
+    pub replicas: u32,
+    /// The protocol.
+    pub protocol: String,
+    /// Whether to talk TLS and ask clients for a token.
+    pub tls: bool,
+    /// The first of the ports that clients use; nodes use those from the first after the last.
+    pub base_port: u16,
+}
+
+/// The names that the certificates are good for, beside the node's own.
+const HOSTS: [&str; 2] = ["localhost", "127.0.0.1"];
+const TOKEN_FILE: &str = "admin.token";
+
+/// Writes the files, and says how to go on.
+///
+/// # Errors
+/// The wish makes no sense, or a file could not be written. Nothing that exists is changed.
+pub fn init(wish: &Wish) -> anyhow::Result<String> {
+    let place = format!("--init {}", wish.dir.display());
+    fs::create_dir_all(&wish.dir).with_context(|| place.clone())?;
+    if fs::read_dir(&wish.dir).with_context(|| place.clone())?.next().is_some() {
+        bail!("{place}: it is not empty; name a new directory");
+    }
+    let count = common::topology(&wish.topology)?.len() * wish.servers_per_region as usize;
+    let last = usize::from(wish.base_port) + 2 * count;
+    if last > usize::from(u16::MAX) {
+        bail!("--base-port {}: {count} nodes need ports up to {last}", wish.base_port);
+    }
+    let port = |at: usize| format!("127.0.0.1:{}", usize::from(wish.base_port) + at);
+    let names = (1..=count).map(|number| NodeId(u32::try_from(number).unwrap_or(u32::MAX)));
+    let nodes: BTreeMap<String, String> =
+        names.clone().zip(count..).map(|(node, at)| (node.to_string(), port(at))).collect();
+    let cluster = ClusterFile {
+        cluster: "dev".into(),
+        protocol: wish.protocol.clone(),
+        topology: topology(wish)?,
+        servers_per_region: wish.servers_per_region,
+        partitions: wish.partitions,
+        replicas: wish.replicas,
+        emulate_wan: true,
+        clock_error_ms: 10,
+        nodes,
+    };
+    let cluster_path = wish.dir.join("cluster.toml");
+    let map = map(&cluster, &cluster_path)?;
+    endpoints(&cluster, &map, &cluster_path)?;
+    write(&cluster_path, "The cluster, as every node must know it.", &cluster)?;
+    let principals = if wish.tls { vec![administrator(&wish.dir)?] } else { Vec::new() };
+    let authority = wish.tls.then(|| Authority::new(&cluster.cluster)).transpose()?;
+    for (at, node) in names.clone().enumerate() {
+        let tls = match &authority {
+            None => None,
+            Some(authority) => {
+                let dir = wish.dir.join("tls");
+                fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+                authority.issue(&dir, node, &HOSTS.map(String::from))?;
+                let file = |name: String| Path::new("tls").join(name);
+                Some(TlsTable {
+                    certificate: file(format!("{node}.pem")),
+                    key: file(format!("{node}.key")),
+                    authority: file("ca.pem".into()),
+                })
+            }
+        };
+        let file = NodeFile {
+            cluster_file: "cluster.toml".into(),
+            node: node.to_string(),
+            data_dir: format!("data/{node}").into(),
+            durability: DurabilityName::Sync,
+            in_flight_max: 10_000,
+            clients: ClientsTable { listen: port(at), principals: principals.clone() },
+            tls,
+        };
+        let region = map.topology.name_of(map.region_of(node));
+        let path = wish.dir.join(format!("{node}.toml"));
+        write(&path, &format!("Node {node}, in {region}."), &file)?;
+    }
+    Ok(instructions(wish, &map, &(0..count).map(port).collect::<Vec<_>>()))
+}
+
+/// How the cluster's file names the topology: by name, or as a copy of the file beside it.
+fn topology(wish: &Wish) -> anyhow::Result<String> {
+    let source = Path::new(&wish.topology);
+    if !source.is_file() {
+        return Ok(wish.topology.clone());
+    }
+    let name = "topology.toml";
+    fs::copy(source, wish.dir.join(name)).with_context(|| wish.topology.clone())?;
+    Ok(name.into())
+}
+
+fn write(path: &Path, remark: &str, value: &impl Serialize) -> anyhow::Result<()> {
+    let text = toml::to_string(value).with_context(|| path.display().to_string())?;
+    fs::write(path, format!("# {remark}\n{text}")).with_context(|| path.display().to_string())
+}
+
+/// A new token, readable by its owner only.
+fn administrator(dir: &Path) -> anyhow::Result<PrincipalTable> {
+    let path = dir.join(TOKEN_FILE);
+    let mut bytes = [0; 24];
+    let provider = rustls::crypto::ring::default_provider();
+    if provider.secure_random.fill(&mut bytes).is_err() {
+        bail!("the system gives no randomness for a token");
+    }
+    let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+        .open(&path)
+        .and_then(|mut file| writeln!(file, "{token}"))
+        .with_context(|| path.display().to_string())?;
+    Ok(PrincipalTable {
+        name: "admin".into(),
+        role: RoleName::Admin,
+        token_file: TOKEN_FILE.into(),
+    })
+}
+
+fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {
+    let dir = wish.dir.display();
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{} nodes in {} regions of {}, {} partitions × {} replicas, {}.\n\nStart them:",
+        clients.len(),
+        map.topology.len(),
+        map.topology.name,
+        wish.partitions,
+        wish.replicas,
+        wish.protocol
+    );
+    for (server, listen) in map.servers().zip(clients) {
+        let region = map.topology.name_of(server.region);
+        let _ = writeln!(
+            text,
+            "  orthodrome serve --config {dir}/{}.toml &   # {region}, clients on {listen}",
+            server.id
+        );
+    }
+    let secure = if wish.tls {
+        format!(" --tls-ca {dir}/tls/ca.pem --token-file {dir}/{TOKEN_FILE}")
+    } else {
+        String::new()
+    };
+    // One gateway of each region.
+    let mut near = BTreeMap::new();
+    for (server, listen) in map.servers().zip(clients) {
+        near.entry(server.region).or_insert_with(|| listen.clone());
+    }
+    let near: Vec<String> = near.into_values().collect();
+    let first = near.first().cloned().unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "\nThen use them:\n  orthodrome shell --connect {first}{secure}\n  orthodrome load --connect \
+         {}{secure} --workload bank --clients 20",
+        near.join(",")
+    );
+    text
+}

@@ -1,0 +1,79 @@
+//! The demonstration, as everybody runs it first: real sockets, real files, a region that dies.
+
+#![allow(clippy::disallowed_types, reason = "tests of real processes")]
+
+use std::process::{Command, Output};
+
+fn demo(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_orthodrome"))
+        .arg("demo")
+        .args(arguments)
+        .env_remove("NO_COLOR")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_region_dies_and_returns_and_every_promise_is_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("demo");
+    let output = demo(&["--seconds", "12", "--json", "--dir", dir.to_str().unwrap()]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: no JSON object alone; {stderr}"));
+    assert_eq!(output.status.code(), Some(0), "{result}\n{stderr}");
+    assert_eq!(result["protocol"], "carousel-basic");
+    assert!(result["committed"].as_u64().unwrap() > 0, "{result}");
+    assert!(result["committed_during_outage"].as_u64().unwrap() > 0, "{result}\n{stderr}");
+    assert!(result["recovery_ms"].as_f64().unwrap() > 0.0, "{result}");
+    assert_eq!(result["regions"].as_object().unwrap().len(), 5, "{result}");
+    // No protocol beats the floor; the emulated distances hold.
+    assert!(result["floor_ratio"]["p50"].as_f64().unwrap() >= 1.0, "{result}");
+    let latencies = result["latency_ms"].as_object().unwrap();
+    assert_eq!(latencies.keys().collect::<Vec<_>>(), ["all", "high", "low"]);
+    assert_eq!(latencies["all"]["n"], result["committed"]);
+    assert_eq!(result["total_ok"], true, "{result}");
+    assert_eq!(result["check"]["ok"], true, "{result}");
+    assert_eq!(result["check"]["model"], "strict-serializable");
+    assert!(dir.join("data").is_dir());
+    let check = Command::new(env!("CARGO_BIN_EXE_orthodrome"))
+        .args(["check", dir.join("history.jsonl").to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(check.status.code(), Some(0), "{check:?}");
+}
+
+#[test]
+fn without_a_fault_there_is_no_outage_to_tell_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("demo");
+    let output = demo(&["--seconds", "3", "--no-fault", "--dir", dir.to_str().unwrap()]);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    for expected in ["no money was made or lost", "the history is strict-serializable", "history "]
+    {
+        assert!(stdout.contains(expected), "{expected:?} is not in {stdout}");
+    }
+    assert!(!stdout.contains("dead"), "{stdout}");
+    assert!(stderr.contains("commits/s"), "without a terminal there is a line a second: {stderr}");
+    assert!(!stdout.contains('\x1b') && !stderr.contains('\x1b'), "no colours in a pipe");
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_status_2() {
+    let used = tempfile::tempdir().unwrap();
+    std::fs::write(used.path().join("precious"), "data").unwrap();
+    for (arguments, expected) in [
+        (vec!["--protocol", "carousal"], "there is no protocol \"carousal\""),
+        (vec!["--dir", used.path().to_str().unwrap()], "not empty"),
+        (vec!["--seconds", "0"], "--seconds"),
+    ] {
+        let output = demo(&arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(expected), "{stderr}");
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(output.stdout.is_empty());
+    }
+    assert!(used.path().join("precious").is_file());
+}
