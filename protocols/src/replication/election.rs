@@ -306,11 +306,13 @@ impl<R: Replicated> Replica<R> {
     ) -> bool {
         if term < self.term {
             // Tells a deposed leader, or one that a failed candidate overtook, of the later term.
+            // It must not give back the beat: if the sender leads the later term when this arrives,
+            // a round and a time of its earlier one would look like proof of the new.
             let reply = Message::HeartbeatReply {
                 term: self.term,
                 matched: Index(0),
                 received: Index(0),
-                beat,
+                beat: Beat::default(),
             };
             self.send_when_term_durable(from, reply, door);
             return false;

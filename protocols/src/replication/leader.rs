@@ -31,9 +31,9 @@ pub(super) struct Leading<R: Replicated> {
     /// The last of `reads` wait for a round that has not begun.
     has_new_reads: bool,
     transfer: Option<Transfer>,
-    /// `TimeoutNow` was sent in that round to that node, which may act on it at any time until it
-    /// answers a later round: no lease until then.
-    yielded: Option<Yielded>,
+    /// Nodes that `TimeoutNow` was sent to, and in which round: each may act on it at any time until
+    /// it answers a later round, so there is no lease until all have. One for each node at most.
+    yielded: Vec<Yielded>,
     /// When leadership was last offered to the preferred leader.
     offered_at: Option<Time>,
     /// A change of members whose new voters are catching up.
@@ -263,7 +263,7 @@ impl<R: Replicated> Replica<R> {
             reads: VecDeque::new(),
             has_new_reads: false,
             transfer: None,
-            yielded: None,
+            yielded: Vec::new(),
             offered_at: None,
             change: None,
             snapshots: 0,
@@ -395,7 +395,7 @@ impl<R: Replicated> Replica<R> {
             lead.transfer = None;
         }
         let patience = self.config.election_timeout * 4;
-        if lead.yielded.as_ref().is_some_and(|yielded| yielded.at + patience < now) {
+        if lead.yielded.iter().any(|yielded| yielded.at + patience < now) {
             // Whoever was asked to campaign has said nothing since and may yet do so, however late.
             // In a new term that permission is void, and leases hold again.
             self.step_down(self.term, None, door);
@@ -429,7 +429,8 @@ impl<R: Replicated> Replica<R> {
     ) {
         let now = door.now();
         let Role::Leader(lead) = &mut self.role else { return };
-        let Some(progress) = lead.of(from) else { return };
+        // Round 0 answers no message of this term.
+        let Some(progress) = lead.of(from).filter(|_| beat.round > 0) else { return };
         progress.hear(beat, now, &self.config);
         let before = progress.matched;
         progress.advance(matched, received, of_append);
@@ -564,9 +565,7 @@ impl<R: Replicated> Replica<R> {
     /// `from` answered a message of this term.
     fn confirm(&mut self, from: NodeId, beat: Beat) {
         let Role::Leader(lead) = &mut self.role else { return };
-        if lead.yielded.as_ref().is_some_and(|y| y.to == from && beat.round > y.round) {
-            lead.yielded = None;
-        }
+        lead.yielded.retain(|yielded| yielded.to != from || beat.round <= yielded.round);
         if !lead.reads.is_empty() {
             self.confirm_reads();
         }
@@ -604,7 +603,7 @@ impl<R: Replicated> Replica<R> {
     #[must_use]
     pub fn has_lease(&self, now: Time) -> bool {
         let Role::Leader(lead) = &self.role else { return false };
-        if !lead.is_ready || lead.yielded.is_some() {
+        if !lead.is_ready || !lead.yielded.is_empty() {
             return false;
         }
         let now = match self.config.tooth {
@@ -659,7 +658,8 @@ impl<R: Replicated> Replica<R> {
     pub(super) fn yield_to(&mut self, to: NodeId, door: &mut impl Door<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
-        lead.yielded = Some(Yielded { to, round: lead.round, at: door.now() });
+        lead.yielded.retain(|yielded| yielded.to != to);
+        lead.yielded.push(Yielded { to, round: lead.round, at: door.now() });
         door.send(to, Message::TimeoutNow { term: self.term, round: lead.round });
         // Whatever is sent from now on is of a later round and takes the permission back.
         lead.round += 1;

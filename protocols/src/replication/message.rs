@@ -11,7 +11,8 @@ use super::{Entry, Index, Payload, Replicated, Term};
 /// their answer proves: that they still followed it at some moment after `sent_at`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Beat {
-    /// The leader's count of rounds in its term; a read waits for answers of a round begun after it.
+    /// The leader's count of rounds in its term, from 1; a read waits for answers of a round begun
+    /// after it. 0 in an answer that proves nothing.
     pub round: u64,
     /// The leader's monotonic time when it sent the message: where a lease starts. Meaningless to
     /// anyone else.

@@ -61,17 +61,17 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 /// The deliberate bug must be caught within `limit` seeds, by a check whose message has one of
-/// `words`.
+/// `words`; that it also makes other checks fail is no proof of what it is.
 fn bites(tooth: Tooth, limit: u64, words: &[&str]) {
     let caught = (0..limit).find_map(|seed| {
         let run = std::panic::catch_unwind(|| run(seed, Some(tooth)));
         let panic = run.err()?;
         let fixed = panic.downcast_ref::<&str>().map(|&text| text.into());
-        Some((seed, panic.downcast_ref::<String>().cloned().or(fixed).unwrap_or_default()))
+        let text = panic.downcast_ref::<String>().cloned().or(fixed).unwrap_or_default();
+        words.iter().any(|word| text.contains(word)).then_some((seed, text))
     });
     let (seed, text) = caught.unwrap_or_else(|| panic!("{tooth:?} survived {limit} seeds"));
     eprintln!("{tooth:?} caught by seed {seed}: {text}");
-    assert!(words.iter().any(|word| text.contains(word)), "{tooth:?} failed otherwise: {text}");
 }
 
 const SAFETY: [&str; 7] = [
@@ -86,40 +86,40 @@ const SAFETY: [&str; 7] = [
 
 #[test]
 fn votes_that_are_not_durable_are_caught() {
-    bites(Tooth::VoteNotDurable, 20_000, &SAFETY);
+    bites(Tooth::VoteNotDurable, 3_000, &SAFETY);
 }
 
 #[test]
 fn choosing_entries_of_older_terms_is_caught() {
-    bites(Tooth::ChooseOldTerm, 20_000, &SAFETY);
+    bites(Tooth::ChooseOldTerm, 3_000, &SAFETY);
 }
 
 #[test]
 fn leases_that_pauses_are_not_charged_to_are_caught() {
-    bites(Tooth::LeaseIgnoresPauses, 20_000, &SAFETY);
+    bites(Tooth::LeaseIgnoresPauses, 3_000, &SAFETY);
 }
 
 #[test]
 fn counting_votes_of_non_voters_is_caught() {
-    bites(Tooth::CountNonVoters, 20_000, &SAFETY);
+    bites(Tooth::CountNonVoters, 3_000, &SAFETY);
 }
 
 #[test]
 fn forgetting_truncation_is_caught() {
-    bites(Tooth::ForgetTruncation, 20_000, &SAFETY);
+    bites(Tooth::ForgetTruncation, 3_000, &SAFETY);
 }
 
 #[test]
 fn acknowledging_what_is_not_durable_is_caught() {
-    bites(Tooth::AckNotDurable, 20_000, &SAFETY);
+    bites(Tooth::AckNotDurable, 3_000, &SAFETY);
 }
 
 #[test]
 fn voting_right_after_a_restart_is_caught() {
-    bites(Tooth::VoteAfterRestart, 20_000, &["linearizability"]);
+    bites(Tooth::VoteAfterRestart, 3_000, &["linearizability"]);
 }
 
 #[test]
 fn reading_without_confirmation_is_caught() {
-    bites(Tooth::ReadUnconfirmed, 20_000, &["linearizability"]);
+    bites(Tooth::ReadUnconfirmed, 3_000, &["linearizability"]);
 }

@@ -198,7 +198,7 @@ impl World {
             config.quorums = Quorums::Flexible { election: 4, write: 2 };
         }
         let voters: Vec<NodeId> = (1..=count).map(NodeId).collect();
-        let preferred = rng.chance(1, 2).then(|| NodeId(1));
+        let preferred = rng.chance(1, 2).then_some(NodeId(1));
         let mut hosts = BTreeMap::new();
         for id in (1..=count + spare).map(NodeId) {
             let group = if voters.contains(&id) {
@@ -317,7 +317,7 @@ impl World {
             self.now = at;
             self.happen(what);
             self.report.steps += 1;
-            if self.report.steps % 64 == 0 {
+            if self.report.steps.is_multiple_of(64) {
                 self.check_log_matching();
             }
         }
@@ -718,7 +718,9 @@ impl World {
         self.writes.retain(|&(node, _, _), _| node != id);
         self.reads.retain(|_, &mut (node, _)| node != id);
         self.report.crashes += 1;
-        let down = self.rng.range(1, 2_000);
+        // Half come back at once: what was promised just before must still hold.
+        let longest = if self.rng.chance(1, 2) { 20 } else { 2_000 };
+        let down = self.rng.range(1, longest);
         self.after(Duration::from_millis(down), Happening::Restart { node: id });
     }
 
