@@ -256,9 +256,25 @@ impl Cluster {
                 }
             }
         }
-        let wanted = replicas as usize;
-        let have = regions.len() * servers_per_region as usize;
-        if wanted > have {
+        Self::spread_over(topology, 1, nodes, partitions, replicas)
+    }
+
+    /// The same placement over nodes that are given; regions without servers are passed over.
+    ///
+    /// # Errors
+    /// Fewer servers than replicas, an even number of replicas, or nodes that contradict each other.
+    pub fn spread_over(
+        topology: Topology,
+        epoch: u64,
+        nodes: Vec<Node>,
+        partitions: u32,
+        replicas: u32,
+    ) -> Result<Self, ClusterError> {
+        let servers = || nodes.iter().filter(|node| node.role == Role::Server);
+        let regions: BTreeSet<RegionId> = servers().map(|node| node.region).collect();
+        let regions: Vec<RegionId> = regions.into_iter().collect();
+        let (wanted, have) = (replicas as usize, servers().count());
+        if wanted > have || have == 0 {
             return Err(ClusterError::TooFewServers { wanted, have });
         }
         let mut load: BTreeMap<NodeId, usize> = BTreeMap::new();
@@ -268,11 +284,8 @@ impl Cluster {
             for step in 0..replicas {
                 let at = (partition as usize + step as usize) % regions.len();
                 let Some(&region) = regions.get(at) else { continue };
-                let free = nodes.iter().filter(|node| {
-                    node.role == Role::Server
-                        && node.region == region
-                        && !holders.contains(&node.id)
-                });
+                let free =
+                    servers().filter(|node| node.region == region && !holders.contains(&node.id));
                 let least = free.map(|n| (load.get(&n.id).copied().unwrap_or(0), n.id)).min();
                 if let Some((_, id)) = least {
                     *load.entry(id).or_default() += 1;
@@ -284,7 +297,7 @@ impl Cluster {
             placed.push(Partition { id, replicas: holders, preferred_leader: leader });
         }
         let partitioning = Partitioning::hash((0..partitions).map(PartitionId));
-        Self::new(topology, 1, nodes, placed, partitioning)
+        Self::new(topology, epoch, nodes, placed, partitioning)
     }
 
     /// Every node, by id.
@@ -374,6 +387,27 @@ mod tests {
             assert_eq!(held.values().sum::<i32>(), 15);
             assert_eq!(held.values().max(), held.values().min(), "servers hold unequal shares");
         }
+    }
+
+    #[test]
+    fn spread_over_given_nodes_passes_over_regions_without_servers() {
+        let node = |id, region, role| Node { id: NodeId(id), region: RegionId(region), role };
+        let nodes = vec![
+            node(7, 0, Role::Server),
+            node(8, 2, Role::Server),
+            node(9, 4, Role::Server),
+            node(10, 1, Role::Gateway),
+        ];
+        let cluster = Cluster::spread_over(five(), 3, nodes.clone(), 6, 3).unwrap();
+        assert_eq!(cluster.epoch, 3);
+        for partition in cluster.partitions() {
+            assert_eq!(partition.replicas.len(), 3, "{partition:?}");
+        }
+        let leaders: Vec<u32> =
+            cluster.partitions().map(|partition| partition.preferred_leader.0).collect();
+        assert_eq!(leaders, [7, 8, 9, 7, 8, 9]);
+        let error = Cluster::spread_over(five(), 1, nodes, 6, 5).unwrap_err();
+        assert_eq!(error, ClusterError::TooFewServers { wanted: 5, have: 3 });
     }
 
     #[test]

@@ -81,12 +81,26 @@ fn reads_from_wire(reads: Vec<internal::Read>) -> Result<Vec<(Key, Read)>, WireE
     reads.into_iter().map(read).collect()
 }
 
-fn txns_to_wire<'a>(txns: impl IntoIterator<Item = &'a TxnId>) -> Vec<internal::TxnId> {
-    txns.into_iter().map(txn_id_to_wire).collect()
+/// Three numbers to a name: half the bytes of a list of messages.
+fn txns_to_wire(txns: &[TxnId]) -> Vec<u64> {
+    txns.iter().flat_map(|txn| [txn.client.0, txn.counter, txn.attempt.into()]).collect()
 }
 
-fn txns_from_wire(txns: &[internal::TxnId]) -> Vec<TxnId> {
-    txns.iter().map(txn_id_from_wire).collect()
+fn txns_from_wire(numbers: &[u64]) -> Result<Vec<TxnId>, WireError> {
+    let (names, rest) = numbers.as_chunks();
+    if !rest.is_empty() {
+        let found = format!("{} numbers", numbers.len());
+        return Err(WireError::Value { field: "txns", found, wanted: "three to a name" });
+    }
+    let name = |&[client, counter, attempt]: &[u64; 3]| {
+        let attempt = u32::try_from(attempt).map_err(|_| WireError::Value {
+            field: "txns",
+            found: attempt.to_string(),
+            wanted: "an attempt of 32 bits",
+        })?;
+        Ok(TxnId { client: ClientId(client), counter, attempt })
+    };
+    names.iter().map(name).collect()
 }
 
 fn vote_to_wire(vote: &Vote) -> wire::Vote {
@@ -280,7 +294,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         },
         Wire::Heartbeat(m) => Msg::Heartbeat {
             coordinator: PartitionId(m.coordinator),
-            txns: txns_from_wire(&m.txns),
+            txns: txns_from_wire(&m.txns)?,
         },
         Wire::Resolve(m) => Msg::Resolve {
             txn: txn()?,
@@ -322,10 +336,10 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::MayForget(m) => Msg::MayForget {
             coordinator: PartitionId(m.coordinator),
             partition: PartitionId(m.partition),
-            txns: txns_from_wire(&m.txns),
+            txns: txns_from_wire(&m.txns)?,
         },
         Wire::Forget(m) => {
-            Msg::Forget { partition: PartitionId(m.partition), txns: txns_from_wire(&m.txns) }
+            Msg::Forget { partition: PartitionId(m.partition), txns: txns_from_wire(&m.txns)? }
         }
         Wire::ReadOnly(m) => Msg::ReadOnly {
             txn: txn()?,
@@ -450,8 +464,8 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
             unilateral: c.unilateral,
             participants: partitions_from_wire(c.participants).collect(),
         },
-        Wire::Settle(c) => Command::Settle(txns_from_wire(&c.txns)),
-        Wire::Forget(c) => Command::Forget(txns_from_wire(&c.txns)),
+        Wire::Settle(c) => Command::Settle(txns_from_wire(&c.txns)?),
+        Wire::Forget(c) => Command::Forget(txns_from_wire(&c.txns)?),
         Wire::Acknowledge(c) => Command::Acknowledge(
             c.clients.iter().map(|entry| (ClientId(entry.client), entry.below)).collect(),
         ),
