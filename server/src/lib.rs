@@ -11,6 +11,7 @@
     reason = "this crate exists to touch clocks and threads, so that no other has to"
 )]
 
+pub mod config;
 pub mod gateway;
 mod inbox;
 pub mod node;

@@ -9,6 +9,7 @@ mod callers;
 mod clock;
 mod driver;
 pub mod embedded;
+pub mod run;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

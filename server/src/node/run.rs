@@ -1,0 +1,150 @@
+//! A node from its file: the process that `serve` runs.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+
+use orthodrome_core::Protocol as _;
+use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_protocols::registry::{self, UnknownProtocol};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{NodeHandle, StartError, start};
+use crate::config::NodeConfig;
+use crate::service::{self, ServiceError};
+use crate::wire::WireProtocol;
+
+/// Why a node's process ended, or never began.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An address cannot be listened on.
+    #[error("{field}: cannot listen on {address}: {source}; is another process using it?")]
+    Listen {
+        /// Which field of the file gives it.
+        field: &'static str,
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The protocol cannot be served.
+    #[error(transparent)]
+    Protocol(#[from] UnknownProtocol),
+    /// The node cannot start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// Clients cannot be served.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// The node stopped because of a fault of its own.
+    #[error("this node has stopped: {0}")]
+    Failed(String),
+}
+
+/// Something to do with a protocol that can be served, known only by name.
+pub trait Visitor {
+    /// What comes of it.
+    type Out;
+    /// Does it.
+    fn visit<P: WireProtocol>(self) -> Self::Out;
+}
+
+/// Does something with the protocol called `name`.
+///
+/// # Errors
+/// There is no such protocol. Every protocol of the registry can be served; a test sees to that.
+pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
+    registry::find(name)?;
+    if name == CarouselBasic::NAME {
+        return Ok(visitor.visit::<CarouselBasic>());
+    }
+    unreachable!("{name} is in the registry and has no arm here")
+}
+
+/// Runs a node until `stop` is ready, then ends it in good order; or until it fails.
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run(
+    config: NodeConfig,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), RunError> {
+    if config.node.tls.is_none() {
+        warn!("no `tls`: nodes talk in the clear, on loopback only");
+    }
+    let peers = listen("listen.peer", &config.listen_peer).await?;
+    let clients = listen("listen.client", &config.listen_client).await?;
+    let name = config.protocol;
+    let start = Starter { config: config.clone(), listener: peers };
+    let node = with(name, start)?.await?;
+    let gateway = Arc::new(node.gateway());
+    let ending = CancellationToken::new();
+    let ended = ending.clone().cancelled_owned();
+    let map = config.node.map.clone();
+    let serving =
+        tokio::spawn(service::serve(gateway, map, clients, config.service.clone(), ended));
+    info!(address = config.listen_client, "serving clients");
+    let mut serving = std::pin::pin!(serving);
+    let outcome = tokio::select! {
+        () = stop => Ok(()),
+        why = node.failed() => Err(RunError::Failed(why)),
+        served = &mut serving => match served {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(panicked) => Err(RunError::Failed(panicked.to_string())),
+        },
+    };
+    if outcome.is_ok() {
+        info!("shutting down");
+        // The node first: it answers what is in flight, through the service.
+        node.shutdown(config.shutdown_within).await;
+    } else {
+        node.kill().await;
+    }
+    ending.cancel();
+    outcome
+}
+
+struct Starter {
+    config: NodeConfig,
+    listener: TcpListener,
+}
+
+impl Visitor for Starter {
+    type Out = std::pin::Pin<Box<dyn Future<Output = Result<NodeHandle, StartError>> + Send>>;
+
+    fn visit<P: WireProtocol>(self) -> Self::Out {
+        Box::pin(async move {
+            let protocol = P::configure(&self.config.node.map);
+            start::<P>(self.config.node, protocol, self.listener).await
+        })
+    }
+}
+
+async fn listen(field: &'static str, address: &str) -> Result<TcpListener, RunError> {
+    let address = address.to_owned();
+    TcpListener::bind(&address).await.map_err(|source| RunError::Listen { field, address, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Name;
+
+    impl Visitor for Name {
+        type Out = &'static str;
+        fn visit<P: WireProtocol>(self) -> &'static str {
+            P::NAME
+        }
+    }
+
+    #[test]
+    fn every_protocol_of_the_registry_can_be_served() {
+        for row in registry::ROWS {
+            assert_eq!(with(row.name, Name), Ok(row.name));
+        }
+    }
+}
