@@ -36,6 +36,10 @@ struct Open {
     phase: Phase,
     resent: u32,
     begun: Time,
+    /// When the unanswered requests were last sent.
+    asked: Time,
+    /// The caller lost track of it: what it knows of its reads are versions at most.
+    is_resolved: bool,
 }
 
 #[derive(Debug)]
@@ -124,6 +128,8 @@ impl Client {
             phase: Phase::Reading,
             resent: 0,
             begun: now,
+            asked: now,
+            is_resolved: false,
             txn,
         }
     }
@@ -233,17 +239,17 @@ impl Client {
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, CarouselBasic>) {
         match msg {
             Msg::ReadResult { txn, partition, reads } => {
-                self.routes.learn(partition, from);
+                self.routes.learn(partition, from, cx.now());
                 self.on_read_result(txn, partition, reads, cx);
             }
             Msg::Decided { txn, outcome } => {
                 if let Some(open) = self.open.get(&txn) {
-                    self.routes.learn(open.coordinator, from);
+                    self.routes.learn(open.coordinator, from, cx.now());
                     self.finish(txn, outcome, "basic", cx);
                 }
             }
             Msg::ReadOnlyResult { txn, partition, snapshot } => {
-                self.routes.learn(partition, from);
+                self.routes.learn(partition, from, cx.now());
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
             Msg::NotLeader { partition, leader, txn } => {
@@ -344,6 +350,7 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Ending(decision);
         open.resent = 0;
+        open.asked = cx.now();
         self.send_outstanding(id, cx);
         cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
@@ -369,6 +376,7 @@ impl Client {
             return;
         }
         open.reads = reads;
+        open.is_resolved = true;
         open.silent.clear();
         open.phase = match decision {
             Some(Decision::Commit(writes)) if Self::is_declared(&open.txn, &writes) => {
@@ -429,6 +437,7 @@ impl Client {
             *at_least = snapshot_at;
             *round += 1;
             open.resent = 0;
+            open.asked = cx.now();
             self.send_outstanding(id, cx);
             cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
             return;
@@ -466,7 +475,9 @@ impl Client {
                 Phase::Ending(Decision::Abort),
                 Outcome::Aborted(AbortReason::Client),
             ) => outcome = Outcome::Aborted(AbortReason::Guard),
-            (Kind::Procedure(_) | Kind::ReadOnly, _, Outcome::Committed(_)) => {
+            (Kind::Procedure(_) | Kind::ReadOnly, _, Outcome::Committed(_))
+                if !open.is_resolved =>
+            {
                 cx.reads(id, open.reads);
             }
             _ => {}
@@ -483,10 +494,10 @@ impl Client {
         cx: &mut Cx<'_, CarouselBasic>,
     ) {
         let Some(leader) = leader else {
-            self.routes.suspect(partition, from);
+            self.routes.deny(partition, from, cx.now());
             return;
         };
-        self.routes.learn(partition, leader);
+        self.routes.learn(partition, leader, cx.now());
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
         let id = open.txn.id;
         match &open.phase {
@@ -514,17 +525,16 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         open.resent += 1;
-        let patience = self.config.resend_after * (1 << open.resent.min(4));
+        let patience = self.config.resend_after * (1 << open.resent.min(2));
+        let asked = std::mem::replace(&mut open.asked, cx.now());
         match &open.phase {
             Phase::Reading | Phase::Snapshotting { .. } => {
                 for &partition in &open.silent {
-                    let silent = self.routes.leader(partition);
-                    self.routes.suspect(partition, silent);
+                    self.routes.suspect(partition, asked, cx.now());
                 }
             }
             Phase::Ending(_) | Phase::Resolving => {
-                let silent = self.routes.leader(open.coordinator);
-                self.routes.suspect(open.coordinator, silent);
+                self.routes.suspect(open.coordinator, asked, cx.now());
             }
             Phase::Deciding => {}
         }

@@ -442,9 +442,9 @@ impl Partition {
                 unknown.push(txn);
             }
         }
-        if !done.is_empty() {
-            world.send_to_leader(partition, Msg::Forget { partition, txns: done });
-        }
+        // Also when there are none: silence would make the participant look elsewhere.
+        let forget = Msg::Forget { partition, coordinator: self.id, txns: done };
+        world.send_to_leader(partition, forget);
         for txn in unknown {
             // A refusal whose vote was lost together with everything else about the transaction.
             world.cx.note(Note::QueryAborted);
@@ -502,7 +502,7 @@ impl Partition {
         let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
         leader.coordinating.retain(|&txn, coordinating| {
             let is_due = now.since(coordinating.asked.at)
-                >= config.query_after * (1 << coordinating.asked.times.min(4));
+                >= config.query_after * (1 << coordinating.asked.times.min(2));
             let is_silent = now.since(coordinating.heard) >= config.abandon_after;
             if coordinating.is_told {
                 if is_due {
@@ -524,10 +524,22 @@ impl Partition {
             }
             true
         });
+        let mut silent = BTreeMap::new();
         for &txn in voteless.iter().chain(&unacknowledged) {
-            if let Some(coordinating) = leader.coordinating.get_mut(&txn) {
-                coordinating.asked = Asked { at: now, times: coordinating.asked.times + 1 };
-            }
+            let Some(coordinating) = leader.coordinating.get_mut(&txn) else { continue };
+            let last = coordinating.asked;
+            coordinating.asked = Asked { at: now, times: last.times + 1 };
+            let known = self.state.coordinated.get(&txn);
+            let all = known.into_iter().flat_map(|k| k.participants.iter().map(|p| p.partition));
+            let is_missing = |partition: &PartitionId| {
+                let has_voted = coordinating.votes.contains_key(partition);
+                let has_acked = coordinating.acks.contains(partition);
+                if coordinating.is_told { !has_acked } else { !has_voted }
+            };
+            silent.extend(all.filter(is_missing).map(|partition| (partition, last.at)));
+        }
+        for (partition, asked) in silent {
+            world.suspect(partition, asked);
         }
         for txn in abandoned {
             world.cx.note(Note::Abandoned);

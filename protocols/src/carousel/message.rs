@@ -39,6 +39,9 @@ pub enum Vote {
     },
     /// The partition cannot commit it, ever.
     Refused(AbortReason),
+    /// The partition has committed it already, at this timestamp: an earlier leader of the
+    /// coordinator's group decided so, told everybody, and was gone before its own group knew.
+    Committed(Timestamp),
 }
 
 /// The coordinator's decision, as a participant is told it.
@@ -202,6 +205,8 @@ pub enum Msg {
     Forget {
         /// The participant.
         partition: PartitionId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
         /// The transactions.
         txns: Vec<TxnId>,
     },
@@ -382,6 +387,35 @@ impl Msg {
     }
 }
 
+impl Msg {
+    /// The partition that only its leader speaks for in this message: whoever receives it knows who
+    /// leads.
+    #[must_use]
+    pub fn led_by_sender(&self) -> Option<PartitionId> {
+        match self {
+            Self::PrepareResult { partition, .. }
+            | Self::WritebackAck { partition, .. }
+            | Self::QueryDecision { partition, .. }
+            | Self::MayForget { partition, .. } => Some(*partition),
+            Self::QueryPrepare { coordinator, .. }
+            | Self::Writeback { coordinator, .. }
+            | Self::Forget { coordinator, .. } => Some(*coordinator),
+            Self::ReadAndPrepare { .. }
+            | Self::ReadResult { .. }
+            | Self::CoordinatorPrepare { .. }
+            | Self::Commit { .. }
+            | Self::Abort { .. }
+            | Self::Heartbeat { .. }
+            | Self::Resolve { .. }
+            | Self::Decided { .. }
+            | Self::ReadOnly { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. } => None,
+        }
+    }
+}
+
 impl Message for Msg {
     fn kind(&self) -> &'static str {
         match self {
@@ -523,6 +557,7 @@ fn vote_size(vote: &Vote) -> usize {
     match vote {
         Vote::Prepared { versions, .. } => 14 + versions_size(versions),
         Vote::Refused(_) => 4,
+        Vote::Committed(_) => 12,
     }
 }
 

@@ -169,6 +169,8 @@ pub enum Note {
     Resent,
     /// A replica took a snapshot of the state from its leader.
     SnapshotInstalled,
+    /// A leader whose log takes no commands dropped a request.
+    Shed,
     /// A membership change was refused.
     ChangeRefused,
     /// A node made a checkpoint.

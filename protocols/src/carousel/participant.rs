@@ -1,6 +1,8 @@
 //! A partition's leader as participant: read, prepare, vote, and carry out the decision (§4.1.1,
 //! §4.1.3, §4.1.4), and read-only transactions (§4.4.2).
 
+use std::collections::BTreeMap;
+
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
@@ -175,11 +177,12 @@ impl Partition {
             return;
         }
         if let Some(ended) = self.state.ended.get(&txn) {
-            if let Outcome::Aborted(reason) = ended.outcome {
-                self.send_vote(txn, coordinator, Vote::Refused(reason), world);
-            }
-            // A committed one was acknowledged to a coordinator that had decided; whoever asks is
-            // behind, and will hear from its own group's log.
+            let vote = match ended.outcome {
+                Outcome::Aborted(reason) => Vote::Refused(reason),
+                Outcome::Committed(timestamp) => Vote::Committed(timestamp),
+                Outcome::Unknown => unreachable!("{txn} ended at {} without an outcome", self.id),
+            };
+            self.send_vote(txn, coordinator, vote, world);
             return;
         }
         let Some(leader) = &self.leader else { return };
@@ -259,7 +262,7 @@ impl Partition {
         leader.floor = leader.floor.max(self.state.floor);
         let by_decision = leader.ending.remove(&txn);
         leader.refusing.remove(&txn);
-        leader.unforgotten.insert(txn, world.cx.now());
+        leader.unforgotten.insert(txn, Asked { at: world.cx.now(), times: 0 });
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
             self.acknowledge(txn, ended.coordinator, world);
@@ -269,8 +272,14 @@ impl Partition {
     }
 
     /// R6: these need not be remembered for the coordinator's sake any more.
-    pub(super) fn on_forget(&mut self, txns: Vec<TxnId>, world: &mut World<'_, '_>) {
+    pub(super) fn on_forget(
+        &mut self,
+        coordinator: PartitionId,
+        txns: Vec<TxnId>,
+        world: &mut World<'_, '_>,
+    ) {
         let Some(leader) = &mut self.leader else { return };
+        leader.forget_asked.remove(&coordinator);
         let known: Vec<TxnId> = txns
             .into_iter()
             .filter(|txn| leader.unforgotten.remove(txn).is_some())
@@ -365,20 +374,17 @@ impl Partition {
         for (&txn, asked) in &mut leader.asked {
             // The paper's participants never ask (C9 is about them).
             let asks = !world.config.teeth.no_tombstones;
-            if asks && now.since(asked.at) >= after * (1 << asked.times.min(4)) {
-                asked.at = now;
-                asked.times += 1;
-                ask.push((txn, asked.times));
+            if asks && now.since(asked.at) >= after * (1 << asked.times.min(2)) {
+                ask.push((txn, *asked));
+                *asked = Asked { at: now, times: asked.times + 1 };
             }
         }
-        for (txn, times) in ask {
+        for (txn, last) in ask {
             let Some(prepared) = self.state.prepared.get(&txn) else { continue };
             let coordinator = prepared.coordinator;
             let vote = prepared.vote();
-            if times > 1 {
-                // Silence may mean that the caller still thinks, or that nobody is there.
-                world.suspect(coordinator);
-            }
+            // Silence may mean that the caller still thinks, or that nobody is there.
+            world.suspect(coordinator, last.at);
             let query = Msg::QueryDecision { txn, coordinator, partition: self.id, vote };
             world.send_to_leader(coordinator, query);
         }
@@ -389,20 +395,23 @@ impl Partition {
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
-        let mut batches = std::collections::BTreeMap::<PartitionId, Vec<TxnId>>::new();
-        let Leader { unforgotten, .. } = leader;
-        unforgotten.retain(|txn, since| {
+        let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
+        let Leader { unforgotten, forget_asked, .. } = leader;
+        unforgotten.retain(|txn, asked| {
             let Some(ended) = self.state.ended.get(txn) else { return false };
-            if now.since(*since) >= after {
+            if now.since(asked.at) >= after * (1 << asked.times.min(2)) {
                 let batch = batches.entry(ended.coordinator).or_default();
                 if batch.len() < FORGET_BATCH {
-                    *since = now;
+                    *asked = Asked { at: now, times: asked.times + 1 };
                     batch.push(*txn);
                 }
             }
             true
         });
         for (coordinator, txns) in batches {
+            if let Some(asked) = forget_asked.insert(coordinator, now) {
+                world.suspect(coordinator, asked);
+            }
             let ask = Msg::MayForget { coordinator, partition: self.id, txns };
             world.send_to_leader(coordinator, ask);
         }

@@ -1,7 +1,7 @@
 //! One replica of one partition: the replicated log, the state it gives, and, where this replica
 //! leads, what only a leader knows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::locks::PendingKeys;
@@ -12,7 +12,7 @@ use orthodrome_core::txn::{Key, Outcome, Version};
 use super::message::{Chunk, Command, Log, Msg, Vote};
 use super::participant::Prepare;
 use super::server::World;
-use super::state::{Applied, Prepared, State};
+use super::state::{Applied, Ended, Prepared, State};
 use super::{Note, Timer};
 use crate::replication::{self, Event, Payload, Replica};
 
@@ -26,6 +26,8 @@ pub(super) struct Partition {
     pub leader: Option<Leader>,
     /// Requests that came while this replica led but was not ready (§4.3.3, step 1).
     early: Vec<(NodeId, Msg)>,
+    /// Commands that the log did not take yet.
+    backlog: VecDeque<Command>,
     /// A snapshot that is arriving in pieces. It replaces the state only when it is whole: until
     /// then this replica may have to go on with the state it has.
     staged: Option<Staged>,
@@ -56,8 +58,10 @@ pub(super) struct Leader {
     pub ending: BTreeSet<TxnId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
     pub asked: BTreeMap<TxnId, Asked>,
-    /// Endings that the coordinator's group may still ask about, and since when it was not asked.
-    pub unforgotten: BTreeMap<TxnId, Time>,
+    /// Endings that the coordinator's group may still ask about, and when it was last asked.
+    pub unforgotten: BTreeMap<TxnId, Asked>,
+    /// Coordinators that were asked what may be forgotten and have not answered, and since when.
+    pub forget_asked: BTreeMap<PartitionId, Time>,
     /// Proposals must be larger (C11).
     pub floor: Timestamp,
     /// The highest ceiling proposed.
@@ -131,13 +135,17 @@ impl Partition {
             early: Vec::new(),
             staged: None,
             must_checkpoint: false,
+            backlog: VecDeque::new(),
         }
     }
 
     /// Takes a message meant for this partition's leader.
     pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
-        if self.leader.is_some() {
+        if self.leader.is_some() && self.backlog.len() < world.config.early_max {
             self.serve(from, msg, world);
+        } else if self.leader.is_some() {
+            // Overloaded, or handing over for long: the sender asks again.
+            world.cx.note(Note::Shed);
         } else if self.replica.is_leader() && self.early.len() < world.config.early_max {
             self.early.push((from, msg));
         } else {
@@ -148,6 +156,9 @@ impl Partition {
     }
 
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
+        if let Some(led) = msg.led_by_sender() {
+            world.routes.learn(led, from, world.cx.now());
+        }
         match msg {
             Msg::ReadAndPrepare { txn, participant, coordinator, acknowledged_below, .. } => {
                 let prepare = Prepare { txn, participant, coordinator, acknowledged_below };
@@ -180,7 +191,7 @@ impl Partition {
             Msg::Writeback { txn, coordinator, verdict, .. } => {
                 self.on_writeback(txn, coordinator, verdict, world);
             }
-            Msg::Forget { txns, .. } => self.on_forget(txns, world),
+            Msg::Forget { txns, coordinator, .. } => self.on_forget(coordinator, txns, world),
             Msg::ReadOnly { txn, keys, at_least, .. } => {
                 self.on_read_only(from, txn, keys, at_least, world);
             }
@@ -194,10 +205,21 @@ impl Partition {
         }
     }
 
-    /// Proposes a command. A leader that has just been deposed loses it, like one that crashes.
+    /// Proposes a command. While the log takes none, because leadership is being handed over or too
+    /// much waits to be chosen, commands queue up in order: a leader that stays has to propose what
+    /// it acted on. One that is deposed loses them, like one that crashes.
     pub(super) fn propose(&mut self, command: Command, world: &mut World<'_, '_>) {
-        self.replica.propose(command, &mut world.door(self.id));
+        self.backlog.push_back(command);
+        self.propose_backlog(world);
         world.touch(self.id);
+    }
+
+    fn propose_backlog(&mut self, world: &mut World<'_, '_>) {
+        while self.replica.takes_commands()
+            && let Some(command) = self.backlog.pop_front()
+        {
+            self.replica.propose(command, &mut world.door(self.id));
+        }
     }
 
     pub(super) fn read_index(&mut self, id: u64, world: &mut World<'_, '_>) {
@@ -214,6 +236,7 @@ impl Partition {
                 Event::Deposed { .. } => {
                     self.leader = None;
                     self.early.clear();
+                    self.backlog.clear();
                     world.cx.cancel_timer(Timer::Sweep(self.id));
                     world.cx.cancel_timer(Timer::CommitWait(self.id));
                 }
@@ -242,9 +265,8 @@ impl Partition {
                 Event::SnapshotChunk { chunk, last, .. } => self.on_chunk(chunk, last, world),
             }
         }
-        if let Some(leader) = self.replica.leader() {
-            world.routes.learn(self.id, leader);
-        }
+        self.propose_backlog(world);
+        world.routes.follow(self.id, self.replica.leader(), world.cx.now());
     }
 
     fn on_chosen(
@@ -289,6 +311,7 @@ impl Partition {
             ending: BTreeSet::new(),
             asked: BTreeMap::new(),
             unforgotten: BTreeMap::new(),
+            forget_asked: BTreeMap::new(),
             // C12, R8: a predecessor may have promised anything up to its ceiling.
             floor: self.state.ceiling.max(self.state.floor),
             ceiling_proposed: self.state.ceiling,
@@ -310,8 +333,10 @@ impl Partition {
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, now)).collect();
+        let asked = Asked { at: now, times: 0 };
+        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, asked)).collect();
         self.leader = Some(leader);
+        world.routes.follow(self.id, Some(world.node), now);
         self.take_over_coordination(world);
         world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
         self.reserve(world.cx.clock().now, world);
@@ -332,7 +357,20 @@ impl Partition {
         if let Some(prepared) = self.state.prepared.get(&txn)
             && prepared.coordinator == partition
         {
-            self.send_vote(txn, partition, prepared.vote(), world);
+            let vote = prepared.vote();
+            if leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
+                let query =
+                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
+                world.send_to_leader(partition, query);
+            } else {
+                self.send_vote(txn, partition, vote, world);
+            }
+        }
+        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
+            self.state.ended.get(&txn)
+            && *coordinator == partition
+        {
+            self.send_vote(txn, partition, Vote::Refused(*reason), world);
         }
         if let Some(coordinating) = leader.coordinating.get(&txn) {
             if coordinating.is_told {

@@ -1,46 +1,77 @@
 //! Who leads which partition, as far as this node knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::time::Time;
 
 /// A cache of leaders: the placement's preferred leader until something better is known.
 #[derive(Debug)]
 pub(super) struct Routes {
     cluster: Arc<Cluster>,
-    known: BTreeMap<PartitionId, NodeId>,
+    known: BTreeMap<PartitionId, Route>,
+    /// Partitions whose leader this node's own replica knows: its election timer is what doubts.
+    followed: BTreeSet<PartitionId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    leader: NodeId,
+    /// When the leader was last heard of, or first supposed to be one.
+    heard: Time,
 }
 
 impl Routes {
     pub(super) fn new(cluster: Arc<Cluster>) -> Self {
-        Self { cluster, known: BTreeMap::new() }
+        Self { cluster, known: BTreeMap::new(), followed: BTreeSet::new() }
     }
 
     /// Where to send what is for the leader of `partition`.
     pub(super) fn leader(&self, partition: PartitionId) -> NodeId {
-        self.known.get(&partition).copied().unwrap_or_else(|| {
+        self.known.get(&partition).map(|route| route.leader).unwrap_or_else(|| {
             self.cluster.partition(partition).map(|p| p.preferred_leader).unwrap_or_default()
         })
     }
 
-    /// Somebody says that `leader` leads.
-    pub(super) fn learn(&mut self, partition: PartitionId, leader: NodeId) {
-        self.known.insert(partition, leader);
+    /// This node holds a replica of `partition`, which knows best who leads, if it knows at all.
+    pub(super) fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
+        self.followed.remove(&partition);
+        if let Some(leader) = leader {
+            self.learn(partition, leader, now);
+            self.followed.insert(partition);
+        }
     }
 
-    /// The supposed leader did not answer, or says that it does not lead and knows no better: try
-    /// the next replica, unless a better one has been learnt since.
-    pub(super) fn suspect(&mut self, partition: PartitionId, silent: NodeId) {
-        if self.leader(partition) != silent {
-            return;
+    /// Somebody who should know says that `leader` leads.
+    pub(super) fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
+        if !self.followed.contains(&partition) {
+            self.known.insert(partition, Route { leader, heard });
         }
+    }
+
+    /// `from` says that it does not lead `partition`, and knows no better.
+    pub(super) fn deny(&mut self, partition: PartitionId, from: NodeId, now: Time) {
+        if self.leader(partition) == from {
+            self.try_next(partition, now);
+        }
+    }
+
+    /// The supposed leader of `partition` was asked something at `asked` and has not answered: try
+    /// the next replica, unless it was heard of since, or has only been supposed since.
+    pub(super) fn suspect(&mut self, partition: PartitionId, asked: Time, now: Time) {
+        if self.known.get(&partition).is_none_or(|route| route.heard < asked) {
+            self.try_next(partition, now);
+        }
+    }
+
+    fn try_next(&mut self, partition: PartitionId, now: Time) {
+        let silent = self.leader(partition);
         let Some(placed) = self.cluster.partition(partition) else { return };
         let at = placed.replicas.iter().position(|&node| node == silent).map_or(0, |at| at + 1);
-        let next = placed.replicas.get(at).or_else(|| placed.replicas.first());
-        if let Some(&next) = next {
-            self.known.insert(partition, next);
+        if let Some(&next) = placed.replicas.get(at).or_else(|| placed.replicas.first()) {
+            self.learn(partition, next, now);
         }
     }
 }

@@ -110,10 +110,9 @@ impl<'b> World<'_, 'b> {
         self.send(self.routes.leader(partition), msg);
     }
 
-    /// The supposed leader of `partition` has been silent for long.
-    pub(super) fn suspect(&mut self, partition: PartitionId) {
-        let silent = self.routes.leader(partition);
-        self.routes.suspect(partition, silent);
+    /// The supposed leader of `partition` has not answered what it was asked at `asked`.
+    pub(super) fn suspect(&mut self, partition: PartitionId, asked: Time) {
+        self.routes.suspect(partition, asked, self.cx.now());
     }
 
     /// The way out for the log of `partition`.
@@ -309,10 +308,10 @@ impl Server {
         cx: &mut Cx<'_, CarouselBasic>,
     ) {
         let Some(leader) = leader else {
-            self.routes.suspect(partition, from);
+            self.routes.deny(partition, from, cx.now());
             return;
         };
-        self.routes.learn(partition, leader);
+        self.routes.learn(partition, leader, cx.now());
         let Some(txn) = txn else { return };
         let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in hosted {

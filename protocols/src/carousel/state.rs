@@ -330,6 +330,12 @@ pub fn decide<'a>(
     request: Option<&Request>,
     vote: impl Fn(PartitionId) -> Option<&'a Vote>,
 ) -> Option<Outcome> {
+    // Somebody was told to commit: it is decided.
+    for partition in participants.clone() {
+        if let Some(Vote::Committed(timestamp)) = vote(partition) {
+            return Some(Outcome::Committed(*timestamp));
+        }
+    }
     // One refusal is enough, whatever the others say.
     for partition in participants.clone() {
         if let Some(Vote::Refused(reason)) = vote(partition) {

@@ -110,6 +110,7 @@ fn vote_to_wire(vote: &Vote) -> wire::Vote {
             proposal: proposal.0,
         }),
         Vote::Refused(reason) => wire::vote::Vote::Refused(reason_to_wire(*reason)),
+        Vote::Committed(timestamp) => wire::vote::Vote::Committed(timestamp.0),
     };
     wire::Vote { vote: Some(vote) }
 }
@@ -121,6 +122,7 @@ fn vote_from_wire(vote: Option<wire::Vote>) -> Result<Vote, WireError> {
             proposal: Timestamp(vote.proposal),
         },
         wire::vote::Vote::Refused(reason) => Vote::Refused(reason_from_wire(reason)?),
+        wire::vote::Vote::Committed(timestamp) => Vote::Committed(Timestamp(timestamp)),
     })
 }
 
@@ -230,9 +232,11 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             partition: partition.0,
             txns: txns_to_wire(txns),
         }),
-        Msg::Forget { partition, txns } => {
-            Wire::Forget(m::Forget { partition: partition.0, txns: txns_to_wire(txns) })
-        }
+        Msg::Forget { coordinator, partition, txns } => Wire::Forget(m::Forget {
+            partition: partition.0,
+            txns: txns_to_wire(txns),
+            coordinator: coordinator.0,
+        }),
         Msg::ReadOnly { partition, keys, at_least, .. } => Wire::ReadOnly(m::ReadOnly {
             partition: partition.0,
             keys: keys_to_wire(keys),
@@ -339,7 +343,9 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             txns: txns_from_wire(&m.txns)?,
         },
         Wire::Forget(m) => {
-            Msg::Forget { partition: PartitionId(m.partition), txns: txns_from_wire(&m.txns)? }
+            let txns = txns_from_wire(&m.txns)?;
+            let (coordinator, partition) = (PartitionId(m.coordinator), PartitionId(m.partition));
+            Msg::Forget { coordinator, partition, txns }
         }
         Wire::ReadOnly(m) => Msg::ReadOnly {
             txn: txn()?,
