@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use orthodrome_core::{Duration, NodeId, Ticket, Time};
 use orthodrome_protocols::replication::{
-    Config, Entry, Group, Index, Members, Message, Payload, Quorums, Record, Term, Timer,
+    Config, Entry, Group, Index, Members, Message, Payload, Quorums, Record, Term, Timer, Tooth,
 };
 
 use crate::node::{Node, Register, Told};
@@ -24,6 +24,8 @@ struct Script {
     cut: BTreeSet<(NodeId, NodeId)>,
     /// Nodes whose disk waits for `sync`.
     slow: BTreeSet<NodeId>,
+    /// A deliberate bug, to see that a script would notice it.
+    tooth: Option<Tooth>,
     out: String,
 }
 
@@ -161,6 +163,7 @@ impl Script {
         let voters: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let preferred_leader = args.key("preferred").map(|text| text.parse()).transpose()?;
         let mut config = Config::with_election_timeout(Duration::from_millis(1_000));
+        config.tooth = self.tooth;
         config.snapshot_window = usize::try_from(args.number("window", 1)?)?;
         config.max_batch_bytes = usize::try_from(args.number("batch", 10_000)?)?;
         config.max_inflight = usize::try_from(args.number("inflight", 64)?)?;
@@ -480,4 +483,20 @@ fn golden() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// The random test hardly ever meets the moment in which this matters, so a script does.
+#[test]
+fn a_voter_that_forgets_its_promise_at_a_restart_is_caught() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/replication/testdata/lease_restarted_voter_protects_leader.txt"
+    );
+    let script = std::fs::read_to_string(path).unwrap();
+    let tooth = Some(Tooth::VoteAfterRestart);
+    let mut runner = Script { tooth, ..Script::default() };
+    let broken = goldenscript::generate(&mut runner, &script).unwrap();
+    // Two nodes may serve at the same time: the lease of n1 runs while n3 leads.
+    let leads = broken.find("n3 leading t2").expect("n3 is elected");
+    assert!(broken[leads..].contains("n1 has a lease"), "{broken}");
 }

@@ -115,11 +115,6 @@ fn acknowledging_what_is_not_durable_is_caught() {
 }
 
 #[test]
-fn voting_right_after_a_restart_is_caught() {
-    bites(Tooth::VoteAfterRestart, 3_000, &["linearizability"]);
-}
-
-#[test]
 fn reading_without_confirmation_is_caught() {
     bites(Tooth::ReadUnconfirmed, 3_000, &["linearizability"]);
 }
