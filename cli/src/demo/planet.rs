@@ -1,5 +1,6 @@
 //! Five regions in one process: nodes with real sockets and files, and a gateway for clients in each.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -117,13 +118,14 @@ impl<P: WireProtocol> Planet<P> {
     /// # Errors
     /// None did in time.
     pub async fn ready(&self) -> anyhow::Result<()> {
-        let mut keys = std::collections::BTreeMap::new();
-        for number in 0..10_000 {
-            let key = Key::from(format!("ready{number}"));
-            keys.entry(self.map.partition_of(&key)).or_insert(key);
-        }
-        let one = |region| {
-            let (config, keys) = (self.config(region).deadline(READY_DEADLINE), keys.clone());
+        let one = |region: RegionId| {
+            // Keys of its own, so that the regions need not wait for each other.
+            let mut keys = BTreeMap::new();
+            for number in 0..10_000 {
+                let key = Key::from(format!("ready-{region}-{number}"));
+                keys.entry(self.map.partition_of(&key)).or_insert(key);
+            }
+            let config = self.config(region).deadline(READY_DEADLINE);
             async move {
                 let client = Client::connect(config).await?;
                 client.execute(keys.into_values().map(|key| Op::Add(key, 1))).await

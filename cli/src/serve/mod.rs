@@ -3,7 +3,7 @@
 mod config;
 mod init;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,7 +180,11 @@ impl protocols::Visitor for Serve<'_> {
             }
             Err(_) => EnvFilter::new("info"),
         };
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_writer(std::io::stderr)
+            .init();
         eprintln!("orthodrome {} {}\n{}", output::VERSION, self.path.display(), banner(&self.node));
         let runtime = Runtime::new().context("cannot start the runtime")?;
         let status = runtime.block_on(serve::<P>(self.node));
