@@ -1,6 +1,13 @@
 //! The demonstration, as everybody runs it first: real sockets, real files, a region that dies.
 
-#![allow(clippy::disallowed_types, reason = "tests of real processes")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real processes; an unmet expectation is a failed test"
+)]
 
 use std::process::{Command, Output};
 

@@ -1,7 +1,14 @@
 //! `load` against the real client service in front of a small serial store, so that what it says of
 //! a cluster that keeps its promises, and of one that does not, is known beforehand.
 
-#![allow(clippy::disallowed_types, reason = "tests of real sockets and processes")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real sockets and processes; an unmet expectation is a failed test"
+)]
 
 // The client library's own test gateways; not all of what they can do is needed here.
 #[allow(dead_code)]

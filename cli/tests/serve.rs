@@ -1,6 +1,13 @@
 //! A cluster of real processes: made by `serve --init`, put under load, one killed, one asked to end.
 
-#![allow(clippy::disallowed_types, reason = "tests of real processes")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real processes; an unmet expectation is a failed test"
+)]
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;

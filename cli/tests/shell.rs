@@ -1,6 +1,13 @@
 //! The shell in a pipe, against the real client service in front of a small serial store.
 
-#![allow(clippy::disallowed_types, reason = "tests of real sockets and processes")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real sockets and processes; an unmet expectation is a failed test"
+)]
 
 // The client library's own test gateways; not all of what they can do is needed here.
 #[allow(dead_code)]

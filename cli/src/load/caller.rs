@@ -64,7 +64,12 @@ impl Caller {
             Ok(Told::Committed(_)) => Ok(()),
             Ok(Told::Aborted(aborted)) => Err(match AbortReason::from(aborted.reason) {
                 AbortReason::Client | AbortReason::Guard => Failed::Refused,
-                reason => Failed::Aborted(reason.to_string()),
+                reason @ (AbortReason::Conflict
+                | AbortReason::StaleRead
+                | AbortReason::Recovery
+                | AbortReason::Abandoned
+                | AbortReason::Overload
+                | AbortReason::Invalid) => Failed::Aborted(reason.to_string()),
             }),
             Err(error) => Err(Failed::Aborted(error.to_string())),
         };
