@@ -224,15 +224,14 @@ impl<R: Replicated> Leading<R> {
         self.reads.into_iter().map(|read| read.id)
     }
 
-    /// The lowest entry that a follower which answers still needs; none if there is no such
-    /// follower.
-    pub(super) fn needed_by_live_followers(&self, now: Time, config: &Config) -> Option<Index> {
-        let live = self.progress.iter().filter(|progress| progress.is_live(now, config));
-        live.map(|progress| match &progress.mode {
+    /// The lowest entry that some follower lacks, live or not: one that is away for a moment should
+    /// not need a snapshot. None if there are no followers.
+    pub(super) fn needed_by_followers(&self) -> Option<Index> {
+        let needed = self.progress.iter().map(|progress| match &progress.mode {
             Mode::Snapshot(outgoing) => outgoing.index().unwrap_or(Index(u64::MAX)),
             Mode::Probe { .. } | Mode::Stream => progress.matched,
-        })
-        .min()
+        });
+        needed.min()
     }
 
     pub(super) fn assert_invariants(&self, last: Index) {

@@ -406,14 +406,14 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Up to where the log can be forgotten: what was surfaced, less what followers that answer
-    /// still need, but never keeping more than `keep_entries` for them. A follower keeps that many
-    /// in case it has to lead.
+    /// Up to where the log can be forgotten: what was surfaced, less what followers still lack, but
+    /// never keeping more than `keep_entries` for them. A follower keeps that many in case it has to
+    /// lead.
     #[must_use]
     pub fn compactable(&self, keep_entries: usize) -> Index {
         let bound = Index(self.surfaced.0.saturating_sub(keep_entries as u64));
         let needed = match &self.role {
-            Role::Leader(lead) => lead.needed_by_live_followers(self.last_input, &self.config),
+            Role::Leader(lead) => lead.needed_by_followers(),
             Role::Follower | Role::PreCandidate(_) | Role::Candidate { .. } => Some(bound),
         };
         needed.map_or(self.surfaced, |needed| needed.max(bound).min(self.surfaced))
