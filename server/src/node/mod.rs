@@ -148,11 +148,44 @@ struct Shared<P: WireProtocol> {
 struct Clients {
     /// The next free number, and the first that is not reserved.
     block: tokio::sync::Mutex<(u64, u64)>,
-    /// None: nothing survives, so nothing needs to be reserved.
-    writer: Option<Arc<Inbox<Work>>>,
+    /// Not set: nothing survives, so nothing needs to be reserved.
+    writer: OnceLock<Arc<Inbox<Work>>>,
 }
 
 impl<P: WireProtocol> Shared<P> {
+    fn new(
+        settings: &Settings,
+        me: &Process,
+        clock: NodeClock,
+        failure: watch::Sender<Option<String>>,
+        clients: (u64, u64),
+    ) -> Self {
+        let block = tokio::sync::Mutex::new(clients);
+        Self {
+            me: me.clone(),
+            cluster: settings.cluster.clone(),
+            guarantee: registry::find(P::NAME).map_or("none", |row| row.guarantee.name()),
+            map: settings.map.clone(),
+            clock,
+            server: Arc::default(),
+            gateway: Arc::default(),
+            counters: Default::default(),
+            health: Mutex::new(Health::Serving),
+            failure,
+            ended: CancellationToken::new(),
+            transport: OnceLock::new(),
+            clients: Clients { block, writer: OnceLock::new() },
+        }
+    }
+
+    /// What the storage thread says.
+    fn report(&self, report: Report) {
+        match report {
+            Report::Durable(tag, ticket) => drop(self.inbox(tag).push(Event::Durable(ticket))),
+            Report::Failed(error) => self.fail(&error.to_string()),
+        }
+    }
+
     fn inbox(&self, tag: Tag) -> &Arc<Inbox<Event<P>>> {
         match tag {
             Tag::Server => &self.server,
@@ -255,7 +288,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
         Box::pin(async {
             let mut block = self.clients.block.lock().await;
             if block.0 == block.1 {
-                let writer = self.clients.writer.as_ref().ok_or(GatewayError::Stopping)?;
+                let writer = self.clients.writer.get().ok_or(GatewayError::Stopping)?;
                 let (reply, reserved) = oneshot::channel();
                 writer.push(Work::Clients(reply));
                 *block = reserved.await.map_err(|_| GatewayError::Stopping)?;
@@ -513,72 +546,39 @@ pub async fn start<P: WireProtocol>(
         return Err(StartError::ClockBehind { behind_ms });
     }
     let clock = NodeClock::start(settings.clock_error, floor, settings.clock_skew.clone());
-    let in_flight: Arc<InFlight> = Arc::default();
     let (failure, failed) = watch::channel(None);
-    let me = introduction.me.clone();
-    let (server, gateway): (Arc<Inbox<Event<P>>>, Arc<Inbox<Event<P>>>) = Default::default();
-    let recovered = (data.server, data.gateway);
-    let incarnation = data.incarnation;
-
-    // The storage thread reports to the inboxes, and to the node's shared part once it exists.
-    let reporter: Arc<OnceLock<Arc<Shared<P>>>> = Arc::default();
-    let (to, inboxes) = (reporter.clone(), (server.clone(), gateway.clone()));
-    let writer = data.storage.map(|storage| {
-        storage.start(move |report| match report {
-            Report::Durable(Tag::Server, ticket) => drop(inboxes.0.push(Event::Durable(ticket))),
-            Report::Durable(Tag::Gateway, ticket) => drop(inboxes.1.push(Event::Durable(ticket))),
-            Report::Failed(error) => {
-                if let Some(shared) = to.get() {
-                    shared.fail(&error.to_string());
-                }
-            }
-        })
-    });
-    let writer = writer.transpose()?;
-    let clients = Clients {
-        block: tokio::sync::Mutex::new(data.clients),
-        writer: writer.as_ref().map(Writer::inbox),
+    let shared =
+        Arc::new(Shared::<P>::new(&settings, &introduction.me, clock, failure, data.clients));
+    let writer = match data.storage {
+        Some(storage) => {
+            let to = shared.clone();
+            let writer = storage.start(move |report| to.report(report))?;
+            let _ = shared.clients.writer.set(writer.inbox());
+            Some(writer)
+        }
+        None => None,
     };
-    let shared = Arc::new(Shared {
-        me,
-        cluster: settings.cluster.clone(),
-        guarantee: registry::find(P::NAME).map_or("none", |row| row.guarantee.name()),
-        map: settings.map.clone(),
-        clock,
-        server,
-        gateway,
-        counters: Default::default(),
-        health: Mutex::new(Health::Serving),
-        failure,
-        ended: CancellationToken::new(),
-        transport: OnceLock::new(),
-        clients,
-    });
-    let _ = reporter.set(shared.clone());
-
-    let transport = Transport::start(
-        links(&settings, introduction),
-        listener,
-        Arc::new(Receiver(shared.clone())),
-    )?;
+    let links = links(&settings, introduction);
+    let transport = Transport::start(links, listener, Arc::new(Receiver(shared.clone())))?;
     let _ = shared.transport.set(transport);
-    let persistence = |tag| match (&writer, tag) {
-        (Some(writer), _) => Persistence::Disk(writer.inbox()),
-        (None, _) => Persistence::Memory(data.memory.clone()),
+    let persistence = match &writer {
+        Some(writer) => Persistence::Disk(writer.inbox()),
+        None => Persistence::Memory(data.memory),
     };
-    let node =
-        Start { shared: &shared, settings: &settings, config: Arc::new(config), incarnation };
-    let threads = vec![
-        node.machine::<P::Server>(Tag::Server, data.engine, recovered.0, persistence(Tag::Server))?,
-        node.machine::<P::Client>(
-            Tag::Gateway,
-            Box::new(MemoryEngine::default()),
-            recovered.1,
-            persistence(Tag::Gateway),
-        )?,
-    ];
+    let config = Arc::new(config);
+    let incarnation = data.incarnation;
+    let node = Start { shared: &shared, settings: &settings, config, incarnation, persistence };
+    let mut threads = Vec::new();
+    let no_engine = Box::new(MemoryEngine::default());
+    for thread in [
+        node.machine::<P::Server>(Tag::Server, data.engine, data.server),
+        node.machine::<P::Client>(Tag::Gateway, no_engine, data.gateway),
+    ] {
+        threads.push(thread.inspect_err(|_| shared.end())?);
+    }
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
     info!(node = %shared.me.node, cluster = settings.cluster, protocol = P::NAME, "serving");
+    let in_flight: Arc<InFlight> = Arc::default();
     let gateway = Gateway::new(shared.clone(), in_flight.clone(), settings.in_flight_max);
     Ok(NodeHandle { gateway, parts: shared, in_flight, failure: failed, threads, writer })
 }
@@ -609,6 +609,7 @@ struct Start<'a, P: WireProtocol> {
     settings: &'a Settings,
     config: Arc<P::Config>,
     incarnation: u64,
+    persistence: Persistence,
 }
 
 impl<P: WireProtocol> Start<'_, P> {
@@ -617,8 +618,8 @@ impl<P: WireProtocol> Start<'_, P> {
         tag: Tag,
         engine: Box<dyn StateEngine>,
         recovered: Vec<P::Record>,
-        persistence: Persistence,
     ) -> Result<JoinHandle<()>, StartError> {
+        let persistence = self.persistence.clone();
         let (node, name) = match tag {
             Tag::Server => (self.shared.me.node, "server"),
             Tag::Gateway => (self.shared.me.gateway, "gateway"),

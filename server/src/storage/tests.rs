@@ -271,13 +271,13 @@ fn a_crash_at_any_step_of_a_checkpoint_leaves_the_old_log_or_the_new_one() {
     log.checkpoint(number, first, &[record("ab")]).unwrap();
     let steps = steps.lock().unwrap().clone();
     let mut outcomes = BTreeSet::new();
-    for at in begin..steps.len() {
+    for (at, step) in steps.iter().enumerate().skip(begin) {
         let found = read(&root.path().join(format!("step{at}"))).unwrap();
         // "c" was told durable once its commit returned.
         let old: &[&str] = if at < written { &["a", "b"] } else { &["a", "b", "c"] };
         let is_old = found == old || (at < written && found == ["a", "b", "c"]);
         let is_new = found == ["ab", "c"];
-        assert!(is_old || (is_new && at >= written), "at {} ({at}): {found:?}", steps[at]);
+        assert!(is_old || (is_new && at >= written), "at {step} ({at}): {found:?}");
         outcomes.insert(is_new);
         // What was recovered can be appended to and recovered again.
         let copy = root.path().join(format!("step{at}"));

@@ -40,18 +40,16 @@ pub fn txn_id_from_wire(id: &wire::TxnId) -> TxnId {
 /// To the wire.
 #[must_use]
 pub fn version_to_wire(version: &Version) -> wire::Version {
-    let Version { timestamp, writer } = version;
-    // The version of a key that nobody wrote has a writer of zeros, which is sent as none.
-    let is_initial = *writer == Version::INITIAL.writer;
-    let writer = (!is_initial).then(|| txn_id_to_wire(writer));
-    wire::Version { timestamp: timestamp.0, writer }
+    let Version { timestamp, writer: TxnId { client, counter, attempt } } = *version;
+    wire::Version { timestamp: timestamp.0, client: client.0, counter, attempt }
 }
 
 /// From the wire.
 #[must_use]
 pub fn version_from_wire(version: &wire::Version) -> Version {
-    let writer = version.writer.as_ref().map(txn_id_from_wire).unwrap_or_default();
-    Version { timestamp: Timestamp(version.timestamp), writer }
+    let wire::Version { timestamp, client, counter, attempt } = *version;
+    let writer = TxnId { client: ClientId(client), counter, attempt };
+    Version { timestamp: Timestamp(timestamp), writer }
 }
 
 /// To the wire.
