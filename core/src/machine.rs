@@ -185,8 +185,9 @@ pub enum Effect<P: Protocol> {
         /// What it read.
         reads: Reads,
     },
-    /// To the caller: what became of the transaction. Once per attempt; for a read-only
-    /// transaction or a procedure that commits, its `Reads` went before.
+    /// To the caller: what became of the transaction. Once per attempt. For a read-only
+    /// transaction or a procedure that commits, its `Reads` went before, unless the caller had
+    /// lost track and what was read is gone.
     Finish {
         /// Which transaction.
         txn: TxnId,

@@ -25,7 +25,12 @@ const EC2_5: &str = include_str!("../../topologies/ec2-5.toml");
 /// What §4.1's flow implies for a transaction over `participants` begun in `home`: the client reads
 /// from the participant leaders; its commit request is replicated by the coordinator's group;
 /// meanwhile the participants replicate their votes and send them to the coordinator.
-fn implied(cluster: &Cluster, home: RegionId, txn: TxnId, parts: &BTreeSet<PartitionId>) -> Duration {
+fn implied(
+    cluster: &Cluster,
+    home: RegionId,
+    txn: TxnId,
+    parts: &BTreeSet<PartitionId>,
+) -> Duration {
     let rtt = |a, b| cluster.topology.rtt(a, b);
     let leader = |p| cluster.leader_region(p);
     let coordinator = coordinator_of(cluster, txn, home, parts.iter().copied());

@@ -532,6 +532,7 @@ impl Client {
                 for &partition in &open.silent {
                     self.routes.suspect(partition, asked, cx.now());
                 }
+                self.routes.suspect(open.coordinator, asked, cx.now());
             }
             Phase::Ending(_) | Phase::Resolving => {
                 self.routes.suspect(open.coordinator, asked, cx.now());

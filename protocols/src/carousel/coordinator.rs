@@ -192,7 +192,10 @@ impl Partition {
         vote: Vote,
         world: &mut World<'_, '_>,
     ) {
-        if self.state.settled.contains_key(&txn) || self.state.is_acknowledged(txn) {
+        // A client may know, and have acknowledged, what only an earlier leader had decided: such a
+        // transaction is still open here, and needs the vote.
+        let is_open = self.state.coordinated.contains_key(&txn) || !self.state.is_acknowledged(txn);
+        if self.state.settled.contains_key(&txn) || !is_open {
             return;
         }
         let now = world.cx.now();
