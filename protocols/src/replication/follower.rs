@@ -68,9 +68,10 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// The log agrees with the leader's and is durable up to here.
+    /// The log agrees with the leader's and is durable up to here. A node with half a state says
+    /// nothing of its log, or the leader would think that it needs no snapshot.
     fn matched(&self) -> Index {
-        self.received.min(self.own_copy())
+        if self.incomplete { Index(0) } else { self.received.min(self.own_copy()) }
     }
 
     fn reply(&mut self, to: NodeId, door: &mut impl Door<R>) {
@@ -115,7 +116,8 @@ impl<R: Replicated> Replica<R> {
             self.reject(from, self.log.last(), self.log.last_term(), door);
             return;
         }
-        let (term, matched, received) = (self.term, self.matched(), self.received);
+        let (term, matched) = (self.term, self.matched());
+        let received = if self.incomplete { Index(0) } else { self.received };
         let reply = Message::HeartbeatReply { term, matched, received, beat };
         self.send_when_term_durable(from, reply, door);
     }

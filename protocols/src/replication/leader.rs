@@ -136,7 +136,8 @@ impl<R: Replicated> Progress<R> {
                 received >= self.next || (of_append && received.next() == self.next)
             }
             Mode::Stream => false,
-            Mode::Snapshot(outgoing) => outgoing.is_reached_by(self.matched),
+            // By what it says now: it may have lost its state since it said more.
+            Mode::Snapshot(outgoing) => outgoing.is_reached_by(matched),
         };
         if is_reached {
             self.mode = Mode::Stream;

@@ -184,10 +184,11 @@ impl Script {
         Ok(())
     }
 
-    /// `load n1 1 1 4 [term=5] [vote=n2]`: restarts a node with a log of entries of these terms.
+    /// `load n1 1 1 4 [term=5] [vote=n2] [incomplete=1]`: restarts a node with a log of entries of these terms.
     fn load(&mut self, args: &mut Args<'_>) -> Result<()> {
         let id = args.node()?;
         let (now, term) = (self.now, args.number("term", 0)?);
+        let is_incomplete = args.number("incomplete", 0)? > 0;
         let vote = args.key("vote").map(|text| text.parse()).transpose()?;
         let terms: Vec<u64> = std::iter::from_fn(|| args.0.next_pos())
             .map(str::parse)
@@ -200,6 +201,7 @@ impl Script {
             Record::Base { index: Index(0), term: Term(0), members },
             Record::HardState { term, vote },
         ];
+        records.extend(is_incomplete.then_some(Record::Incomplete));
         for (index, term) in (1..).map(Index).zip(terms) {
             let payload = Payload::Command(100 * term + index.0);
             records.push(Record::Entry { index, entry: Entry { term: Term(term), payload } });
