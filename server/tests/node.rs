@@ -341,7 +341,7 @@ async fn a_clock_that_jumps_stops_its_node_until_it_is_right_again() {
     skew.store(-3_600_000_000_000, Ordering::Relaxed);
     let why = cluster.node(NodeId(1)).unwrap().failed().await;
     assert!(moved.elapsed() < Duration::from_secs(2), "it took {:?}", moved.elapsed());
-    assert!(why.contains("clock") && why.contains("-3599"), "{why}");
+    assert!(why.contains("clock") && why.contains("moved by -3"), "{why}");
     assert!(matches!(client.increment("k").await, Err(GatewayError::Failed(_))));
     cluster.kill(NodeId(1)).await;
     let error = cluster.restart(NodeId(1)).await.unwrap_err();

@@ -43,7 +43,7 @@ impl NodeClock {
             offset: AtomicI64::new(0),
             skew,
         };
-        let (monotonic, system) = clock.sample();
+        let (monotonic, system, _) = clock.sample();
         clock.offset.store(difference(system, monotonic), Ordering::Relaxed);
         clock
     }
@@ -54,8 +54,22 @@ impl NodeClock {
         Timestamp(nanos(since).saturating_add_signed(skew.load(Ordering::Relaxed)))
     }
 
-    fn sample(&self) -> (u64, u64) {
-        (nanos(self.start.elapsed()), Self::system(&self.skew).0)
+    /// The monotonic and the system clock at about the same moment, and whether the moments were
+    /// close enough to compare: a thread that is preempted between two readings, or a process that
+    /// is paused there, sees a gap that no clock made.
+    fn sample(&self) -> (u64, u64, bool) {
+        let close = nanos(self.error) / 8;
+        let mut sampled = (0, 0, false);
+        for _ in 0..8 {
+            let before = nanos(self.start.elapsed());
+            let system = Self::system(&self.skew).0;
+            let after = nanos(self.start.elapsed());
+            sampled = (before, system, after - before <= close);
+            if sampled.2 {
+                break;
+            }
+        }
+        sampled
     }
 
     /// Both clocks now.
@@ -63,8 +77,10 @@ impl NodeClock {
     /// # Errors
     /// The system clock was moved by more than its error since the last [`NodeClock::follow`].
     pub(crate) fn read(&self) -> Result<(Time, Clock), ClockError> {
-        let (monotonic, system) = self.sample();
-        self.check(difference(system, monotonic))?;
+        let (monotonic, system, is_comparable) = self.sample();
+        if is_comparable {
+            self.check(difference(system, monotonic))?;
+        }
         let now = system.max(self.last.fetch_max(system, Ordering::Relaxed));
         Ok((Time(monotonic), Clock { now: Timestamp(now), error: self.error }))
     }
@@ -85,10 +101,12 @@ impl NodeClock {
     /// As [`NodeClock::read`].
     pub(crate) fn follow(&self) -> Result<Timestamp, ClockError> {
         let (_, clock) = self.read()?;
-        let (monotonic, system) = self.sample();
-        let offset = difference(system, monotonic);
-        self.check(offset)?;
-        self.offset.store(offset, Ordering::Relaxed);
+        let (monotonic, system, is_comparable) = self.sample();
+        if is_comparable {
+            let offset = difference(system, monotonic);
+            self.check(offset)?;
+            self.offset.store(offset, Ordering::Relaxed);
+        }
         Ok(clock.now)
     }
 

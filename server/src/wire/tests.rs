@@ -472,7 +472,7 @@ fn tolerance(msg: &Msg, real: usize) -> usize {
     use replication::Message as M;
     let Msg::Replication { message, .. } = msg else { return (real / 10).max(16) };
     if let M::AppendEntries { entries, .. } = message {
-        return (real / 10).max(28 + 14 * entries.len());
+        return (real / 10).max(28 + 20 * entries.len());
     }
     if let M::SnapshotPiece { .. } = message { real * 2 } else { 24 }
 }
