@@ -6,11 +6,11 @@
 //!
 //! | command | effect |
 //! |---|---|
-//! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [tooth=T] [steps]` | starts every node. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
+//! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [tooth=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
 //! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [put="k:v,…"] [add="k:n,…"] [high] [below=N]` | begins a transaction: interactive; read-only with `ro`; a procedure with `put` or `add` |
 //! | `decide TXN [k=v …] [abort]` | answers an interactive transaction's reads |
 //! | `resolve GATEWAY TXN` | asks another gateway what became of a transaction |
-//! | `run [for=MS] [until=MS]` | lets time pass |
+//! | `run [for=MS] [until=MS] [quiet]` | lets time pass; shows nothing if `quiet` |
 //! | `messages` | lists what is in flight (with `steps`) |
 //! | `deliver [N…] [kind=K] [from=n1] [to=n2] [txn=c1.1] [all]` | delivers what is in flight and matches; with `all`, also what is sent thereby, until nothing is left |
 //! | `drop …` | loses what matches |
@@ -212,6 +212,10 @@ impl<P: Protocol> Golden<P> {
             }
             P::bare(&mut config, tooth);
         }
+        let hidden: Vec<String> = args
+            .take_key("hide")
+            .map(|names| names.split(',').map(str::to_owned).collect())
+            .unwrap_or_default();
         let steps = match args.next_pos() {
             None => false,
             Some("steps") => true,
@@ -233,7 +237,10 @@ impl<P: Protocol> Golden<P> {
         )?;
         let output = Rc::clone(&self.output);
         run.keep_trace(Box::new(move |line| {
-            let _ = writeln!(output.borrow_mut(), "{}", Short(line, steps));
+            let event = line.event.to_string();
+            if !hidden.iter().any(|name| *name == line.kind || *name == event) {
+                let _ = writeln!(output.borrow_mut(), "{}", Short(line, steps));
+            }
         }));
         if steps {
             let output = Rc::clone(&self.output);
@@ -322,6 +329,11 @@ impl<P: Protocol> Golden<P> {
             (Some(_), Some(_)) | (None, None) => return Err("give `for` or `until`".into()),
         };
         run.run_until(until)?;
+        match args.next_pos() {
+            None => {}
+            Some("quiet") => self.output.borrow_mut().clear(),
+            Some(other) => return Err(format!("unexpected argument {other:?}").into()),
+        }
         Ok(())
     }
 
