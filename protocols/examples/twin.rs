@@ -33,8 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         check_outcomes: true,
         ..Options::default()
     };
-    let mut run =
-        Simulation::<CarouselBasic>::new(cluster, config, workload, &schedule, options)?;
+    let mut run = Simulation::<CarouselBasic>::new(cluster, config, workload, &schedule, options)?;
     let lines = Rc::new(RefCell::new(Vec::new()));
     let sink = lines.clone();
     run.keep_trace(Box::new(move |line| {

@@ -1,7 +1,11 @@
 //! At low load, a transaction takes what the message flow of Carousel §4.1 implies on the map, and
 //! nothing more: region by region, within three per cent.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test may stop at the first surprise"
+)]
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
