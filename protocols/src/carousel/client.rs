@@ -245,6 +245,13 @@ impl Client {
             Msg::Decided { txn, outcome } => {
                 if let Some(open) = self.open.get(&txn) {
                     self.routes.learn(open.coordinator, from, cx.now());
+                    if outcome == Outcome::Aborted(AbortReason::Recovery) {
+                        // Some participant never got the prepare. One that is only written to owes
+                        // no answer, so this is the only sign that its leader may be gone.
+                        for &partition in open.participants.keys() {
+                            self.routes.suspect(partition, open.begun, cx.now());
+                        }
+                    }
                     self.finish(txn, outcome, "basic", cx);
                 }
             }

@@ -1,7 +1,7 @@
 //! What survives a crash: one log for everything a node persists, synced once for many records, and
 //! a state engine that checkpoints are merged into.
 //!
-//! [`Storage::open`] takes the data directory and recovers; [`Storage::run`] is the loop of the one
+//! [`Storage::open`] takes the data directory and recovers; `Storage::run` is the loop of the one
 //! thread that writes. A write that fails is never tried again: what is on disk is then unknown, so
 //! the thread reports why and ends, and the node stops. Starting again recovers what is there.
 
