@@ -16,9 +16,8 @@ use orthodrome_sim::{Options, Schedule, Simulation};
 const FAULTS: &str = r#"
     [[faults]]
     at_ms = 1500
-    heal_ms = 3000
-    fault = "crash"
-    nodes = ["n2"]
+    until_ms = 3000
+    fault.crash = { nodes = ["n2"] }
 "#;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
