@@ -58,6 +58,11 @@ struct Cli {
     command: Option<Command>,
 }
 
+/// Simulations and servers allocate and free many small values; this halves what that costs
+/// (`docs/performance.md`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Args),

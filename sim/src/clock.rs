@@ -89,12 +89,11 @@ impl NodeClock {
         } else {
             in_period - 4 * quarter
         };
-        let wander =
-            i128::from(self.amplitude) * i128::from(wave.min(quarter)) / i128::from(quarter.max(1));
+        let wander = ratio(self.amplitude, wave.min(quarter), quarter.max(1));
         let (ppm, since) = self.drift;
-        let drifted = i128::from(ppm) * i128::from(now.0.saturating_sub(since.0)) / 1_000_000;
-        let sum = i128::from(self.offset) + wander + drifted + i128::from(self.step);
-        i64::try_from(sum).unwrap_or(0)
+        let elapsed = i64::try_from(now.0.saturating_sub(since.0)).unwrap_or(i64::MAX);
+        let drifted = if ppm == 0 { 0 } else { ratio(ppm, elapsed, 1_000_000) };
+        [wander, drifted, self.step].into_iter().fold(self.offset, i64::saturating_add)
     }
 
     /// A fault moves the clock by `nanoseconds`.
@@ -115,6 +114,18 @@ impl NodeClock {
     pub fn repair(&mut self) {
         self.step = 0;
         self.drift = (0, Time::ZERO);
+    }
+}
+
+/// `a * b / c` without overflow in between. Wide division is slow, and clocks are read at every
+/// event.
+fn ratio(a: i64, b: i64, c: i64) -> i64 {
+    match a.checked_mul(b) {
+        Some(product) => product / c,
+        None => {
+            let wide = i128::from(a) * i128::from(b) / i128::from(c);
+            i64::try_from(wide).unwrap_or(if wide < 0 { i64::MIN } else { i64::MAX })
+        }
     }
 }
 

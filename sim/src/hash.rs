@@ -19,9 +19,11 @@ impl TraceHash {
 
     /// Adds a text.
     pub fn add_text(&mut self, text: &str) {
-        for chunk in text.as_bytes().chunks(8) {
-            self.add(chunk.iter().fold(0, |word, &byte| (word << 8) | u64::from(byte)));
+        let (words, rest) = text.as_bytes().as_chunks::<8>();
+        for word in words {
+            self.add(u64::from_le_bytes(*word));
         }
+        self.add(rest.iter().fold(rest.len() as u64, |word, &byte| (word << 8) | u64::from(byte)));
     }
 
     /// The hash of everything added.

@@ -165,6 +165,8 @@ pub(crate) struct InFlight<P: Protocol> {
     /// Which life of the sender and of the receiver the connection belongs to.
     lives: (u32, u32),
     pub(crate) sent: Time,
+    /// Size on the wire.
+    bytes: u32,
     hops: u16,
     pub(crate) msg: P::Msg,
 }
@@ -588,7 +590,7 @@ impl<P: Protocol> Simulation<P> {
             return;
         }
         if !is_ready && flight.from != to && !node.cpu.is_infinite(now) {
-            let ready = node.cpu.admit(now, flight.msg.wire_size(), flight.msg.keys());
+            let ready = node.cpu.admit(now, flight.bytes as usize, flight.msg.keys());
             if ready > now {
                 self.world.queue.push(ready, Event::Arrive { flight, is_ready: true });
                 return;
@@ -1029,16 +1031,17 @@ impl<P: Protocol> World<P> {
             return;
         }
         let is_wan = self.network.is_wan(from, to_index);
+        let bytes = msg.wire_size();
         if from != to_index {
-            let bytes = msg.wire_size();
             cpu.charge_send(self.now, bytes);
             if self.load.measured.contains(&self.now) {
                 self.traffic.count(msg.kind(), role, is_wan, bytes);
             }
         }
         let lives = (self.life(from), self.life(to_index));
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let hops = hops.saturating_add(u16::from(is_wan));
-        let flight = InFlight { from, to: to_index, lives, sent: self.now, hops, msg };
+        let flight = InFlight { from, to: to_index, lives, sent: self.now, bytes, hops, msg };
         match &mut self.manual {
             Some(manual) => manual.hold(flight),
             None => self.transmit(flight),
@@ -1047,7 +1050,7 @@ impl<P: Protocol> World<P> {
 
     fn transmit(&mut self, flight: InFlight<P>) {
         let (now, from, to) = (self.now, flight.from, flight.to);
-        match self.network.send(now, from, to, flight.msg.wire_size()) {
+        match self.network.send(now, from, to, flight.bytes as usize) {
             Fate::Arrives(at, again) => {
                 if let Some(again) = again {
                     let flight = InFlight { msg: flight.msg.clone(), ..flight };

@@ -281,6 +281,7 @@ impl Partition {
         }
         self.state.applied = index;
         let Payload::Command(command) = payload else { return };
+        let command = command.as_ref();
         match self.state.apply(self.id, command, world.store) {
             Applied::Nothing => {
                 if let Command::Ceiling(_) = command {

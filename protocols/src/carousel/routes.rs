@@ -1,6 +1,6 @@
 //! Who leads which partition, as far as this node knows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
@@ -12,8 +12,6 @@ use orthodrome_core::time::Time;
 pub(super) struct Routes {
     cluster: Arc<Cluster>,
     known: BTreeMap<PartitionId, Route>,
-    /// Partitions whose leader this node's own replica knows: its election timer is what doubts.
-    followed: BTreeSet<PartitionId>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +19,13 @@ struct Route {
     leader: NodeId,
     /// When the leader was last heard of, or first supposed to be one.
     heard: Time,
+    /// This node's own replica knows the leader: its election timer is what doubts.
+    is_followed: bool,
 }
 
 impl Routes {
     pub(super) fn new(cluster: Arc<Cluster>) -> Self {
-        Self { cluster, known: BTreeMap::new(), followed: BTreeSet::new() }
+        Self { cluster, known: BTreeMap::new() }
     }
 
     /// Where to send what is for the leader of `partition`.
@@ -37,17 +37,22 @@ impl Routes {
 
     /// This node holds a replica of `partition`, which knows best who leads, if it knows at all.
     pub(super) fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
-        self.followed.remove(&partition);
-        if let Some(leader) = leader {
-            self.learn(partition, leader, now);
-            self.followed.insert(partition);
+        match (leader, self.known.get_mut(&partition)) {
+            (Some(leader), Some(route)) => {
+                *route = Route { leader, heard: now, is_followed: true };
+            }
+            (Some(leader), None) => {
+                self.known.insert(partition, Route { leader, heard: now, is_followed: true });
+            }
+            (None, Some(route)) => route.is_followed = false,
+            (None, None) => {}
         }
     }
 
     /// Somebody who should know says that `leader` leads.
     pub(super) fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
-        if !self.followed.contains(&partition) {
-            self.known.insert(partition, Route { leader, heard });
+        if self.known.get(&partition).is_none_or(|route| !route.is_followed) {
+            self.known.insert(partition, Route { leader, heard, is_followed: false });
         }
     }
 

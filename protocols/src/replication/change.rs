@@ -1,5 +1,7 @@
 //! Changing the members: joint consensus, Raft §6 and thesis §4.3; catching up, thesis §4.2.1.
 
+use std::sync::Arc;
+
 use orthodrome_core::{NodeId, Time};
 
 use super::leader::{Leading, Mode};
@@ -97,7 +99,7 @@ impl<R: Replicated> Replica<R> {
             let learners = [current.learners.as_slice(), &newcomers].concat();
             let wider = Members::settled(current.voters.clone(), learners);
             lead.change = Some(change);
-            self.append(Payload::Members(wider), door);
+            self.append(Payload::Members(Arc::new(wider)), door);
             return;
         }
         // It must also know that it is a member, or it would refuse the vote that the joint
@@ -115,7 +117,7 @@ impl<R: Replicated> Replica<R> {
         if next.voters != current.voters {
             next.outgoing.clone_from(&current.voters);
         }
-        self.append(Payload::Members(next), door);
+        self.append(Payload::Members(Arc::new(next)), door);
     }
 
     /// The membership in force is chosen.
@@ -126,7 +128,7 @@ impl<R: Replicated> Replica<R> {
         }
         if members.is_joint() {
             let settled = Members::settled(members.voters, members.learners);
-            self.append(Payload::Members(settled), door);
+            self.append(Payload::Members(Arc::new(settled)), door);
             return;
         }
         let Role::Leader(lead) = &mut self.role else { return };

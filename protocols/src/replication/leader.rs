@@ -2,6 +2,7 @@
 //! handing over, thesis §3.10.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use orthodrome_core::{NodeId, Time};
 
@@ -270,7 +271,7 @@ impl<R: Replicated> Replica<R> {
             indexes: Vec::new(),
         }));
         door.cancel_timer(Timer::Election);
-        let first = if next == Index(1) { Payload::Members(members) } else { Payload::Noop };
+        let first = if next == Index(1) { Payload::Members(Arc::new(members)) } else { Payload::Noop };
         self.append(first, door);
         self.beat_all(door);
         door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
@@ -317,7 +318,7 @@ impl<R: Replicated> Replica<R> {
         if !self.takes_commands() {
             return None;
         }
-        let index = self.append(Payload::Command(command), door);
+        let index = self.append(Payload::Command(Arc::new(command)), door);
         Some((index, self.term))
     }
 

@@ -64,7 +64,7 @@ impl<R: Replicated> Log<R> {
     pub(super) fn append(&mut self, entry: Entry<R::Command>) -> Index {
         let index = self.last().next();
         if let Payload::Members(members) = &entry.payload {
-            self.changes.push((index, members.clone()));
+            self.changes.push((index, members.as_ref().clone()));
         }
         self.entries.push_back(entry);
         index
@@ -163,6 +163,8 @@ impl<R: Replicated> Log<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use orthodrome_core::NodeId;
     use proptest::prelude::*;
@@ -186,7 +188,7 @@ mod tests {
         let members = Members::settled(vec![NodeId(1)], Vec::new());
         let mut log = Log::new(Index(0), Term(0), members);
         for (at, &term) in terms.iter().enumerate() {
-            log.append(Entry { term: Term(term), payload: Payload::Command(at as u64) });
+            log.append(Entry { term: Term(term), payload: Payload::Command(Arc::new(at as u64)) });
         }
         log
     }
@@ -195,8 +197,8 @@ mod tests {
     fn commands(log: &Log<Words>) -> Vec<(u64, u64)> {
         let entries = log.from(log.base_index().next());
         entries
-            .filter_map(|(index, entry)| match entry.payload {
-                Payload::Command(command) => Some((index.0, command)),
+            .filter_map(|(index, entry)| match &entry.payload {
+                Payload::Command(command) => Some((index.0, **command)),
                 Payload::Noop | Payload::Members(_) => None,
             })
             .collect()
@@ -214,7 +216,7 @@ mod tests {
             for (kind, value) in steps {
                 match kind {
                     0 | 1 => {
-                        log.append(Entry { term: Term(1), payload: Payload::Command(value) });
+                        log.append(Entry { term: Term(1), payload: Payload::Command(Arc::new(value)) });
                         model.push(value);
                     }
                     2 => {
@@ -275,12 +277,12 @@ mod tests {
     fn memberships_follow_the_log() {
         let mut log = log_of(&[1, 1]);
         let wider = Members::settled(vec![NodeId(1), NodeId(2)], Vec::new());
-        log.append(Entry { term: Term(1), payload: Payload::Members(wider.clone()) });
+        log.append(Entry { term: Term(1), payload: Payload::Members(Arc::new(wider.clone())) });
         assert_eq!((log.members(), log.members_index()), (&wider, Index(3)));
         assert_eq!(log.members_at(Index(2)).voters, [NodeId(1)]);
         log.truncate(Index(3));
         assert_eq!(log.members().voters, [NodeId(1)]);
-        log.append(Entry { term: Term(2), payload: Payload::Members(wider.clone()) });
+        log.append(Entry { term: Term(2), payload: Payload::Members(Arc::new(wider.clone())) });
         log.compact(Index(3));
         assert_eq!((log.members(), log.members_index()), (&wider, Index(3)));
     }

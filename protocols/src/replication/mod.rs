@@ -66,6 +66,7 @@ mod replica;
 mod snapshot;
 
 use std::fmt::{self, Debug};
+use std::sync::Arc;
 
 use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
 
@@ -174,9 +175,10 @@ pub enum Payload<C> {
     /// Nothing: a new leader's first entry, whose choice makes everything before it chosen.
     Noop,
     /// From here on, these are the members.
-    Members(Members),
-    /// A command of the embedding protocol.
-    Command(C),
+    Members(Arc<Members>),
+    /// A command of the embedding protocol. Shared, because an entry is in the log, in its record
+    /// and in a message to every follower at once.
+    Command(Arc<C>),
 }
 
 impl<C> fmt::Display for Entry<C> {

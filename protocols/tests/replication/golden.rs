@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use orthodrome_core::{Duration, NodeId, Ticket, Time};
 use orthodrome_protocols::replication::{
@@ -203,7 +204,7 @@ impl Script {
         ];
         records.extend(is_incomplete.then_some(Record::Incomplete));
         for (index, term) in (1..).map(Index).zip(terms) {
-            let payload = Payload::Command(100 * term + index.0);
+            let payload = Payload::Command(Arc::new(100 * term + index.0));
             records.push(Record::Entry { index, entry: Entry { term: Term(term), payload } });
         }
         node.disk.durable.records = records;

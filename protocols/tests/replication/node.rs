@@ -255,7 +255,8 @@ impl Node {
             Event::Chosen { index, term, payload } => {
                 assert_eq!(index, self.applied.next(), "{}: surfaced out of order", self.id);
                 self.applied = index;
-                if let Payload::Command(command) = payload {
+                if let Payload::Command(command) = &payload {
+                    let command = **command;
                     let slot = self.state.entry(command % KEYS).or_default();
                     if slot.0 < index {
                         *slot = (index, command);

@@ -579,7 +579,7 @@ impl World {
         let applied = usize::try_from(node.applied.0).unwrap();
         for (at, (_, payload)) in self.chosen.iter().take(applied).enumerate() {
             if let Payload::Command(command) = payload {
-                expected.insert(command % KEYS, (Index(at as u64 + 1), *command));
+                expected.insert(**command % KEYS, (Index(at as u64 + 1), **command));
             }
         }
         assert_eq!(node.state, expected, "{id}: the state is not that of entry {applied}");

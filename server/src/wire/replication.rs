@@ -1,5 +1,7 @@
 //! The replicated log that protocols embed: its messages and records.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use orthodrome_core::{NodeId, Time};
 use orthodrome_protocols::replication::{
@@ -64,8 +66,8 @@ fn entry_to_wire<R: WireReplicated>(entry: &Entry<R::Command>) -> wire::Entry {
 fn entry_from_wire<R: WireReplicated>(entry: wire::Entry) -> Result<Entry<R::Command>, WireError> {
     let payload = match need(entry.payload, "Entry.payload")? {
         wire::entry::Payload::Noop(wire::entry::Noop {}) => Payload::Noop,
-        wire::entry::Payload::Members(members) => Payload::Members(members_from_wire(members)?),
-        wire::entry::Payload::Command(bytes) => Payload::Command(R::decode_command(bytes)?),
+        wire::entry::Payload::Members(members) => Payload::Members(Arc::new(members_from_wire(members)?)),
+        wire::entry::Payload::Command(bytes) => Payload::Command(Arc::new(R::decode_command(bytes)?)),
     };
     Ok(Entry { term: Term(entry.term), payload })
 }

@@ -1,6 +1,7 @@
 //! Every message and record there and back; and bytes that are neither.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use orthodrome_core::store::Versions;
@@ -182,10 +183,10 @@ impl Draw {
     fn entry(&mut self) -> Entry<Command> {
         let payload = match self.below(4) {
             0 => Payload::Noop,
-            1 => Payload::Members(self.members()),
+            1 => Payload::Members(Arc::new(self.members())),
             _ => {
                 let kind = self.below(COMMANDS);
-                Payload::Command(self.command(kind))
+                Payload::Command(Arc::new(self.command(kind)))
             }
         };
         Entry { term: Term(self.below(1_000)), payload }
@@ -408,7 +409,7 @@ fn every_message_and_record_comes_back_as_it_was() {
             msgs.push(Msg::Replication { partition, message });
         }
         for kind in 0..COMMANDS {
-            let payload = Payload::Command(draw.command(kind));
+            let payload = Payload::Command(Arc::new(draw.command(kind)));
             let entries = vec![Entry { term: Term(1), payload }];
             let message = replication::Message::AppendEntries {
                 term: Term(1),
