@@ -85,6 +85,7 @@ struct Course {
 struct Printed<'a> {
     #[serde(flatten)]
     result: &'a RunResult,
+    regions: &'a BTreeMap<String, Summary>,
     figures: &'static str,
     commit: &'static str,
     partitions: u32,
@@ -250,6 +251,7 @@ fn print_json(args: &Args, run: &Run) -> anyhow::Result<()> {
     });
     output::print_json(&Printed {
         result: &report.result,
+        regions: &report.regions,
         figures: "simulated",
         commit: output::COMMIT,
         partitions: args.placement.partitions,

@@ -165,7 +165,7 @@ async fn a_cluster_describes_itself_and_help_is_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_comes_from_a_file_and_mistakes_end_with_status_2() {
-    let credential = Credential::Token("a-long-secret-for-this-test-only".into());
+    let credential = Credential::token("a-long-secret-for-this-test-only").unwrap();
     let access = Access::only([(credential, Principal::new("ada", Role::Write))]).unwrap();
     let store = Arc::<Store>::default();
     let node = Node::start_with(&store, 0, "test", access, Limits::default()).await;

@@ -318,7 +318,10 @@ async fn what_breaks_a_rule_is_an_error_and_leaves_nothing_open() {
 #[tokio::test]
 async fn roles_are_kept() {
     let token = |name: &str, role| {
-        (Credential::Token(format!("{name}-token-of-sixteen")), Principal::new(name, role))
+        (
+            Credential::token(&format!("{name}-token-of-sixteen")).unwrap(),
+            Principal::new(name, role),
+        )
     };
     let access = Access::only([
         token("reader", Role::Read),

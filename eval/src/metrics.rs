@@ -133,6 +133,17 @@ impl Latencies {
         self.select(|_, at| at == region)
     }
 
+    /// Those of each region that has some. `names` are the regions', by id.
+    #[must_use]
+    pub fn by_region<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> BTreeMap<String, Summary> {
+        let numbered = (0..).map(RegionId).zip(names);
+        let summaries = numbered.map(|(region, name)| (name.to_owned(), self.of_region(region)));
+        summaries.filter(|(_, summary)| summary.n > 0).collect()
+    }
+
     /// A summary of those whose priority and region `wanted` accepts.
     #[must_use]
     pub fn select(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> Summary {
@@ -479,6 +490,9 @@ mod tests {
         assert_eq!(merged.high(), together.high());
         assert_eq!((merged.high().n, merged.low().n), (3, 2));
         assert_eq!(merged.of_region(RegionId(1)).n, 1);
+        let named = merged.by_region(["A", "B", "C"]);
+        assert_eq!(named["B"], merged.of_region(RegionId(1)));
+        assert!(!named.contains_key("C"), "nothing was measured there");
     }
 
     #[test]

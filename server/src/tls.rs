@@ -96,6 +96,15 @@ fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
     if found.is_empty() { Err(file("it holds no certificate".into())) } else { Ok(found) }
 }
 
+/// The first certificate of a file, DER.
+///
+/// # Errors
+/// The file cannot be read, or holds none.
+pub fn leaf(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let all = certificates("the certificate", path)?;
+    Ok(all.first().map(|leaf| leaf.to_vec()).unwrap_or_default())
+}
+
 impl Tls {
     /// Loads the files and checks that they belong together and to `node`.
     ///

@@ -3,9 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::time::Duration;
 
 use orthodrome_core::NodeId;
 use orthodrome_server::config::NodeConfig;
@@ -42,14 +41,22 @@ fn file(dir: &Path, node: u32, ports: &[u16]) -> NodeConfig {
 }
 
 struct Process {
+    ready: oneshot::Receiver<SocketAddr>,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<Result<(), RunError>>,
 }
 
 fn start(config: NodeConfig) -> Process {
     let (stop, stopped) = oneshot::channel();
-    let ended = tokio::spawn(run(config, async { drop(stopped.await) }));
-    Process { stop, ended }
+    let (tell, ready) = oneshot::channel();
+    let ended =
+        tokio::spawn(run(config, |place| tell.send(place).unwrap(), async { drop(stopped.await) }));
+    Process { ready, stop, ended }
+}
+
+async fn never_served(config: NodeConfig) -> String {
+    let ready = |place| panic!("it serves on {place}");
+    run(config, ready, std::future::pending()).await.unwrap_err().to_string()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -61,23 +68,20 @@ async fn a_cluster_runs_from_its_files_and_ends_in_good_order() {
     }
     let ports = ports(6);
     let configs: Vec<NodeConfig> = (1..=3).map(|node| file(dir.path(), node, &ports)).collect();
-    let processes: Vec<Process> = configs.iter().cloned().map(start).collect();
+    let mut processes: Vec<Process> = configs.iter().cloned().map(start).collect();
     // Each answers at its client address.
-    for port in &ports[3..] {
-        loop {
-            match tokio::net::TcpStream::connect(("127.0.0.1", *port)).await {
-                Ok(_) => break,
-                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        }
+    for (process, port) in processes.iter_mut().zip(&ports[3..]) {
+        let place = (&mut process.ready).await.unwrap();
+        assert_eq!(place.port(), *port);
+        tokio::net::TcpStream::connect(place).await.unwrap();
     }
     // The same file again: the address is taken, and if it were not, the data would be.
-    let error = run(configs[0].clone(), std::future::pending()).await.unwrap_err().to_string();
+    let error = never_served(configs[0].clone()).await;
     assert!(error.contains("listen.peer") && error.contains("in use"), "{error}");
     let mut elsewhere = configs[0].clone();
     elsewhere.listen_peer = "127.0.0.1:0".into();
     elsewhere.listen_client = "127.0.0.1:0".into();
-    let error = run(elsewhere, std::future::pending()).await.unwrap_err().to_string();
+    let error = never_served(elsewhere).await;
     assert!(error.contains("LOCK") && error.contains("another process"), "{error}");
     for process in processes {
         process.stop.send(()).unwrap();
@@ -86,6 +90,6 @@ async fn a_cluster_runs_from_its_files_and_ends_in_good_order() {
     // Another node with this one's data.
     let mut swapped = configs[1].clone();
     swapped.node.data_dir = configs[0].node.data_dir.clone();
-    let error = run(swapped, std::future::pending()).await.unwrap_err().to_string();
+    let error = never_served(swapped).await;
     assert!(error.contains("belongs to n1") && error.contains("data_dir"), "{error}");
 }

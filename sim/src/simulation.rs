@@ -12,7 +12,7 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::trace::{Event as TraceEvent, Line};
 use orthodrome_core::txn::{Key, Read, Reads};
-use orthodrome_eval::metrics::{Run, RunResult};
+use orthodrome_eval::metrics::{Run, RunResult, Summary};
 use orthodrome_eval::workload::Workload;
 
 use crate::clock::{ClockModel, NodeClock};
@@ -249,6 +249,8 @@ pub struct Simulation<P: Protocol> {
 pub struct Report {
     /// The published figures. `wall` is the caller's to fill in: this crate has no clock.
     pub result: RunResult,
+    /// Latencies by the region that transactions were begun in.
+    pub regions: BTreeMap<String, Summary>,
     /// Messages and bytes of the measured part.
     pub traffic: Traffic,
     /// How often each of the protocol's rare events happened, by its `Debug` name.
@@ -522,6 +524,9 @@ impl<P: Protocol> Simulation<P> {
         };
         Report {
             result: RunResult::new(run, &load.latencies, &load.counters, None),
+            regions: load.latencies.by_region(
+                self.cluster.topology.regions().map(|region| self.cluster.topology.name_of(region)),
+            ),
             traffic: self.world.traffic.clone(),
             notes: self.world.notes.iter().map(|(n, &c)| (format!("{n:?}"), c)).collect(),
             injected: self.injected.clone(),

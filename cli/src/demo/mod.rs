@@ -16,6 +16,7 @@ use orthodrome_core::{Cluster, RegionId};
 use orthodrome_eval::checker::{Model, Verdict};
 use orthodrome_eval::metrics::{Check, FloorRatio, LatencyMs, Run, RunResult, Summary};
 use orthodrome_eval::workload::{self, Form, Options, Workload};
+use orthodrome_server::node;
 use orthodrome_server::wire::WireProtocol;
 use orthodrome_sim::floor::Floor;
 use serde::Serialize;
@@ -23,7 +24,7 @@ use tokio::runtime::Runtime;
 
 use crate::load::driver::{Audit, Driver, Pace, Plan, Shared, Site};
 use crate::load::ledger::{Ledger, Watched};
-use crate::load::{by_region, check_of, latency_table};
+use crate::load::{check_of, latency_table};
 use crate::style::Style;
 use crate::{Status, check, output, protocols};
 use planet::Planet;
@@ -108,14 +109,14 @@ struct Printed {
 /// # Errors
 /// It could not run.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
-    protocols::with(&args.protocol, Demo { args })?
+    node::run::with(&args.protocol, Demo { args })?
 }
 
 struct Demo<'a> {
     args: &'a Args,
 }
 
-impl protocols::Visitor for Demo<'_> {
+impl node::run::Visitor for Demo<'_> {
     type Out = anyhow::Result<Status>;
 
     fn visit<P: WireProtocol>(self) -> anyhow::Result<Status> {
@@ -276,7 +277,7 @@ impl Seen {
         Printed {
             protocol: protocol.into(),
             topology: TOPOLOGY,
-            regions: by_region(&ledger, self.regions.iter().map(String::as_str)),
+            regions: ledger.latencies.by_region(self.regions.iter().map(String::as_str)),
             committed: result.committed,
             committed_during_outage: outage.map(|outage| outage.during.committed),
             recovery_ms: recovery.map(|gap| (gap.as_secs_f64() * 1e6).round() / 1e3),

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use orthodrome_client::{Client, ClusterInfo, KeyspaceInfo};
@@ -83,6 +83,8 @@ struct Printed {
     cluster: String,
     workload: String,
     seed: u64,
+    /// When the clock of the history began, in microseconds since the Unix epoch.
+    started_unix_us: u64,
     wall_seconds: f64,
     offered_tps: f64,
     committed_tps: f64,
@@ -169,7 +171,18 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         Some(path) => Some(check::judge(path, model)?),
         None => None,
     };
-    let found = Found { about: &about, keyspace: &keyspace, name, measured, audits, verdict };
+    let since_start = shared.started.elapsed();
+    let started_unix_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let started_unix_us = started_unix_us.saturating_sub(since_start).as_micros() as u64;
+    let found = Found {
+        about: &about,
+        keyspace: &keyspace,
+        name,
+        started_unix_us,
+        measured,
+        audits,
+        verdict,
+    };
     let printed = found.print(args, &ledger, &file);
     let is_kept = printed.total_ok
         && printed.findings.is_empty()
@@ -323,6 +336,7 @@ struct Found<'a> {
     about: &'a ClusterInfo,
     keyspace: &'a KeyspaceInfo,
     name: String,
+    started_unix_us: u64,
     measured: Duration,
     audits: Vec<Audit>,
     verdict: Option<Verdict>,
@@ -357,6 +371,7 @@ impl Found<'_> {
             cluster: self.about.cluster.clone(),
             workload: result.workload,
             seed: result.seed,
+            started_unix_us: self.started_unix_us,
             wall_seconds: result.wall_seconds,
             offered_tps: result.offered_tps,
             committed_tps: result.committed_tps,
@@ -371,7 +386,9 @@ impl Found<'_> {
                 ("high".into(), latencies.high),
                 ("low".into(), latencies.low),
             ]),
-            regions: by_region(ledger, self.about.regions.iter().map(|r| r.name.as_str())),
+            regions: ledger
+                .latencies
+                .by_region(self.about.regions.iter().map(|region| region.name.as_str())),
             total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
             findings: ledger.findings().into_iter().chain(audit).collect(),
             history: kept.map(|path| path.display().to_string()),
@@ -438,17 +455,6 @@ pub fn latency_table<'a>(
         ]
     });
     output::table(&["latency, ms", "commits", "p50", "p90", "p95", "p99", "max"], rows)
-}
-
-/// Latencies of each region that has some.
-pub fn by_region<'a>(
-    ledger: &Ledger,
-    names: impl Iterator<Item = &'a str>,
-) -> BTreeMap<String, Summary> {
-    let numbered = (0..).map(RegionId).zip(names);
-    let summaries =
-        numbered.map(|(region, name)| (name.to_owned(), ledger.latencies.of_region(region)));
-    summaries.filter(|(_, summary)| summary.n > 0).collect()
 }
 
 /// A verdict in the form of results.

@@ -8,13 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use orthodrome_core::{Cluster, NodeId};
+use orthodrome_server::config::{Example, ExampleNode, NodeConfig};
 use orthodrome_server::tls::Authority;
-use serde::Serialize;
 
-use super::config::{
-    ClientsTable, ClusterFile, DurabilityName, NodeFile, PrincipalTable, RoleName, TlsTable,
-    endpoints, map,
-};
 use crate::common;
 
 /// What to make.
@@ -51,64 +47,66 @@ pub fn init(wish: &Wish) -> anyhow::Result<String> {
     if fs::read_dir(&wish.dir).with_context(|| place.clone())?.next().is_some() {
         bail!("{place}: it is not empty; name a new directory");
     }
-    let count = common::topology(&wish.topology)?.len() * wish.servers_per_region as usize;
+    let map = common::topology(&wish.topology)?;
+    let count = map.len() * wish.servers_per_region as usize;
     let last = usize::from(wish.base_port) + 2 * count;
     if last > usize::from(u16::MAX) {
         bail!("--base-port {}: {count} nodes need ports up to {last}", wish.base_port);
     }
     let port = |at: usize| format!("127.0.0.1:{}", usize::from(wish.base_port) + at);
-    let names = (1..=count).map(|number| NodeId(u32::try_from(number).unwrap_or(u32::MAX)));
-    let nodes: BTreeMap<String, String> =
-        names.clone().zip(count..).map(|(node, at)| (node.to_string(), port(at))).collect();
-    let cluster = ClusterFile {
+    let regions = map.regions().flat_map(|region| {
+        std::iter::repeat_n(map.name_of(region), wish.servers_per_region as usize)
+    });
+    let nodes: Vec<ExampleNode> = (1..)
+        .map(NodeId)
+        .zip(regions)
+        .enumerate()
+        .map(|(at, (id, region))| ExampleNode {
+            id,
+            region: region.into(),
+            client: port(at),
+            peer: port(count + at),
+        })
+        .collect();
+    let mut example = Example {
         cluster: "dev".into(),
+        node: NodeId(1),
+        data_dir: String::new(),
         protocol: wish.protocol.clone(),
         topology: topology(wish)?,
-        servers_per_region: wish.servers_per_region,
+        nodes: nodes.clone(),
         partitions: wish.partitions,
         replicas: wish.replicas,
         emulate_wan: true,
-        clock_error_ms: 10,
-        nodes,
+        tls: None,
+        principals: Vec::new(),
     };
-    let cluster_path = wish.dir.join("cluster.toml");
-    let map = map(&cluster, &cluster_path)?;
-    endpoints(&cluster, &map, &cluster_path)?;
-    write(&cluster_path, "The cluster, as every node must know it.", &cluster)?;
-    let principals = if wish.tls { vec![administrator(&wish.dir)?] } else { Vec::new() };
-    let authority = wish.tls.then(|| Authority::new(&cluster.cluster)).transpose()?;
-    for (at, node) in names.clone().enumerate() {
-        let tls = match &authority {
-            None => None,
-            Some(authority) => {
-                let dir = wish.dir.join("tls");
-                fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-                authority.issue(&dir, node, &HOSTS.map(String::from))?;
-                let file = |name: String| Path::new("tls").join(name);
-                Some(TlsTable {
-                    certificate: file(format!("{node}.pem")),
-                    key: file(format!("{node}.key")),
-                    authority: file("ca.pem".into()),
-                })
-            }
-        };
-        let file = NodeFile {
-            cluster_file: "cluster.toml".into(),
-            node: node.to_string(),
-            data_dir: format!("data/{node}").into(),
-            durability: DurabilityName::Sync,
-            in_flight_max: 10_000,
-            clients: ClientsTable { listen: port(at), principals: principals.clone() },
-            tls,
-        };
-        let region = map.topology.name_of(map.region_of(node));
-        let path = wish.dir.join(format!("{node}.toml"));
-        write(&path, &format!("Node {node}, in {region}."), &file)?;
+    // What cannot work is refused before anything else is written.
+    let path_of = |node: NodeId| wish.dir.join(format!("{node}.toml"));
+    let checked = NodeConfig::parse(&path_of(example.node), &example.to_string())
+        .with_context(|| place.clone())?;
+    if wish.tls {
+        administrator(&wish.dir)?;
+        example.principals = vec![["admin", "admin", TOKEN_FILE].map(String::from)];
     }
-    Ok(instructions(wish, &map, &(0..count).map(port).collect::<Vec<_>>()))
+    let authority = wish.tls.then(|| Authority::new(&example.cluster)).transpose()?;
+    for ExampleNode { id, .. } in &nodes {
+        example.node = *id;
+        example.data_dir = format!("data/{id}");
+        if let Some(authority) = &authority {
+            let dir = wish.dir.join("tls");
+            fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+            authority.issue(&dir, *id, &HOSTS.map(String::from))?;
+            let (certificate, key) = (format!("tls/{id}.pem"), format!("tls/{id}.key"));
+            example.tls = Some([certificate, key, "tls/ca.pem".into()]);
+        }
+        let path = path_of(*id);
+        fs::write(&path, example.to_string()).with_context(|| path.display().to_string())?;
+    }
+    Ok(instructions(wish, &checked.node.map, &(0..count).map(port).collect::<Vec<_>>()))
 }
 
-/// How the cluster's file names the topology: by name, or as a copy of the file beside it.
+/// How the files name the topology: by name, or as a copy of the file beside it.
 fn topology(wish: &Wish) -> anyhow::Result<String> {
     let source = Path::new(&wish.topology);
     if !source.is_file() {
@@ -119,13 +117,8 @@ fn topology(wish: &Wish) -> anyhow::Result<String> {
     Ok(name.into())
 }
 
-fn write(path: &Path, remark: &str, value: &impl Serialize) -> anyhow::Result<()> {
-    let text = toml::to_string(value).with_context(|| path.display().to_string())?;
-    fs::write(path, format!("# {remark}\n{text}")).with_context(|| path.display().to_string())
-}
-
 /// A new token, readable by its owner only.
-fn administrator(dir: &Path) -> anyhow::Result<PrincipalTable> {
+fn administrator(dir: &Path) -> anyhow::Result<()> {
     let path = dir.join(TOKEN_FILE);
     let mut bytes = [0; 24];
     let provider = rustls::crypto::ring::default_provider();
@@ -140,12 +133,7 @@ fn administrator(dir: &Path) -> anyhow::Result<PrincipalTable> {
     options
         .open(&path)
         .and_then(|mut file| writeln!(file, "{token}"))
-        .with_context(|| path.display().to_string())?;
-    Ok(PrincipalTable {
-        name: "admin".into(),
-        role: RoleName::Admin,
-        token_file: TOKEN_FILE.into(),
-    })
+        .with_context(|| path.display().to_string())
 }
 
 fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {

@@ -1,30 +1,20 @@
 //! `serve`: runs a node; or makes the files of a whole cluster of them.
 
-mod config;
 mod init;
 
 use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use orthodrome_server::node::{self, Durability};
-use orthodrome_server::service;
-use orthodrome_server::wire::WireProtocol;
-use tokio::net::TcpListener;
+use orthodrome_server::config::NodeConfig;
+use orthodrome_server::node::Durability;
+use orthodrome_server::node::run::{RunError, run as run_node};
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 use crate::{Status, output, protocols};
-use config::Node;
 use init::Wish;
-
-/// How long a node takes to finish what it has begun before it ends.
-const SHUTDOWN: Duration = Duration::from_secs(10);
-/// How long answers that are ready may take to reach their clients.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Run a node of a cluster; or, with --init, make the files of a cluster on this machine.
 ///
@@ -102,34 +92,21 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             tls,
             base_port,
         };
-        // A name that nothing runs must be refused before anything is written.
-        protocols::with(&wish.protocol, Known)?;
         output::print(&init::init(&wish)?)?;
         return Ok(Status::Held);
     }
     let Some(path) = &args.config else { bail!("give --config FILE, or --init DIR") };
-    let node = config::load(path)?;
-    let protocol = node.protocol.clone();
+    let config = NodeConfig::load(path)?;
     if args.check {
-        protocols::with(&protocol, Known).with_context(|| path.display().to_string())?;
-        output::print(&format!("{}: ok\n{}", path.display(), banner(&node)))?;
+        output::print(&format!("{}: ok\n{}", path.display(), banner(&config)))?;
         return Ok(Status::Held);
     }
-    let serve = Serve { node, path };
-    protocols::with(&protocol, serve).with_context(|| path.display().to_string())?
-}
-
-/// Only whether there is such a protocol.
-struct Known;
-
-impl protocols::Visitor for Known {
-    type Out = ();
-    fn visit<P: WireProtocol>(self) {}
+    serve(config, path)
 }
 
 /// What a node is, for whoever starts it.
-fn banner(node: &Node) -> String {
-    let settings = &node.settings;
+fn banner(config: &NodeConfig) -> String {
+    let settings = &config.node;
     let map = &settings.map;
     let held = map.partitions().filter(|p| p.replicas.contains(&settings.node));
     let held: Vec<String> = held
@@ -138,10 +115,10 @@ fn banner(node: &Node) -> String {
             format!("{}{leads}", p.id)
         })
         .collect();
-    let tls = match (&settings.tls, node.service.access.is_open()) {
-        (Some(_), false) => "on; clients need a token",
+    let tls = match (&settings.tls, config.service.access.is_open()) {
+        (Some(_), false) => "on; clients need a credential",
         (Some(_), true) => "on; open to every client",
-        (None, false) => "off (loopback only); clients need a token",
+        (None, false) => "off (loopback only); clients need a credential",
         (None, true) => "off (loopback only); open to every client",
     };
     let data = match settings.durability {
@@ -157,95 +134,55 @@ fn banner(node: &Node) -> String {
          {}\n  clients     {}\n  TLS         {tls}\n  data        {data}",
         settings.cluster,
         map.topology.name,
-        node.protocol,
+        config.protocol,
         map.topology.name_of(map.region_of(settings.node)),
         held.join(", "),
-        node.address,
-        node.clients,
+        config.listen_peer,
+        config.listen_client,
     )
 }
 
-struct Serve<'a> {
-    node: Node,
-    path: &'a Path,
-}
-
-impl protocols::Visitor for Serve<'_> {
-    type Out = anyhow::Result<Status>;
-
-    fn visit<P: WireProtocol>(self) -> anyhow::Result<Status> {
-        let filter = match std::env::var("ORTHODROME_LOG") {
-            Ok(text) => {
-                EnvFilter::try_new(&text).with_context(|| format!("ORTHODROME_LOG {text}"))?
-            }
-            Err(_) => EnvFilter::new("info"),
+fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
+    let filter = match std::env::var("ORTHODROME_LOG") {
+        Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("ORTHODROME_LOG {text}"))?,
+        Err(_) => EnvFilter::new("info"),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+    eprintln!("orthodrome {} {}\n{}", output::VERSION, path.display(), banner(&config));
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let (node, within) = (config.node.node, config.shutdown_within);
+    let ended = runtime.block_on(async {
+        // Signals that come while it starts must not be lost.
+        let stopped = stop_signal()?;
+        let ready = |place: SocketAddr| {
+            // For scripts that wait for it. Nobody has to.
+            let mut stdout = std::io::stdout().lock();
+            let _ = writeln!(stdout, "ready: {node} serves clients on {place}");
+            let _ = stdout.flush();
         };
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_writer(std::io::stderr)
-            .init();
-        eprintln!("orthodrome {} {}\n{}", output::VERSION, self.path.display(), banner(&self.node));
-        let runtime = Runtime::new().context("cannot start the runtime")?;
-        let status = runtime.block_on(serve::<P>(self.node));
-        runtime.shutdown_background();
-        status
-    }
-}
-
-async fn serve<P: WireProtocol>(node: Node) -> anyhow::Result<Status> {
-    let Node { settings, address, clients, service: config, .. } = node;
-    // Signals that come while it starts must not be lost.
-    let stopped = stop_signal()?;
-    let listen = |address| async move {
-        TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
-    };
-    let (peers, clients) = (listen(address).await?, listen(clients).await?);
-    let (name, map) = (settings.node, Arc::clone(&settings.map));
-    let place = clients.local_addr()?;
-    let configuration = P::configure(&map);
-    let handle = node::start::<P>(settings, configuration, peers).await?;
-    let (stop, mut told) = watch::channel(false);
-    let served = service::serve(Arc::new(handle.gateway()), map, clients, config, async move {
-        // An error means that the sender is gone: all ends.
-        let _ = told.wait_for(|stop| *stop).await;
-    });
-    let mut served = tokio::spawn(served);
-    {
-        // For scripts that wait for it.
-        let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "ready: {name} serves clients on {place}")?;
-        stdout.flush()?;
-    }
-    let problem = tokio::select! {
-        signal = stopped => {
+        let stop = async {
+            let signal = stopped.await;
             eprintln!(
-                "{signal}: taking nothing new, finishing what was begun (at most {SHUTDOWN:?})"
+                "{signal}: taking nothing new, finishing what was begun (at most {within:?})"
             );
-            handle.shutdown(SHUTDOWN).await;
-            None
-        }
-        why = handle.failed() => Some(why),
-        ended = &mut served => Some(match ended {
-            Ok(Ok(())) => "the service for clients ended by itself".to_owned(),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
-        }),
-    };
-    stop.send_replace(true);
-    if !served.is_finished() {
-        // Who does not take its answer in time does not get it.
-        let _ = tokio::time::timeout(LAST_ANSWERS, served).await;
-    }
-    match problem {
-        None => {
-            eprintln!("{name} has ended in good order");
+        };
+        anyhow::Ok(run_node(config, ready, stop).await)
+    })?;
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => {
+            eprintln!("{node} has ended in good order");
             Ok(Status::Held)
         }
-        Some(problem) => {
-            eprintln!("error: {name} has failed: {problem}");
+        Err(RunError::Failed(problem)) => {
+            eprintln!("error: {node} has failed: {problem}");
             Ok(Status::Broken)
         }
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }
 

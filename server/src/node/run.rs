@@ -2,7 +2,9 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::CarouselBasic;
@@ -63,19 +65,25 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     unreachable!("{name} is in the registry and has no arm here")
 }
 
-/// Runs a node until `stop` is ready, then ends it in good order; or until it fails.
+/// How long answers that are ready may take to reach their clients when the node ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// Runs a node until `stop` is ready, then ends it in good order; or until it fails. `ready` is told
+/// where clients are served, once they are.
 ///
 /// # Errors
-/// See [`RunError`].
+/// [`RunError::Failed`] if the node ended because of a fault of its own; otherwise it never served.
 pub async fn run(
     config: NodeConfig,
-    stop: impl Future<Output = ()> + Send + 'static,
+    ready: impl FnOnce(SocketAddr),
+    stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     if config.node.tls.is_none() {
         warn!("no `tls`: nodes talk in the clear, on loopback only");
     }
     let peers = listen("listen.peer", &config.listen_peer).await?;
     let clients = listen("listen.client", &config.listen_client).await?;
+    let place = clients.local_addr().map_err(ServiceError::from)?;
     let name = config.protocol;
     let start = Starter { config: config.clone(), listener: peers };
     let node = with(name, start)?.await?;
@@ -83,18 +91,18 @@ pub async fn run(
     let ending = CancellationToken::new();
     let ended = ending.clone().cancelled_owned();
     let map = config.node.map.clone();
-    let serving =
+    let mut serving =
         tokio::spawn(service::serve(gateway, map, clients, config.service.clone(), ended));
-    info!(address = config.listen_client, "serving clients");
-    let mut serving = std::pin::pin!(serving);
+    info!(address = %place, "serving clients");
+    ready(place);
     let outcome = tokio::select! {
         () = stop => Ok(()),
         why = node.failed() => Err(RunError::Failed(why)),
-        served = &mut serving => match served {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.into()),
-            Err(panicked) => Err(RunError::Failed(panicked.to_string())),
-        },
+        served = &mut serving => Err(match served {
+            Ok(Ok(())) => RunError::Failed("the service for clients ended by itself".into()),
+            Ok(Err(error)) => RunError::Failed(error.to_string()),
+            Err(panicked) => RunError::Failed(panicked.to_string()),
+        }),
     };
     if outcome.is_ok() {
         info!("shutting down");
@@ -104,6 +112,10 @@ pub async fn run(
         node.kill().await;
     }
     ending.cancel();
+    if !serving.is_finished() {
+        // Who does not take its answer in time does not get it.
+        let _ = tokio::time::timeout(LAST_ANSWERS, serving).await;
+    }
     outcome
 }
 

@@ -70,11 +70,51 @@ impl Principal {
 /// How a principal proves who it is. Its debug form shows no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credential {
-    /// A bearer token: 16 to 256 printable ASCII characters without spaces.
-    Token(String),
+    /// The SHA-256 of a bearer token. The token itself is never kept.
+    Token([u8; 32]),
     /// A client certificate, DER. Accepted only if its chain also ends at the configured authority,
     /// which the TLS handshake checks.
     Certificate(Vec<u8>),
+}
+
+impl Credential {
+    /// A bearer token: 16 to 256 printable ASCII characters without spaces.
+    ///
+    /// # Errors
+    /// What a token must be; the message does not show this one.
+    pub fn token(token: &str) -> Result<Self, &'static str> {
+        if TOKEN_BYTES.contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()) {
+            Ok(Self::Token(sha256(token.as_bytes())))
+        } else {
+            Err("a token must be 16 to 256 printable ASCII characters without spaces")
+        }
+    }
+
+    /// A bearer token by its SHA-256, in hexadecimal.
+    ///
+    /// # Errors
+    /// What is wrong with the digits.
+    pub fn token_sha256(digits: &str) -> Result<Self, &'static str> {
+        let wrong = "the SHA-256 of a token must be 64 hexadecimal digits";
+        let mut digest = [0; 32];
+        if digits.len() != 2 * digest.len() || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(wrong);
+        }
+        for (byte, pair) in digest.iter_mut().zip(digits.as_bytes().chunks(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| wrong)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong)?;
+        }
+        Ok(Self::Token(digest))
+    }
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    let mut array = [0; 32];
+    for (to, from) in array.iter_mut().zip(digest.as_ref()) {
+        *to = *from;
+    }
+    array
 }
 
 impl fmt::Debug for Credential {
@@ -92,9 +132,6 @@ pub enum AccessError {
     /// Nobody could ever get in.
     #[error("no principal is configured; add at least one token or client certificate")]
     Nobody,
-    /// Too short to resist guessing, or not fit for a header.
-    #[error("the token of {0:?} must be 16 to 256 printable ASCII characters without spaces")]
-    Token(String),
     /// Two principals would be told apart by nothing.
     #[error("{0:?} and {1:?} have the same credential; give each its own")]
     SameCredential(String, String),
@@ -128,12 +165,6 @@ impl Access {
     ) -> Result<Self, AccessError> {
         let mut list: Vec<Entry> = Vec::new();
         for (credential, principal) in principals {
-            if let Credential::Token(token) = &credential
-                && !(TOKEN_BYTES.contains(&token.len())
-                    && token.bytes().all(|b| b.is_ascii_graphic()))
-            {
-                return Err(AccessError::Token(principal.name));
-            }
             for (other, holder) in &list {
                 if holder.name == principal.name {
                     return Err(AccessError::SameName(principal.name));
@@ -189,16 +220,17 @@ fn bearer(metadata: &MetadataMap) -> Result<Option<&[u8]>, Status> {
     }
 }
 
-/// Compares with every token, each in time that depends only on lengths, so that timing tells
-/// nothing about how much of a guess was right, or whose token it resembles.
+/// Compares with every token's digest, each in constant time, so that timing tells nothing about how
+/// much of a guess was right, or whose token it resembles.
 fn by_token<'a>(principals: &'a [Entry], given: &[u8]) -> Option<&'a Arc<Principal>> {
     if !TOKEN_BYTES.contains(&given.len()) {
         return None;
     }
+    let given = sha256(given);
     let mut found = None;
     for (credential, principal) in principals {
         let same = match credential {
-            Credential::Token(token) => token.as_bytes().ct_eq(given),
+            Credential::Token(digest) => digest.ct_eq(&given),
             Credential::Certificate(_) => Choice::from(0),
         };
         if bool::from(same) {
@@ -227,7 +259,7 @@ mod tests {
     const TOKEN: &str = "correct-horse-battery";
 
     fn access() -> Access {
-        let token = |text: &str| Credential::Token(text.into());
+        let token = |text: &str| Credential::token(text).unwrap();
         Access::only([
             (token("another-token-of-someone"), Principal::new("other", Role::Read)),
             (token(TOKEN), Principal::new("app", Role::Write)),
@@ -277,12 +309,10 @@ mod tests {
     #[test]
     fn lists_that_would_let_in_the_wrong_people_are_refused() {
         let entry = |token: &str, name: &str| {
-            (Credential::Token(token.into()), Principal::new(name, Role::Read))
+            (Credential::token(token).unwrap(), Principal::new(name, Role::Read))
         };
         let cases = [
             (vec![], "no principal"),
-            (vec![entry("short", "a")], "\"a\""),
-            (vec![entry("sixteen chars ok", "a")], "without spaces"),
             (vec![entry(TOKEN, "a"), entry(TOKEN, "b")], "\"a\" and \"b\""),
             (vec![entry(TOKEN, "a"), entry("another-token-of-someone", "a")], "twice"),
         ];
@@ -290,6 +320,20 @@ mod tests {
             let message = Access::only(list).unwrap_err().to_string();
             assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
             assert!(!message.contains(TOKEN));
+        }
+    }
+
+    #[test]
+    fn a_token_may_be_given_by_its_digest() {
+        // printf %s correct-horse-battery | sha256sum
+        let digest = "62249369389075490555a758353aec61500c6218fa597252d52dc4bd0148f12d";
+        assert_eq!(Credential::token_sha256(digest), Credential::token(TOKEN));
+        assert_eq!(Credential::token_sha256(&digest.to_uppercase()), Credential::token(TOKEN));
+        for wrong in ["", "ab", &digest[1..], &digest.replace('a', "g"), &"é".repeat(32)] {
+            assert!(Credential::token_sha256(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["short", "sixteen chars ok", &"x".repeat(257)] {
+            assert!(Credential::token(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -60,7 +60,7 @@ impl Default for Limits {
 
 /// A set of limits under which nothing could be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("limits.{field} is {value}; it must be {wanted}")]
+#[error("limits.{field}: {value} is out of range; it must be {wanted}")]
 pub struct LimitsError {
     field: &'static str,
     value: u64,
@@ -98,12 +98,12 @@ impl Limits {
         let request = self.request_bytes_max.into();
         at_least("request_bytes_in_flight_max", self.request_bytes_in_flight_max as u64, request)?;
         let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-        at_least("lease (in ms)", millis(self.lease), 10)?;
-        at_least("request_timeout (in ms)", millis(self.request_timeout), 10)?;
+        at_least("lease_ms", millis(self.lease), 10)?;
+        at_least("request_timeout_ms", millis(self.request_timeout), 10)?;
         // `Limits.lease_ms` is 32 bits wide.
         if millis(self.lease) > u64::from(u32::MAX) {
             let wanted = format!("at most {}", u32::MAX);
-            return Err(LimitsError { field: "lease (in ms)", value: millis(self.lease), wanted });
+            return Err(LimitsError { field: "lease_ms", value: millis(self.lease), wanted });
         }
         Ok(())
     }

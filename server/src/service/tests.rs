@@ -121,8 +121,8 @@ async fn start(limits: Limits) -> Running {
     let address = listener.local_addr().unwrap();
     let writer = |name| Principal::new(name, Role::Write);
     let access = Access::only([
-        (Credential::Token(TOKEN.into()), writer("writer")),
-        (Credential::Token(OTHER.into()), writer("other")),
+        (Credential::token(TOKEN).unwrap(), writer("writer")),
+        (Credential::token(OTHER).unwrap(), writer("other")),
     ]);
     let config = ServiceConfig { access: access.unwrap(), tls: None, limits };
     let serving =
@@ -412,7 +412,7 @@ async fn open_access_and_plain_text_stay_on_loopback() {
             return Access::open();
         }
         let principal = Principal::new("writer", Role::Write);
-        Access::only([(Credential::Token(TOKEN.into()), principal)]).unwrap()
+        Access::only([(Credential::token(TOKEN).unwrap(), principal)]).unwrap()
     };
     for (open, expected) in [(true, "access is open"), (false, "no TLS")] {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
