@@ -37,6 +37,16 @@ enum Task {
         /// Only benchmarks whose name contains this.
         filter: Option<String>,
     },
+    /// Fifteen real processes under load: a leader paused, a region killed, everything killed; then every
+    /// promise checked and the figures printed. One round is among the tests.
+    Siege {
+        /// How often each fault comes, at other places each time.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+    },
+    /// Compares real processes that emulate distances with the simulator, and prints the figures. It is
+    /// among the tests.
+    Parity,
     /// Fails if one seed gives different traces in a debug and a release build.
     Twin,
 }
@@ -47,6 +57,11 @@ fn main() -> Result<()> {
         Task::Test { quick } => tests::run(quick).and_then(tests::Summary::into_result),
         Task::Golden => golden(),
         Task::Bench { filter } => bench(filter),
+        Task::Siege { rounds } => {
+            let mut siege = process_test("siege");
+            run(siege.env("ORTHODROME_SIEGE_ROUNDS", rounds.to_string()))
+        }
+        Task::Parity => run(&mut process_test("parity")),
         Task::Twin => twin(),
     }
 }
@@ -77,6 +92,11 @@ fn golden() -> Result<()> {
     let mut test = command(&["test", "--release", "-p", "orthodrome-protocols", "golden"]);
     run(test.env("UPDATE_GOLDENFILES", "1"))?;
     run(Command::new("git").args(["diff", "--stat", "--", "*/testdata/*"]))
+}
+
+/// A test of real processes that prints figures.
+fn process_test(name: &str) -> Command {
+    command(&["test", "--release", "-p", "orthodrome", "--test", name, "--", "--nocapture"])
 }
 
 fn bench(filter: Option<String>) -> Result<()> {

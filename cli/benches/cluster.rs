@@ -1,0 +1,87 @@
+//! What a transaction costs servers: three real processes on loopback, no emulated distance, put under
+//! load by a fourth; committed transactions by the processor time of the three.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "a benchmark of real processes"
+)]
+
+#[path = "../tests/processes/mod.rs"]
+mod processes;
+
+use std::time::Duration;
+
+use processes::{Cluster, Load};
+
+/// How long each is measured.
+const SECONDS: u64 = 10;
+
+/// A workload, and how many callers put it.
+struct Case {
+    name: &'static str,
+    workload: &'static str,
+    callers: &'static str,
+}
+
+const CASES: [Case; 3] = [
+    Case { name: "one partition (1 key)", workload: "ycsbt:1", callers: "64" },
+    Case { name: "three partitions (6 keys)", workload: "ycsbt:6", callers: "64" },
+    Case { name: "one caller alone, 6 keys", workload: "ycsbt:6", callers: "1" },
+];
+
+fn measure(cluster: &Cluster, durability: &str, case: &Case) {
+    let all = cluster.endpoints(cluster.numbers());
+    let duration = format!("{}s", SECONDS + 3);
+    let load = Load::start(&[
+        "--connect",
+        &all,
+        "--workload",
+        case.workload,
+        "--clients",
+        case.callers,
+        "--duration",
+        &duration,
+        "--no-check",
+    ]);
+    // Past the start.
+    load.commits(1);
+    let before = (load.committed(), cluster.cpu());
+    std::thread::sleep(Duration::from_secs(SECONDS));
+    // The count is of the last full second; so was the one before.
+    let after = (load.committed(), cluster.cpu());
+    let (result, status, said) = load.finish();
+    assert_eq!(status, Some(0), "{result}\n{said}");
+    let (committed, cpu) = ((after.0 - before.0) as f64, (after.1 - before.1).as_secs_f64());
+    println!(
+        "{durability:8} {:27} {:>8.0} txn/CPU-s {:>8.0} µs/txn {:>8.0} txn/s  p50 {:>6.2} ms",
+        case.name,
+        committed / cpu,
+        cpu / committed * 1e6,
+        committed / SECONDS as f64,
+        result["latency_ms"]["all"]["p50"].as_f64().unwrap()
+    );
+}
+
+fn main() {
+    // `cargo bench NAME` runs the benchmarks whose name contains it; `cargo test --benches` none.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |argument: &String| argument.starts_with('-') || "cluster".contains(&**argument);
+    if !arguments.iter().all(wanted) || arguments.iter().any(|argument| argument == "--test") {
+        return;
+    }
+    for durability in ["sync", "process", "none"] {
+        let setting = format!("durability = \"{durability}\"");
+        let changes =
+            [("emulate_wan = true", "emulate_wan = false"), ("#durability = \"sync\"", &*setting)];
+        let place = ["--topology", "local3", "--partitions", "3"];
+        let mut cluster = Cluster::init(3, &place, &changes);
+        cluster.start(cluster.numbers());
+        for case in &CASES {
+            measure(&cluster, durability, case);
+        }
+    }
+}
