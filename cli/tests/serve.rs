@@ -11,6 +11,10 @@
 
 mod processes;
 
+use std::path::Path;
+
+use orthodrome_core::NodeId;
+use orthodrome_server::tls::Authority;
 use processes::{Cluster, Load, run, text};
 
 #[test]
@@ -71,6 +75,46 @@ fn with_tls_only_who_has_the_token_comes_in() {
     let output = run(&[&shell[..], &secure].concat());
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("not authenticated"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_client_certificate_lets_in_whom_the_file_lists_and_nobody_else() {
+    let mut cluster = Cluster::init(
+        3,
+        &["--topology", "local3", "--partitions", "3", "--tls"],
+        &[("token_file = \"admin.token\"", "certificate_file = \"tls/n2.pem\"")],
+    );
+    cluster.start(1..=3);
+    let tls = cluster.dir().join("tls");
+    // A certificate of the right name by an authority that the cluster does not know.
+    let stranger = cluster.path().join("stranger");
+    std::fs::create_dir(&stranger).unwrap();
+    let authority = Authority::new("dev").unwrap();
+    authority.issue(&stranger, NodeId(2), &["localhost".into()]).unwrap();
+    let endpoint = cluster.endpoint(1);
+    let ask = |dir: Option<&Path>, node: u32| {
+        let ca = tls.join("ca.pem");
+        let base = ["shell", "--deadline", "20s", "--connect", &endpoint, "-e", "add n 1"];
+        let mut arguments: Vec<String> = base.map(String::from).into();
+        arguments.extend(["--tls-ca".into(), ca.display().to_string()]);
+        if let Some(dir) = dir {
+            for (option, kind) in [("--tls-cert", "pem"), ("--tls-key", "key")] {
+                let file = dir.join(format!("n{node}.{kind}"));
+                arguments.extend([option.into(), file.display().to_string()]);
+            }
+        }
+        let output = run(&arguments);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    assert_eq!(ask(Some(&tls), 2), (Some(0), "committed\n".into(), String::new()));
+    // One that the authority signed, but that nobody listed; and none.
+    for (dir, node) in [(Some(&*tls), 3), (None, 0)] {
+        let (status, stdout, stderr) = ask(dir, node);
+        assert_eq!((status, &*stdout), (Some(2), ""), "{stderr}");
+        assert!(stderr.contains("not authenticated"), "{stderr}");
+    }
+    let (status, stdout, stderr) = ask(Some(&stranger), 2);
+    assert_eq!((status, &*stdout), (Some(2), ""), "{stderr}");
 }
 
 #[test]

@@ -66,6 +66,7 @@ impl From<AbortReason> for CoreReason {
             AbortReason::Recovery => Self::Recovery,
             AbortReason::Abandoned => Self::Abandoned,
             AbortReason::Overload => Self::Overload,
+            AbortReason::TooLarge => Self::TooLarge,
             AbortReason::Invalid | AbortReason::Other(_) => Self::Invalid,
         }
     }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
+use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op, Priority};
 use orthodrome_core::{ClientId, NodeId, PartitionId, RegionId, Timestamp};
 use prost::Message;
@@ -543,6 +545,9 @@ pub struct ClusterInfo {
     pub partitions: Vec<(PartitionId, Vec<NodeId>)>,
     /// Keyspaces.
     pub keyspaces: Vec<KeyspaceInfo>,
+    /// All of it as a map that says which partition holds a key; none if the gateway is too old to say
+    /// how keys map to partitions.
+    pub map: Option<Cluster>,
 }
 
 /// One region.
@@ -598,7 +603,9 @@ impl ClusterInfo {
             protocol: keyspace.protocol,
             guarantee: keyspace.guarantee,
         };
+        let map = map(&about);
         Self {
+            map,
             cluster: about.cluster,
             epoch: about.epoch,
             region: region_id(about.region),
@@ -608,4 +615,38 @@ impl ClusterInfo {
             keyspaces: about.keyspaces.into_iter().map(keyspace).collect(),
         }
     }
+}
+
+/// The map that a gateway describes. Its regions go by their numbers.
+fn map(about: &api::DescribeResponse) -> Option<Cluster> {
+    use api::partitioning::Kind;
+    let partitioning = match about.partitioning.as_ref()?.kind.as_ref()? {
+        Kind::Hash(_) => Partitioning::hash(about.partitions.iter().map(|p| PartitionId(p.id))),
+        Kind::Ranges(ranges) => {
+            let start =
+                |start: &api::RangeStart| (Key(start.key.clone()), PartitionId(start.partition));
+            Partitioning::Range { starts: ranges.starts.iter().map(start).collect() }
+        }
+    };
+    let rtt = |a: u16, b: u16| {
+        let row = about.regions.get(usize::from(a));
+        let micros = row.and_then(|row| row.rtt_us.get(usize::from(b)));
+        Duration::from_micros(micros.copied().unwrap_or_default())
+    };
+    let count = u16::try_from(about.regions.len()).ok()?;
+    let topology = Topology::from_fn(count, rtt(0, 0), rtt);
+    let nodes = about.nodes.iter().map(|node| Node {
+        id: NodeId(node.id),
+        region: RegionId(u16::try_from(node.region).unwrap_or(u16::MAX)),
+        role: match node.role() {
+            api::NodeRole::Gateway => Role::Gateway,
+            api::NodeRole::Server | api::NodeRole::Unspecified => Role::Server,
+        },
+    });
+    let partitions = about.partitions.iter().map(|partition| Partition {
+        id: PartitionId(partition.id),
+        replicas: partition.replicas.iter().copied().map(NodeId).collect(),
+        preferred_leader: NodeId(partition.preferred_leader),
+    });
+    Cluster::new(topology, about.epoch, nodes, partitions, partitioning).ok()
 }

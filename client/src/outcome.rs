@@ -65,6 +65,8 @@ pub enum AbortReason {
     Overload,
     /// It can never succeed as it is.
     Invalid,
+    /// An append would have made a value longer than 1 MiB.
+    TooLarge,
     /// A reason that this version of the library does not know, by its number.
     Other(i32),
 }
@@ -80,6 +82,7 @@ impl fmt::Display for AbortReason {
             Self::Abandoned => "abandoned",
             Self::Overload => "overload",
             Self::Invalid => "invalid",
+            Self::TooLarge => "too-large",
             Self::Other(number) => return write!(f, "reason-{number}"),
         })
     }

@@ -48,6 +48,7 @@ fn reason(number: i32) -> AbortReason {
         Ok(Wire::Abandoned) => AbortReason::Abandoned,
         Ok(Wire::Overload) => AbortReason::Overload,
         Ok(Wire::Invalid) => AbortReason::Invalid,
+        Ok(Wire::TooLarge) => AbortReason::TooLarge,
         Ok(Wire::Unspecified) | Err(_) => AbortReason::Other(number),
     }
 }

@@ -285,6 +285,9 @@ impl Txn {
                 }
                 Op::Append(_, suffix) => {
                     let mut bytes = current.map(|value| value.0.to_vec()).unwrap_or_default();
+                    if bytes.len() + suffix.len() > VALUE_BYTES_MAX {
+                        return Err(AbortReason::TooLarge);
+                    }
                     bytes.extend_from_slice(&suffix.0);
                     writes.insert(key.clone(), Some(Value::from(bytes)));
                 }
@@ -299,6 +302,10 @@ impl Txn {
 fn number(value: Option<&Value>) -> Option<i64> {
     value.map_or(Some(0), |value| std::str::from_utf8(&value.0).ok()?.parse().ok())
 }
+
+/// The longest value that any transaction may write, in bytes; hosts may allow their callers less.
+/// Procedures are held to it where they run, because a value may grow by [`Op::Append`].
+pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
 /// Why a transaction aborted: definitely, with no effect, safe to try again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -321,6 +328,9 @@ pub enum AbortReason {
     Overload,
     /// The request itself can never succeed: unknown keys, wrong map epoch, reused name.
     Invalid,
+    /// A value would have grown beyond [`VALUE_BYTES_MAX`]. Trying again helps only if the data
+    /// changed.
+    TooLarge,
 }
 
 impl fmt::Display for AbortReason {
@@ -334,6 +344,7 @@ impl fmt::Display for AbortReason {
             Self::Abandoned => "abandoned",
             Self::Overload => "overload",
             Self::Invalid => "invalid",
+            Self::TooLarge => "too-large",
         })
     }
 }
@@ -406,6 +417,18 @@ mod tests {
                 "{op:?}"
             );
         }
+    }
+
+    #[test]
+    fn no_value_grows_beyond_the_bound() {
+        let append = |bytes: usize| vec![Op::Append("a".into(), vec![b'x'; bytes].into())];
+        let writes = Txn::execute(&append(VALUE_BYTES_MAX - 1), &reads(&[("a", "1")])).unwrap();
+        let full = writes[&Key::from("a")].clone().unwrap();
+        assert_eq!(full.len(), VALUE_BYTES_MAX);
+        let held = Read { value: Some(full), version: Version::INITIAL };
+        let reads = Reads::from([("a".into(), held)]);
+        assert_eq!(Txn::execute(&append(0), &reads).unwrap().len(), 1);
+        assert_eq!(Txn::execute(&append(1), &reads), Err(AbortReason::TooLarge));
     }
 
     #[test]

@@ -435,7 +435,10 @@ impl Retry {
             | AbortReason::Recovery
             | AbortReason::Abandoned
             | AbortReason::Overload => true,
-            AbortReason::Client | AbortReason::Guard | AbortReason::Invalid => false,
+            AbortReason::Client
+            | AbortReason::Guard
+            | AbortReason::Invalid
+            | AbortReason::TooLarge => false,
         };
         (is_worth_it && txn.attempt.saturating_add(1) < self.attempts).then(|| txn.retry())
     }

@@ -2,8 +2,8 @@
 
 use orthodrome_core::time::{Duration, Time, nanos};
 
-/// What handling a message costs. The defaults are estimates, to be replaced by measured handler
-/// costs of the server (`docs/simulator.md`).
+/// What handling a message costs. The defaults are fitted to the processor time that real servers
+/// spent (`docs/simulator.md` says how).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuModel {
     /// Cores of each node.
@@ -22,10 +22,10 @@ impl Default for CpuModel {
     fn default() -> Self {
         Self {
             cores: 4,
-            message: Duration::from_micros(8),
-            send: Duration::from_micros(4),
-            byte_ps: 2_000,
-            key: Duration::from_micros(1),
+            message: Duration::from_nanos(11_000),
+            send: Duration::from_nanos(5_500),
+            byte_ps: 1_000,
+            key: Duration::from_nanos(11_000),
         }
     }
 }

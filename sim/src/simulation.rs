@@ -261,6 +261,8 @@ pub struct Report {
     pub trace_hash: u64,
     /// Transactions that had not ended when the run did.
     pub outstanding: u32,
+    /// Core time of all nodes, of the whole run, by the CPU-time model.
+    pub cpu: Duration,
 }
 
 /// More events than any run has at one instant: past this, time has stopped.
@@ -532,6 +534,7 @@ impl<P: Protocol> Simulation<P> {
             injected: self.injected.clone(),
             trace_hash: self.trace_hash(),
             outstanding,
+            cpu: self.nodes.iter().map(|node| node.cpu.busy()).sum(),
         }
     }
 

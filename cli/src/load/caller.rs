@@ -63,7 +63,7 @@ impl Caller {
             Ok(Told::Unknown(doubt)) => settle(doubt, &mut seen).await,
             Ok(Told::Committed(_)) => Ok(()),
             Ok(Told::Aborted(aborted)) => Err(match AbortReason::from(aborted.reason) {
-                AbortReason::Client | AbortReason::Guard => Failed::Refused,
+                AbortReason::Client | AbortReason::Guard | AbortReason::TooLarge => Failed::Refused,
                 reason @ (AbortReason::Conflict
                 | AbortReason::StaleRead
                 | AbortReason::Recovery

@@ -15,7 +15,8 @@ use anyhow::{Context as _, bail};
 use orthodrome_client::{Client, ClusterInfo, KeyspaceInfo};
 use orthodrome_core::RegionId;
 use orthodrome_eval::checker::{Model, Verdict};
-use orthodrome_eval::metrics::{Check, Run, RunResult, Summary};
+use orthodrome_eval::metrics::{Check, FloorRatio, Run, RunResult, Summary};
+use orthodrome_sim::floor::Floor;
 use orthodrome_sim::load::Arrival;
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -98,6 +99,10 @@ struct Printed {
     commit_rate: f64,
     latency_ms: BTreeMap<String, Summary>,
     regions: BTreeMap<String, Summary>,
+    /// Latency by the least that any protocol would need; left out if the cluster does not say which
+    /// partition holds a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    floor_ratio: Option<FloorRatio>,
     total_ok: bool,
     findings: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,7 +158,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         seed: args.seed,
         prefix: None,
         regions: about.regions.iter().map(|region| region.name.clone()).collect(),
-        floor: None,
+        floor: about.map.as_ref().map(Floor::new),
         ledger: Ledger::create(file.path())?,
     };
     eprintln!(
@@ -389,6 +394,7 @@ impl Found<'_> {
             regions: ledger
                 .latencies
                 .by_region(self.about.regions.iter().map(|region| region.name.as_str())),
+            floor_ratio: self.about.map.is_some().then_some(result.floor_ratio),
             total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
             findings: ledger.findings().into_iter().chain(audit).collect(),
             history: kept.map(|path| path.display().to_string()),
@@ -421,6 +427,13 @@ impl Found<'_> {
         let rows = printed.regions.iter().chain(&printed.latency_ms);
         let rows = rows.filter(|(_, summary)| summary.n > 0);
         let _ = writeln!(text, "{}", latency_table(rows));
+        if let Some(ratio) = &printed.floor_ratio {
+            let _ = writeln!(
+                text,
+                "latency ÷ floor: {:.2} median, {:.2} 95th percentile",
+                ratio.p50, ratio.p95
+            );
+        }
         for audit in &self.audits {
             let found = audit.problem.as_deref().unwrap_or("holds");
             let _ = writeln!(text, "{}: what must hold of all data: {found}", audit.workload);

@@ -246,6 +246,7 @@ fn show(keys: &[Key], value: impl Fn(&Key) -> Option<Vec<u8>>) -> String {
 fn reason(reason: AbortReason) -> String {
     let advice = match reason {
         AbortReason::Guard => "the key does not hold what that needs",
+        AbortReason::TooLarge => "the value would be longer than 1 MiB",
         AbortReason::StaleRead => "what it read has changed; begin again",
         AbortReason::Conflict => "another transaction was faster; try again",
         AbortReason::Abandoned => "it was open for too long; begin again",

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use orthodrome_core::cluster::{Node, Partition, Partitioning, Role};
 use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::VALUE_BYTES_MAX;
 use orthodrome_core::{Cluster, Key, NodeId};
 use orthodrome_protocols::registry;
 
@@ -341,6 +342,12 @@ impl Checker<'_> {
         set(given.request_timeout_ms, &mut limits.request_timeout);
         set(given.lease_ms, &mut limits.lease);
         limits.check().map_err(|error| error.to_string())?;
+        if limits.value_bytes_max as usize > VALUE_BYTES_MAX {
+            return Err(format!(
+                "limits.value_bytes_max: {} is out of range; it must be at most {VALUE_BYTES_MAX}",
+                limits.value_bytes_max
+            ));
+        }
         let in_flight = given.txns_in_flight_max.unwrap_or(10_000);
         let queue = given.peer_queue_bytes_max.unwrap_or(64 << 20);
         // One transaction's writes, or one message, must fit into what nodes send each other.

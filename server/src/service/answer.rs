@@ -1,6 +1,6 @@
 //! From outcomes and descriptions to answers.
 
-use orthodrome_core::cluster::Role;
+use orthodrome_core::cluster::{Partitioning, Role};
 use orthodrome_core::txn::{AbortReason, Reads, Version};
 use orthodrome_core::{Cluster, Outcome, TxnId};
 use tonic::Status;
@@ -36,6 +36,7 @@ fn abort_reason(reason: AbortReason) -> (api::AbortReason, bool) {
         AbortReason::Abandoned => (api::AbortReason::Abandoned, true),
         AbortReason::Overload => (api::AbortReason::Overload, true),
         AbortReason::Invalid => (api::AbortReason::Invalid, false),
+        AbortReason::TooLarge => (api::AbortReason::TooLarge, false),
     }
 }
 
@@ -111,5 +112,20 @@ pub(super) fn description(about: &Description, cluster: &Cluster) -> api::Descri
             guarantee: about.guarantee.into(),
         }],
         region: cluster.region_of(about.gateway).0.into(),
+        partitioning: Some(partitioning(cluster.partitioning())),
     }
+}
+
+fn partitioning(partitioning: &Partitioning) -> api::Partitioning {
+    use api::partitioning::{Hash, Kind, Ranges};
+    let kind = match partitioning {
+        Partitioning::Hash { .. } => Kind::Hash(Hash {}),
+        Partitioning::Range { starts } => {
+            let start = |(key, owner): &(orthodrome_core::Key, orthodrome_core::PartitionId)| {
+                api::RangeStart { key: key.0.to_vec(), partition: owner.0 }
+            };
+            Kind::Ranges(Ranges { starts: starts.iter().map(start).collect() })
+        }
+    };
+    api::Partitioning { kind: Some(kind) }
 }

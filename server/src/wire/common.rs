@@ -207,6 +207,7 @@ pub fn reason_to_wire(reason: AbortReason) -> i32 {
         AbortReason::Abandoned => wire::AbortReason::Abandoned,
         AbortReason::Overload => wire::AbortReason::Overload,
         AbortReason::Invalid => wire::AbortReason::Invalid,
+        AbortReason::TooLarge => wire::AbortReason::TooLarge,
     };
     reason as i32
 }
@@ -226,6 +227,7 @@ pub fn reason_from_wire(reason: i32) -> Result<AbortReason, WireError> {
         Some(wire::AbortReason::Abandoned) => AbortReason::Abandoned,
         Some(wire::AbortReason::Overload) => AbortReason::Overload,
         Some(wire::AbortReason::Invalid) => AbortReason::Invalid,
+        Some(wire::AbortReason::TooLarge) => AbortReason::TooLarge,
         Some(wire::AbortReason::Unspecified) | None => {
             let wanted = "a reason that this version knows";
             return Err(WireError::Value {

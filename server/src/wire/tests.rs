@@ -368,7 +368,7 @@ impl Draw {
     }
 }
 
-const REASONS: [AbortReason; 8] = [
+const REASONS: [AbortReason; 9] = [
     AbortReason::Conflict,
     AbortReason::StaleRead,
     AbortReason::Client,
@@ -377,6 +377,7 @@ const REASONS: [AbortReason; 8] = [
     AbortReason::Abandoned,
     AbortReason::Overload,
     AbortReason::Invalid,
+    AbortReason::TooLarge,
 ];
 const MSGS: u64 = 19;
 const REPLICATION: u64 = 12;
