@@ -22,10 +22,10 @@ impl Default for CpuModel {
     fn default() -> Self {
         Self {
             cores: 4,
-            message: Duration::from_nanos(11_000),
-            send: Duration::from_nanos(5_500),
+            message: Duration::from_nanos(9_000),
+            send: Duration::from_nanos(4_500),
             byte_ps: 1_000,
-            key: Duration::from_nanos(11_000),
+            key: Duration::from_nanos(9_000),
         }
     }
 }
