@@ -271,7 +271,8 @@ impl<R: Replicated> Replica<R> {
             indexes: Vec::new(),
         }));
         door.cancel_timer(Timer::Election);
-        let first = if next == Index(1) { Payload::Members(Arc::new(members)) } else { Payload::Noop };
+        let first =
+            if next == Index(1) { Payload::Members(Arc::new(members)) } else { Payload::Noop };
         self.append(first, door);
         self.beat_all(door);
         door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);

@@ -66,8 +66,12 @@ fn entry_to_wire<R: WireReplicated>(entry: &Entry<R::Command>) -> wire::Entry {
 fn entry_from_wire<R: WireReplicated>(entry: wire::Entry) -> Result<Entry<R::Command>, WireError> {
     let payload = match need(entry.payload, "Entry.payload")? {
         wire::entry::Payload::Noop(wire::entry::Noop {}) => Payload::Noop,
-        wire::entry::Payload::Members(members) => Payload::Members(Arc::new(members_from_wire(members)?)),
-        wire::entry::Payload::Command(bytes) => Payload::Command(Arc::new(R::decode_command(bytes)?)),
+        wire::entry::Payload::Members(members) => {
+            Payload::Members(Arc::new(members_from_wire(members)?))
+        }
+        wire::entry::Payload::Command(bytes) => {
+            Payload::Command(Arc::new(R::decode_command(bytes)?))
+        }
     };
     Ok(Entry { term: Term(entry.term), payload })
 }
