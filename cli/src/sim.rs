@@ -274,7 +274,7 @@ pub fn kind(kind: FailureKind) -> &'static str {
         FailureKind::Panic => "panic",
         FailureKind::Promise => "promise",
         FailureKind::Stuck => "stuck",
-        FailureKind::Observer => "observer",
+        FailureKind::Claim => "claim",
         FailureKind::History => "history",
         FailureKind::Twins => "twins",
     }

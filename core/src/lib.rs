@@ -8,6 +8,7 @@
 #![deny(clippy::float_arithmetic)]
 
 pub mod cluster;
+pub mod digest;
 pub mod host;
 pub mod id;
 pub mod locks;
@@ -22,7 +23,7 @@ pub mod txn;
 pub use cluster::Cluster;
 pub use host::{Host, Output};
 pub use id::{ClientId, NodeId, PartitionId, RegionId, Ticket, TxnId};
-pub use machine::{Cx, Effect, Input, Machine, Message, Protocol, Setup};
+pub use machine::{Claim, Cx, Effect, Input, Machine, Message, Protocol, Setup};
 pub use rng::Rng;
 pub use time::{Clock, Duration, Time, Timestamp};
 pub use txn::{Decision, Key, Outcome, Txn, Value};

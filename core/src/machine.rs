@@ -46,6 +46,11 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Switches on the unsafe variant `tooth`, one of [`Protocol::TEETH`]. Tests only: nothing
     /// that serves users calls this.
     fn bare(config: &mut Self::Config, tooth: &str);
+
+    /// Draws other settings, any that an operator may choose: what a protocol promises must not
+    /// rest on time-outs that suit the network, nor on buffers that are never full. A swarm calls
+    /// this for some of its seeds; without an implementation settings stay as they are.
+    fn vary(_config: &mut Self::Config, _rng: &mut Rng) {}
 }
 
 /// What transports, models and traces need to know of a message without knowing the protocol.
@@ -89,6 +94,64 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
 
     /// Panics if the state contradicts itself. Called after every step in tests and simulations.
     fn assert_invariants(&self);
+
+    /// What is held here that must be gone some time after every transaction has ended and every
+    /// fault has healed, and how much of it: locks, prepared transactions, waiters, outcomes that
+    /// nobody can ask about any more. Simulations wait until everything is zero, and fail if it
+    /// never is.
+    fn leftovers(&self) -> Vec<Leftover> {
+        Vec::new()
+    }
+
+    /// The copies of replicated state that this machine holds. Simulations compare them once
+    /// nothing is left over.
+    fn copies(&self) -> Vec<StateCopy> {
+        Vec::new()
+    }
+}
+
+/// Something that a machine holds, and how much of it.
+pub type Leftover = (&'static str, usize);
+
+/// One machine's copy of a group's replicated state. Copies at the same position are equal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StateCopy {
+    /// Whose state it is.
+    pub partition: PartitionId,
+    /// How much of the group's history it reflects.
+    pub position: u64,
+    /// A hash of it, see [`crate::digest`].
+    pub digest: u64,
+}
+
+/// A statement about the whole cluster on which a machine acts. Simulations hold all the claims of a
+/// run, and what callers were told, against each other; servers drop them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// This node leads the partition's group in this term: no other node ever does.
+    Leads {
+        /// Whose group.
+        partition: PartitionId,
+        /// The term.
+        term: u64,
+    },
+    /// This entry of the log of the partition's group is chosen: no other ever is at its place.
+    Chosen {
+        /// Whose log.
+        partition: PartitionId,
+        /// The entry's place.
+        index: u64,
+        /// The term it was appended in, which together with the place names the entry.
+        term: u64,
+    },
+    /// The transaction's outcome is decided: no other ever is, for this attempt, nor is its caller
+    /// told another.
+    Decided {
+        /// The attempt.
+        txn: TxnId,
+        /// Its outcome.
+        outcome: Outcome,
+    },
 }
 
 /// Orders from an operator.
@@ -198,6 +261,8 @@ pub enum Effect<P: Protocol> {
     },
     /// Something rare happened.
     Note(P::Note),
+    /// Something that no other machine may contradict.
+    Claim(Claim),
 }
 
 /// The only door between a machine and the world.
@@ -272,6 +337,11 @@ impl<P: Protocol> Cx<'_, P> {
     /// Counts something rare.
     pub fn note(&mut self, note: P::Note) {
         self.effects.push(Effect::Note(note));
+    }
+
+    /// States what no other machine may contradict, as this one acts on it.
+    pub fn claim(&mut self, claim: Claim) {
+        self.effects.push(Effect::Claim(claim));
     }
 
     fn next_ticket(&mut self) -> Ticket {

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::DiskFailure;
 use crate::network::{Disturbance, Links, NetworkModel};
 use crate::simulation::Simulation;
+use crate::swarm::Temper;
 
 /// Something that goes wrong. Durations are in milliseconds, probabilities in per cent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -394,6 +395,65 @@ impl Fault {
         };
         vec![fault]
     }
+}
+
+/// A fault that suits a seed's temper, and for how many milliseconds; none if any will do.
+pub(crate) fn draw_for(
+    temper: Temper,
+    cluster: &Cluster,
+    rng: &mut Rng,
+) -> Option<(u64, Vec<Fault>)> {
+    let servers: Vec<String> = cluster.servers().map(|node| node.id.to_string()).collect();
+    let partitions: Vec<_> = cluster.partitions().collect();
+    let partition = rng.pick(&partitions)?;
+    let leader = partition.preferred_leader;
+    match temper {
+        Temper::Mixed => None,
+        Temper::Clocks if rng.chance(2, 3) => {
+            let to = vec![rng.pick(&servers)?.clone()];
+            Some((rng.range(500, 3_000), draw_late(cluster, to, 800, rng)?))
+        }
+        Temper::Chairs if rng.chance(1, 8) => {
+            Some((rng.below(200), vec![Fault::Crash { nodes: vec![leader.to_string()] }]))
+        }
+        Temper::Chairs if rng.chance(1, 5) => {
+            Some((rng.range(500, 3_000), draw_late(cluster, Vec::new(), 800, rng)?))
+        }
+        // A new leader of a term knows only what its log says.
+        Temper::Clocks | Temper::Chairs => {
+            let to = rng.pick(&partition.replicas)?.to_string();
+            Some((0, vec![Fault::TransferLeader { partition: partition.id.0, to }]))
+        }
+        Temper::Islands => {
+            let both_ways = rng.chance(2, 3);
+            let fault = if rng.chance(1, 2) {
+                let region = cluster.topology.name_of(cluster.region_of(leader)).to_owned();
+                Fault::Partition { from: vec![region], to: Vec::new(), both_ways }
+            } else {
+                // Callers still reach it.
+                let leader = leader.to_string();
+                let others = servers.into_iter().filter(|other| *other != leader).collect();
+                Fault::Partition { from: vec![leader], to: others, both_ways }
+            };
+            // Long enough for the others to choose another leader, and for callers to find it.
+            let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
+            Some((1_000 + round_trip * rng.range(6, 50), vec![fault]))
+        }
+    }
+}
+
+/// What the callers of one gateway say is late: at one server, so that it hears of them after the
+/// others, or everywhere, so that they ask again before they hear anything.
+fn draw_late(
+    cluster: &Cluster,
+    to: Vec<String>,
+    most_ms: u64,
+    rng: &mut Rng,
+) -> Option<Vec<Fault>> {
+    let gateways: Vec<_> = cluster.nodes().filter(|node| node.role == Role::Gateway).collect();
+    let from = vec![rng.pick(&gateways)?.id.to_string()];
+    let extra_ms = u32::try_from(rng.range(50, most_ms)).unwrap_or(50);
+    Some(vec![Fault::Delay { from, to, extra_ms, both_ways: rng.chance(1, 4) }])
 }
 
 /// A node or region cut off, one way or both; or a random set of links between regions, which

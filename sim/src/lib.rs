@@ -21,6 +21,7 @@ pub mod shrink;
 pub mod simulation;
 pub mod swarm;
 pub mod traffic;
+pub mod watch;
 
 pub use fault::{Fault, Schedule, ScheduleError};
-pub use simulation::{Failure, FailureKind, Observer, Options, Report, Simulation};
+pub use simulation::{Failure, FailureKind, Options, Report, Simulation};

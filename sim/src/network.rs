@@ -55,8 +55,9 @@ pub struct NetworkModel {
     pub loss: f64,
     /// Bytes per second of each link between regions; none: no limit.
     pub bandwidth: Option<u64>,
-    /// How long an ordered link holds what it cannot deliver before the connection counts as
-    /// broken and what it held as lost.
+    /// How long an ordered link holds what it cannot deliver, or what waits for earlier messages to
+    /// leave and lost packets to be repeated, before the connection counts as broken and what it
+    /// held as lost.
     pub timeout: Duration,
 }
 
@@ -190,8 +191,13 @@ impl<M> Network<M> {
                     Some(ceiling) => Some(bandwidth.map_or(ceiling, |limit| limit.min(ceiling))),
                     None => bandwidth,
                 };
-                let sent = link.transmit(now, bytes as u64, bandwidth);
                 let late = retransmission(loss, bytes as u64, 2 * mean, rng);
+                if link.busy_until.since(now) + late > model.timeout {
+                    // The connection breaks. Without this a link that was slow would owe for ever,
+                    // long after it has healed, what was sent while it was.
+                    return Fate::Lost;
+                }
+                let sent = link.transmit(now, bytes as u64, bandwidth);
                 let arrival = (sent + delay + late).max(link.last_arrival);
                 link.last_arrival = arrival;
                 Fate::Arrives(arrival, None)

@@ -25,6 +25,7 @@ use crate::network::{Fate, Network, NetworkModel, Released};
 use crate::oracle::Oracle;
 use crate::queue::Queue;
 use crate::traffic::Traffic;
+use crate::watch::{self, Copies, Unrest, Watch};
 
 /// Everything about a run that is not the cluster, the protocol or the workload.
 #[derive(Clone, Debug)]
@@ -49,7 +50,7 @@ pub struct Options {
     pub drain: Duration,
     /// Call every machine's `assert_invariants` after every input.
     pub check_invariants: bool,
-    /// Remember everything callers are told, and hold the protocol to it.
+    /// Remember everything that callers are told and machines claim, and hold the protocol to it.
     pub check_outcomes: bool,
 }
 
@@ -80,8 +81,8 @@ pub enum FailureKind {
     Promise,
     /// Something that must end did not.
     Stuck,
-    /// A protocol's own cluster-wide check failed.
-    Observer,
+    /// Two machines contradict each other, or what a caller was told.
+    Claim,
     /// The history is not what the protocol guarantees.
     History,
     /// The same seed gave two different runs.
@@ -98,22 +99,6 @@ pub struct Failure {
     pub kind: FailureKind,
     /// What exactly.
     pub detail: String,
-}
-
-/// A cluster-wide check that a protocol brings along.
-pub trait Observer<P: Protocol>: Debug {
-    /// Looks at every server that is up, after each input.
-    ///
-    /// # Errors
-    /// What does not hold.
-    fn observe(&mut self, at: Time, servers: &[(NodeId, &P::Server)]) -> Result<(), String>;
-
-    /// Looks at every server after everything has healed and every transaction has ended. Asked
-    /// again and again for a bounded time, until it finds nothing to complain of.
-    ///
-    /// # Errors
-    /// What is left over that should not be: a lock, a prepared transaction, a waiter.
-    fn quiescent(&mut self, servers: &[(NodeId, &P::Server)]) -> Result<(), String>;
 }
 
 /// Where trace lines go.
@@ -229,6 +214,8 @@ pub(crate) struct World<P: Protocol> {
     pub(crate) manual: Option<Manual<P>>,
     events: u64,
     pub(crate) failure: Option<Failure>,
+    /// Claims, if they are held against each other.
+    watch: Option<Watch>,
 }
 
 /// A cluster of `P`, its callers and its faults.
@@ -239,7 +226,6 @@ pub struct Simulation<P: Protocol> {
     pub(crate) nodes: Vec<Node<P>>,
     pub(crate) world: World<P>,
     pub(crate) plan: Plan,
-    observer: Option<Box<dyn Observer<P>>>,
     /// How often each kind of fault was injected.
     pub(crate) injected: BTreeMap<&'static str, u64>,
 }
@@ -333,11 +319,11 @@ impl<P: Protocol> Simulation<P> {
             manual: None,
             events: 0,
             failure: None,
+            watch: options.check_outcomes.then(Watch::default),
         };
         let config = Arc::new(config);
-        let (observer, injected) = (None, BTreeMap::new());
-        let mut simulation =
-            Self { cluster, config, options, nodes, world, plan, observer, injected };
+        let injected = BTreeMap::new();
+        let mut simulation = Self { cluster, config, options, nodes, world, plan, injected };
         simulation.schedule_faults();
         Ok(simulation)
     }
@@ -352,11 +338,6 @@ impl<P: Protocol> Simulation<P> {
         self.world.trace = Some(sink);
     }
 
-    /// Runs a protocol's cluster-wide checks along.
-    pub fn observe(&mut self, observer: Box<dyn Observer<P>>) {
-        self.observer = Some(observer);
-    }
-
     /// The time.
     #[must_use]
     pub fn now(&self) -> Time {
@@ -367,18 +348,6 @@ impl<P: Protocol> Simulation<P> {
     #[must_use]
     pub fn events(&self) -> u64 {
         self.world.events
-    }
-
-    /// The servers that are up.
-    #[must_use]
-    pub fn servers(&self) -> Vec<(NodeId, &P::Server)> {
-        let mut servers = Vec::with_capacity(self.nodes.len());
-        for node in &self.nodes {
-            if let Process::Server(host) = &node.process {
-                servers.push((node.id, host.machine()));
-            }
-        }
-        servers
     }
 
     /// Runs to the end: callers arrive for [`Options::duration`], what is under way then has
@@ -487,24 +456,37 @@ impl<P: Protocol> Simulation<P> {
         Ok(())
     }
 
-    /// Asks the observer until nothing is left over, for at most `limit`.
+    /// Lets time pass until nothing is left over at any machine that is up and the copies of every
+    /// state agree, for at most `limit`.
     ///
     /// # Errors
-    /// What is left over then.
+    /// What is left over then, or does not agree.
     pub fn settle(&mut self, limit: Duration) -> Result<(), Failure> {
         let deadline = self.world.now + limit;
+        let mut copies = Copies::default();
         loop {
-            let Some(mut observer) = self.observer.take() else { return Ok(()) };
-            let verdict = observer.quiescent(&self.servers());
-            self.observer = Some(observer);
-            match verdict {
+            let (kind, detail) = match self.rest(&mut copies) {
                 Ok(()) => return Ok(()),
-                Err(detail) if self.world.now >= deadline => {
-                    return Err(Failure { at: self.world.now, kind: FailureKind::Stuck, detail });
-                }
-                Err(_) => self.run_until(self.world.now + Duration::from_millis(100))?,
+                Err(Unrest::Differs(detail)) => (FailureKind::Claim, detail),
+                Err(Unrest::Left(detail)) => (FailureKind::Stuck, detail),
+            };
+            if kind == FailureKind::Claim || self.world.now >= deadline {
+                return Err(Failure { at: self.world.now, kind, detail });
             }
+            self.run_until(self.world.now + Duration::from_millis(100))?;
         }
+    }
+
+    fn rest(&self, seen: &mut Copies) -> Result<(), Unrest> {
+        for node in &self.nodes {
+            on_host!(&node.process, host => watch::leftovers(node.id, host.machine())?, continue);
+        }
+        let mut copies = Vec::new();
+        for node in &self.nodes {
+            let held = on_host!(&node.process, host => host.machine().copies(), continue);
+            copies.extend(held.into_iter().map(|copy| (node.id, copy)));
+        }
+        seen.compare(&copies)
     }
 
     /// The figures so far. What is under way counts as unknown and is dropped.
@@ -757,13 +739,6 @@ impl<P: Protocol> Simulation<P> {
         }
         self.start_flush(index);
         self.rearm(index);
-        if let Some(mut observer) = self.observer.take() {
-            let verdict = observer.observe(self.world.now, &self.servers());
-            self.observer = Some(observer);
-            if let Err(detail) = verdict {
-                self.world.fail(FailureKind::Observer, detail);
-            }
-        }
     }
 
     fn start_flush(&mut self, index: u32) {
@@ -1011,12 +986,25 @@ impl<P: Protocol> World<P> {
                 self.log(index, TraceEvent::Finish, None, None, Some(txn), path, || {
                     outcome.to_string()
                 });
+                let told = self.watch.as_mut().map_or(Ok(()), |watch| watch.told(txn, outcome));
+                self.note_claim(told);
                 self.load.on_finish(self.now, index, (txn, outcome, path), hops);
             }
             Effect::Note(note) => {
                 self.log(index, TraceEvent::Note, None, None, None, "-", || format!("{note:?}"));
                 *self.notes.entry(note).or_default() += 1;
             }
+            Effect::Claim(claim) => {
+                let node = self.id(index);
+                let fits = self.watch.as_mut().map_or(Ok(()), |watch| watch.claim(node, claim));
+                self.note_claim(fits);
+            }
+        }
+    }
+
+    fn note_claim(&mut self, verdict: Result<(), String>) {
+        if let Err(detail) = verdict {
+            self.fail(FailureKind::Claim, detail);
         }
     }
 

@@ -25,10 +25,7 @@ use crate::fault::{self, Fault, Schedule};
 use crate::load::{Arrival, HistorySink, LoadModel};
 use crate::network::{Delay, Links, NetworkModel};
 use crate::shrink::minimize;
-use crate::simulation::{Failure, FailureKind, Observer, Options, Report, Simulation, TraceSink};
-
-/// Makes a protocol's own checks, anew for each run.
-pub type ObserverFactory<P> = fn() -> Box<dyn Observer<P>>;
+use crate::simulation::{Failure, FailureKind, Options, Report, Simulation, TraceSink};
 
 /// What a swarm may draw, and what it holds protocols to.
 #[derive(Clone)]
@@ -56,8 +53,8 @@ pub struct SwarmOptions<P: Protocol> {
     pub safety: Duration,
     /// How long everything may take to end after they have healed, in simulated time.
     pub liveness: Duration,
-    /// The protocol's own checks over all servers.
-    pub observer: Option<ObserverFactory<P>>,
+    /// Changes the protocol's settings, after everything that is drawn.
+    pub settings: Option<fn(&mut P::Config)>,
 }
 
 impl<P: Protocol> Default for SwarmOptions<P> {
@@ -74,7 +71,7 @@ impl<P: Protocol> Default for SwarmOptions<P> {
             transactions: 300,
             safety: Duration::from_secs(8),
             liveness: Duration::from_secs(60),
-            observer: None,
+            settings: None,
         }
     }
 }
@@ -84,6 +81,8 @@ impl<P: Protocol> Default for SwarmOptions<P> {
 pub struct Scenario {
     /// The seed.
     pub seed: u64,
+    /// What it is mostly about.
+    pub temper: Temper,
     /// The map of the cluster.
     pub cluster: Cluster,
     /// The workload, as `eval` names it.
@@ -92,10 +91,28 @@ pub struct Scenario {
     pub workload_options: workload::Options,
     /// Models and load.
     pub options: Options,
+    /// The protocol's settings are drawn too, rather than those that suit the cluster.
+    pub varies_settings: bool,
     /// What goes wrong.
     pub schedule: Schedule,
     /// Servers that stay down when everything else heals.
     pub down: Vec<NodeId>,
+}
+
+/// What a seed is mostly about. Trouble is coincidence, and the rarer kinds need more of it than even
+/// ten thousand even-handed seeds bring about: a temper makes one kind common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Temper {
+    /// Anything, at any rate.
+    Mixed,
+    /// Clocks as far apart as several round trips, within the bound they state; late messages; many
+    /// reads of a few keys at once.
+    Clocks,
+    /// Leaders change all the time, by order and by crashes with short gaps, while some callers are
+    /// far away and ask again early.
+    Chairs,
+    /// Servers and regions are cut off for long, from others more than from their callers.
+    Islands,
 }
 
 /// A failing seed, shrunk.
@@ -238,8 +255,14 @@ pub fn record_scenario<P: Protocol>(
     mut keep: Option<HistorySink>,
 ) -> Result<ScenarioResult, SwarmError> {
     let mut config = P::configure(&scenario.cluster);
+    if scenario.varies_settings {
+        P::vary(&mut config, &mut Rng::stream(scenario.seed, "settings", 0));
+    }
     if let Some(tooth) = &options.tooth {
         P::bare(&mut config, tooth);
+    }
+    if let Some(change) = options.settings {
+        change(&mut config);
     }
     let workload = scenario.workload()?;
     let mut run = Simulation::<P>::new(
@@ -249,9 +272,6 @@ pub fn record_scenario<P: Protocol>(
         &scenario.schedule,
         scenario.options.clone(),
     )?;
-    if let Some(observer) = options.observer {
-        run.observe(observer());
-    }
     if let Some(sink) = trace {
         run.keep_trace(sink);
     }
@@ -363,23 +383,21 @@ impl Scenario {
     pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
         let rng = &mut rng;
+        let temper = Temper::draw(options.admin, rng);
         let regions = 3 + rng.below(3);
-        let furthest = rng.range(10, 150);
-        let local = Duration::from_micros(rng.range(100, 1_000));
-        #[expect(clippy::cast_possible_truncation, reason = "at most five regions")]
-        let topology = Topology::from_fn(regions as u16, local, |_, _| {
-            Duration::from_micros(rng.range(2_000, 2_000 * furthest))
-        });
+        let topology = draw_topology(temper, regions, rng);
         let replicas = if regions == 5 && rng.chance(1, 3) { 5 } else { 3 };
-        let (servers, partitions) = (1 + u32::from(rng.chance(1, 4)), rng.range(1, 5));
+        let servers = 1 + u32::from(rng.chance(1, 4));
+        let partitions = rng.range(if temper == Temper::Clocks { 2 } else { 1 }, 5);
         let partitions = u32::try_from(partitions).unwrap_or(1);
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
-        let (workload, workload_options) = draw_workload(rng);
-        let run = draw_options(seed, options, rng);
+        let (workload, workload_options) = draw_workload(temper, rng);
+        let run = draw_options(seed, temper, options, rng);
+        let varies_settings = rng.chance(if temper == Temper::Chairs { 3 } else { 2 }, 4);
         let mut schedule = Schedule::default();
         // Some seeds have no faults at all.
         if rng.chance(9, 10) {
-            schedule.faults = draw_faults(&cluster, &run.network, options, rng);
+            schedule.faults = draw_faults(&cluster, temper, &run.network, options, rng);
         }
         let mut down = Vec::new();
         let has_admin =
@@ -397,7 +415,18 @@ impl Scenario {
                 }
             }
         }
-        Ok(Self { seed, cluster, workload, workload_options, options: run, schedule, down })
+        let options = run;
+        Ok(Self {
+            seed,
+            temper,
+            cluster,
+            workload,
+            workload_options,
+            options,
+            varies_settings,
+            schedule,
+            down,
+        })
     }
 
     fn workload(&self) -> Result<Box<dyn Workload>, SwarmError> {
@@ -405,7 +434,37 @@ impl Scenario {
     }
 }
 
-fn draw_workload(rng: &mut Rng) -> (&'static str, workload::Options) {
+impl Temper {
+    /// Every temper, each as often as its weight; `admin` if leaders may be told to change.
+    fn draw(admin: bool, rng: &mut Rng) -> Self {
+        match rng.below(8) {
+            0..3 => Self::Mixed,
+            3 | 4 => Self::Clocks,
+            5 | 6 if admin => Self::Chairs,
+            _ => Self::Islands,
+        }
+    }
+}
+
+/// Regions anywhere, or some close together and the others far from everybody: between near ones
+/// whole transactions come and go while one message is on its way to a far one.
+fn draw_topology(temper: Temper, regions: u64, rng: &mut Rng) -> Topology {
+    let near = match temper {
+        Temper::Mixed => 0,
+        Temper::Clocks | Temper::Chairs | Temper::Islands => rng.range(0, 1) * (regions - 1),
+    };
+    // Several elections, or delays of many round trips, fit into one seed of a temper.
+    let furthest = rng.range(10, if temper == Temper::Mixed { 150 } else { 50 });
+    let local = Duration::from_micros(rng.range(100, 1_000));
+    #[expect(clippy::cast_possible_truncation, reason = "at most five regions")]
+    Topology::from_fn(regions as u16, local, |a, b| {
+        let are_near = u64::from(a.max(b)) < near;
+        let most = if are_near { furthest / 5 } else { furthest };
+        Duration::from_micros(rng.range(2_000, 2_000 * most))
+    })
+}
+
+fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Options) {
     use workload::Form;
     let names = ["list-append", "list-append", "bank", "ycsbt:3", "smallbank"];
     let name = rng.pick(&names).copied().unwrap_or("list-append");
@@ -421,13 +480,34 @@ fn draw_workload(rng: &mut Rng) -> (&'static str, workload::Options) {
         high_priority: Some(if rng.chance(1, 2) { 0.3 } else { 0.0 }),
         ..workload::Options::default()
     };
+    match temper {
+        // Only a history of lists shows every order that transactions took.
+        Temper::Clocks => {
+            options.keys = Some(rng.range(8, 30));
+            options.read_only = Some(0.4 + rng.unit() * 0.45);
+            return ("list-append", options);
+        }
+        // Enough keys that those whose writers hang on an island leave some to read.
+        Temper::Islands => {
+            options.keys = Some(rng.range(10, 50));
+            options.read_only = Some(0.5 + rng.unit() * 0.45);
+            return ("list-append", options);
+        }
+        Temper::Chairs => options.keys = Some(rng.range(12, 40)),
+        Temper::Mixed => {}
+    }
     if name == "smallbank" {
         (options.hot_users, options.form) = (Some(4), None);
     }
     (name, options)
 }
 
-fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) -> Options {
+fn draw_options<P: Protocol>(
+    seed: u64,
+    temper: Temper,
+    swarm: &SwarmOptions<P>,
+    rng: &mut Rng,
+) -> Options {
     let delay = match rng.below(3) {
         0 => Delay::Constant,
         1 => Delay::Normal(rng.unit() / 5.0),
@@ -440,8 +520,18 @@ fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) 
     };
     let loss = if rng.chance(1, 4) { rng.unit() / 50.0 } else { 0.0 };
     let timeout = Duration::from_millis(rng.range(300, 5_000));
-    let error = Duration::from_micros(rng.range(100, 30_000));
-    let arrival = if rng.chance(1, 2) {
+    let error = match temper {
+        Temper::Clocks => Duration::from_millis(rng.range(100, 1_000)),
+        Temper::Mixed | Temper::Chairs | Temper::Islands => {
+            Duration::from_micros(rng.range(100, 30_000))
+        }
+    };
+    let retries = if temper == Temper::Mixed { 18 } else { 5 };
+    let arrival = if temper != Temper::Mixed {
+        // Spread over all of the faults, and seldom more than the keys in use can take.
+        let evenly = swarm.transactions as f64 / swarm.safety.as_secs_f64();
+        Arrival::Open { per_second: evenly * (0.7 + rng.unit()), poisson: true }
+    } else if rng.chance(1, 2) {
         Arrival::Open { per_second: 20.0 + rng.unit() * 180.0, poisson: true }
     } else {
         let clients = u32::try_from(rng.range(2, 20)).unwrap_or(2);
@@ -467,7 +557,7 @@ fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) 
         load: LoadModel {
             arrival,
             // Few enough that a seed is not mostly a storm of retries at one hot key.
-            retry: Retry { attempts: 3 + u32::try_from(rng.below(18)).unwrap_or(0) },
+            retry: Retry { attempts: 3 + u32::try_from(rng.below(retries)).unwrap_or(0) },
             decide: Duration::from_millis(if rng.chance(1, 3) { rng.below(40) } else { 0 }),
             transactions_max: swarm.transactions,
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
@@ -482,30 +572,40 @@ fn draw_options<P: Protocol>(seed: u64, swarm: &SwarmOptions<P>, rng: &mut Rng) 
 
 fn draw_faults<P: Protocol>(
     cluster: &Cluster,
+    temper: Temper,
     network: &NetworkModel,
     options: &SwarmOptions<P>,
     rng: &mut Rng,
 ) -> Vec<fault::Entry> {
-    let mut kinds = fault::Drawn::all(network, options.admin, options.clock_faults);
+    let is_mixed = temper == Temper::Mixed;
+    let mut kinds = fault::Drawn::all(network, options.admin, options.clock_faults && is_mixed);
     rng.shuffle(&mut kinds);
     // A random subset of kinds, at a random rate: some faults off, others violent.
     let keep = 1 + rng.below(kinds.len() as u64);
     kinds.truncate(usize::try_from(keep).unwrap_or(1));
     let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
-    let gap = rng.range(100, 1_500);
+    let gap = match temper {
+        Temper::Chairs => rng.range(30, 200),
+        Temper::Mixed | Temper::Clocks | Temper::Islands => rng.range(100, 1_500),
+    };
     let mut faults = Vec::new();
     let mut at_ms = 200 + rng.below(gap);
-    while at_ms < end && faults.len() < 60 {
-        let long = if rng.chance(1, 6) { 6_000 } else { 800 };
-        let until_ms = Some(at_ms + 1 + rng.below(long));
-        if let Some(kind) = rng.pick(&kinds).copied() {
-            let drawn = Fault::draw(kind, cluster, rng);
-            faults.extend(drawn.into_iter().map(|fault| fault::Entry { at_ms, until_ms, fault }));
-        }
+    while at_ms < end && faults.len() < FAULTS_MAX {
+        let of_temper = if rng.chance(3, 4) { fault::draw_for(temper, cluster, rng) } else { None };
+        let (lasts, drawn) = of_temper.unwrap_or_else(|| {
+            let long = if rng.chance(1, 6) { 6_000 } else { 800 };
+            let kind = rng.pick(&kinds).copied();
+            (rng.below(long), kind.map_or(Vec::new(), |kind| Fault::draw(kind, cluster, rng)))
+        });
+        let until_ms = Some(at_ms + 1 + lasts);
+        faults.extend(drawn.into_iter().map(|fault| fault::Entry { at_ms, until_ms, fault }));
         at_ms += 1 + rng.below(2 * gap);
     }
     faults
 }
+
+/// Faults of one seed, at most; odd partitions may add a few.
+const FAULTS_MAX: usize = 80;
 
 thread_local! {
     /// True while this thread expects panics and wants their text rather than their noise.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
 
@@ -90,6 +90,10 @@ impl Machine<CarouselBasic> for Client {
     }
 
     fn flush(&mut self, _cx: &mut Cx<'_, CarouselBasic>) {}
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len())]
+    }
 
     fn assert_invariants(&self) {
         for (id, open) in &self.open {

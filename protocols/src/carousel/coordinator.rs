@@ -26,7 +26,6 @@ impl Coordinating {
             acks: BTreeSet::new(),
             heard: now,
             asked: Asked { at: now, times: 0 },
-            versions: Vec::new(),
         }
     }
 }
@@ -99,13 +98,8 @@ impl Partition {
         if std::mem::replace(&mut coordinating.is_requested, true) {
             return;
         }
-        let mut command = Command::RequestCommit { txn, participants, writes, versions };
-        if let Command::RequestCommit { versions, .. } = &mut command
-            && world.config.teeth.versions_not_replicated
-        {
-            coordinating.versions = std::mem::take(versions);
-        }
-        self.propose(command, world);
+        let versions = if world.config.teeth.versions_not_replicated { vec![] } else { versions };
+        self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 
     /// §4.1.2: the application gave up before it asked to commit.
@@ -226,8 +220,6 @@ impl Partition {
             let mut request: Request = request.clone();
             if teeth.recovery_prepares {
                 request.versions.clear();
-            } else if teeth.versions_not_replicated {
-                request.versions.clone_from(&coordinating.versions);
             }
             request
         });

@@ -79,6 +79,7 @@ use std::time::Duration;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
 
 use crate::replication;
 
@@ -123,14 +124,15 @@ pub struct Config {
 pub struct Teeth {
     /// C1: recovery prepares afresh; versions are not compared; heartbeat aborts are not logged.
     pub recovery_prepares: bool,
-    /// C4: the read versions are not in the replicated commit request.
+    /// C4: the read versions are not in the replicated commit request, so that whoever decides from
+    /// what is replicated cannot compare them.
     pub versions_not_replicated: bool,
     /// C9: an abort of an unknown transaction is ignored.
     pub no_tombstones: bool,
     /// C11: proposals exceed only the versions read, and commits do not wait.
     pub no_floor: bool,
     /// C12: read-only transactions are served without a lease, below whatever a predecessor
-    /// promised.
+    /// promised; and a leader that hears no quorum goes on leading.
     pub no_lease: bool,
 }
 
@@ -230,9 +232,43 @@ impl Protocol for CarouselBasic {
             "C4" => teeth.versions_not_replicated = true,
             "C9" => teeth.no_tombstones = true,
             "C11" => teeth.no_floor = true,
-            "C12" => teeth.no_lease = true,
+            "C12" => {
+                teeth.no_lease = true;
+                config.replication.check_quorum = false;
+            }
             other => panic!("{other} is none of {:?}", Self::TEETH),
         }
+    }
+
+    fn vary(config: &mut Config, rng: &mut Rng) {
+        // A fourth of what suits is less than a round trip: everything is asked more than once.
+        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
+        let mut percent = |of: Duration, low: u32, high: u32| {
+            let drawn = rng.range(u64::from(low), u64::from(high));
+            of * u32::try_from(drawn).unwrap_or(high) / 100
+        };
+        config.resend_after = percent(config.resend_after, low, high);
+        config.query_after = percent(config.query_after, 20, 150);
+        config.sweep_interval = percent(config.sweep_interval, 10, 150);
+        config.ceiling_ahead = percent(config.ceiling_ahead, 25, 200);
+        config.heartbeat_interval = percent(config.heartbeat_interval, 20, 100);
+        config.version_retention = percent(config.version_retention, 1, 100);
+        let election_timeout = percent(config.replication.election_timeout, 75, 150);
+        let size = |low: u64, high: u64, rng: &mut Rng| {
+            // Each order of magnitude is as likely as the next.
+            let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
+            usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
+        };
+        config.checkpoint_bytes = size(10_000, 16 << 20, rng);
+        config.chunk_keys = size(1, 1_000, rng);
+        config.early_max = size(64, 1_024, rng);
+        let mut replication = replication::Config::with_election_timeout(election_timeout);
+        // Above what would make the log the bottleneck: a swarm's seed has no time to wait for it.
+        replication.max_batch_bytes = size(16 << 10, 256 << 10, rng);
+        replication.max_inflight = size(8, 64, rng);
+        replication.max_unchosen = size(256, 64 << 10, rng);
+        replication.snapshot_window = size(1, 4, rng);
+        config.replication = replication;
     }
 }
 

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::machine::{Claim, Leftover};
 use orthodrome_core::store::Versions;
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome, Version};
+use orthodrome_core::txn::{Key, Outcome};
 
 use super::message::{Chunk, Command, Log, Msg, Vote};
 use super::participant::Prepare;
@@ -121,8 +122,6 @@ pub(super) struct Coordinating {
     pub heard: Time,
     /// When missing votes were last asked for, or missing acknowledgements last called in.
     pub asked: Asked,
-    /// With [`super::Teeth::versions_not_replicated`]: the versions the client read.
-    pub versions: Vec<(Key, Version)>,
 }
 
 impl Partition {
@@ -231,8 +230,15 @@ impl Partition {
     pub(super) fn drain_events(&mut self, world: &mut World<'_, '_>) {
         while let Some(event) = self.replica.next_event() {
             match event {
-                Event::Chosen { index, payload, .. } => self.on_chosen(index, &payload, world),
-                Event::Leading { .. } => self.on_leading(world),
+                Event::Chosen { index, term, payload } => {
+                    let (partition, at) = (self.id, index.0);
+                    world.cx.claim(Claim::Chosen { partition, index: at, term: term.0 });
+                    self.on_chosen(index, &payload, world);
+                }
+                Event::Leading { term } => {
+                    world.cx.claim(Claim::Leads { partition: self.id, term: term.0 });
+                    self.on_leading(world);
+                }
                 Event::Deposed { .. } => {
                     self.leader = None;
                     self.early.clear();
@@ -289,9 +295,19 @@ impl Partition {
                 }
             }
             Applied::Prepared(txn) => self.on_prepared(txn, world),
-            Applied::Ended(txn) => self.on_ended(txn, world),
+            Applied::Ended(txn) => {
+                if let Some(Ended { outcome, .. }) = self.state.ended.get(&txn).copied() {
+                    world.cx.claim(Claim::Decided { txn, outcome });
+                }
+                self.on_ended(txn, world);
+            }
             Applied::Requested(txn) => self.try_decide(txn, world),
-            Applied::Decided(txn) => self.on_decided(txn, world),
+            Applied::Decided(txn) => {
+                if let Some(outcome) = self.state.decision(txn) {
+                    world.cx.claim(Claim::Decided { txn, outcome });
+                }
+                self.on_decided(txn, world);
+            }
         }
         if let (Command::Settle(txns), Some(leader)) = (command, &mut self.leader) {
             for txn in txns {
@@ -424,6 +440,39 @@ impl Partition {
         }
         self.state = *state;
         self.must_checkpoint = true;
+    }
+
+    /// What must be gone after quiet. What is replicated counts where it is led: a replica that was
+    /// removed while it was cut off never learns how things ended, and does not matter. R6 allows
+    /// endings and outcomes to stay only above what their clients are known here to have
+    /// acknowledged.
+    pub(super) fn leftovers(&self) -> Vec<Leftover> {
+        let mut left =
+            vec![("early requests", self.early.len()), ("waiting commands", self.backlog.len())];
+        let Some(leader) = &self.leader else { return left };
+        let state = &self.state;
+        let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
+        left.extend([
+            ("prepared transactions", state.prepared.len()),
+            ("coordinated transactions", state.coordinated.len()),
+            ("endings with a questioner", {
+                state.ended.values().filter(|ended| !ended.is_forgettable).count()
+            }),
+            ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
+            ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
+            ("pending keys", leader.pending.len()),
+            ("holders of keys", leader.held.len()),
+            ("prepares under way", leader.preparing.len()),
+            ("refusals under way", leader.refusing.len()),
+            ("endings under way", leader.ending.len()),
+            ("doubtful prepares", leader.asked.len()),
+            ("unforgotten endings", leader.unforgotten.len()),
+            ("waiting reads", leader.reads.len() + leader.reads_above_ceiling.len()),
+            ("coordinations", leader.coordinating.len()),
+            ("waiting commits", leader.commit_wait.len()),
+            ("unsettled decisions", leader.settling.len()),
+        ]);
+        left
     }
 
     /// Panics if the partition's state contradicts itself.

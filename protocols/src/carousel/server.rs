@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
-use orthodrome_core::machine::{Admin, Cx, Input, Machine, Setup};
+use orthodrome_core::machine::{Admin, Cx, Input, Leftover, Machine, Setup, StateCopy};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
@@ -199,6 +200,24 @@ impl Machine<CarouselBasic> for Server {
             partition.assert_invariants();
         }
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        self.partitions.values().flat_map(Partition::leftovers).collect()
+    }
+
+    fn copies(&self) -> Vec<StateCopy> {
+        let copy = |(&partition, held): (&PartitionId, &Partition)| {
+            let mut digest = Digest::default();
+            digest.add_debug(&held.state);
+            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                // Older versions go when a node makes a checkpoint, which each does by itself.
+                digest.add_debug(&(key, versions.last()));
+            }
+            let position = held.state.applied.0;
+            StateCopy { partition, position, digest: digest.value() }
+        };
+        self.partitions.iter().map(copy).collect()
     }
 }
 

@@ -389,7 +389,9 @@ impl<R: Replicated> Replica<R> {
                 if node == me { now } else { answer.unwrap_or(lead.since) }
             },
         );
-        if heard.is_none_or(|heard| heard.max(lead.since) + self.config.election_timeout < now) {
+        let is_alone =
+            heard.is_none_or(|heard| heard.max(lead.since) + self.config.election_timeout < now);
+        if is_alone && self.config.check_quorum {
             self.step_down(self.term, None, door);
             return;
         }

@@ -233,6 +233,9 @@ pub struct Config {
     pub max_reads: usize,
     /// Pieces of a snapshot under way to one follower.
     pub snapshot_window: usize,
+    /// Tests only: false lets a leader that hears no quorum go on leading, as the paper's does. The
+    /// log is safe with that; who reads without a lease is not.
+    pub check_quorum: bool,
     /// Tests only: a deliberate bug that tests must catch.
     pub tooth: Option<Tooth>,
 }
@@ -252,6 +255,7 @@ impl Config {
             max_unchosen: 64 * 1024,
             max_reads: 64 * 1024,
             snapshot_window: 4,
+            check_quorum: true,
             tooth: None,
         }
     }

@@ -1,0 +1,253 @@
+//! What machines claim about the whole cluster, held against each other and against what callers
+//! were told; and what they still hold when everything should be over. Knows no protocol: machines
+//! speak for themselves ([`Claim`], [`Machine::leftovers`], [`Machine::copies`]).
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Claim, Machine, Protocol, StateCopy};
+use orthodrome_core::txn::Outcome;
+
+/// Why a run is not over, or never will be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Unrest {
+    /// Something is left over; it may still go.
+    Left(String),
+    /// Two copies of the same state differ; that never mends.
+    Differs(String),
+}
+
+/// Every claim of a run.
+#[derive(Clone, Default, Debug)]
+pub struct Watch {
+    /// Who led which term.
+    leaders: BTreeMap<(PartitionId, u64), NodeId>,
+    /// The term of every chosen entry, by its place from 1, and who said so first.
+    chosen: BTreeMap<PartitionId, Vec<Option<(u64, NodeId)>>>,
+    /// How every attempt was decided, and who said so first.
+    decided: BTreeMap<TxnId, (Outcome, NodeId)>,
+    /// What callers were told.
+    told: BTreeMap<TxnId, Outcome>,
+}
+
+impl Watch {
+    /// A machine makes a claim.
+    ///
+    /// # Errors
+    /// The earlier one that it contradicts.
+    pub fn claim(&mut self, node: NodeId, claim: Claim) -> Result<(), String> {
+        match claim {
+            Claim::Leads { partition, term } => {
+                let first = *self.leaders.entry((partition, term)).or_insert(node);
+                if first == node {
+                    return Ok(());
+                }
+                Err(format!("{first} and {node} both lead {partition} in term {term}"))
+            }
+            Claim::Chosen { partition, index, term } => self.chosen(node, partition, index, term),
+            Claim::Decided { txn, outcome } => {
+                let (first, whose) = *self.decided.entry(txn).or_insert((outcome, node));
+                if !agree(first, outcome) {
+                    return Err(format!(
+                        "{txn} was decided {first} at {whose} and {outcome} at {node}"
+                    ));
+                }
+                self.compare(txn)
+            }
+        }
+    }
+
+    fn chosen(
+        &mut self,
+        node: NodeId,
+        partition: PartitionId,
+        index: u64,
+        term: u64,
+    ) -> Result<(), String> {
+        let log = self.chosen.entry(partition).or_default();
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        if log.len() <= at {
+            log.resize(at + 1, None);
+        }
+        let Some(place) = log.get_mut(at) else { return Ok(()) };
+        let (first, whose) = *place.get_or_insert((term, node));
+        if first == term {
+            return Ok(());
+        }
+        Err(format!(
+            "entry {index} of {partition} was chosen in term {first} by {whose} and in term {term} \
+             by {node}"
+        ))
+    }
+
+    /// A caller was told an outcome.
+    ///
+    /// # Errors
+    /// If it was decided otherwise.
+    pub fn told(&mut self, txn: TxnId, outcome: Outcome) -> Result<(), String> {
+        if outcome == Outcome::Unknown {
+            return Ok(());
+        }
+        self.told.insert(txn, outcome);
+        self.compare(txn)
+    }
+
+    /// R7: told is decided. A protocol need not claim a decision for what only reads.
+    fn compare(&self, txn: TxnId) -> Result<(), String> {
+        match (self.told.get(&txn), self.decided.get(&txn)) {
+            (Some(&told), Some(&(decided, whose))) if !agree(told, decided) => {
+                Err(format!("{txn} was told {told} and decided {decided} at {whose}"))
+            }
+            (Some(_) | None, Some(_) | None) => Ok(()),
+        }
+    }
+}
+
+/// Two words for one outcome. Whoever refused and whoever decided may give different reasons.
+fn agree(a: Outcome, b: Outcome) -> bool {
+    match (a, b) {
+        (Outcome::Aborted(_), Outcome::Aborted(_)) => true,
+        (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _) => a == b,
+    }
+}
+
+/// What `machine` still holds.
+///
+/// # Errors
+/// What that is, if it is anything.
+pub fn leftovers<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<(), Unrest> {
+    let held = machine.leftovers();
+    let left: Vec<String> = held
+        .into_iter()
+        .filter(|&(_, count)| count > 0)
+        .map(|(what, count)| format!("{count} {what}"))
+        .collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(Unrest::Left(format!("left over at {node}: {}", left.join(", "))))
+}
+
+/// Copies of state seen since nothing was left over.
+#[derive(Clone, Default, Debug)]
+pub struct Copies {
+    /// By group and position: whose copy was first, and its digest.
+    first: BTreeMap<(PartitionId, u64), (NodeId, u64)>,
+    /// Every group, and whether some two copies of its state could be compared.
+    compared: BTreeMap<PartitionId, bool>,
+}
+
+impl Copies {
+    /// Compares the copies that there are now with each other and with those seen before: a group
+    /// that goes on appending never stands still everywhere at once.
+    ///
+    /// # Errors
+    /// Two copies at one position that differ, or a group none of whose copies have met yet.
+    pub fn compare(&mut self, now: &[(NodeId, StateCopy)]) -> Result<(), Unrest> {
+        for &(node, StateCopy { partition, position, digest }) in now {
+            let (first, theirs) =
+                *self.first.entry((partition, position)).or_insert((node, digest));
+            if theirs != digest {
+                return Err(Unrest::Differs(format!(
+                    "{first} and {node} hold different states of {partition} at position {position}"
+                )));
+            }
+            let is_alone = now.iter().filter(|(_, copy)| copy.partition == partition).count() == 1;
+            *self.compared.entry(partition).or_default() |= is_alone || first != node;
+        }
+        match self.compared.iter().find(|(_, is_compared)| !**is_compared) {
+            None => Ok(()),
+            Some((partition, _)) => {
+                Err(Unrest::Left(format!("no two copies of {partition} have come equally far")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::time::Timestamp;
+    use orthodrome_core::txn::AbortReason;
+
+    const P: PartitionId = PartitionId(3);
+    const A: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+
+    fn decided(counter: u64, outcome: Outcome) -> Claim {
+        Claim::Decided { txn: TxnId::new(ClientId(1), counter), outcome }
+    }
+
+    #[test]
+    fn a_term_has_one_leader() {
+        let mut watch = Watch::default();
+        watch.claim(A, Claim::Leads { partition: P, term: 4 }).unwrap();
+        watch.claim(A, Claim::Leads { partition: P, term: 4 }).unwrap();
+        watch.claim(B, Claim::Leads { partition: P, term: 5 }).unwrap();
+        watch.claim(B, Claim::Leads { partition: PartitionId(4), term: 4 }).unwrap();
+        let error = watch.claim(B, Claim::Leads { partition: P, term: 4 }).unwrap_err();
+        assert_eq!(error, "n1 and n2 both lead p3 in term 4");
+    }
+
+    #[test]
+    fn a_place_in_a_log_holds_one_entry() {
+        let mut watch = Watch::default();
+        let entry = |index, term| Claim::Chosen { partition: P, index, term };
+        watch.claim(A, entry(7, 2)).unwrap();
+        watch.claim(A, entry(8, 3)).unwrap();
+        watch.claim(B, entry(7, 2)).unwrap();
+        let error = watch.claim(B, entry(8, 4)).unwrap_err();
+        assert_eq!(error, "entry 8 of p3 was chosen in term 3 by n1 and in term 4 by n2");
+    }
+
+    #[test]
+    fn an_attempt_is_decided_once_whatever_the_reasons_given() {
+        let conflict = Outcome::Aborted(AbortReason::Conflict);
+        let mut watch = Watch::default();
+        watch.claim(A, decided(1, conflict)).unwrap();
+        watch.claim(B, decided(1, Outcome::Aborted(AbortReason::Client))).unwrap();
+        watch.claim(B, decided(2, Outcome::Committed(Timestamp(5)))).unwrap();
+        for other in [conflict, Outcome::Committed(Timestamp(6))] {
+            let error = watch.claim(A, decided(2, other)).unwrap_err();
+            assert!(error.starts_with("c1.2 was decided committed@5 at n2 and"), "{error}");
+        }
+        assert!(watch.claim(A, decided(1, Outcome::Committed(Timestamp(5)))).is_err());
+    }
+
+    #[test]
+    fn told_is_decided_whichever_comes_first() {
+        let (commit, abort) =
+            (Outcome::Committed(Timestamp(5)), Outcome::Aborted(AbortReason::Conflict));
+        let txn = TxnId::new(ClientId(1), 1);
+        let mut watch = Watch::default();
+        watch.told(txn, Outcome::Unknown).unwrap();
+        watch.told(txn, commit).unwrap();
+        assert!(watch.claim(A, decided(1, abort)).unwrap_err().contains("told committed@5"));
+        let mut watch = Watch::default();
+        watch.claim(A, decided(1, commit)).unwrap();
+        assert!(watch.told(txn, abort).unwrap_err().contains("decided committed@5 at n1"));
+        assert!(watch.told(txn, Outcome::Committed(Timestamp(6))).is_err());
+        watch.told(txn, commit).unwrap();
+    }
+
+    #[test]
+    fn copies_at_one_position_are_equal_and_some_have_met() {
+        let copy = |position, digest| StateCopy { partition: P, position, digest };
+        let mut copies = Copies::default();
+        assert_eq!(
+            copies.compare(&[(A, copy(9, 1)), (B, copy(9, 1)), (NodeId(3), copy(8, 7))]),
+            Ok(())
+        );
+        let differs = copies.compare(&[(A, copy(10, 1)), (B, copy(10, 2))]);
+        assert!(matches!(differs, Err(Unrest::Differs(_))), "{differs:?}");
+        // Also when they come to the same position one after the other.
+        let mut copies = Copies::default();
+        let alone = copies.compare(&[(A, copy(9, 1)), (B, copy(8, 2))]);
+        assert!(matches!(alone, Err(Unrest::Left(_))), "{alone:?}");
+        assert_eq!(copies.compare(&[(A, copy(10, 3)), (B, copy(9, 1))]), Ok(()));
+        let differs = copies.compare(&[(A, copy(11, 1)), (B, copy(10, 4))]);
+        assert!(matches!(differs, Err(Unrest::Differs(_))), "{differs:?}");
+        assert_eq!(Copies::default().compare(&[(A, copy(9, 1))]), Ok(()));
+    }
+}
