@@ -35,6 +35,8 @@ pub struct SwarmOptions<P: Protocol> {
     pub model: Model,
     /// One unsafe variant of the protocol, which the swarm should catch.
     pub tooth: Option<String>,
+    /// What every seed is mostly about; none: each seed draws it.
+    pub temper: Option<Temper>,
     /// Run every seed twice and compare.
     pub twins: bool,
     /// Runs that may be spent on shrinking a failure.
@@ -62,6 +64,7 @@ impl<P: Protocol> Default for SwarmOptions<P> {
         Self {
             model: Model::StrictSerializable,
             tooth: None,
+            temper: None,
             twins: false,
             shrink_budget: 200,
             unordered: false,
@@ -383,7 +386,8 @@ impl Scenario {
     pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
         let rng = &mut rng;
-        let temper = Temper::draw(options.admin, rng);
+        let drawn = Temper::draw(options.admin, rng);
+        let temper = options.temper.unwrap_or(drawn);
         let regions = 3 + rng.below(3);
         let topology = draw_topology(temper, regions, rng);
         let replicas = if regions == 5 && rng.chance(1, 3) { 5 } else { 3 };

@@ -259,6 +259,9 @@ impl Partition {
             world.send(client, Msg::Decided { txn, outcome });
         }
         self.write_back(txn, world);
+        // Whoever heard it from an earlier leader may have acknowledged while this one still waited
+        // for the timestamp to pass, and owes nothing more.
+        self.settle_if_done(txn);
     }
 
     fn set_commit_wait_timer(&mut self, world: &mut World<'_, '_>) {
