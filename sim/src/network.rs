@@ -467,7 +467,7 @@ mod tests {
         // 1460 B / 100 ms x sqrt(1.5 / 0.01) = 178.8 kB/s.
         let ceiling = throughput_ceiling(0.01, 100 * MS).unwrap();
         assert!((178_000..180_000).contains(&ceiling), "{ceiling}");
-        let mut network = network(model);
+        let mut network = network(NetworkModel { timeout: Duration::from_secs(60), ..model });
         let mut last = Time::ZERO;
         for _ in 0..2_000 {
             match network.send(Time::ZERO, 0, 1, 1_000) {
@@ -478,6 +478,19 @@ mod tests {
         let rate = 2_000_000.0 / last.since(Time::ZERO).as_secs_f64();
         assert!((160_000.0..180_000.0).contains(&rate), "{rate} B/s went through");
         assert_eq!(throughput_ceiling(0.0, MS), None);
+    }
+
+    #[test]
+    fn a_slow_ordered_link_breaks_rather_than_owe_for_ever() {
+        let model = NetworkModel { bandwidth: Some(1_000), ..NetworkModel::default() };
+        let mut network = network(model);
+        // 1 kB takes a second: of what is sent at once, what would wait longer than 5 s is lost.
+        let fates: Vec<Fate> = (0..20).map(|_| network.send(Time::ZERO, 0, 1, 1_000)).collect();
+        let through = fates.iter().filter(|fate| matches!(fate, Fate::Arrives(..))).count();
+        assert_eq!((through, fates.last()), (6, Some(&Fate::Lost)));
+        // Once it has caught up everything gets through again.
+        let later = network.send(Time::from_millis(6_000), 0, 1, 1_000);
+        assert_eq!(later, Fate::Arrives(Time::from_millis(7_050), None));
     }
 
     #[test]
