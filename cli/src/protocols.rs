@@ -3,7 +3,7 @@
 use anyhow::bail;
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_eval::checker::Model;
-use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast};
 use orthodrome_protocols::registry;
 use orthodrome_server::wire::WireProtocol;
 
@@ -13,7 +13,7 @@ use crate::common::model_of;
 pub const DEFAULT: &str = "carousel-basic";
 
 /// Their names.
-const NAMES: &[&str] = &[CarouselBasic::NAME];
+const NAMES: &[&str] = &[CarouselBasic::NAME, CarouselFast::NAME];
 
 /// Something to do with a protocol that is known only by name.
 pub trait Visitor {
@@ -30,6 +30,9 @@ pub trait Visitor {
 pub fn with<V: Visitor>(name: &str, visitor: V) -> anyhow::Result<V::Out> {
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>());
+    }
+    if name == CarouselFast::NAME {
+        return Ok(visitor.visit::<CarouselFast>());
     }
     let known = NAMES.join(", ");
     if registry::find(name).is_ok() {

@@ -61,15 +61,19 @@
 //!   Fast, a protocol of its own.
 
 mod client;
+mod cpc;
 mod coordinator;
+mod fast;
 mod message;
 mod participant;
 mod partition;
+mod port;
 mod routes;
 mod server;
 mod state;
 
 pub use client::Client;
+pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use message::{Chunk, Command, Log, Msg, Participant, Record, Snapshot, Verdict, Vote};
 pub use server::Server;
 pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
@@ -82,13 +86,23 @@ use orthodrome_core::machine::Protocol;
 
 use crate::replication;
 
-/// Carousel's basic protocol (§4.1).
+/// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
+/// decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CarouselBasic;
+pub struct Carousel<const FAST: bool>;
+
+/// Carousel's basic protocol (§4.1).
+pub type CarouselBasic = Carousel<false>;
+
+/// The basic protocol with Carousel's Prepare Consensus (§4.2) and reads from the closest replica
+/// (§4.4.1).
+pub type CarouselFast = Carousel<true>;
 
 /// Settings of Carousel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
+    /// Carousel Fast: the fast path beside the slow one, and reads from the closest replica.
+    pub is_fast: bool,
     /// The replicated log's own settings.
     pub replication: replication::Config,
     /// A client sends an unanswered request again after this time, then after twice, …
@@ -102,8 +116,11 @@ pub struct Config {
     pub query_after: Duration,
     /// How often a leader looks for work that is overdue.
     pub sweep_interval: Duration,
-    /// How far ahead of its clock a leader reserves timestamps (R8).
+    /// How far ahead of its clock a leader reserves timestamps (R8). Zero on the fast path: what a
+    /// leader has reserved, no fast path can use any more.
     pub ceiling_ahead: Duration,
+    /// How far ahead of its clock a leader accepts a client's timestamp (R8).
+    pub ahead_max: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
     /// A node makes a checkpoint after this many bytes of records.
@@ -123,8 +140,19 @@ pub struct Config {
 pub struct Teeth {
     /// C1: recovery prepares afresh; versions are not compared; heartbeat aborts are not logged.
     pub recovery_prepares: bool,
+    /// C2: a supermajority's refusal is told at once, and recovery prepares afresh.
+    pub abort_told_at_once: bool,
+    /// C3: so is a refusal of the leader alone.
+    pub leader_abort_acts: bool,
     /// C4: the read versions are not in the replicated commit request.
     pub versions_not_replicated: bool,
+    /// C5: votes of the fast path are sent before they are durable, and forgotten by a restart.
+    pub votes_volatile: bool,
+    /// C6: votes of different terms count together, and frozen ones are sent.
+    pub terms_ignored: bool,
+    /// C8: lists keep transactions that ended here without a write, recovery takes them for pending,
+    /// and nobody asks what became of them.
+    pub lists_keep_the_ended: bool,
     /// C9: an abort of an unknown transaction is ignored.
     pub no_tombstones: bool,
     /// C11: proposals exceed only the versions read, and commits do not wait.
@@ -175,6 +203,19 @@ pub enum Note {
     ChangeRefused,
     /// A node made a checkpoint.
     Checkpoint,
+    /// The fast path gave a partition's vote.
+    FastVote,
+    /// The fast path gave a refusal.
+    FastRefusal,
+    /// A new leader took over a transaction from the lists (§4.3.3 step 5).
+    FastRecovered,
+    /// A new leader refused a transaction in the lists that no supermajority can have prepared.
+    FastNotRecovered,
+    /// A new leader refused a transaction that enough lists held, for its leader cannot have
+    /// prepared it (§4.3.3 step 4).
+    FastExcluded,
+    /// A follower held a transaction that its leader never heard of.
+    Orphan,
 }
 
 /// Names of timers.
@@ -192,9 +233,13 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl Protocol for CarouselBasic {
-    const NAME: &'static str = "carousel-basic";
-    const TEETH: &'static [&'static str] = &["C1", "C4", "C9", "C11", "C12"];
+impl<const FAST: bool> Protocol for Carousel<FAST> {
+    const NAME: &'static str = if FAST { "carousel-fast" } else { "carousel-basic" };
+    const TEETH: &'static [&'static str] = if FAST {
+        &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12"]
+    } else {
+        &["C1", "C4", "C9", "C11", "C12"]
+    };
 
     type Config = Config;
     type Msg = Msg;
@@ -207,13 +252,15 @@ impl Protocol for CarouselBasic {
     fn configure(cluster: &Cluster) -> Config {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
+            is_fast: FAST,
             replication: replication::Config::with_election_timeout(round_trip * 4),
             resend_after: round_trip * 3 + Duration::from_millis(200),
             heartbeat_interval: Duration::from_secs(1),
             abandon_after: Duration::from_secs(5),
             query_after: round_trip * 5 + Duration::from_millis(500),
             sweep_interval: Duration::from_millis(200),
-            ceiling_ahead: Duration::from_secs(1),
+            ceiling_ahead: if FAST { Duration::ZERO } else { Duration::from_secs(1) },
+            ahead_max: round_trip * 2 + Duration::from_millis(500),
             retention: Duration::from_secs(600),
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
@@ -227,7 +274,12 @@ impl Protocol for CarouselBasic {
         let teeth = &mut config.teeth;
         match tooth {
             "C1" => teeth.recovery_prepares = true,
+            "C2" if FAST => teeth.abort_told_at_once = true,
+            "C3" if FAST => teeth.leader_abort_acts = true,
             "C4" => teeth.versions_not_replicated = true,
+            "C5" if FAST => teeth.votes_volatile = true,
+            "C6" if FAST => teeth.terms_ignored = true,
+            "C8" if FAST => teeth.lists_keep_the_ended = true,
             "C9" => teeth.no_tombstones = true,
             "C11" => teeth.no_floor = true,
             "C12" => teeth.no_lease = true,
