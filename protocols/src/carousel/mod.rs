@@ -1,5 +1,5 @@
-//! Carousel: transactions in at most two wide-area round trips, by overlapping reads, two-phase
-//! commit and replication.
+//! Carousel: transactions in at most two wide-area round trips, or in one, by overlapping reads,
+//! two-phase commit and replication.
 //!
 //! Xinan Yan, Linguan Yang, Hongbo Zhang, Xiayue Charles Lin, Bernard Wong, Kenneth Salem, Tim
 //! Brecht: *Carousel: Low-Latency Transaction Processing for Globally-Distributed Data*, SIGMOD
@@ -13,6 +13,12 @@
 //! participants' votes arrive meanwhile. Once the writes are replicated and every vote is in, the
 //! outcome is a function of durable facts, and the client is told before anything else is written.
 //! One round trip reads and prepares, one replicates; everything later is off the client's path.
+//!
+//! *Carousel Fast* (§4.2, §4.4.1) asks every replica of a participant to prepare, by itself, beside the
+//! slow path that its leader goes through with. If a supermajority, its leader among them, says the
+//! same, that is the partition's vote, one round trip after the beginning. And it reads from the
+//! closest replica; the versions tell whether that was up to date. It is the same protocol otherwise,
+//! and the same code: [`Config::is_fast`] is the difference.
 //!
 //! # Messages
 //! | message | from → to | when | § |
@@ -30,6 +36,46 @@
 //! | `Resolve` | client → coordinator | a caller lost track | – |
 //! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
 //! | `NotLeader` | server → sender | leadership has moved | – |
+//! | *Carousel Fast:* `FastPrepare` | client → all replicas of participants | instead of `ReadAndPrepare` | 4.2 |
+//! | `FollowerReadResult` | closest replica → client | at once | 4.4.1 |
+//! | `FastPrepareResult` | replica → coordinator | its vote is on its disk | 4.2 |
+//! | `FastDecided` | coordinator → client | as `Decided`, and all votes were fast | 4.2 |
+//! | `CollectPending`, `PendingList` | new leader ↔ voters | after an election | 4.3.3 |
+//! | `QueryPending` | follower → leader | its list holds something for long | – |
+//!
+//! # The fast path
+//! *What a vote is.* A replica that prepares a transaction writes it to its *pending-transaction list*
+//! (term, versions, keys, timestamp) and votes when that is on its disk (R4), unless its term has
+//! changed meanwhile (R5). Entries of a list never conflict. An entry leaves when the log settles it:
+//! what the log says, every later leader knows. The leader votes only for what it has put into its log
+//! as well, and names the voters its vote counts with.
+//!
+//! *What decides.* [`agreed`]: the same vote (versions and timestamp) in the same term from
+//! [`supermajority`] of the voters that the leader names, the leader among them, is the partition's
+//! vote, as good as one that is replicated. [`decide`] takes either. A supermajority's *refusal* is in
+//! nobody's list; it lets the coordinator abort through its own group's log, if no commit request is
+//! there yet (C2, R2). A refusal of the leader alone is nothing before it is chosen (C3).
+//!
+//! *Timestamps.* Whoever takes over must find the commit timestamp that was told, so all replicas have to
+//! propose the same one: the client's. It lies far enough ahead to reach every leader before it has
+//! passed, which costs nothing, for the votes need as long again to come back. The leader judges it.
+//!
+//! *Recovery* (§4.3.3), five steps. (1) Having won, a leader asks the voters of its group for the frozen
+//! part of their lists; only those answer that have reached its term. (2) Meanwhile its first entry is
+//! chosen, and with it whatever the log holds. (3) Of L ≥ f + 1 lists, [`threshold`] of L must hold the
+//! same entry. (4) It must not be over (C8), nor conflict with what the log has prepared, nor be based on
+//! versions that are not the latest there; and its timestamp must be above every commit and ceiling
+//! there. The last is new: without it, a transaction that the old leader never saw could commit below
+//! a read that the old leader has answered. It excludes none that the leader voted for: it voted only
+//! above everything that it had put into its log, and a log that has anything it put there later also
+//! has the prepare. (5) What remains is put into the log before anything else; the rest is refused.
+//! When all that is chosen, the leader serves what has waited.
+//!
+//! *Two rules that follow.* A leader that has put an abort into the log may give its keys to the next
+//! transaction at once, but votes for that one on the slow path alone until the abort is chosen. And the
+//! fast path works only in a settled membership: members change only after recovery, behind every
+//! prepare that had votes.
+//!
 //!
 //! # Deviations
 //! - **Recovery never prepares** (`protocol-pitfalls` C1, R1). The paper's new coordinator
@@ -51,14 +97,19 @@
 //!   timestamp order agrees with real time and the guarantee is *strict* serializability. The
 //!   prepare phase takes a wide-area round trip anyway, so the wait is zero unless clocks are worse
 //!   than that. If a clock breaks its bound, serializability remains.
+//! - **Lists are collected after the election** (C7) instead of riding on votes for a leader, which
+//!   pre-votes and handed-over leadership would not carry.
+//! - **A client proposes the timestamp** on the fast path (above); in the paper each replica chooses.
+//! - **Ceilings do not run ahead** in Carousel Fast: a leader raises its own as time passes, and promises
+//!   read-only transactions no more than that. So a second round is more frequent: when another part
+//!   of the snapshot was written within about a sweep and a round trip.
+//! - **A follower asks about what its list holds for long**; the paper's lists may hold orphans for ever.
 //! - **A later attempt ends an earlier one**: a prepare of attempt n + 1 shows that the client knows
 //!   attempt n to have aborted, so its locks go at once.
 //!
 //! # Not implemented
 //! - Coordinator groups that hold no data (§3.3, last paragraph): a placement, not a protocol, can
 //!   provide them.
-//! - Carousel's Prepare Consensus and reads from local replicas (§4.2, §4.4.1): they are Carousel
-//!   Fast, a protocol of its own.
 
 mod client;
 mod cpc;
