@@ -11,8 +11,8 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
 
 use super::message::{Msg, Participant, Snapshot};
-use super::routes::Routes;
 use super::port::Port;
+use super::routes::Routes;
 use super::{Carousel, Config, Note, Record, Timer, coordinator_of};
 
 /// The client side of Carousel.
@@ -565,13 +565,7 @@ impl Client {
     }
 
     /// Tells the caller, and forgets.
-    fn finish(
-        &mut self,
-        id: TxnId,
-        outcome: Outcome,
-        path: &'static str,
-        cx: &mut dyn Port,
-    ) {
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut dyn Port) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;

@@ -7,12 +7,12 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
+use super::cpc::{FastVote, agreed};
 use super::message::{Command, Msg, Participant, Verdict, Vote};
 use super::participant::FORGET_BATCH;
 use super::partition::{Asked, Coordinating, Leader, Partition};
 use super::server::World;
 use super::state::{Coordinated, Request, decide};
-use super::cpc::{FastVote, agreed};
 use super::{Note, Timer};
 
 impl Coordinating {
@@ -342,10 +342,13 @@ impl Partition {
             let votes = &coordinating.votes;
             let is_fast = !votes.is_empty()
                 && votes.keys().all(|partition| coordinating.by_fast.contains(partition));
-            world.send(client, match is_fast {
-                true => Msg::FastDecided { txn, outcome },
-                false => Msg::Decided { txn, outcome },
-            });
+            world.send(
+                client,
+                match is_fast {
+                    true => Msg::FastDecided { txn, outcome },
+                    false => Msg::Decided { txn, outcome },
+                },
+            );
         }
         self.write_back(txn, world);
     }

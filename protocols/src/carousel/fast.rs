@@ -133,7 +133,8 @@ impl Partition {
             return;
         }
         let is_voter = self.replica.voters().contains(&world.node);
-        if !is_voter || self.state.prepared.contains_key(&txn) || self.fast.list.get(txn).is_some() {
+        if !is_voter || self.state.prepared.contains_key(&txn) || self.fast.list.get(txn).is_some()
+        {
             return;
         }
         self.fast.list.supersede(txn);
@@ -152,11 +153,7 @@ impl Partition {
     }
 
     /// The latest versions here.
-    pub(super) fn versions(
-        &self,
-        keys: Vec<Key>,
-        world: &World<'_, '_>,
-    ) -> Vec<(Key, Version)> {
+    pub(super) fn versions(&self, keys: Vec<Key>, world: &World<'_, '_>) -> Vec<(Key, Version)> {
         let version = |key: Key| {
             let version = world.store.read(self.id, &key).version;
             (key, version)
@@ -368,9 +365,8 @@ impl Partition {
     fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_, '_>) -> bool {
         let Some(leader) = &self.leader else { return false };
         let reads: Vec<Key> = listed.versions.iter().map(|(key, _)| key.clone()).collect();
-        let is_latest = |(key, version): &(Key, Version)| {
-            world.store.read(self.id, key).version == *version
-        };
+        let is_latest =
+            |(key, version): &(Key, Version)| world.store.read(self.id, key).version == *version;
         leader.pending.conflict(txn, &reads, &listed.writes).is_none()
             && listed.versions.iter().all(is_latest)
             && listed.proposal > leader.logged

@@ -112,8 +112,8 @@
 //!   provide them.
 
 mod client;
-mod cpc;
 mod coordinator;
+mod cpc;
 mod fast;
 mod message;
 mod participant;

@@ -14,9 +14,9 @@ use orthodrome_core::time::Time;
 use super::cpc::PendingList;
 use super::message::{Log, Msg, Record};
 use super::partition::Partition;
+use super::port::Port;
 use super::routes::Routes;
 use super::state::State;
-use super::port::Port;
 use super::{Carousel, Config, Note, Timer};
 use crate::replication::{self, Group, Replica};
 
@@ -123,7 +123,12 @@ impl<'b> World<'_, 'b> {
     }
 
     /// Persists a record of `partition`, of about so many bytes.
-    pub(super) fn persist(&mut self, partition: PartitionId, record: Record, bytes: usize) -> Ticket {
+    pub(super) fn persist(
+        &mut self,
+        partition: PartitionId,
+        record: Record,
+        bytes: usize,
+    ) -> Ticket {
         self.ledger.bytes += bytes;
         let ticket = self.cx.persist(record);
         self.ledger.tickets.push_back((ticket, partition));

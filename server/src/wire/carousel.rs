@@ -6,17 +6,17 @@ use bytes::{Bytes, BytesMut};
 use orthodrome_core::txn::{Priority, Read, Version};
 use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Timestamp, TxnId, Value};
 use orthodrome_protocols::carousel::{
-    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Participant, Prepared,
-    Record, Request, Snapshot, State, Verdict, Vote,
+    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Participant,
+    Prepared, Record, Request, Snapshot, State, Verdict, Vote,
 };
 use orthodrome_protocols::replication::{Index, Term};
 use prost::Message as _;
 
 use super::common::{
     key_versions_from_wire, key_versions_to_wire, keys_from_wire, keys_to_wire, narrow, need,
-    nodes_from_wire, nodes_to_wire, outcome_from_wire, outcome_to_wire, partitions_from_wire, partitions_to_wire, reason_from_wire,
-    reason_to_wire, txn_id_from_wire, txn_id_to_wire, version_from_wire, version_to_wire,
-    writes_from_wire, writes_to_wire,
+    nodes_from_wire, nodes_to_wire, outcome_from_wire, outcome_to_wire, partitions_from_wire,
+    partitions_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire, txn_id_to_wire,
+    version_from_wire, version_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
