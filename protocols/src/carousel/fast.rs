@@ -355,7 +355,10 @@ impl Partition {
 
     /// C8: it is over, and whoever lists it lags behind.
     fn is_finished(&self, txn: TxnId, world: &World<'_, '_>) -> bool {
-        self.state.is_over(txn) && !world.config.teeth.lists_keep_the_ended
+        if world.config.teeth.lists_keep_the_ended {
+            return self.state.ended.contains_key(&txn);
+        }
+        self.state.is_over(txn)
     }
 
     /// Step 4: could the earlier leader have voted for it? Not if it conflicts with what that leader
@@ -369,15 +372,19 @@ impl Partition {
             |(key, version): &(Key, Version)| world.store.read(self.id, key).version == *version;
         leader.pending.conflict(txn, &reads, &listed.writes).is_none()
             && listed.versions.iter().all(is_latest)
-            && listed.proposal > leader.logged
+            && (listed.proposal > leader.logged || world.config.teeth.lists_keep_the_ended)
     }
 
     /// A transaction of step 5 is chosen.
     pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
-        if let Some(Recovery::Replicating(left)) = &mut self.recovery {
-            left.remove(&txn);
-            self.finish_recovery(world);
+        let Some(Recovery::Replicating(left)) = &mut self.recovery else { return };
+        if left.remove(&txn)
+            && world.config.teeth.lists_keep_the_ended
+            && let Some(leader) = &mut self.leader
+        {
+            leader.asked.remove(&txn);
         }
+        self.finish_recovery(world);
     }
 
     /// Once everything is chosen, the leader serves.

@@ -201,8 +201,8 @@ pub struct Teeth {
     pub votes_volatile: bool,
     /// C6: votes of different terms count together, and frozen ones are sent.
     pub terms_ignored: bool,
-    /// C8: lists keep transactions that ended here without a write, recovery takes them for pending,
-    /// and nobody asks what became of them.
+    /// C8: lists keep transactions that ended here without a write, a new leader takes those that were
+    /// forgotten for pending, whatever their timestamps, and does not ask what became of them.
     pub lists_keep_the_ended: bool,
     /// C9: an abort of an unknown transaction is ignored.
     pub no_tombstones: bool,

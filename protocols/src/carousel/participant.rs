@@ -469,8 +469,7 @@ impl Partition {
         let mut ask = Vec::new();
         for (&txn, asked) in &mut leader.asked {
             // The paper's participants never ask (C9 is about them).
-            let teeth = world.config.teeth;
-            let asks = !teeth.no_tombstones && !teeth.lists_keep_the_ended;
+            let asks = !world.config.teeth.no_tombstones;
             if asks && now.since(asked.at) >= after * (1 << asked.times.min(2)) {
                 ask.push((txn, *asked));
                 *asked = Asked { at: now, times: asked.times + 1 };
