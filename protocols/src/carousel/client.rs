@@ -7,12 +7,13 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
 
 use super::message::{Msg, Participant, Snapshot};
+use super::port::Port;
 use super::routes::Routes;
-use super::{CarouselBasic, Config, Note, Record, Timer, coordinator_of};
+use super::{Carousel, Config, Note, Record, Timer, coordinator_of};
 
 /// The client side of Carousel.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ struct Open {
     begun: Time,
     /// When the unanswered requests were last sent.
     asked: Time,
+    /// On the fast path: what every participant is asked to propose.
+    timestamp: Timestamp,
     /// The caller lost track of it: what it knows of its reads are versions at most.
     is_resolved: bool,
 }
@@ -57,11 +60,11 @@ enum Phase {
     Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
 }
 
-impl Machine<CarouselBasic> for Client {
+impl<const FAST: bool> Machine<Carousel<FAST>> for Client {
     fn new(
-        setup: Setup<CarouselBasic>,
+        setup: Setup<Carousel<FAST>>,
         _recovered: Vec<Record>,
-        _cx: &mut Cx<'_, CarouselBasic>,
+        _cx: &mut Cx<'_, Carousel<FAST>>,
     ) -> Self {
         // A gateway keeps nothing: a caller whose gateway died resolves through another.
         Self {
@@ -73,7 +76,7 @@ impl Machine<CarouselBasic> for Client {
         }
     }
 
-    fn step(&mut self, input: Input<CarouselBasic>, cx: &mut Cx<'_, CarouselBasic>) {
+    fn step(&mut self, input: Input<Carousel<FAST>>, cx: &mut Cx<'_, Carousel<FAST>>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
             Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
@@ -89,7 +92,7 @@ impl Machine<CarouselBasic> for Client {
         }
     }
 
-    fn flush(&mut self, _cx: &mut Cx<'_, CarouselBasic>) {}
+    fn flush(&mut self, _cx: &mut Cx<'_, Carousel<FAST>>) {}
 
     fn leftovers(&self) -> Vec<Leftover> {
         vec![("open transactions", self.open.len())]
@@ -133,19 +136,21 @@ impl Client {
             resent: 0,
             begun: now,
             asked: now,
+            timestamp: Timestamp::ZERO,
             is_resolved: false,
             txn,
         }
     }
 
     /// Starts a transaction: one message to each participant leader, one to the coordinator.
-    fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut dyn Port) {
         let id = txn.id;
         if self.open.contains_key(&id) {
             // Begun here already: its answers will come.
             return;
         }
         let mut open = self.open(txn, cx.now());
+        open.timestamp = self.timestamp(&open, cx);
         if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
             open.phase = Phase::Snapshotting {
                 snapshots: BTreeMap::new(),
@@ -165,7 +170,7 @@ impl Client {
     }
 
     /// Sends what a transaction begins with.
-    fn send_first(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+    fn send_first(&mut self, id: TxnId, cx: &mut dyn Port) {
         let Some(open) = self.open.get(&id) else { return };
         if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
             self.send_outstanding(id, cx);
@@ -178,7 +183,7 @@ impl Client {
     }
 
     /// Sends whatever has not been answered yet.
-    fn send_outstanding(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut dyn Port) {
         let Some(open) = self.open.get(&id) else { return };
         match &open.phase {
             Phase::Reading if !open.participants.is_empty() => {
@@ -201,8 +206,61 @@ impl Client {
         }
     }
 
-    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Cx<'_, CarouselBasic>) {
+    /// The commit timestamp to ask for on the fast path: one that is still to come at the furthest
+    /// leader when the request gets there, for a leader cannot promise what has passed. A fourth of
+    /// the way and a millisecond are for delays that are not as on the map.
+    fn timestamp(&self, open: &Open, cx: &dyn Port) -> Timestamp {
+        let home = open.txn.home;
+        let away = |&partition: &PartitionId| {
+            let leader = self.cluster.region_of(self.routes.leader(partition));
+            self.cluster.topology.rtt(home, leader) / 2
+        };
+        let way = open.participants.keys().map(away).max().unwrap_or_default();
+        let clock = cx.clock();
+        clock.now + clock.error * 2 + way + way / 4 + Duration::from_millis(1)
+    }
+
+    /// §4.2, §4.4.1: asks every replica to prepare, and the leader and the closest for the values.
+    fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut dyn Port) {
+        let Some(placed) = self.cluster.partition(participant.partition) else { return };
+        let home = open.txn.home;
+        let distance = |node: NodeId| self.cluster.topology.rtt(home, self.cluster.region_of(node));
+        let leader = self.routes.leader(participant.partition);
+        let nearest = placed.replicas.iter().copied().min_by_key(|&node| distance(node));
+        let closest = nearest.filter(|&node| distance(node) < distance(leader));
+        let elsewhere = Some(leader).filter(|leader| !placed.replicas.contains(leader));
+        for node in placed.replicas.iter().copied().chain(elsewhere) {
+            let wants_reads = node == leader || Some(node) == closest;
+            self.send_fast_prepare_to(node, wants_reads, open, participant, cx);
+        }
+    }
+
+    fn send_fast_prepare_to(
+        &self,
+        node: NodeId,
+        wants_reads: bool,
+        open: &Open,
+        participant: &Participant,
+        cx: &mut dyn Port,
+    ) {
+        let prepare = Msg::FastPrepare {
+            txn: open.txn.id,
+            participant: participant.clone(),
+            coordinator: open.coordinator,
+            priority: open.txn.priority,
+            acknowledged_below: open.txn.acknowledged_below,
+            timestamp: open.timestamp,
+            wants_reads,
+        };
+        cx.send(node, prepare);
+    }
+
+    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut dyn Port) {
         let Some(participant) = open.participants.get(&partition) else { return };
+        if self.config.is_fast {
+            self.send_fast_prepare(open, participant, cx);
+            return;
+        }
         let prepare = Msg::ReadAndPrepare {
             txn: open.txn.id,
             participant: participant.clone(),
@@ -213,7 +271,7 @@ impl Client {
         cx.send(self.routes.leader(partition), prepare);
     }
 
-    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Cx<'_, CarouselBasic>) {
+    fn send_coordinator_prepare(&self, open: &Open, cx: &mut dyn Port) {
         let prepare = Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
@@ -224,7 +282,7 @@ impl Client {
     }
 
     /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
-    fn send_end(&self, open: &Open, cx: &mut Cx<'_, CarouselBasic>) {
+    fn send_end(&self, open: &Open, cx: &mut dyn Port) {
         let (txn, coordinator) = (open.txn.id, open.coordinator);
         let participants: Vec<PartitionId> = open.participants.keys().copied().collect();
         let msg = match &open.phase {
@@ -240,11 +298,20 @@ impl Client {
         cx.send(self.routes.leader(coordinator), msg);
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut dyn Port) {
         match msg {
             Msg::ReadResult { txn, partition, reads } => {
                 self.routes.learn(partition, from, cx.now());
                 self.on_read_result(txn, partition, reads, cx);
+            }
+            Msg::FollowerReadResult { txn, partition, reads, leader } => {
+                self.on_follower_read_result(txn, partition, reads, leader, cx);
+            }
+            Msg::FastDecided { txn, outcome } => {
+                if let Some(open) = self.open.get(&txn) {
+                    self.routes.learn(open.coordinator, from, cx.now());
+                    self.finish(txn, outcome, "fast", cx);
+                }
             }
             Msg::Decided { txn, outcome } => {
                 if let Some(open) = self.open.get(&txn) {
@@ -256,7 +323,8 @@ impl Client {
                             self.routes.suspect(partition, open.begun, cx.now());
                         }
                     }
-                    self.finish(txn, outcome, "basic", cx);
+                    let path = if self.config.is_fast { "slow" } else { "basic" };
+                    self.finish(txn, outcome, path, cx);
                 }
             }
             Msg::ReadOnlyResult { txn, partition, snapshot } => {
@@ -267,6 +335,11 @@ impl Client {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
             Msg::ReadAndPrepare { .. }
+            | Msg::FastPrepare { .. }
+            | Msg::FastPrepareResult { .. }
+            | Msg::CollectPending { .. }
+            | Msg::PendingList { .. }
+            | Msg::QueryPending { .. }
             | Msg::CoordinatorPrepare { .. }
             | Msg::Commit { .. }
             | Msg::Abort { .. }
@@ -290,7 +363,7 @@ impl Client {
         txn: TxnId,
         partition: PartitionId,
         reads: Vec<(orthodrome_core::Key, Read)>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         if !matches!(open.phase, Phase::Reading) || !open.silent.remove(&partition) {
@@ -303,8 +376,35 @@ impl Client {
         }
     }
 
+    /// §4.4.1: the values of the closest replica. It also says who leads: a leader that the placement
+    /// does not list has not been asked yet.
+    fn on_follower_read_result(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        reads: Vec<(orthodrome_core::Key, Read)>,
+        leader: Option<NodeId>,
+        cx: &mut dyn Port,
+    ) {
+        if let Some(leader) = leader {
+            self.routes.learn(partition, leader, cx.now());
+            let is_placed =
+                self.cluster.partition(partition).is_some_and(|p| p.replicas.contains(&leader));
+            if !is_placed
+                && let Some(open) = self.open.get(&txn)
+                && matches!(open.phase, Phase::Reading)
+                && let Some(participant) = open.participants.get(&partition)
+            {
+                self.send_fast_prepare_to(leader, false, open, participant, cx);
+            }
+        }
+        if !reads.is_empty() {
+            self.on_read_result(txn, partition, reads, cx);
+        }
+    }
+
     /// The read round is complete: ask the caller, or compute in its stead.
-    fn on_all_answered(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut dyn Port) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
@@ -325,7 +425,7 @@ impl Client {
     }
 
     /// The caller of an interactive transaction has decided.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut dyn Port) {
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -357,7 +457,7 @@ impl Client {
     }
 
     /// §4.1.2 ⑦: asks the coordinator to commit or abort.
-    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, CarouselBasic>) {
+    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut dyn Port) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Ending(decision);
         open.resent = 0;
@@ -372,7 +472,7 @@ impl Client {
         txn: Txn,
         reads: Reads,
         decision: Option<Decision>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
     ) {
         let id = txn.id;
         let mut open = self.open(txn, cx.now());
@@ -407,7 +507,7 @@ impl Client {
         id: TxnId,
         partition: PartitionId,
         snapshot: Option<Snapshot>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
@@ -427,7 +527,7 @@ impl Client {
 
     /// Every part is here. They form a snapshot if some timestamp is at or above every version read
     /// and within every promise; else those whose promise falls short are asked again.
-    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut dyn Port) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
         let versions = snapshots
@@ -469,13 +569,7 @@ impl Client {
     }
 
     /// Tells the caller, and forgets.
-    fn finish(
-        &mut self,
-        id: TxnId,
-        outcome: Outcome,
-        path: &'static str,
-        cx: &mut Cx<'_, CarouselBasic>,
-    ) {
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut dyn Port) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;
@@ -502,7 +596,7 @@ impl Client {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<TxnId>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
     ) {
         let Some(leader) = leader else {
             self.routes.deny(partition, from, cx.now());
@@ -532,7 +626,7 @@ impl Client {
     }
 
     /// Nobody answered for a while: ask somebody else, and more patiently each time.
-    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut dyn Port) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         open.resent += 1;
@@ -555,7 +649,7 @@ impl Client {
     }
 
     /// §4.3.1: tells each coordinator whose callers are alive.
-    fn on_heartbeat_timeout(&mut self, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_heartbeat_timeout(&mut self, cx: &mut dyn Port) {
         let now = cx.now();
         let interval = self.config.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();

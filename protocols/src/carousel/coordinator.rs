@@ -7,6 +7,7 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
+use super::cpc::{FastVote, agreed};
 use super::message::{Command, Msg, Participant, Verdict, Vote};
 use super::participant::FORGET_BATCH;
 use super::partition::{Asked, Coordinating, Leader, Partition};
@@ -19,6 +20,8 @@ impl Coordinating {
         Self {
             client: None,
             votes: BTreeMap::new(),
+            fast: BTreeMap::new(),
+            by_fast: BTreeSet::new(),
             is_requested: false,
             is_decision_proposed: false,
             outcome: None,
@@ -194,8 +197,80 @@ impl Partition {
         }
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
-        leader.coordinating(txn, now).votes.insert(partition, vote);
+        let coordinating = leader.coordinating(txn, now);
+        coordinating.fast.remove(&partition);
+        coordinating.votes.insert(partition, vote);
         self.try_decide(txn, world);
+    }
+
+    /// §4.2: the vote of one replica. With enough others it is the partition's.
+    pub(super) fn on_fast_prepare_result(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        partition: PartitionId,
+        vote: FastVote,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_open = self.state.coordinated.contains_key(&txn) || !self.state.is_acknowledged(txn);
+        if self.state.settled.contains_key(&txn) || !is_open {
+            return;
+        }
+        let now = world.cx.now();
+        let teeth = world.config.teeth;
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        if coordinating.outcome.is_some() || coordinating.votes.contains_key(&partition) {
+            // The slow path was faster, or nobody needs to know any more.
+            return;
+        }
+        let is_leaders = vote.voters.is_some();
+        let votes = coordinating.fast.entry(partition).or_default();
+        if teeth.leader_abort_acts
+            && is_leaders
+            && let Vote::Refused(reason) = vote.vote
+        {
+            self.abort_untold(txn, reason, world);
+            return;
+        }
+        votes.insert(from, vote);
+        match agreed(votes, teeth.terms_ignored) {
+            Some(vote @ Vote::Prepared { .. }) => {
+                world.cx.note(Note::FastVote);
+                coordinating.fast.remove(&partition);
+                coordinating.by_fast.insert(partition);
+                coordinating.votes.insert(partition, vote);
+                self.try_decide(txn, world);
+            }
+            Some(Vote::Refused(reason)) => {
+                world.cx.note(Note::FastRefusal);
+                if teeth.abort_told_at_once {
+                    self.abort_untold(txn, reason, world);
+                } else if !coordinating.is_requested {
+                    // C2, R2: nobody could find these refusals again, so the abort is this group's
+                    // own. A commit request that is in the log leaves it to the slow path.
+                    let participants = coordinating.fast.keys().copied().collect();
+                    self.abort_unilaterally(txn, reason, participants, world);
+                }
+            }
+            Some(Vote::Committed(_)) | None => {}
+        }
+    }
+
+    /// C2, C3 as in the paper: an abort that is told before anything durable implies it.
+    fn abort_untold(&mut self, txn: TxnId, reason: AbortReason, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let coordinating = leader.coordinating(txn, now);
+        let outcome = Outcome::Aborted(reason);
+        if coordinating.outcome.is_none()
+            && !std::mem::replace(&mut coordinating.is_decision_proposed, true)
+        {
+            coordinating.outcome = Some(outcome);
+            let participants = coordinating.fast.keys().copied().collect();
+            self.announce(txn, world);
+            self.propose(Command::Decide { txn, outcome, unilateral: false, participants }, world);
+        }
     }
 
     /// §4.1.2 ⑪: decides, if the durable facts do.
@@ -256,7 +331,16 @@ impl Partition {
         coordinating.is_told = true;
         coordinating.asked = Asked { at: now, times: 0 };
         if let Some(client) = coordinating.client {
-            world.send(client, Msg::Decided { txn, outcome });
+            let votes = &coordinating.votes;
+            let is_fast = !votes.is_empty()
+                && votes.keys().all(|partition| coordinating.by_fast.contains(partition));
+            world.send(
+                client,
+                match is_fast {
+                    true => Msg::FastDecided { txn, outcome },
+                    false => Msg::Decided { txn, outcome },
+                },
+            );
         }
         self.write_back(txn, world);
         // Whoever heard it from an earlier leader may have acknowledged while this one still waited

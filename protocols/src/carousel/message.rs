@@ -12,8 +12,9 @@ use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
-use super::state::State;
-use crate::replication::{self, Replicated};
+use super::cpc::{FastVote, Listed};
+use super::state::{Prepared, State};
+use crate::replication::{self, Replicated, Term};
 
 /// A partition's share of a transaction's read and write sets.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -230,6 +231,82 @@ pub enum Msg {
         /// The answer; none if a pending transaction writes one of the keys.
         snapshot: Option<Snapshot>,
     },
+    /// Carousel Fast, client → every replica of each participant (§4.2): prepare by yourself, and vote;
+    /// the leader also starts the slow path, as for [`Msg::ReadAndPrepare`].
+    FastPrepare {
+        /// The transaction.
+        txn: TxnId,
+        /// What it touches here.
+        participant: Participant,
+        /// The group that decides.
+        coordinator: PartitionId,
+        /// How much it matters.
+        priority: Priority,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+        /// What every replica proposes as the commit timestamp, so that all propose the same. The
+        /// leader alone judges it.
+        timestamp: Timestamp,
+        /// Answer with the values, too: asked of the leader and of the closest replica (§4.4.1).
+        wants_reads: bool,
+    },
+    /// Follower → client: the values it has, which may be stale (§4.4.1). The coordinator compares
+    /// their versions with those prepared (R3).
+    FollowerReadResult {
+        /// The transaction.
+        txn: TxnId,
+        /// Whose keys these are.
+        partition: PartitionId,
+        /// Every key read here.
+        reads: Vec<(Key, Read)>,
+        /// Who leads, as far as the follower knows.
+        leader: Option<NodeId>,
+    },
+    /// Replica → coordinator: its own vote (§4.2). A vote to commit is on its disk, in its
+    /// pending-transaction list (R4), and its term is still the one the vote names (R5). A refusal
+    /// promises nothing.
+    FastPrepareResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+        /// The vote.
+        vote: FastVote,
+    },
+    /// Coordinator → client: as [`Msg::Decided`], and every vote came by the fast path.
+    FastDecided {
+        /// The transaction.
+        txn: TxnId,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// New leader → the other voters: what did you prepare on the fast path? (§4.3.3 step 1, C7)
+    CollectPending {
+        /// The partition.
+        partition: PartitionId,
+        /// The leader's term: only a member that has reached it answers, and so votes in no earlier
+        /// term any more.
+        term: Term,
+    },
+    /// Voter → new leader: its list as far as it is of earlier terms, all of it on disk.
+    PendingList {
+        /// The partition.
+        partition: PartitionId,
+        /// The leader's term.
+        term: Term,
+        /// The list.
+        listed: Vec<(TxnId, Listed)>,
+    },
+    /// Follower → leader: I have held these for long and the log says nothing of them (C9, C10). The
+    /// leader refuses, in the log, what it does not know.
+    QueryPending {
+        /// The partition.
+        partition: PartitionId,
+        /// The transactions, with their coordinators' groups.
+        txns: Vec<(TxnId, PartitionId)>,
+    },
     /// Any server → whoever asked: I do not lead this partition.
     NotLeader {
         /// The partition.
@@ -356,6 +433,8 @@ pub enum Record {
     State(PartitionId, Box<State>),
     /// A record of a partition's log.
     Replication(PartitionId, replication::Record<Log>),
+    /// An entry of this replica's pending-transaction list (§4.2).
+    Pending(PartitionId, TxnId, Box<Listed>),
 }
 
 impl Msg {
@@ -363,22 +442,28 @@ impl Msg {
     #[must_use]
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
-            Self::ReadAndPrepare { participant, .. } | Self::QueryPrepare { participant, .. } => {
-                Some(participant.partition)
-            }
+            Self::ReadAndPrepare { participant, .. }
+            | Self::FastPrepare { participant, .. }
+            | Self::QueryPrepare { participant, .. } => Some(participant.partition),
             Self::CoordinatorPrepare { coordinator, .. }
             | Self::Commit { coordinator, .. }
             | Self::Abort { coordinator, .. }
             | Self::Heartbeat { coordinator, .. }
             | Self::Resolve { coordinator, .. }
             | Self::PrepareResult { coordinator, .. }
+            | Self::FastPrepareResult { coordinator, .. }
             | Self::WritebackAck { coordinator, .. }
             | Self::QueryDecision { coordinator, .. }
             | Self::MayForget { coordinator, .. } => Some(*coordinator),
             Self::Writeback { partition, .. }
             | Self::Forget { partition, .. }
+            | Self::CollectPending { partition, .. }
+            | Self::PendingList { partition, .. }
+            | Self::QueryPending { partition, .. }
             | Self::ReadOnly { partition, .. } => Some(*partition),
             Self::ReadResult { .. }
+            | Self::FollowerReadResult { .. }
+            | Self::FastDecided { .. }
             | Self::Decided { .. }
             | Self::ReadOnlyResult { .. }
             | Self::NotLeader { .. }
@@ -397,11 +482,20 @@ impl Msg {
             | Self::WritebackAck { partition, .. }
             | Self::QueryDecision { partition, .. }
             | Self::MayForget { partition, .. } => Some(*partition),
+            Self::FastPrepareResult { partition, vote, .. } => {
+                vote.voters.is_some().then_some(*partition)
+            }
             Self::QueryPrepare { coordinator, .. }
             | Self::Writeback { coordinator, .. }
             | Self::Forget { coordinator, .. } => Some(*coordinator),
             Self::ReadAndPrepare { .. }
+            | Self::FastPrepare { .. }
             | Self::ReadResult { .. }
+            | Self::FollowerReadResult { .. }
+            | Self::CollectPending { .. }
+            | Self::PendingList { .. }
+            | Self::QueryPending { .. }
+            | Self::FastDecided { .. }
             | Self::CoordinatorPrepare { .. }
             | Self::Commit { .. }
             | Self::Abort { .. }
@@ -436,6 +530,13 @@ impl Message for Msg {
             Self::Forget { .. } => "Forget",
             Self::ReadOnly { .. } => "ReadOnly",
             Self::ReadOnlyResult { .. } => "ReadOnlyResult",
+            Self::FastPrepare { .. } => "FastPrepare",
+            Self::FollowerReadResult { .. } => "FollowerReadResult",
+            Self::FastPrepareResult { .. } => "FastPrepareResult",
+            Self::FastDecided { .. } => "FastDecided",
+            Self::CollectPending { .. } => "CollectPending",
+            Self::PendingList { .. } => "PendingList",
+            Self::QueryPending { .. } => "QueryPending",
             Self::NotLeader { .. } => "NotLeader",
             Self::Replication { message, .. } => message.kind(),
         }
@@ -456,9 +557,16 @@ impl Message for Msg {
             | Self::QueryPrepare { txn, .. }
             | Self::QueryDecision { txn, .. }
             | Self::ReadOnly { txn, .. }
+            | Self::FastPrepare { txn, .. }
+            | Self::FollowerReadResult { txn, .. }
+            | Self::FastPrepareResult { txn, .. }
+            | Self::FastDecided { txn, .. }
             | Self::ReadOnlyResult { txn, .. } => Some(*txn),
             Self::NotLeader { txn, .. } => *txn,
-            Self::Heartbeat { .. }
+            Self::CollectPending { .. }
+            | Self::PendingList { .. }
+            | Self::QueryPending { .. }
+            | Self::Heartbeat { .. }
             | Self::MayForget { .. }
             | Self::Forget { .. }
             | Self::Replication { .. } => None,
@@ -492,6 +600,18 @@ impl Message for Msg {
             Self::ReadOnlyResult { snapshot, .. } => {
                 16 + snapshot.as_ref().map_or(0, |snapshot| 12 + reads_size(&snapshot.reads))
             }
+            Self::FastPrepare { participant, .. } => 34 + participant_size(participant),
+            Self::FollowerReadResult { reads, .. } => 18 + reads_size(reads),
+            Self::FastPrepareResult { vote, .. } => {
+                let voters = vote.voters.as_ref().map_or(0, |voters| 4 + 2 * voters.len());
+                22 + vote_size(&vote.vote) + voters
+            }
+            Self::FastDecided { .. } => 28,
+            Self::CollectPending { .. } => 8,
+            Self::PendingList { listed, .. } => {
+                8 + listed.iter().map(|(_, listed)| 6 + listed_size(listed)).sum::<usize>()
+            }
+            Self::QueryPending { txns, .. } => 6 + (2 + TXN) * txns.len(),
             Self::NotLeader { .. } => 20,
             Self::Replication { message, .. } => 6 + message.wire_size(),
         }
@@ -499,12 +619,18 @@ impl Message for Msg {
 
     fn keys(&self) -> usize {
         match self {
-            Self::ReadAndPrepare { participant, .. } => {
+            Self::ReadAndPrepare { participant, .. } | Self::FastPrepare { participant, .. } => {
                 participant.reads.len() + participant.writes.len()
             }
+            Self::PendingList { listed, .. } => listed.len(),
             Self::Writeback { verdict: Verdict::Commit(_, writes), .. } => writes.len(),
             Self::ReadOnly { keys, .. } => keys.len(),
             Self::ReadResult { .. }
+            | Self::FollowerReadResult { .. }
+            | Self::FastPrepareResult { .. }
+            | Self::FastDecided { .. }
+            | Self::CollectPending { .. }
+            | Self::QueryPending { .. }
             | Self::CoordinatorPrepare { .. }
             | Self::Commit { .. }
             | Self::Abort { .. }
@@ -551,6 +677,12 @@ fn versions_size(versions: &[(Key, Version)]) -> usize {
 
 fn writes_size(writes: &Writes) -> usize {
     writes.iter().map(|(key, value)| 8 + key.len() + value.as_ref().map_or(0, |v| v.len())).sum()
+}
+
+/// Encoded size of an entry of a pending-transaction list.
+pub(super) fn listed_size(listed: &Listed) -> usize {
+    let Prepared { versions, writes, .. } = &listed.prepared;
+    TXN + 14 + versions_size(versions) + keys_size(writes)
 }
 
 fn vote_size(vote: &Vote) -> usize {

@@ -1,5 +1,5 @@
-//! Carousel: transactions in at most two wide-area round trips, by overlapping reads, two-phase
-//! commit and replication.
+//! Carousel: transactions in at most two wide-area round trips, or in one, by overlapping reads,
+//! two-phase commit and replication.
 //!
 //! Xinan Yan, Linguan Yang, Hongbo Zhang, Xiayue Charles Lin, Bernard Wong, Kenneth Salem, Tim
 //! Brecht: *Carousel: Low-Latency Transaction Processing for Globally-Distributed Data*, SIGMOD
@@ -13,6 +13,12 @@
 //! participants' votes arrive meanwhile. Once the writes are replicated and every vote is in, the
 //! outcome is a function of durable facts, and the client is told before anything else is written.
 //! One round trip reads and prepares, one replicates; everything later is off the client's path.
+//!
+//! *Carousel Fast* (§4.2, §4.4.1) asks every replica of a participant to prepare, by itself, beside the
+//! slow path that its leader goes through with. If a supermajority, its leader among them, says the
+//! same, that is the partition's vote, one round trip after the beginning. And it reads from the
+//! closest replica; the versions tell whether that was up to date. It is the same protocol otherwise,
+//! and the same code: [`Config::is_fast`] is the difference.
 //!
 //! # Messages
 //! | message | from → to | when | § |
@@ -30,6 +36,46 @@
 //! | `Resolve` | client → coordinator | a caller lost track | – |
 //! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
 //! | `NotLeader` | server → sender | leadership has moved | – |
+//! | *Carousel Fast:* `FastPrepare` | client → all replicas of participants | instead of `ReadAndPrepare` | 4.2 |
+//! | `FollowerReadResult` | closest replica → client | at once | 4.4.1 |
+//! | `FastPrepareResult` | replica → coordinator | its vote is on its disk | 4.2 |
+//! | `FastDecided` | coordinator → client | as `Decided`, and all votes were fast | 4.2 |
+//! | `CollectPending`, `PendingList` | new leader ↔ voters | after an election | 4.3.3 |
+//! | `QueryPending` | follower → leader | its list holds something for long | – |
+//!
+//! # The fast path
+//! *What a vote is.* A replica that prepares a transaction writes it to its *pending-transaction list*
+//! (term, versions, keys, timestamp) and votes when that is on its disk (R4), unless its term has
+//! changed meanwhile (R5). Entries of a list never conflict. An entry leaves when the log settles it:
+//! what the log says, every later leader knows. The leader votes only for what it has put into its log
+//! as well, and names the voters its vote counts with.
+//!
+//! *What decides.* [`agreed`]: the same vote (versions and timestamp) in the same term from
+//! [`supermajority`] of the voters that the leader names, the leader among them, is the partition's
+//! vote, as good as one that is replicated. [`decide`] takes either. A supermajority's *refusal* is in
+//! nobody's list; it lets the coordinator abort through its own group's log, if no commit request is
+//! there yet (C2, R2). A refusal of the leader alone is nothing before it is chosen (C3).
+//!
+//! *Timestamps.* Whoever takes over must find the commit timestamp that was told, so all replicas have to
+//! propose the same one: the client's. It lies far enough ahead to reach every leader before it has
+//! passed, which costs nothing, for the votes need as long again to come back. The leader judges it.
+//!
+//! *Recovery* (§4.3.3), five steps. (1) Having won, a leader asks the voters of its group for the frozen
+//! part of their lists; only those answer that have reached its term. (2) Meanwhile its first entry is
+//! chosen, and with it whatever the log holds. (3) Of L ≥ f + 1 lists, [`threshold`] of L must hold the
+//! same entry. (4) It must not be over (C8), nor conflict with what the log has prepared, nor be based on
+//! versions that are not the latest there; and its timestamp must be above every commit and ceiling
+//! there. The last is new: without it, a transaction that the old leader never saw could commit below
+//! a read that the old leader has answered. It excludes none that the leader voted for: it voted only
+//! above everything that it had put into its log, and a log that has anything it put there later also
+//! has the prepare. (5) What remains is put into the log before anything else; the rest is refused.
+//! When all that is chosen, the leader serves what has waited.
+//!
+//! *Two rules that follow.* A leader that has put an abort into the log may give its keys to the next
+//! transaction at once, but votes for that one on the slow path alone until the abort is chosen. And the
+//! fast path works only in a settled membership: members change only after recovery, behind every
+//! prepare that had votes.
+//!
 //!
 //! # Deviations
 //! - **Recovery never prepares** (`protocol-pitfalls` C1, R1). The paper's new coordinator
@@ -51,25 +97,34 @@
 //!   timestamp order agrees with real time and the guarantee is *strict* serializability. The
 //!   prepare phase takes a wide-area round trip anyway, so the wait is zero unless clocks are worse
 //!   than that. If a clock breaks its bound, serializability remains.
+//! - **Lists are collected after the election** (C7) instead of riding on votes for a leader, which
+//!   pre-votes and handed-over leadership would not carry.
+//! - **A client proposes the timestamp** on the fast path (above); in the paper each replica chooses.
+//! - **Ceilings do not run ahead** in Carousel Fast: a leader raises its own as time passes, and promises
+//!   read-only transactions no more than that. So a second round is more frequent: when another part
+//!   of the snapshot was written within about a sweep and a round trip.
+//! - **A follower asks about what its list holds for long**; the paper's lists may hold orphans for ever.
 //! - **A later attempt ends an earlier one**: a prepare of attempt n + 1 shows that the client knows
 //!   attempt n to have aborted, so its locks go at once.
 //!
 //! # Not implemented
 //! - Coordinator groups that hold no data (§3.3, last paragraph): a placement, not a protocol, can
 //!   provide them.
-//! - Carousel's Prepare Consensus and reads from local replicas (§4.2, §4.4.1): they are Carousel
-//!   Fast, a protocol of its own.
 
 mod client;
 mod coordinator;
+mod cpc;
+mod fast;
 mod message;
 mod participant;
 mod partition;
+mod port;
 mod routes;
 mod server;
 mod state;
 
 pub use client::Client;
+pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use message::{Chunk, Command, Log, Msg, Participant, Record, Snapshot, Verdict, Vote};
 pub use server::Server;
 pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
@@ -83,13 +138,23 @@ use orthodrome_core::rng::Rng;
 
 use crate::replication;
 
-/// Carousel's basic protocol (§4.1).
+/// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
+/// decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CarouselBasic;
+pub struct Carousel<const FAST: bool>;
+
+/// Carousel's basic protocol (§4.1).
+pub type CarouselBasic = Carousel<false>;
+
+/// The basic protocol with Carousel's Prepare Consensus (§4.2) and reads from the closest replica
+/// (§4.4.1).
+pub type CarouselFast = Carousel<true>;
 
 /// Settings of Carousel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
+    /// Carousel Fast: the fast path beside the slow one, and reads from the closest replica.
+    pub is_fast: bool,
     /// The replicated log's own settings.
     pub replication: replication::Config,
     /// A client sends an unanswered request again after this time, then after twice, …
@@ -103,8 +168,11 @@ pub struct Config {
     pub query_after: Duration,
     /// How often a leader looks for work that is overdue.
     pub sweep_interval: Duration,
-    /// How far ahead of its clock a leader reserves timestamps (R8).
+    /// How far ahead of its clock a leader reserves timestamps (R8). Zero on the fast path: what a
+    /// leader has reserved, no fast path can use any more.
     pub ceiling_ahead: Duration,
+    /// How far ahead of its clock a leader accepts a client's timestamp (R8).
+    pub ahead_max: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
     /// A node makes a checkpoint after this many bytes of records.
@@ -124,9 +192,20 @@ pub struct Config {
 pub struct Teeth {
     /// C1: recovery prepares afresh; versions are not compared; heartbeat aborts are not logged.
     pub recovery_prepares: bool,
+    /// C2: a supermajority's refusal is told at once, and recovery prepares afresh.
+    pub abort_told_at_once: bool,
+    /// C3: so is a refusal of the leader alone.
+    pub leader_abort_acts: bool,
     /// C4: the read versions are not in the replicated commit request, so that whoever decides from
     /// what is replicated cannot compare them.
     pub versions_not_replicated: bool,
+    /// C5: votes of the fast path are sent before they are durable, and forgotten by a restart.
+    pub votes_volatile: bool,
+    /// C6: votes of different terms count together, and frozen ones are sent.
+    pub terms_ignored: bool,
+    /// C8: lists keep transactions that ended here without a write, a new leader takes those that were
+    /// forgotten for pending, whatever their timestamps, and does not ask what became of them.
+    pub lists_keep_the_ended: bool,
     /// C9: an abort of an unknown transaction is ignored.
     pub no_tombstones: bool,
     /// C11: proposals exceed only the versions read, and commits do not wait.
@@ -177,6 +256,19 @@ pub enum Note {
     ChangeRefused,
     /// A node made a checkpoint.
     Checkpoint,
+    /// The fast path gave a partition's vote.
+    FastVote,
+    /// The fast path gave a refusal.
+    FastRefusal,
+    /// A new leader took over a transaction from the lists (§4.3.3 step 5).
+    FastRecovered,
+    /// A new leader refused a transaction in the lists that no supermajority can have prepared.
+    FastNotRecovered,
+    /// A new leader refused a transaction that enough lists held, for its leader cannot have
+    /// prepared it (§4.3.3 step 4).
+    FastExcluded,
+    /// A follower held a transaction that its leader never heard of.
+    Orphan,
 }
 
 /// Names of timers.
@@ -194,9 +286,13 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl Protocol for CarouselBasic {
-    const NAME: &'static str = "carousel-basic";
-    const TEETH: &'static [&'static str] = &["C1", "C4", "C9", "C11", "C12"];
+impl<const FAST: bool> Protocol for Carousel<FAST> {
+    const NAME: &'static str = if FAST { "carousel-fast" } else { "carousel-basic" };
+    const TEETH: &'static [&'static str] = if FAST {
+        &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12"]
+    } else {
+        &["C1", "C4", "C9", "C11", "C12"]
+    };
 
     type Config = Config;
     type Msg = Msg;
@@ -209,13 +305,15 @@ impl Protocol for CarouselBasic {
     fn configure(cluster: &Cluster) -> Config {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
+            is_fast: FAST,
             replication: replication::Config::with_election_timeout(round_trip * 4),
             resend_after: round_trip * 3 + Duration::from_millis(200),
             heartbeat_interval: Duration::from_secs(1),
             abandon_after: Duration::from_secs(5),
             query_after: round_trip * 5 + Duration::from_millis(500),
             sweep_interval: Duration::from_millis(200),
-            ceiling_ahead: Duration::from_secs(1),
+            ceiling_ahead: if FAST { Duration::ZERO } else { Duration::from_secs(1) },
+            ahead_max: round_trip * 2 + Duration::from_millis(500),
             retention: Duration::from_secs(600),
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
@@ -229,7 +327,12 @@ impl Protocol for CarouselBasic {
         let teeth = &mut config.teeth;
         match tooth {
             "C1" => teeth.recovery_prepares = true,
+            "C2" if FAST => teeth.abort_told_at_once = true,
+            "C3" if FAST => teeth.leader_abort_acts = true,
             "C4" => teeth.versions_not_replicated = true,
+            "C5" if FAST => teeth.votes_volatile = true,
+            "C6" if FAST => teeth.terms_ignored = true,
+            "C8" if FAST => teeth.lists_keep_the_ended = true,
             "C9" => teeth.no_tombstones = true,
             "C11" => teeth.no_floor = true,
             "C12" => {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{AbortReason, Key, Outcome};
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
 use super::Note;
 use super::message::{Command, Msg, Participant, Snapshot, Verdict, Vote};
@@ -19,6 +19,36 @@ pub(super) struct Prepare {
     pub participant: Participant,
     pub coordinator: PartitionId,
     pub acknowledged_below: u64,
+    /// On the fast path: what every replica proposes.
+    pub timestamp: Option<Timestamp>,
+    /// Answer with the values, too.
+    pub wants_reads: bool,
+}
+
+impl Prepare {
+    /// The fields of [`Msg::FastPrepare`], if it is one.
+    pub(super) fn fast(msg: &Msg) -> Option<Self> {
+        let Msg::FastPrepare {
+            txn,
+            participant,
+            coordinator,
+            priority: _,
+            acknowledged_below,
+            timestamp,
+            wants_reads,
+        } = msg
+        else {
+            return None;
+        };
+        Some(Self {
+            txn: *txn,
+            participant: participant.clone(),
+            coordinator: *coordinator,
+            acknowledged_below: *acknowledged_below,
+            timestamp: Some(*timestamp),
+            wants_reads: *wants_reads,
+        })
+    }
 }
 
 impl Partition {
@@ -47,7 +77,9 @@ impl Partition {
         if self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn) {
             // Its keys are held since the first time, so these are the versions it prepared with.
             world.cx.note(Note::RepeatedPrepare);
-            self.send_reads(client, txn, &prepare.participant.reads, world);
+            if prepare.wants_reads {
+                self.send_reads(client, txn, &prepare.participant.reads, world);
+            }
             if let Some(prepared) = self.state.prepared.get(&txn) {
                 self.send_vote(txn, prepare.coordinator, prepared.vote(), world);
             }
@@ -56,52 +88,107 @@ impl Partition {
         if leader.refusing.contains(&txn) {
             return;
         }
-        self.send_reads(client, txn, &prepare.participant.reads, world);
+        if prepare.wants_reads {
+            self.send_reads(client, txn, &prepare.participant.reads, world);
+        }
         self.prepare(prepare, world);
     }
 
     /// Prepares a transaction, or refuses it for a conflict, in the log.
     fn prepare(&mut self, prepare: Prepare, world: &mut World<'_, '_>) {
-        let Prepare { txn, participant, coordinator, acknowledged_below } = prepare;
-        let Some(leader) = &mut self.leader else { return };
+        let Prepare { txn, participant, coordinator, acknowledged_below, timestamp, .. } = prepare;
+        let Some(leader) = &self.leader else { return };
+        let voters = timestamp.and_then(|_| self.replica.settled_voters()).map(<[_]>::to_vec);
         if leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
             self.refuse(txn, coordinator, AbortReason::Conflict, world);
+            if let Some(voters) = voters {
+                self.refuse_fast(txn, coordinator, AbortReason::Conflict, Some(voters), world);
+            }
             return;
         }
-        let versions: Vec<_> = participant
-            .reads
-            .into_iter()
-            .map(|key| {
-                let version = world.store.read(self.id, &key).version;
-                (key, version)
-            })
-            .collect();
+        // Keys of an abort that is not chosen yet: the slow path stands behind it in the log, but
+        // votes of the fast path would not.
+        let is_clear = self.is_clear_of_endings(&participant);
+        let versions = self.versions(participant.reads, world);
         let writes = participant.writes;
-        let proposal = if world.config.teeth.no_floor {
+        let proposal = self.propose_timestamp(timestamp, &versions, &writes, world);
+        let prepared = Prepared { coordinator, versions, writes, proposal };
+        self.prepare_in_log(txn, prepared.clone(), acknowledged_below, world);
+        if let Some(voters) = voters
+            && timestamp == Some(proposal)
+            && is_clear
+        {
+            self.vote_fast(txn, prepared, Some(voters), world);
+        }
+    }
+
+    /// What commit timestamp to propose: the client's, if that is above everything promised here and
+    /// not too far ahead (R8); else one of this leader's own.
+    fn propose_timestamp(
+        &self,
+        wanted: Option<Timestamp>,
+        versions: &[(Key, Version)],
+        writes: &[Key],
+        world: &World<'_, '_>,
+    ) -> Timestamp {
+        let Some(leader) = &self.leader else { return Timestamp::ZERO };
+        let now = world.cx.clock().now;
+        let (floor, logged) = if world.config.teeth.no_floor {
             let written = writes.iter().map(|key| world.store.read(self.id, key).version);
             let accessed = versions.iter().map(|(_, version)| *version).chain(written);
             let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
-            latest.next().max(world.cx.clock().now)
+            (latest, latest)
         } else {
-            leader.floor.next().max(world.cx.clock().now)
+            (leader.floor, leader.logged)
         };
-        let prepared = Prepared { coordinator, versions, writes, proposal };
+        let latest = now + world.config.ahead_max;
+        let is_fit = |wanted: &Timestamp| (floor.max(logged) < *wanted) && *wanted <= latest;
+        wanted.filter(is_fit).unwrap_or_else(|| floor.next().max(now))
+    }
+
+    /// True if no transaction whose abort is in the log and not chosen yet had any of these keys.
+    fn is_clear_of_endings(&self, participant: &Participant) -> bool {
+        let Some(leader) = &self.leader else { return false };
+        let Participant { reads, writes, .. } = participant;
+        let overlaps = |prepared: &Prepared| {
+            prepared.versions.iter().any(|(key, _)| writes.contains(key))
+                || prepared.writes.iter().any(|key| writes.contains(key) || reads.contains(key))
+        };
+        let mut freed = leader.ending.iter().filter(|txn| !leader.held.contains_key(txn));
+        freed.all(|txn| {
+            let prepared = self.state.prepared.get(txn).or_else(|| leader.preparing.get(txn));
+            !prepared.is_some_and(overlaps)
+        })
+    }
+
+    /// Puts a prepare into the log, and holds its keys from now on.
+    pub(super) fn prepare_in_log(
+        &mut self,
+        txn: TxnId,
+        prepared: Prepared,
+        acknowledged_below: u64,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(leader) = &mut self.leader else { return };
         leader.hold(txn, &prepared);
         let command = Command::Prepare {
             txn,
-            coordinator,
+            coordinator: prepared.coordinator,
             versions: prepared.versions.clone(),
             writes: prepared.writes.clone(),
-            proposal,
+            proposal: prepared.proposal,
             acknowledged_below,
         };
+        let proposal = prepared.proposal;
         leader.preparing.insert(txn, prepared);
-        self.reserve(proposal, world);
+        if !world.config.is_fast {
+            self.reserve(proposal, world);
+        }
         self.propose(command, world);
     }
 
     /// Refuses a transaction for ever, in the log; the vote follows when it is chosen.
-    fn refuse(
+    pub(super) fn refuse(
         &mut self,
         txn: TxnId,
         coordinator: PartitionId,
@@ -189,8 +276,17 @@ impl Partition {
         if leader.preparing.contains_key(&txn) || self.state.is_acknowledged(txn) {
             return;
         }
-        if world.config.teeth.recovery_prepares {
-            self.prepare(Prepare { txn, participant, coordinator, acknowledged_below: 0 }, world);
+        if world.config.teeth.recovery_prepares || world.config.teeth.abort_told_at_once {
+            let (acknowledged_below, timestamp, wants_reads) = (0, None, false);
+            let prepare = Prepare {
+                txn,
+                participant,
+                coordinator,
+                acknowledged_below,
+                timestamp,
+                wants_reads,
+            };
+            self.prepare(prepare, world);
             return;
         }
         world.cx.note(Note::QueryRefused);

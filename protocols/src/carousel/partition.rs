@@ -10,7 +10,9 @@ use orthodrome_core::store::Versions;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
 
-use super::message::{Chunk, Command, Log, Msg, Vote};
+use super::cpc::{FastVote, PendingList};
+use super::fast::{Fast, Recovery};
+use super::message::{Chunk, Command, Log, Msg, Verdict, Vote};
 use super::participant::Prepare;
 use super::server::World;
 use super::state::{Applied, Ended, Prepared, State};
@@ -34,6 +36,10 @@ pub(super) struct Partition {
     staged: Option<Staged>,
     /// A snapshot has been installed; it counts once a checkpoint makes it durable.
     pub must_checkpoint: bool,
+    /// What this replica keeps for the fast path.
+    pub fast: Fast,
+    /// How far a new leader is with the lists of its group.
+    pub recovery: Option<Recovery>,
 }
 
 /// The pieces of a snapshot so far.
@@ -65,6 +71,9 @@ pub(super) struct Leader {
     pub forget_asked: BTreeMap<PartitionId, Time>,
     /// Proposals must be larger (C11).
     pub floor: Timestamp,
+    /// At or above every ceiling and commit timestamp that this leader or one before it has put into
+    /// the log, chosen or not: the fast path must be above.
+    pub logged: Timestamp,
     /// The highest ceiling proposed.
     pub ceiling_proposed: Timestamp,
     /// Read-only requests that wait for a leadership check.
@@ -108,6 +117,10 @@ pub(super) struct Coordinating {
     pub client: Option<NodeId>,
     /// Votes so far.
     pub votes: BTreeMap<PartitionId, Vote>,
+    /// Votes of single replicas, as long as their partition's is open.
+    pub fast: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
+    /// Partitions whose vote the fast path gave.
+    pub by_fast: BTreeSet<PartitionId>,
     /// A commit request has been proposed.
     pub is_requested: bool,
     /// A decision has been proposed.
@@ -125,9 +138,16 @@ pub(super) struct Coordinating {
 }
 
 impl Partition {
-    pub(super) fn new(id: PartitionId, replica: Replica<Log>, state: State) -> Self {
+    pub(super) fn new(
+        id: PartitionId,
+        replica: Replica<Log>,
+        state: State,
+        list: PendingList,
+    ) -> Self {
         Self {
             id,
+            fast: Fast::recovered(list, &state),
+            recovery: None,
             replica,
             state,
             leader: None,
@@ -140,9 +160,24 @@ impl Partition {
 
     /// Takes a message meant for this partition's leader.
     pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
-        if self.leader.is_some() && self.backlog.len() < world.config.early_max {
+        if let Msg::CollectPending { term, .. } = msg {
+            self.on_collect_pending(from, term, world);
+            return;
+        }
+        if let Msg::PendingList { term, listed, .. } = msg {
+            self.on_pending_list(from, term, listed, world);
+            return;
+        }
+        if !self.replica.is_leader()
+            && let Some(prepare) = Prepare::fast(&msg)
+        {
+            self.on_follower_prepare(from, prepare, world);
+            return;
+        }
+        let is_serving = self.leader.is_some() && self.recovery.is_none();
+        if is_serving && self.backlog.len() < world.config.early_max {
             self.serve(from, msg, world);
-        } else if self.leader.is_some() {
+        } else if is_serving {
             // Overloaded, or handing over for long: the sender asks again.
             world.cx.note(Note::Shed);
         } else if self.replica.is_leader() && self.early.len() < world.config.early_max {
@@ -160,9 +195,25 @@ impl Partition {
         }
         match msg {
             Msg::ReadAndPrepare { txn, participant, coordinator, acknowledged_below, .. } => {
-                let prepare = Prepare { txn, participant, coordinator, acknowledged_below };
+                let prepare = Prepare {
+                    txn,
+                    participant,
+                    coordinator,
+                    acknowledged_below,
+                    timestamp: None,
+                    wants_reads: true,
+                };
                 self.on_read_and_prepare(from, prepare, world);
             }
+            Msg::FastPrepare { .. } => {
+                if let Some(prepare) = Prepare::fast(&msg) {
+                    self.on_read_and_prepare(from, prepare, world);
+                }
+            }
+            Msg::FastPrepareResult { txn, partition, vote, .. } => {
+                self.on_fast_prepare_result(from, txn, partition, vote, world);
+            }
+            Msg::QueryPending { txns, .. } => self.on_query_pending(txns, world),
             Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
                 self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
             }
@@ -195,6 +246,10 @@ impl Partition {
                 self.on_read_only(from, txn, keys, at_least, world);
             }
             Msg::ReadResult { .. }
+            | Msg::FollowerReadResult { .. }
+            | Msg::CollectPending { .. }
+            | Msg::PendingList { .. }
+            | Msg::FastDecided { .. }
             | Msg::Decided { .. }
             | Msg::ReadOnlyResult { .. }
             | Msg::NotLeader { .. }
@@ -208,6 +263,14 @@ impl Partition {
     /// much waits to be chosen, commands queue up in order: a leader that stays has to propose what
     /// it acted on. One that is deposed loses them, like one that crashes.
     pub(super) fn propose(&mut self, command: Command, world: &mut World<'_, '_>) {
+        if let (
+            Some(leader),
+            Command::Ceiling(timestamp)
+            | Command::End { verdict: Verdict::Commit(timestamp, _), .. },
+        ) = (&mut self.leader, &command)
+        {
+            leader.logged = leader.logged.max(*timestamp);
+        }
         self.backlog.push_back(command);
         self.propose_backlog(world);
         world.touch(self.id);
@@ -237,13 +300,21 @@ impl Partition {
                 }
                 Event::Leading { term } => {
                     world.cx.claim(Claim::Leads { partition: self.id, term: term.0 });
-                    self.on_leading(world);
+                    if world.config.is_fast {
+                        self.on_log_complete(world);
+                    } else {
+                        self.on_leading(BTreeMap::new(), world);
+                        self.serve_early(world);
+                    }
                 }
                 Event::Deposed { .. } => {
                     self.leader = None;
+                    self.recovery = None;
                     self.early.clear();
                     self.backlog.clear();
-                    world.cx.cancel_timer(Timer::Sweep(self.id));
+                    if self.fast.list.len() == 0 {
+                        world.cx.cancel_timer(Timer::Sweep(self.id));
+                    }
                     world.cx.cancel_timer(Timer::CommitWait(self.id));
                 }
                 Event::ReadReady { id } => {
@@ -273,6 +344,13 @@ impl Partition {
         }
         self.propose_backlog(world);
         world.routes.follow(self.id, self.replica.leader(), world.cx.now());
+        if world.config.is_fast
+            && self.replica.is_leader()
+            && self.leader.is_none()
+            && self.recovery.is_none()
+        {
+            self.begin_recovery(world);
+        }
     }
 
     fn on_chosen(
@@ -288,18 +366,26 @@ impl Partition {
         self.state.applied = index;
         let Payload::Command(command) = payload else { return };
         let command = command.as_ref();
+        if world.config.is_fast {
+            let keeps_ended = world.config.teeth.lists_keep_the_ended;
+            self.fast.before_apply(command, &self.state, keeps_ended);
+        }
         match self.state.apply(self.id, command, world.store) {
             Applied::Nothing => {
                 if let Command::Ceiling(_) = command {
                     self.on_ceiling(world);
                 }
             }
-            Applied::Prepared(txn) => self.on_prepared(txn, world),
+            Applied::Prepared(txn) => {
+                self.on_prepared(txn, world);
+                self.on_recovered(txn, world);
+            }
             Applied::Ended(txn) => {
                 if let Some(Ended { outcome, .. }) = self.state.ended.get(&txn).copied() {
                     world.cx.claim(Claim::Decided { txn, outcome });
                 }
                 self.on_ended(txn, world);
+                self.on_recovered(txn, world);
             }
             Applied::Requested(txn) => self.try_decide(txn, world),
             Applied::Decided(txn) => {
@@ -317,8 +403,13 @@ impl Partition {
         }
     }
 
-    /// This replica leads, and everything that earlier leaders left has been applied.
-    fn on_leading(&mut self, world: &mut World<'_, '_>) {
+    /// This replica leads, and everything that earlier leaders left has been applied. On the fast
+    /// path, what the lists of the group show comes first.
+    pub(super) fn on_leading(
+        &mut self,
+        examined: BTreeMap<TxnId, (Prepared, bool)>,
+        world: &mut World<'_, '_>,
+    ) {
         let now = world.cx.now();
         let mut leader = Leader {
             pending: PendingKeys::default(),
@@ -331,6 +422,7 @@ impl Partition {
             forget_asked: BTreeMap::new(),
             // C12, R8: a predecessor may have promised anything up to its ceiling.
             floor: self.state.ceiling.max(self.state.floor),
+            logged: self.state.ceiling.max(self.state.floor),
             ceiling_proposed: self.state.ceiling,
             reads: BTreeMap::new(),
             reads_above_ceiling: Vec::new(),
@@ -353,10 +445,15 @@ impl Partition {
         let asked = Asked { at: now, times: 0 };
         leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, asked)).collect();
         self.leader = Some(leader);
+        self.replicate_recovered(examined, world);
         world.routes.follow(self.id, Some(world.node), now);
         self.take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
+        self.set_sweep_timer(world);
         self.reserve(world.cx.clock().now, world);
+    }
+
+    /// Takes what came while this leader was not ready.
+    pub(super) fn serve_early(&mut self, world: &mut World<'_, '_>) {
         for (from, msg) in std::mem::take(&mut self.early) {
             self.serve(from, msg, world);
         }
@@ -398,15 +495,19 @@ impl Partition {
         }
     }
 
-    /// The leader looks for overdue work.
+    /// The leader looks for overdue work; a follower, for what its list should not hold any more.
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
-        if self.leader.is_none() {
+        if world.config.is_fast {
+            self.collect(world);
+            self.sweep_list(world);
+        }
+        if self.leader.is_some() {
+            self.sweep_participant(world);
+            self.sweep_coordinator(world);
+        } else if self.recovery.is_none() && self.fast.list.len() == 0 {
             return;
         }
-        self.sweep_participant(world);
-        self.sweep_coordinator(world);
-        let next = world.cx.now() + world.config.sweep_interval;
-        world.cx.set_timer(Timer::Sweep(self.id), next);
+        self.set_sweep_timer(world);
     }
 
     fn send_chunk(&mut self, to: NodeId, cursor: Option<Key>, world: &mut World<'_, '_>) {
@@ -439,6 +540,7 @@ impl Partition {
             }
         }
         self.state = *state;
+        self.fast.reindex(&self.state);
         self.must_checkpoint = true;
     }
 

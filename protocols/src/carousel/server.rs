@@ -12,11 +12,13 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 
+use super::cpc::PendingList;
 use super::message::{Log, Msg, Record};
 use super::partition::Partition;
+use super::port::Port;
 use super::routes::Routes;
 use super::state::State;
-use super::{CarouselBasic, Config, Note, Timer};
+use super::{Carousel, Config, Note, Timer};
 use crate::replication::{self, Group, Replica};
 
 /// The server side of Carousel: every role that one node plays.
@@ -57,14 +59,14 @@ pub(super) struct World<'a, 'b> {
     pub routes: &'a mut Routes,
     local: &'a mut VecDeque<Msg>,
     ledger: &'a mut Ledger,
-    pub cx: &'a mut Cx<'b, CarouselBasic>,
+    pub cx: &'a mut (dyn Port + 'b),
 }
 
 /// The replicated log's way out.
 pub(super) struct Door<'a, 'b> {
     partition: PartitionId,
     ledger: &'a mut Ledger,
-    cx: &'a mut Cx<'b, CarouselBasic>,
+    cx: &'a mut (dyn Port + 'b),
 }
 
 impl replication::Door<Log> for Door<'_, '_> {
@@ -121,6 +123,25 @@ impl<'b> World<'_, 'b> {
         Door { partition, ledger: self.ledger, cx: self.cx }
     }
 
+    /// Persists a record of `partition`, of about so many bytes.
+    pub(super) fn persist(
+        &mut self,
+        partition: PartitionId,
+        record: Record,
+        bytes: usize,
+    ) -> Ticket {
+        self.ledger.bytes += bytes;
+        let ticket = self.cx.persist(record);
+        self.ledger.tickets.push_back((ticket, partition));
+        ticket
+    }
+
+    /// The last record of `partition` that is not durable yet.
+    pub(super) fn last_ticket(&self, partition: PartitionId) -> Option<Ticket> {
+        let mut open = self.ledger.tickets.iter().rev();
+        open.find(|(_, id)| *id == partition).map(|(ticket, _)| *ticket)
+    }
+
     /// The log of `partition` may have events and messages.
     pub(super) fn touch(&mut self, partition: PartitionId) {
         self.ledger.touched.insert(partition);
@@ -128,20 +149,26 @@ impl<'b> World<'_, 'b> {
     }
 }
 
-impl Machine<CarouselBasic> for Server {
+impl<const FAST: bool> Machine<Carousel<FAST>> for Server {
     fn new(
-        setup: Setup<CarouselBasic>,
+        setup: Setup<Carousel<FAST>>,
         recovered: Vec<Record>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut Cx<'_, Carousel<FAST>>,
     ) -> Self {
         let Setup { node, cluster, config, engine } = setup;
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
         let mut logs: BTreeMap<PartitionId, Vec<replication::Record<Log>>> = BTreeMap::new();
+        let mut lists: BTreeMap<PartitionId, PendingList> = BTreeMap::new();
         for record in recovered {
             match record {
                 Record::State(partition, state) => drop(states.insert(partition, *state)),
                 Record::Replication(partition, record) => {
                     logs.entry(partition).or_default().push(record);
+                }
+                Record::Pending(partition, txn, listed) => {
+                    let list = lists.entry(partition).or_default();
+                    list.supersede(txn);
+                    list.insert(txn, *listed, cx.now());
                 }
             }
         }
@@ -164,13 +191,14 @@ impl Machine<CarouselBasic> for Server {
         for id in hosted {
             let log = logs.remove(&id).unwrap_or_default();
             let state = states.remove(&id).unwrap_or_default();
-            server.open(id, log, state, cx);
+            let list = lists.remove(&id).unwrap_or_default();
+            server.open(id, log, state, list, cx);
         }
         server.settle(cx);
         server
     }
 
-    fn step(&mut self, input: Input<CarouselBasic>, cx: &mut Cx<'_, CarouselBasic>) {
+    fn step(&mut self, input: Input<Carousel<FAST>>, cx: &mut Cx<'_, Carousel<FAST>>) {
         match input {
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(timer) => self.on_timer(timer, cx),
@@ -183,7 +211,7 @@ impl Machine<CarouselBasic> for Server {
         self.settle(cx);
     }
 
-    fn flush(&mut self, cx: &mut Cx<'_, CarouselBasic>) {
+    fn flush(&mut self, cx: &mut Cx<'_, Carousel<FAST>>) {
         // Flushing one log can make another's work visible only through the network, so one round
         // is enough.
         for id in std::mem::take(&mut self.ledger.unflushed) {
@@ -228,7 +256,8 @@ impl Server {
         id: PartitionId,
         log: Vec<replication::Record<Log>>,
         state: State,
-        cx: &mut Cx<'_, CarouselBasic>,
+        list: PendingList,
+        cx: &mut dyn Port,
     ) {
         let placed = self.cluster.partition(id);
         let group = Group {
@@ -247,13 +276,17 @@ impl Server {
             replica.base_index()
         );
         self.ledger.touched.insert(id);
-        self.partitions.insert(id, Partition::new(id, replica, state));
+        let is_listing = list.len() > 0;
+        self.partitions.insert(id, Partition::new(id, replica, state, list));
+        if is_listing {
+            self.with(id, cx, |partition, world| partition.set_sweep_timer(world));
+        }
     }
 
     fn with<T>(
         &mut self,
         id: PartitionId,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
         act: impl FnOnce(&mut Partition, &mut World<'_, '_>) -> T,
     ) -> Option<T> {
         let Self { node, cluster, config, partitions, store, routes, local, ledger, .. } = self;
@@ -262,7 +295,7 @@ impl Server {
         Some(act(partition, &mut world))
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut dyn Port) {
         if let Some(id) = msg.partition() {
             if self.partitions.contains_key(&id) {
                 self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
@@ -280,9 +313,16 @@ impl Server {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
             Msg::ReadResult { .. }
+            | Msg::FollowerReadResult { .. }
             | Msg::Decided { .. }
+            | Msg::FastDecided { .. }
             | Msg::ReadOnlyResult { .. }
             | Msg::ReadAndPrepare { .. }
+            | Msg::FastPrepare { .. }
+            | Msg::FastPrepareResult { .. }
+            | Msg::CollectPending { .. }
+            | Msg::PendingList { .. }
+            | Msg::QueryPending { .. }
             | Msg::CoordinatorPrepare { .. }
             | Msg::Commit { .. }
             | Msg::Abort { .. }
@@ -306,11 +346,11 @@ impl Server {
         from: NodeId,
         id: PartitionId,
         message: replication::Message<Log>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
     ) {
         if !self.partitions.contains_key(&id) {
             // A membership change made this node a member; it learns the rest from the leader.
-            self.open(id, Vec::new(), State::default(), cx);
+            self.open(id, Vec::new(), State::default(), PendingList::default(), cx);
         }
         self.with(id, cx, |partition, world| {
             partition.replica.step(from, message, &mut world.door(id));
@@ -324,7 +364,7 @@ impl Server {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<orthodrome_core::TxnId>,
-        cx: &mut Cx<'_, CarouselBasic>,
+        cx: &mut dyn Port,
     ) {
         let Some(leader) = leader else {
             self.routes.deny(partition, from, cx.now());
@@ -338,7 +378,7 @@ impl Server {
         }
     }
 
-    fn on_timer(&mut self, timer: Timer, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_timer(&mut self, timer: Timer, cx: &mut dyn Port) {
         match timer {
             Timer::Replication(id, timer) => {
                 self.with(id, cx, |partition, world| {
@@ -358,7 +398,7 @@ impl Server {
         }
     }
 
-    fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut dyn Port) {
         let mut concerned = BTreeSet::new();
         while let Some(&(next, id)) = self.ledger.tickets.front() {
             if next > ticket {
@@ -370,6 +410,7 @@ impl Server {
         for id in concerned {
             self.with(id, cx, |partition, world| {
                 partition.replica.on_durable(ticket, &mut world.door(id));
+                partition.on_durable(ticket, world);
                 world.touch(id);
             });
         }
@@ -385,7 +426,7 @@ impl Server {
         }
     }
 
-    fn on_admin(&mut self, admin: Admin, cx: &mut Cx<'_, CarouselBasic>) {
+    fn on_admin(&mut self, admin: Admin, cx: &mut dyn Port) {
         match admin {
             Admin::TransferLeader { partition: id, to } => {
                 self.with(id, cx, |partition, world| {
@@ -395,6 +436,11 @@ impl Server {
             }
             Admin::ChangeMembers { partition: id, voters, learners } => {
                 self.with(id, cx, |partition, world| {
+                    if partition.recovery.is_some() {
+                        // What the lists of this membership show must be in the log first.
+                        world.cx.note(Note::ChangeRefused);
+                        return;
+                    }
                     let mut door = world.door(id);
                     // A refused change is visible in the members; the operator looks and retries.
                     if partition.replica.change_members(voters, learners, &mut door).is_err() {
@@ -407,7 +453,7 @@ impl Server {
     }
 
     /// Handles everything that one input set in motion inside this node.
-    fn settle(&mut self, cx: &mut Cx<'_, CarouselBasic>) {
+    fn settle(&mut self, cx: &mut dyn Port) {
         loop {
             if let Some(id) = self.ledger.touched.pop_first() {
                 self.with(id, cx, Partition::drain_events);
@@ -421,7 +467,7 @@ impl Server {
 
     /// Makes a checkpoint if enough has been persisted since the last one, or a snapshot that was
     /// installed must become durable.
-    fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, CarouselBasic>) {
+    fn checkpoint_if_due(&mut self, cx: &mut dyn Port) {
         let must = self.partitions.values().any(|partition| partition.must_checkpoint);
         let is_due = must || self.ledger.bytes >= self.config.checkpoint_bytes;
         if !is_due || self.store.is_frozen() {
@@ -437,6 +483,10 @@ impl Server {
             records.push(Record::State(id, Box::new(partition.state.clone())));
             let log = partition.replica.checkpoint_records();
             records.extend(log.into_iter().map(|record| Record::Replication(id, record)));
+            let listed = partition.fast.list.iter();
+            records.extend(
+                listed.map(|(txn, listed)| Record::Pending(id, txn, Box::new(listed.clone()))),
+            );
             if std::mem::take(&mut partition.must_checkpoint) {
                 self.installed.push(id);
             }
@@ -460,6 +510,10 @@ impl fmt::Display for Server {
             }
             if !coordinated.is_empty() {
                 write!(f, " coordinated {:?}", coordinated.keys())?;
+            }
+            if partition.fast.list.len() > 0 {
+                let listed: Vec<_> = partition.fast.list.txns().collect();
+                write!(f, " listed {listed:?}")?;
             }
         }
         Ok(())

@@ -265,6 +265,13 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
+    /// True if the transaction has ended here, or its client knows its outcome: nothing late may
+    /// prepare it.
+    #[must_use]
+    pub fn is_over(&self, txn: TxnId) -> bool {
+        self.ended.contains_key(&txn) || self.is_acknowledged(txn)
+    }
+
     fn acknowledge(&mut self, client: ClientId, below: u64) {
         let known = self.acknowledged.entry(client).or_default();
         if *known >= below {

@@ -501,6 +501,14 @@ impl<R: Replicated> Replica<R> {
         &self.log.members().voters
     }
 
+    /// The voters, if the membership that names them is chosen and no change of it is under way.
+    #[must_use]
+    pub fn settled_voters(&self) -> Option<&[NodeId]> {
+        let members = self.log.members();
+        let is_settled = !members.is_joint() && self.log.members_index() <= self.chosen;
+        is_settled.then_some(members.voters.as_slice())
+    }
+
     /// The learners in force.
     #[must_use]
     pub fn learners(&self) -> &[NodeId] {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::Protocol as _;
-use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast};
 use orthodrome_protocols::registry::{self, UnknownProtocol};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -61,6 +61,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     registry::find(name)?;
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>());
+    }
+    if name == CarouselFast::NAME {
+        return Ok(visitor.visit::<CarouselFast>());
     }
     unreachable!("{name} is in the registry and has no arm here")
 }

@@ -6,17 +6,17 @@ use bytes::{Bytes, BytesMut};
 use orthodrome_core::txn::{Priority, Read, Version};
 use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Timestamp, TxnId, Value};
 use orthodrome_protocols::carousel::{
-    CarouselBasic, Chunk, Command, Coordinated, Ended, Log, Msg, Participant, Prepared, Record,
-    Request, Snapshot, State, Verdict, Vote,
+    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Participant,
+    Prepared, Record, Request, Snapshot, State, Verdict, Vote,
 };
-use orthodrome_protocols::replication::Index;
+use orthodrome_protocols::replication::{Index, Term};
 use prost::Message as _;
 
 use super::common::{
     key_versions_from_wire, key_versions_to_wire, keys_from_wire, keys_to_wire, narrow, need,
-    outcome_from_wire, outcome_to_wire, partitions_from_wire, partitions_to_wire, reason_from_wire,
-    reason_to_wire, txn_id_from_wire, txn_id_to_wire, version_from_wire, version_to_wire,
-    writes_from_wire, writes_to_wire,
+    nodes_from_wire, nodes_to_wire, outcome_from_wire, outcome_to_wire, partitions_from_wire,
+    partitions_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire, txn_id_to_wire,
+    version_from_wire, version_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
@@ -156,6 +156,40 @@ fn snapshot_from_wire(snapshot: wire::Snapshot) -> Result<Snapshot, WireError> {
     Ok(Snapshot { reads, valid_until: Timestamp(snapshot.valid_until) })
 }
 
+fn listed_to_wire(txn: &TxnId, listed: &Listed) -> wire::Listed {
+    let Listed { term, prepared } = listed;
+    wire::Listed {
+        txn: Some(txn_id_to_wire(txn)),
+        term: term.0,
+        coordinator: prepared.coordinator.0,
+        versions: versions_to_wire(&prepared.versions),
+        writes: keys_to_wire(&prepared.writes),
+        proposal: prepared.proposal.0,
+    }
+}
+
+fn listed_from_wire(listed: wire::Listed) -> Result<(TxnId, Listed), WireError> {
+    let txn = txn_id_from_wire(&need(listed.txn, "Listed.txn")?);
+    let prepared = Prepared {
+        coordinator: PartitionId(listed.coordinator),
+        versions: versions_from_wire(listed.versions)?,
+        writes: keys_from_wire(listed.writes),
+        proposal: Timestamp(listed.proposal),
+    };
+    Ok((txn, Listed { term: Term(listed.term), prepared }))
+}
+
+fn query_pending_from_wire(query: wire::msg::QueryPending) -> Result<Msg, WireError> {
+    let txns = txns_from_wire(&query.txns)?;
+    let coordinators: Vec<PartitionId> = partitions_from_wire(query.coordinators).collect();
+    if txns.len() != coordinators.len() {
+        let found = format!("{} of {} transactions", coordinators.len(), txns.len());
+        return Err(WireError::Value { field: "coordinators", found, wanted: "one of each" });
+    }
+    let txns = txns.into_iter().zip(coordinators).collect();
+    Ok(Msg::QueryPending { partition: PartitionId(query.partition), txns })
+}
+
 fn msg_to_wire(msg: &Msg) -> wire::Msg {
     use wire::msg as m;
     use wire::msg::Msg as Wire;
@@ -246,6 +280,57 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             Wire::ReadOnlyResult(m::ReadOnlyResult {
                 partition: partition.0,
                 snapshot: snapshot.as_ref().map(snapshot_to_wire),
+            })
+        }
+        Msg::FastPrepare {
+            participant,
+            coordinator,
+            priority,
+            acknowledged_below,
+            timestamp,
+            wants_reads,
+            ..
+        } => Wire::FastPrepare(m::FastPrepare {
+            participant: Some(participant_to_wire(participant)),
+            coordinator: coordinator.0,
+            priority: priority.0.into(),
+            acknowledged_below: *acknowledged_below,
+            timestamp: timestamp.0,
+            wants_reads: *wants_reads,
+        }),
+        Msg::FollowerReadResult { partition, reads, leader, .. } => {
+            Wire::FollowerReadResult(m::FollowerReadResult {
+                partition: partition.0,
+                reads: reads_to_wire(reads),
+                leader: leader.map(|node| node.0),
+            })
+        }
+        Msg::FastPrepareResult { coordinator, partition, vote, .. } => {
+            Wire::FastPrepareResult(m::FastPrepareResult {
+                coordinator: coordinator.0,
+                partition: partition.0,
+                term: vote.term.0,
+                vote: Some(vote_to_wire(&vote.vote)),
+                voters: nodes_to_wire(vote.voters.iter().flatten()),
+            })
+        }
+        Msg::FastDecided { outcome, .. } => {
+            Wire::FastDecided(m::Decided { outcome: Some(outcome_to_wire(*outcome)) })
+        }
+        Msg::CollectPending { partition, term } => {
+            Wire::CollectPending(m::CollectPending { partition: partition.0, term: term.0 })
+        }
+        Msg::PendingList { partition, term, listed } => Wire::PendingList(m::PendingList {
+            partition: partition.0,
+            term: term.0,
+            listed: listed.iter().map(|(txn, listed)| listed_to_wire(txn, listed)).collect(),
+        }),
+        Msg::QueryPending { partition, txns } => {
+            let (txns, coordinators): (Vec<TxnId>, Vec<PartitionId>) = txns.iter().copied().unzip();
+            Wire::QueryPending(m::QueryPending {
+                partition: partition.0,
+                txns: txns_to_wire(&txns),
+                coordinators: partitions_to_wire(&coordinators),
             })
         }
         Msg::NotLeader { partition, leader, .. } => Wire::NotLeader(m::NotLeader {
@@ -358,6 +443,44 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             partition: PartitionId(m.partition),
             snapshot: m.snapshot.map(snapshot_from_wire).transpose()?,
         },
+        Wire::FastPrepare(m) => Msg::FastPrepare {
+            txn: txn()?,
+            participant: participant_from_wire(need(m.participant, "Msg.participant")?),
+            coordinator: PartitionId(m.coordinator),
+            priority: Priority(narrow(m.priority, "Msg.priority")?),
+            acknowledged_below: m.acknowledged_below,
+            timestamp: Timestamp(m.timestamp),
+            wants_reads: m.wants_reads,
+        },
+        Wire::FollowerReadResult(m) => Msg::FollowerReadResult {
+            txn: txn()?,
+            partition: PartitionId(m.partition),
+            reads: reads_from_wire(m.reads)?,
+            leader: m.leader.map(NodeId),
+        },
+        Wire::FastPrepareResult(m) => {
+            let voters: Vec<NodeId> = nodes_from_wire(m.voters).collect();
+            let vote = FastVote {
+                term: Term(m.term),
+                vote: vote_from_wire(m.vote)?,
+                voters: (!voters.is_empty()).then_some(voters),
+            };
+            let (coordinator, partition) = (PartitionId(m.coordinator), PartitionId(m.partition));
+            Msg::FastPrepareResult { txn: txn()?, coordinator, partition, vote }
+        }
+        Wire::FastDecided(m) => Msg::FastDecided {
+            txn: txn()?,
+            outcome: outcome_from_wire(need(m.outcome, "Msg.outcome")?)?,
+        },
+        Wire::CollectPending(m) => {
+            Msg::CollectPending { partition: PartitionId(m.partition), term: Term(m.term) }
+        }
+        Wire::PendingList(m) => Msg::PendingList {
+            partition: PartitionId(m.partition),
+            term: Term(m.term),
+            listed: m.listed.into_iter().map(listed_from_wire).collect::<Result<_, _>>()?,
+        },
+        Wire::QueryPending(m) => query_pending_from_wire(m)?,
         Wire::NotLeader(m) => Msg::NotLeader {
             partition: PartitionId(m.partition),
             leader: m.leader.map(NodeId),
@@ -602,6 +725,9 @@ impl WireReplicated for Log {
 
 fn record_bytes(record: &Record, out: &mut BytesMut) {
     let (partition, record) = match record {
+        Record::Pending(partition, txn, listed) => {
+            (partition, wire::record::Record::Pending(listed_to_wire(txn, listed)))
+        }
         Record::State(partition, state) => {
             (partition, wire::record::Record::State(state_to_wire(state)))
         }
@@ -616,6 +742,10 @@ fn record_from_bytes(bytes: Bytes) -> Result<Record, WireError> {
     let record = wire::Record::decode(bytes)?;
     let partition = PartitionId(record.partition);
     Ok(match need(record.record, "Record.record")? {
+        wire::record::Record::Pending(listed) => {
+            let (txn, listed) = listed_from_wire(listed)?;
+            Record::Pending(partition, txn, Box::new(listed))
+        }
         wire::record::Record::State(state) => {
             Record::State(partition, Box::new(state_from_wire(state)?))
         }
@@ -625,7 +755,7 @@ fn record_from_bytes(bytes: Bytes) -> Result<Record, WireError> {
     })
 }
 
-impl WireProtocol for CarouselBasic {
+impl<const FAST: bool> WireProtocol for Carousel<FAST> {
     fn encode_msg(msg: &Msg, out: &mut BytesMut) {
         msg_to_wire(msg).encode_raw(out);
     }

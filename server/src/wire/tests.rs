@@ -11,8 +11,8 @@ use orthodrome_core::{
     Timestamp, Txn, TxnId, Value,
 };
 use orthodrome_protocols::carousel::{
-    CarouselBasic, Chunk, Command, Coordinated, Ended, Log, Msg, Participant, Prepared, Record,
-    Request, Snapshot, State, Verdict, Vote,
+    CarouselBasic, CarouselFast, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg,
+    Participant, Prepared, Record, Request, Snapshot, State, Verdict, Vote,
 };
 use orthodrome_protocols::replication::{self, Beat, Entry, Index, Members, Payload, Term};
 use proptest::prelude::*;
@@ -119,6 +119,16 @@ impl Draw {
         }
     }
 
+    fn listed(&mut self) -> Listed {
+        let prepared = Prepared {
+            coordinator: self.partition(),
+            versions: self.versions(),
+            writes: self.keys(),
+            proposal: self.timestamp(),
+        };
+        Listed { term: Term(self.below(1_000)), prepared }
+    }
+
     fn verdict(&mut self) -> Verdict {
         match self.below(2) {
             0 => Verdict::Commit(self.timestamp(), self.writes()),
@@ -165,7 +175,42 @@ impl Draw {
                     .option(|draw| Snapshot { reads: draw.reads(), valid_until: draw.timestamp() });
                 Msg::ReadOnlyResult { txn, partition, snapshot }
             }
-            17 => Msg::NotLeader { partition, leader: self.option(Self::node), txn: Some(txn) },
+            17 => Msg::FastPrepare {
+                txn,
+                participant,
+                coordinator,
+                priority: Priority(self.below(3) as u8),
+                acknowledged_below,
+                timestamp: self.timestamp(),
+                wants_reads: self.below(2) == 0,
+            },
+            18 => {
+                let (reads, leader) = (self.reads(), self.option(Self::node));
+                Msg::FollowerReadResult { txn, partition, reads, leader }
+            }
+            19 => {
+                let (term, vote) = (Term(self.below(1_000)), self.vote());
+                let node = self.node();
+                let voters = self.option(|draw| {
+                    let mut voters = draw.many(4, Self::node);
+                    voters.push(node);
+                    voters
+                });
+                let vote = FastVote { term, vote, voters };
+                Msg::FastPrepareResult { txn, coordinator, partition, vote }
+            }
+            20 => Msg::FastDecided { txn, outcome: self.outcome() },
+            21 => Msg::CollectPending { partition, term: Term(self.below(1_000)) },
+            22 => {
+                let term = Term(self.below(1_000));
+                let listed = self.many(5, |draw| (draw.txn_id(), draw.listed()));
+                Msg::PendingList { partition, term, listed }
+            }
+            23 => {
+                let txns = self.many(20, |draw| (draw.txn_id(), draw.partition()));
+                Msg::QueryPending { partition, txns }
+            }
+            24 => Msg::NotLeader { partition, leader: self.option(Self::node), txn: Some(txn) },
             _ => Msg::NotLeader { partition, leader: None, txn: None },
         }
     }
@@ -347,6 +392,7 @@ impl Draw {
             2 => R::HardState { term, vote: self.option(Self::node) },
             3 => R::Entry { index, entry: self.entry() },
             4 => R::Truncate { from: index },
+            5 => return Record::Pending(partition, self.txn_id(), Box::new(self.listed())),
             _ => return Record::State(partition, Box::new(self.state())),
         };
         Record::Replication(partition, record)
@@ -379,10 +425,10 @@ const REASONS: [AbortReason; 9] = [
     AbortReason::Invalid,
     AbortReason::TooLarge,
 ];
-const MSGS: u64 = 19;
+const MSGS: u64 = 26;
 const REPLICATION: u64 = 12;
 const COMMANDS: u64 = 10;
-const RECORDS: u64 = 6;
+const RECORDS: u64 = 7;
 
 fn draw(seed: u64) -> Draw {
     Draw(Rng::stream(seed, "wire", 0), true)
@@ -514,6 +560,17 @@ fn unknown_fields_are_skipped() {
         CarouselBasic::encode_record(&record, &mut bytes);
         bytes.put_slice(&unknown);
         assert_eq!(CarouselBasic::decode_record(bytes.freeze()), Ok(record));
+    }
+}
+
+/// The two variants share one schema, so that what one wrote the other reads.
+#[test]
+fn both_variants_have_the_same_bytes() {
+    for seed in 0..200 {
+        let mut draw = draw(seed);
+        let (msg, record) = (draw.any_msg(), draw.any_record());
+        assert_eq!(CarouselFast::decode_msg(msg_bytes(&msg)), Ok(msg));
+        assert_eq!(CarouselFast::decode_record(record_bytes(&record)), Ok(record));
     }
 }
 

@@ -1,0 +1,443 @@
+//! Carousel Fast at a replica: votes on the fast path (§4.2), reads from followers (§4.4.1), and what
+//! a new leader does about the lists of its group (§4.3.3).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::time::Time;
+use orthodrome_core::txn::{AbortReason, Key, Version};
+
+use super::cpc::{FastVote, LIST_MAX, Listed, PendingList, examine};
+use super::message::{Command, Msg, Record, Vote, listed_size};
+use super::participant::Prepare;
+use super::partition::Partition;
+use super::server::World;
+use super::state::{Prepared, State};
+use super::{Note, Timer};
+use crate::replication::Term;
+
+/// What a replica keeps for the fast path.
+#[derive(Debug, Default)]
+pub(super) struct Fast {
+    /// What it prepared by itself and the log has not settled.
+    pub list: PendingList,
+    /// The sets of [`State::prepared`].
+    pub prepared: PendingKeys,
+    /// What is sent once a record is durable, in the order of the records.
+    waiting: VecDeque<(Ticket, Waiting)>,
+}
+
+#[derive(Debug)]
+enum Waiting {
+    /// A vote, and the term it was made in.
+    Vote { coordinator: PartitionId, term: Term, vote: Box<Msg> },
+    /// This replica's list, to the leader of this term.
+    List { to: NodeId, term: Term },
+}
+
+/// How far a new leader is with §4.3.3. Until it is done, requests wait.
+#[derive(Debug)]
+pub(super) enum Recovery {
+    /// Steps 1 and 2: lists arrive, by voter, while the log is being completed.
+    Collecting {
+        /// Those that have come.
+        lists: BTreeMap<NodeId, Vec<(TxnId, Listed)>>,
+        /// The log is complete: the first entry of this term is chosen.
+        is_complete: bool,
+    },
+    /// Step 5: these are in the log and not chosen yet.
+    Replicating(BTreeSet<TxnId>),
+}
+
+impl Fast {
+    /// What a replica that starts knows from its records.
+    pub(super) fn recovered(list: PendingList, state: &State) -> Self {
+        let mut fast = Self { list, ..Self::default() };
+        fast.reindex(state);
+        fast
+    }
+
+    /// The replicated state was replaced as a whole.
+    pub(super) fn reindex(&mut self, state: &State) {
+        self.prepared = PendingKeys::default();
+        for (&txn, prepared) in &state.prepared {
+            let reads = prepared.versions.iter().map(|(key, _)| key);
+            self.prepared.insert(txn, reads, &prepared.writes);
+        }
+        let is_known = |txn: &TxnId| state.prepared.contains_key(txn) || state.is_over(*txn);
+        let known: Vec<TxnId> = self.list.txns().filter(is_known).collect();
+        for txn in known {
+            self.list.remove(txn);
+        }
+    }
+
+    /// The entry of the log that comes next is about to be applied to `state`.
+    pub(super) fn before_apply(&mut self, command: &Command, state: &State, keeps_ended: bool) {
+        let (Command::Prepare { txn, .. } | Command::Refuse { txn, .. } | Command::End { txn, .. }) =
+            command
+        else {
+            return;
+        };
+        let held = state.prepared.get(txn);
+        match command {
+            Command::Prepare { versions, writes, .. } => {
+                if held.is_none() && !state.ended.contains_key(txn) {
+                    self.prepared.insert(*txn, versions.iter().map(|(key, _)| key), writes);
+                }
+            }
+            Command::End { .. } => {
+                if let Some(held) = held {
+                    self.prepared.remove(*txn, held.keys());
+                }
+            }
+            Command::Refuse { .. }
+            | Command::Coordinate { .. }
+            | Command::RequestCommit { .. }
+            | Command::Decide { .. }
+            | Command::Settle(_)
+            | Command::Forget(_)
+            | Command::Acknowledge(_)
+            | Command::Ceiling(_) => {}
+        }
+        let is_kept = |listed: &Listed| keeps_ended && listed.prepared.writes.is_empty();
+        if !self.list.get(*txn).is_some_and(is_kept) {
+            self.list.remove(*txn);
+        }
+    }
+}
+
+impl Partition {
+    /// §4.2, a follower's part: prepare by itself and vote; and §4.4.1: answer with what it has.
+    pub(super) fn on_follower_prepare(
+        &mut self,
+        client: NodeId,
+        prepare: Prepare,
+        world: &mut World<'_, '_>,
+    ) {
+        let txn = prepare.txn;
+        if prepare.wants_reads {
+            let keys = prepare.participant.reads.iter().cloned();
+            let reads = keys
+                .map(|key| {
+                    let read = world.store.read(self.id, &key);
+                    (key, read)
+                })
+                .collect();
+            let leader = self.replica.leader();
+            let partition = self.id;
+            world.send(client, Msg::FollowerReadResult { txn, partition, reads, leader });
+        }
+        if self.state.is_over(txn) {
+            world.cx.note(Note::LatePrepare);
+            return;
+        }
+        let is_voter = self.replica.voters().contains(&world.node);
+        if !is_voter || self.state.prepared.contains_key(&txn) || self.fast.list.get(txn).is_some()
+        {
+            return;
+        }
+        self.fast.list.supersede(txn);
+        let (reads, writes) = (&prepare.participant.reads, &prepare.participant.writes);
+        let is_free = self.fast.list.conflict(txn, reads, writes).is_none()
+            && self.fast.prepared.conflict(txn, reads, writes).is_none()
+            && self.fast.list.len() < LIST_MAX;
+        let Some(proposal) = prepare.timestamp.filter(|_| is_free) else {
+            self.refuse_fast(txn, prepare.coordinator, AbortReason::Conflict, None, world);
+            return;
+        };
+        let versions = self.versions(prepare.participant.reads, world);
+        let (coordinator, writes) = (prepare.coordinator, prepare.participant.writes);
+        let prepared = Prepared { coordinator, versions, writes, proposal };
+        self.vote_fast(txn, prepared, None, world);
+    }
+
+    /// The latest versions here.
+    pub(super) fn versions(&self, keys: Vec<Key>, world: &World<'_, '_>) -> Vec<(Key, Version)> {
+        let version = |key: Key| {
+            let version = world.store.read(self.id, &key).version;
+            (key, version)
+        };
+        keys.into_iter().map(version).collect()
+    }
+
+    /// Puts a transaction into the list, and votes for it once that is durable (R4).
+    pub(super) fn vote_fast(
+        &mut self,
+        txn: TxnId,
+        prepared: Prepared,
+        voters: Option<Vec<NodeId>>,
+        world: &mut World<'_, '_>,
+    ) {
+        let term = self.replica.term();
+        let coordinator = prepared.coordinator;
+        let vote = FastVote { term, vote: prepared.vote(), voters };
+        let vote = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
+        let listed = Listed { term, prepared };
+        let was_empty = self.fast.list.len() == 0;
+        if world.config.teeth.votes_volatile {
+            self.fast.list.insert(txn, listed, world.cx.now());
+            world.send_to_leader(coordinator, vote);
+        } else {
+            let bytes = listed_size(&listed);
+            let record = Record::Pending(self.id, txn, Box::new(listed.clone()));
+            self.fast.list.insert(txn, listed, world.cx.now());
+            let ticket = world.persist(self.id, record, bytes);
+            let vote = Box::new(vote);
+            self.fast.waiting.push_back((ticket, Waiting::Vote { coordinator, term, vote }));
+        }
+        if was_empty && self.leader.is_none() {
+            self.set_sweep_timer(world);
+        }
+    }
+
+    /// A refusal promises nothing, so it waits for nothing.
+    pub(super) fn refuse_fast(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        reason: AbortReason,
+        voters: Option<Vec<NodeId>>,
+        world: &mut World<'_, '_>,
+    ) {
+        let vote = FastVote { term: self.replica.term(), vote: Vote::Refused(reason), voters };
+        let result = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
+        world.send_to_leader(coordinator, result);
+    }
+
+    /// Everything persisted up to `ticket` is durable.
+    pub(super) fn on_durable(&mut self, ticket: Ticket, world: &mut World<'_, '_>) {
+        while let Some((due, _)) = self.fast.waiting.front() {
+            if *due > ticket {
+                return;
+            }
+            match self.fast.waiting.pop_front() {
+                Some((_, Waiting::Vote { coordinator, term, vote })) => {
+                    // R5: a term that is over has been collected, or will be; its votes are frozen.
+                    if term == self.replica.term() || world.config.teeth.terms_ignored {
+                        world.send_to_leader(coordinator, *vote);
+                    }
+                }
+                Some((_, Waiting::List { to, term })) => self.send_list(to, term, world),
+                None => return,
+            }
+        }
+    }
+
+    /// C7: a new leader asks for the list. Only a member of its term answers, and so votes in no
+    /// earlier one any more; what it votes for in this one, the leader will know itself.
+    pub(super) fn on_collect_pending(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        world: &mut World<'_, '_>,
+    ) {
+        if self.replica.term() != term {
+            return;
+        }
+        match world.last_ticket(self.id) {
+            Some(ticket) => {
+                self.fast.waiting.push_back((ticket, Waiting::List { to: from, term }));
+            }
+            None => self.send_list(from, term, world),
+        }
+    }
+
+    fn send_list(&self, to: NodeId, term: Term, world: &mut World<'_, '_>) {
+        if self.replica.term() == term {
+            let (partition, listed) = (self.id, self.frozen(term));
+            world.send(to, Msg::PendingList { partition, term, listed });
+        }
+    }
+
+    /// The part of the list that is of earlier terms.
+    fn frozen(&self, term: Term) -> Vec<(TxnId, Listed)> {
+        let frozen = self.fast.list.iter().filter(|(_, listed)| listed.term < term);
+        frozen.map(|(txn, listed)| (txn, listed.clone())).collect()
+    }
+
+    /// §4.3.3 step 1: this replica was elected. Lists are collected while the log is completed.
+    pub(super) fn begin_recovery(&mut self, world: &mut World<'_, '_>) {
+        let lists = BTreeMap::from([(world.node, self.frozen(self.replica.term()))]);
+        self.recovery = Some(Recovery::Collecting { lists, is_complete: false });
+        self.collect(world);
+        self.set_sweep_timer(world);
+    }
+
+    /// Asks those for their lists whose lists are missing.
+    pub(super) fn collect(&self, world: &mut World<'_, '_>) {
+        let Some(Recovery::Collecting { lists, .. }) = &self.recovery else { return };
+        let (partition, term) = (self.id, self.replica.term());
+        for &voter in self.replica.voters() {
+            if !lists.contains_key(&voter) {
+                world.send(voter, Msg::CollectPending { partition, term });
+            }
+        }
+    }
+
+    pub(super) fn on_pending_list(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        listed: Vec<(TxnId, Listed)>,
+        world: &mut World<'_, '_>,
+    ) {
+        if term != self.replica.term() {
+            return;
+        }
+        if let Some(Recovery::Collecting { lists, .. }) = &mut self.recovery {
+            lists.insert(from, listed);
+            self.try_recover(world);
+        }
+    }
+
+    /// §4.3.3 step 2: everything that earlier leaders left in the log has been applied.
+    pub(super) fn on_log_complete(&mut self, world: &mut World<'_, '_>) {
+        if self.recovery.is_none() {
+            self.begin_recovery(world);
+        }
+        if let Some(Recovery::Collecting { is_complete, .. }) = &mut self.recovery {
+            *is_complete = true;
+            self.try_recover(world);
+        }
+    }
+
+    /// Steps 3 to 5, once the log is complete and the lists of a majority are here.
+    fn try_recover(&mut self, world: &mut World<'_, '_>) {
+        let Some(Recovery::Collecting { lists, is_complete: true }) = &mut self.recovery else {
+            return;
+        };
+        let voters = self.replica.voters().len();
+        lists.retain(|node, _| self.replica.voters().contains(node));
+        // Votes are for a settled membership, and a change of it stands in the log behind every
+        // prepare that had votes: in the middle of one, the log says everything.
+        let is_joint = self.replica.members().is_joint();
+        if !is_joint && lists.len() <= voters / 2 {
+            return;
+        }
+        let lists = if is_joint { BTreeMap::new() } else { std::mem::take(lists) };
+        self.recovery = Some(Recovery::Replicating(BTreeSet::new()));
+        let ignore_terms = world.config.teeth.terms_ignored;
+        let examined = examine(&lists, voters, |one, other| {
+            one.prepared == other.prepared && (ignore_terms || one.term == other.term)
+        });
+        self.on_leading(examined, world);
+        self.finish_recovery(world);
+    }
+
+    /// Steps 4 and 5: what a supermajority may have prepared is prepared now, in the log, before
+    /// anything else is put there; the rest is refused.
+    pub(super) fn replicate_recovered(
+        &mut self,
+        examined: BTreeMap<TxnId, (Prepared, bool)>,
+        world: &mut World<'_, '_>,
+    ) {
+        for (txn, (prepared, is_enough)) in examined {
+            if self.state.prepared.contains_key(&txn) || self.is_finished(txn, world) {
+                continue;
+            }
+            let is_recovered = is_enough && self.may_have_prepared(txn, &prepared, world);
+            world.cx.note(match (is_enough, is_recovered) {
+                (true, true) => Note::FastRecovered,
+                (true, false) => Note::FastExcluded,
+                (false, _) => Note::FastNotRecovered,
+            });
+            if let Some(Recovery::Replicating(left)) = &mut self.recovery {
+                left.insert(txn);
+            }
+            if is_recovered {
+                self.prepare_in_log(txn, prepared, 0, world);
+            } else {
+                self.refuse(txn, prepared.coordinator, AbortReason::Recovery, world);
+            }
+        }
+    }
+
+    /// C8: it is over, and whoever lists it lags behind.
+    fn is_finished(&self, txn: TxnId, world: &World<'_, '_>) -> bool {
+        if world.config.teeth.lists_keep_the_ended {
+            return self.state.ended.contains_key(&txn);
+        }
+        self.state.is_over(txn)
+    }
+
+    /// Step 4: could the earlier leader have voted for it? Not if it conflicts with what that leader
+    /// put into the log before, nor if it read other versions than are the latest there, nor if its
+    /// timestamp was not above every commit and every ceiling there: this log holds no entry that
+    /// the leader made after such a vote, for it would also hold the prepare.
+    fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_, '_>) -> bool {
+        let Some(leader) = &self.leader else { return false };
+        let reads: Vec<Key> = listed.versions.iter().map(|(key, _)| key.clone()).collect();
+        let is_latest =
+            |(key, version): &(Key, Version)| world.store.read(self.id, key).version == *version;
+        leader.pending.conflict(txn, &reads, &listed.writes).is_none()
+            && listed.versions.iter().all(is_latest)
+            && (listed.proposal > leader.logged || world.config.teeth.lists_keep_the_ended)
+    }
+
+    /// A transaction of step 5 is chosen.
+    pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(Recovery::Replicating(left)) = &mut self.recovery else { return };
+        if left.remove(&txn)
+            && world.config.teeth.lists_keep_the_ended
+            && let Some(leader) = &mut self.leader
+        {
+            leader.asked.remove(&txn);
+        }
+        self.finish_recovery(world);
+    }
+
+    /// Once everything is chosen, the leader serves.
+    fn finish_recovery(&mut self, world: &mut World<'_, '_>) {
+        if matches!(&self.recovery, Some(Recovery::Replicating(left)) if left.is_empty()) {
+            self.recovery = None;
+            self.serve_early(world);
+        }
+    }
+
+    /// C9, C10: a follower, or this leader itself, has held these for long.
+    pub(super) fn on_query_pending(
+        &mut self,
+        txns: Vec<(TxnId, PartitionId)>,
+        world: &mut World<'_, '_>,
+    ) {
+        for (txn, coordinator) in txns {
+            let Some(leader) = &self.leader else { return };
+            let is_known = self.state.prepared.contains_key(&txn)
+                || self.state.is_over(txn)
+                || leader.preparing.contains_key(&txn)
+                || leader.ending.contains(&txn);
+            if !is_known {
+                world.cx.note(Note::Orphan);
+                self.refuse(txn, coordinator, AbortReason::Recovery, world);
+            }
+        }
+    }
+
+    /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
+    pub(super) fn sweep_list(&mut self, world: &mut World<'_, '_>) {
+        if world.config.teeth.lists_keep_the_ended {
+            return;
+        }
+        let over: Vec<TxnId> =
+            self.fast.list.txns().filter(|txn| self.state.is_over(*txn)).collect();
+        for txn in over {
+            self.fast.list.remove(txn);
+        }
+        let txns = self.fast.list.overdue(world.cx.now(), world.config.query_after);
+        if txns.is_empty() {
+            return;
+        }
+        let partition = self.id;
+        match self.replica.leader() {
+            Some(leader) if leader == world.node => self.on_query_pending(txns, world),
+            Some(leader) => world.send(leader, Msg::QueryPending { partition, txns }),
+            None => {}
+        }
+    }
+
+    pub(super) fn set_sweep_timer(&self, world: &mut World<'_, '_>) {
+        let next: Time = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+}
