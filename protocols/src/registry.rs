@@ -3,6 +3,7 @@
 use orthodrome_core::machine::Protocol;
 
 use crate::carousel::CarouselBasic;
+use crate::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
 
 /// What a protocol promises about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,14 +43,30 @@ pub struct Row {
 }
 
 /// All protocols.
-pub const ROWS: &[Row] = &[Row {
-    name: CarouselBasic::NAME,
-    paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
-    guarantee: Guarantee::StrictSerializable,
-    conditions: "serializable always; strictly so while clocks keep their stated error bound",
-    model: "interactive with fixed sets (2FI), procedures, read-only",
-    round_trips: "at most 2; read-only 1",
-}];
+pub const ROWS: &[Row] = &[
+    Row {
+        name: CarouselBasic::NAME,
+        paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "at most 2; read-only 1",
+    },
+    locking::<ByAge>("Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
+    locking::<Preempt>("Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
+    locking::<PreemptOnWait>("Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait"),
+];
+
+const fn locking<V: Variant>(paper: &'static str) -> Row {
+    Row {
+        name: V::NAME,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "at most 4; read-only 1",
+    }
+}
 
 /// Something to do with a protocol that is known only by name.
 pub trait Visitor {
@@ -87,6 +104,15 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     // One arm for each row; a row without an arm fails the test below.
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>(row));
+    }
+    if name == ByAge::NAME {
+        return Ok(visitor.visit::<Locking<ByAge>>(row));
+    }
+    if name == Preempt::NAME {
+        return Ok(visitor.visit::<Locking<Preempt>>(row));
+    }
+    if name == PreemptOnWait::NAME {
+        return Ok(visitor.visit::<Locking<PreemptOnWait>>(row));
     }
     unreachable!("{name} has a row but no arm")
 }

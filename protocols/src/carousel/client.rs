@@ -11,8 +11,8 @@ use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
 
 use super::message::{Msg, Participant, Snapshot};
-use super::routes::Routes;
 use super::{CarouselBasic, Config, Note, Record, Timer, coordinator_of};
+use crate::routes::Routes;
 
 /// The client side of Carousel.
 #[derive(Debug)]

@@ -62,10 +62,9 @@
 
 mod client;
 mod coordinator;
-mod message;
+pub(crate) mod message;
 mod participant;
 mod partition;
-mod routes;
 mod server;
 mod state;
 

@@ -14,10 +14,10 @@ use orthodrome_core::time::Time;
 
 use super::message::{Log, Msg, Record};
 use super::partition::Partition;
-use super::routes::Routes;
 use super::state::State;
 use super::{CarouselBasic, Config, Note, Timer};
 use crate::replication::{self, Group, Replica};
+use crate::routes::Routes;
 
 /// The server side of Carousel: every role that one node plays.
 #[derive(Debug)]
