@@ -8,8 +8,9 @@ use std::mem::take;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Message, Protocol};
+use orthodrome_core::machine::{Admin, Claim, Cx, Leftover, Message, Protocol, StateCopy};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Memtable, StateEngine, Store, Versions};
 use orthodrome_core::time::{Clock, Duration, Time};
@@ -41,6 +42,7 @@ pub(crate) trait Outside {
     fn reads(&mut self, txn: TxnId, reads: Reads);
     fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str);
     fn note(&mut self, note: Self::Note);
+    fn claim(&mut self, claim: Claim);
 }
 
 impl<P: Protocol> Outside for Cx<'_, P> {
@@ -81,6 +83,9 @@ impl<P: Protocol> Outside for Cx<'_, P> {
     }
     fn note(&mut self, note: P::Note) {
         Cx::note(self, note);
+    }
+    fn claim(&mut self, claim: Claim) {
+        Cx::claim(self, claim);
     }
 }
 
@@ -137,6 +142,33 @@ impl Config {
             early_max: 1_024,
         }
     }
+
+    /// Draws other settings, for swarms; what is promised must not rest on those that suit.
+    pub(crate) fn vary(&mut self, rng: &mut Rng) {
+        let size = |low: u64, high: u64, rng: &mut Rng| {
+            // Each order of magnitude is as likely as the next.
+            let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
+            usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
+        };
+        self.version_retention = vary(self.version_retention, 1, 100, rng);
+        self.checkpoint_bytes = size(10_000, 16 << 20, rng);
+        self.chunk_keys = size(1, 1_000, rng);
+        self.early_max = size(64, 1_024, rng);
+        let election_timeout = vary(self.replication.election_timeout, 75, 150, rng);
+        let mut replication = replication::Config::with_election_timeout(election_timeout);
+        // Above what would make the log the bottleneck: a swarm's seed has no time to wait for it.
+        replication.max_batch_bytes = size(16 << 10, 256 << 10, rng);
+        replication.max_inflight = size(8, 64, rng);
+        replication.max_unchosen = size(256, 64 << 10, rng);
+        replication.snapshot_window = size(1, 4, rng);
+        self.replication = replication;
+    }
+}
+
+/// Between `low` and `high` per cent of `span`.
+pub(crate) fn vary(span: Duration, low: u32, high: u32, rng: &mut Rng) -> Duration {
+    let percent = rng.range(u64::from(low), u64::from(high));
+    span * u32::try_from(percent).unwrap_or(high) / 100
 }
 
 /// Rare events of hosting.
@@ -169,7 +201,8 @@ pub(crate) trait Role: Debug + Sized {
     type Note: From<Note>;
 
     fn hosting(config: &Self::Config) -> &Config;
-    fn applied(state: &mut Self::State) -> &mut Index;
+    fn applied(state: &Self::State) -> Index;
+    fn set_applied(state: &mut Self::State, index: Index);
     fn log_message(partition: PartitionId, message: replication::Message<Self::Log>) -> Self::Msg;
     fn log_timer(partition: PartitionId, timer: replication::Timer) -> Self::Timer;
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Self::Msg;
@@ -207,6 +240,8 @@ pub(crate) trait Role: Debug + Sized {
     );
     /// Panics if the partition's state contradicts itself.
     fn assert_invariants(partition: &Partition<Self>);
+    /// What its leader holds that must be gone after quiet, see `Machine::leftovers`.
+    fn leftovers(&self, state: &Self::State) -> Vec<Leftover>;
 }
 
 /// What was persisted for whom, and who has something to say.
@@ -364,8 +399,13 @@ impl<R: Role> Partition<R> {
     fn drain_events(&mut self, world: &mut World<'_, R>) {
         while let Some(event) = self.replica.next_event() {
             match event {
-                Event::Chosen { index, payload, .. } => self.on_chosen(index, &payload, world),
-                Event::Leading { .. } => {
+                Event::Chosen { index, term, payload } => {
+                    let (partition, at) = (self.id, index.0);
+                    world.cx.claim(Claim::Chosen { partition, index: at, term: term.0 });
+                    self.on_chosen(index, &payload, world);
+                }
+                Event::Leading { term } => {
+                    world.cx.claim(Claim::Leads { partition: self.id, term: term.0 });
                     world.routes.follow(self.id, Some(world.node), world.cx.now());
                     R::on_leading(self, world);
                     for (from, msg) in take(&mut self.early) {
@@ -394,12 +434,11 @@ impl<R: Role> Partition<R> {
         payload: &Payload<<R::Log as Replicated>::Command>,
         world: &mut World<'_, R>,
     ) {
-        let applied = R::applied(&mut self.state);
-        if index <= *applied {
+        if index <= R::applied(&self.state) {
             // The checkpoint that this replica started from covers it.
             return;
         }
-        *applied = index;
+        R::set_applied(&mut self.state, index);
         if let Payload::Command(command) = payload {
             R::on_chosen(self, command.as_ref(), world);
         }
@@ -503,7 +542,7 @@ impl<R: Role> Server<R> {
         &mut self,
         id: PartitionId,
         log: Vec<replication::Record<R::Log>>,
-        mut state: R::State,
+        state: R::State,
         cx: &mut Way<'_, R>,
     ) {
         let placed = self.cluster.partition(id);
@@ -515,7 +554,7 @@ impl<R: Role> Server<R> {
         let config = R::hosting(&self.config).replication.clone();
         let mut door = Door::<R> { partition: id, ledger: &mut self.ledger, cx };
         let replica = Replica::new(self.node, group, config, log, &mut door);
-        let applied = *R::applied(&mut state);
+        let applied = R::applied(&state);
         assert!(
             applied >= replica.base_index(),
             "{id} at {}: the checkpoint ends at {applied:?}, but its log begins after {:?}",
@@ -706,7 +745,7 @@ impl<R: Role> Server<R> {
         let keep_from = cx.clock().now - config.version_retention;
         let mut records = Vec::new();
         for (&id, partition) in &mut self.partitions {
-            let applied = *R::applied(&mut partition.state);
+            let applied = R::applied(&partition.state);
             let through = partition.replica.compactable(LOG_KEPT).min(applied);
             partition.replica.compact(through);
             self.store.collect_below(id, keep_from);
@@ -719,6 +758,35 @@ impl<R: Role> Server<R> {
         }
         self.ledger.bytes = 0;
         self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
+    }
+
+    /// What must be gone after quiet. What is replicated counts where it is led: a replica that was
+    /// removed while it was cut off never learns how things ended, and does not matter.
+    pub fn leftovers(&self) -> Vec<Leftover> {
+        let of = |partition: &Partition<R>| {
+            let leader = partition.leader.as_ref();
+            let mut left =
+                leader.map_or_else(Vec::new, |leader| leader.leftovers(&partition.state));
+            left.push(("early requests", partition.early.len()));
+            left.push(("waiting commands", partition.backlog.len()));
+            left
+        };
+        self.partitions.values().flat_map(of).collect()
+    }
+
+    /// The copies of replicated state that are here.
+    pub fn copies(&self) -> Vec<StateCopy> {
+        let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
+            let mut digest = Digest::default();
+            digest.add_debug(&held.state);
+            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                // Older versions go when a node makes a checkpoint, which each does by itself.
+                digest.add_debug(&(key, versions.last()));
+            }
+            let position = R::applied(&held.state).0;
+            StateCopy { partition, position, digest: digest.value() }
+        };
+        self.partitions.iter().map(copy).collect()
     }
 
     /// Panics if the state contradicts itself.

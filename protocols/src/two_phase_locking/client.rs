@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
@@ -115,6 +115,10 @@ impl<V: Variant> Machine<Locking<V>> for Client {
                 "{id} waits for a partition that takes no part"
             );
         }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len())]
     }
 }
 

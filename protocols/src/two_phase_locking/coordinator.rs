@@ -234,6 +234,9 @@ impl Partition {
             world.send(client, Msg::Decided { txn, outcome });
         }
         self.tell_participants(txn, None, world);
+        // Whoever heard it from an earlier leader may have acknowledged while this one still waited
+        // for the timestamp to pass, and owes nothing more.
+        self.settle_if_done(txn);
     }
 
     fn set_commit_wait_timer(&mut self, world: &mut World<'_>) {
@@ -297,6 +300,10 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
         coordinating.acks.insert(partition);
+        self.settle_if_done(txn);
+    }
+
+    fn settle_if_done(&mut self, txn: TxnId) {
         let Some(leader) = &self.leader else { return };
         let Some(coordinating) = leader.coordinating.get(&txn) else { return };
         let everybody = self.participants(txn, coordinating);

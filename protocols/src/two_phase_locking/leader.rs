@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Claim, Leftover};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Version, Writes};
 
@@ -132,8 +133,12 @@ impl Role for Leader {
         &config.hosting
     }
 
-    fn applied(state: &mut State) -> &mut Index {
-        &mut state.applied
+    fn applied(state: &State) -> Index {
+        state.applied
+    }
+
+    fn set_applied(state: &mut State, index: Index) {
+        state.applied = index;
     }
 
     fn log_message(partition: PartitionId, message: replication::Message<Log>) -> Msg {
@@ -156,8 +161,18 @@ impl Role for Leader {
         match partition.state.apply(partition.id, command, world.store) {
             Applied::Nothing => {}
             Applied::Prepared(txn) => partition.on_prepared(txn, world),
-            Applied::Ended(txn, coordinator) => partition.on_ended(txn, coordinator, world),
-            Applied::Decided(txn) => partition.on_decided(txn, world),
+            Applied::Ended(txn, coordinator) => {
+                if let Some(&outcome) = partition.state.ended.get(&txn) {
+                    world.cx.claim(Claim::Decided { txn, outcome });
+                }
+                partition.on_ended(txn, coordinator, world);
+            }
+            Applied::Decided(txn) => {
+                if let Some(outcome) = partition.state.decision(txn) {
+                    world.cx.claim(Claim::Decided { txn, outcome });
+                }
+                partition.on_decided(txn, world);
+            }
             Applied::Settled => partition.on_settled(world),
             Applied::Ceiling => partition.on_ceiling(world),
         }
@@ -183,6 +198,28 @@ impl Role for Leader {
         world: &mut World<'_>,
     ) {
         partition.on_not_leader(other, txn, world);
+    }
+
+    /// R6 allows endings and outcomes to stay only above what their clients are known here to have
+    /// acknowledged.
+    fn leftovers(&self, state: &State) -> Vec<Leftover> {
+        let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
+        let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
+        vec![
+            ("prepared transactions", state.prepared.len()),
+            ("decisions with an audience", state.decided.len()),
+            ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
+            ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
+            ("holders of locks and waiters", self.locks.owners().count()),
+            ("sessions", self.sessions.len()),
+            ("prepares under way", self.preparing.len()),
+            ("endings under way", self.ending.len()),
+            ("doubtful prepares", self.asked.len()),
+            ("waiting reads", reads),
+            ("coordinations", self.coordinating.len()),
+            ("waiting commits", self.commit_wait.len()),
+            ("unsettled decisions", self.settling.len()),
+        ]
     }
 
     fn assert_invariants(partition: &Partition) {

@@ -104,6 +104,7 @@ pub use message::{Command, Log, Msg, Record, Vote};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
 pub use server::Server;
 pub use state::{Decided, Prepared, State, decide};
 
@@ -186,7 +187,8 @@ pub struct Teeth {
     pub releases_early: bool,
     /// R3: a prepare does not look whether what was read is still the newest.
     pub no_version_check: bool,
-    /// C12: read-only transactions are served without a lease.
+    /// C12: read-only transactions are served without a lease, and a leader that hears no quorum goes
+    /// on leading.
     pub no_lease: bool,
     /// C13: read-only transactions do not wait for prepared writers.
     pub reads_do_not_wait: bool,
@@ -305,9 +307,23 @@ impl<V: Variant> Protocol for Locking<V> {
             "T5" => teeth.wounds_prepared = true,
             "T5-early" => teeth.releases_early = true,
             "R3" => teeth.no_version_check = true,
-            "C12" => teeth.no_lease = true,
+            "C12" => {
+                teeth.no_lease = true;
+                config.hosting.replication.check_quorum = false;
+            }
             "C13" => teeth.reads_do_not_wait = true,
             other => panic!("{other} is none of {:?}", Self::TEETH),
         }
+    }
+
+    fn vary(config: &mut Config, rng: &mut Rng) {
+        // A fourth of what suits is less than a round trip: everything is asked more than once.
+        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
+        config.resend_after = hosting::vary(config.resend_after, low, high, rng);
+        config.query_after = hosting::vary(config.query_after, 20, 150, rng);
+        config.sweep_interval = hosting::vary(config.sweep_interval, 10, 150, rng);
+        config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
+        config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
+        config.hosting.vary(rng);
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use orthodrome_core::id::NodeId;
-use orthodrome_core::machine::{Cx, Input, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, StateCopy};
 
 use super::leader::Leader;
 use super::message::{Msg, Record};
@@ -43,6 +43,14 @@ impl<V: Variant> Machine<Locking<V>> for Server {
 
     fn assert_invariants(&self) {
         self.0.assert_invariants();
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        self.0.leftovers()
+    }
+
+    fn copies(&self) -> Vec<StateCopy> {
+        self.0.copies()
     }
 }
 
@@ -90,21 +98,6 @@ impl Server {
             }
             Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
         }
-    }
-
-    /// Transactions that hold or want locks here, prepared or not, and decisions that this node
-    /// leads and has not settled: none of them may stay when nothing is under way.
-    #[must_use]
-    pub fn unfinished(&self) -> Vec<String> {
-        let mut unfinished = Vec::new();
-        for partition in self.0.partitions.values() {
-            let Some(leader) = &partition.leader else { continue };
-            let locked = leader.locks.owners().map(|txn| format!("{txn} at {}", partition.id));
-            let open = leader.coordinating.keys();
-            let open = open.map(|txn| format!("{txn} coordinated by {}", partition.id));
-            unfinished.extend(locked.chain(open));
-        }
-        unfinished
     }
 }
 
