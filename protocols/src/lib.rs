@@ -4,5 +4,8 @@
 #![deny(clippy::float_arithmetic)]
 
 pub mod carousel;
+mod hosting;
 pub mod registry;
 pub mod replication;
+mod routes;
+pub mod two_phase_locking;

@@ -3,6 +3,7 @@
 use orthodrome_core::machine::Protocol;
 
 use crate::carousel::{CarouselBasic, CarouselFast};
+use crate::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
 
 /// What a protocol promises about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +60,21 @@ pub const ROWS: &[Row] = &[
         model: "interactive with fixed sets (2FI), procedures, read-only",
         round_trips: "1 if every partition has a replica nearby; at most 2; read-only 1",
     },
+    locking::<ByAge>("Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
+    locking::<Preempt>("Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
+    locking::<PreemptOnWait>("Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait"),
 ];
+
+const fn locking<V: Variant>(paper: &'static str) -> Row {
+    Row {
+        name: V::NAME,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "at most 4; read-only 1",
+    }
+}
 
 /// Something to do with a protocol that is known only by name.
 pub trait Visitor {
@@ -100,6 +115,15 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     }
     if name == CarouselFast::NAME {
         return Ok(visitor.visit::<CarouselFast>(row));
+    }
+    if name == ByAge::NAME {
+        return Ok(visitor.visit::<Locking<ByAge>>(row));
+    }
+    if name == Preempt::NAME {
+        return Ok(visitor.visit::<Locking<Preempt>>(row));
+    }
+    if name == PreemptOnWait::NAME {
+        return Ok(visitor.visit::<Locking<PreemptOnWait>>(row));
     }
     unreachable!("{name} has a row but no arm")
 }

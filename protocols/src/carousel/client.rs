@@ -12,8 +12,8 @@ use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Tx
 
 use super::message::{Msg, Participant, Snapshot};
 use super::port::Port;
-use super::routes::Routes;
 use super::{Carousel, Config, Note, Record, Timer, coordinator_of};
+use crate::routes::Routes;
 
 /// The client side of Carousel.
 #[derive(Debug)]

@@ -652,30 +652,30 @@ impl Message for Msg {
 }
 
 /// Encoded size of a transaction's name with its field header.
-const TXN: usize = 12;
+pub(crate) const TXN: usize = 12;
 /// Encoded size of a version with its field header: writer and timestamp.
-const VERSION: usize = 10 + TXN;
+pub(crate) const VERSION: usize = 10 + TXN;
 
-fn keys_size(keys: &[Key]) -> usize {
+pub(crate) fn keys_size(keys: &[Key]) -> usize {
     keys.iter().map(|key| 2 + key.len()).sum()
 }
 
-fn participant_size(participant: &Participant) -> usize {
+pub(crate) fn participant_size(participant: &Participant) -> usize {
     6 + keys_size(&participant.reads) + keys_size(&participant.writes)
 }
 
-fn reads_size(reads: &[(Key, Read)]) -> usize {
+pub(crate) fn reads_size(reads: &[(Key, Read)]) -> usize {
     reads
         .iter()
         .map(|(key, read)| 8 + key.len() + VERSION + read.value.as_ref().map_or(0, |v| v.len()))
         .sum()
 }
 
-fn versions_size(versions: &[(Key, Version)]) -> usize {
+pub(crate) fn versions_size(versions: &[(Key, Version)]) -> usize {
     versions.iter().map(|(key, _)| 6 + key.len() + VERSION).sum()
 }
 
-fn writes_size(writes: &Writes) -> usize {
+pub(crate) fn writes_size(writes: &Writes) -> usize {
     writes.iter().map(|(key, value)| 8 + key.len() + value.as_ref().map_or(0, |v| v.len())).sum()
 }
 

@@ -115,11 +115,10 @@ mod client;
 mod coordinator;
 mod cpc;
 mod fast;
-mod message;
+pub(crate) mod message;
 mod participant;
 mod partition;
 mod port;
-mod routes;
 mod server;
 mod state;
 

@@ -16,10 +16,10 @@ use super::cpc::PendingList;
 use super::message::{Log, Msg, Record};
 use super::partition::Partition;
 use super::port::Port;
-use super::routes::Routes;
 use super::state::State;
 use super::{Carousel, Config, Note, Timer};
 use crate::replication::{self, Group, Replica};
+use crate::routes::Routes;
 
 /// The server side of Carousel: every role that one node plays.
 #[derive(Debug)]

@@ -453,10 +453,12 @@ impl<R: Replicated> Replica<R> {
         self.term
     }
 
-    /// Who leads the current term, if this node knows.
+    /// Who leads the current term, if this node knows. One that has been removed does not, unless it
+    /// leads itself: later leaders do not tell it, and it waits for none.
     #[must_use]
     pub fn leader(&self) -> Option<NodeId> {
-        self.leader
+        let is_told = self.log.members().is_member(self.me) || self.leader == Some(self.me);
+        self.leader.filter(|_| is_told)
     }
 
     /// Everything up to here is chosen, as far as this node knows.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast};
 use orthodrome_protocols::registry::{self, UnknownProtocol};
+use orthodrome_protocols::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -64,6 +65,15 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     }
     if name == CarouselFast::NAME {
         return Ok(visitor.visit::<CarouselFast>());
+    }
+    if name == ByAge::NAME {
+        return Ok(visitor.visit::<Locking<ByAge>>());
+    }
+    if name == Preempt::NAME {
+        return Ok(visitor.visit::<Locking<Preempt>>());
+    }
+    if name == PreemptOnWait::NAME {
+        return Ok(visitor.visit::<Locking<PreemptOnWait>>());
     }
     unreachable!("{name} is in the registry and has no arm here")
 }

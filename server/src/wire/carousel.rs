@@ -23,7 +23,7 @@ use super::replication::{
 };
 use super::{WireError, WireProtocol, carousel_schema as wire, internal};
 
-fn participant_to_wire(participant: &Participant) -> wire::Participant {
+pub(super) fn participant_to_wire(participant: &Participant) -> wire::Participant {
     let Participant { partition, reads, writes } = participant;
     wire::Participant {
         partition: partition.0,
@@ -32,7 +32,7 @@ fn participant_to_wire(participant: &Participant) -> wire::Participant {
     }
 }
 
-fn participant_from_wire(participant: wire::Participant) -> Participant {
+pub(super) fn participant_from_wire(participant: wire::Participant) -> Participant {
     Participant {
         partition: PartitionId(participant.partition),
         reads: keys_from_wire(participant.reads),
@@ -48,7 +48,7 @@ fn participants_from_wire(participants: Vec<wire::Participant>) -> Vec<Participa
     participants.into_iter().map(participant_from_wire).collect()
 }
 
-fn versions_to_wire(versions: &[(Key, Version)]) -> Vec<wire::KeyVersion> {
+pub(super) fn versions_to_wire(versions: &[(Key, Version)]) -> Vec<wire::KeyVersion> {
     let version = |(key, version): &(Key, Version)| wire::KeyVersion {
         key: key.0.clone(),
         version: Some(version_to_wire(version)),
@@ -56,7 +56,9 @@ fn versions_to_wire(versions: &[(Key, Version)]) -> Vec<wire::KeyVersion> {
     versions.iter().map(version).collect()
 }
 
-fn versions_from_wire(versions: Vec<wire::KeyVersion>) -> Result<Vec<(Key, Version)>, WireError> {
+pub(super) fn versions_from_wire(
+    versions: Vec<wire::KeyVersion>,
+) -> Result<Vec<(Key, Version)>, WireError> {
     let version = |entry: wire::KeyVersion| {
         let version = need(entry.version, "KeyVersion.version")?;
         Ok((Key(entry.key), version_from_wire(&version)))
@@ -64,7 +66,7 @@ fn versions_from_wire(versions: Vec<wire::KeyVersion>) -> Result<Vec<(Key, Versi
     versions.into_iter().map(version).collect()
 }
 
-fn reads_to_wire(reads: &[(Key, Read)]) -> Vec<internal::Read> {
+pub(super) fn reads_to_wire(reads: &[(Key, Read)]) -> Vec<internal::Read> {
     let read = |(key, read): &(Key, Read)| internal::Read {
         key: key.0.clone(),
         value: read.value.as_ref().map(|value| value.0.clone()),
@@ -73,7 +75,7 @@ fn reads_to_wire(reads: &[(Key, Read)]) -> Vec<internal::Read> {
     reads.iter().map(read).collect()
 }
 
-fn reads_from_wire(reads: Vec<internal::Read>) -> Result<Vec<(Key, Read)>, WireError> {
+pub(super) fn reads_from_wire(reads: Vec<internal::Read>) -> Result<Vec<(Key, Read)>, WireError> {
     let read = |read: internal::Read| {
         let version = version_from_wire(&need(read.version, "Read.version")?);
         Ok((Key(read.key), Read { value: read.value.map(Value), version }))
@@ -82,11 +84,11 @@ fn reads_from_wire(reads: Vec<internal::Read>) -> Result<Vec<(Key, Read)>, WireE
 }
 
 /// Three numbers to a name: half the bytes of a list of messages.
-fn txns_to_wire(txns: &[TxnId]) -> Vec<u64> {
+pub(super) fn txns_to_wire(txns: &[TxnId]) -> Vec<u64> {
     txns.iter().flat_map(|txn| [txn.client.0, txn.counter, txn.attempt.into()]).collect()
 }
 
-fn txns_from_wire(numbers: &[u64]) -> Result<Vec<TxnId>, WireError> {
+pub(super) fn txns_from_wire(numbers: &[u64]) -> Result<Vec<TxnId>, WireError> {
     let (names, rest) = numbers.as_chunks();
     if !rest.is_empty() {
         let found = format!("{} numbers", numbers.len());
@@ -146,12 +148,12 @@ fn verdict_from_wire(verdict: Option<wire::Verdict>) -> Result<Verdict, WireErro
     })
 }
 
-fn snapshot_to_wire(snapshot: &Snapshot) -> wire::Snapshot {
+pub(super) fn snapshot_to_wire(snapshot: &Snapshot) -> wire::Snapshot {
     let Snapshot { reads, valid_until } = snapshot;
     wire::Snapshot { reads: reads_to_wire(reads), valid_until: valid_until.0 }
 }
 
-fn snapshot_from_wire(snapshot: wire::Snapshot) -> Result<Snapshot, WireError> {
+pub(super) fn snapshot_from_wire(snapshot: wire::Snapshot) -> Result<Snapshot, WireError> {
     let reads = reads_from_wire(snapshot.reads)?;
     Ok(Snapshot { reads, valid_until: Timestamp(snapshot.valid_until) })
 }

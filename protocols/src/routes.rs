@@ -9,7 +9,7 @@ use orthodrome_core::time::Time;
 
 /// A cache of leaders: the placement's preferred leader until something better is known.
 #[derive(Debug)]
-pub(super) struct Routes {
+pub(crate) struct Routes {
     cluster: Arc<Cluster>,
     known: BTreeMap<PartitionId, Route>,
 }
@@ -24,19 +24,19 @@ struct Route {
 }
 
 impl Routes {
-    pub(super) fn new(cluster: Arc<Cluster>) -> Self {
+    pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
         Self { cluster, known: BTreeMap::new() }
     }
 
     /// Where to send what is for the leader of `partition`.
-    pub(super) fn leader(&self, partition: PartitionId) -> NodeId {
+    pub(crate) fn leader(&self, partition: PartitionId) -> NodeId {
         self.known.get(&partition).map(|route| route.leader).unwrap_or_else(|| {
             self.cluster.partition(partition).map(|p| p.preferred_leader).unwrap_or_default()
         })
     }
 
     /// This node holds a replica of `partition`, which knows best who leads, if it knows at all.
-    pub(super) fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
+    pub(crate) fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
         match (leader, self.known.get_mut(&partition)) {
             (Some(leader), Some(route)) => {
                 *route = Route { leader, heard: now, is_followed: true };
@@ -50,14 +50,14 @@ impl Routes {
     }
 
     /// Somebody who should know says that `leader` leads.
-    pub(super) fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
+    pub(crate) fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
         if self.known.get(&partition).is_none_or(|route| !route.is_followed) {
             self.known.insert(partition, Route { leader, heard, is_followed: false });
         }
     }
 
     /// `from` says that it does not lead `partition`, and knows no better.
-    pub(super) fn deny(&mut self, partition: PartitionId, from: NodeId, now: Time) {
+    pub(crate) fn deny(&mut self, partition: PartitionId, from: NodeId, now: Time) {
         if self.leader(partition) == from {
             self.try_next(partition, now);
         }
@@ -65,7 +65,7 @@ impl Routes {
 
     /// The supposed leader of `partition` was asked something at `asked` and has not answered: try
     /// the next replica, unless it was heard of since, or has only been supposed since.
-    pub(super) fn suspect(&mut self, partition: PartitionId, asked: Time, now: Time) {
+    pub(crate) fn suspect(&mut self, partition: PartitionId, asked: Time, now: Time) {
         if self.known.get(&partition).is_none_or(|route| route.heard < asked) {
             self.try_next(partition, now);
         }

@@ -1,0 +1,662 @@
+//! The client side: runs transactions for the callers of one gateway.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
+};
+
+use super::leader::Leader;
+use super::locks::{Preemption, Rank};
+use super::message::{Msg, Record};
+use super::{Config, Locking, Note, Timer, Variant};
+use crate::carousel::{Participant, Snapshot, coordinator_of};
+use crate::hosting;
+use crate::routes::Routes;
+
+type Way<'a> = hosting::Way<'a, Leader>;
+
+/// Ages remembered by one gateway, at most; beyond, those of the oldest clients are forgotten.
+const AGES_MAX: usize = 100_000;
+
+/// The client side of two-phase locking.
+#[derive(Debug)]
+pub struct Client {
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    routes: Routes,
+    open: BTreeMap<TxnId, Open>,
+    /// When the first attempts of transactions began that have not committed yet (T5).
+    ages: BTreeMap<(ClientId, u64), Timestamp>,
+    beats: bool,
+}
+
+/// A transaction under way.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    rank: Rank,
+    participants: BTreeMap<PartitionId, Participant>,
+    coordinator: PartitionId,
+    reads: Reads,
+    /// Participants that have not answered.
+    silent: BTreeSet<PartitionId>,
+    /// Participants that said that it waits for a lock there.
+    waiting: BTreeSet<PartitionId>,
+    phase: Phase,
+    resent: u32,
+    begun: Time,
+    /// When the unanswered requests were last sent.
+    asked: Time,
+    /// The caller lost track of it: what it knows of its reads are versions at most.
+    is_resolved: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for locks and reads.
+    Locking,
+    /// The caller thinks.
+    Deciding,
+    /// The coordinator was asked to commit.
+    Committing(Writes),
+    /// The caller lost track, and had not decided.
+    Resolving,
+    /// A read-only transaction: what each partition answered, and the timestamp that the answers
+    /// of this round must reach.
+    Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
+}
+
+impl<V: Variant> Machine<Locking<V>> for Client {
+    fn new(
+        setup: Setup<Locking<V>>,
+        _recovered: Vec<Record>,
+        _cx: &mut Cx<'_, Locking<V>>,
+    ) -> Self {
+        // A gateway keeps nothing: a caller whose gateway died resolves through another.
+        Self {
+            routes: Routes::new(setup.cluster.clone()),
+            cluster: setup.cluster,
+            config: setup.config,
+            open: BTreeMap::new(),
+            ages: BTreeMap::new(),
+            beats: false,
+        }
+    }
+
+    fn step(&mut self, input: Input<Locking<V>>, cx: &mut Cx<'_, Locking<V>>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => {
+                self.on_resolve_request(txn, reads, decision, cx);
+            }
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Resend(txn)) => self.on_resend_timeout(txn, cx),
+            Input::Timer(Timer::Heartbeat) => self.on_heartbeat_timeout(cx),
+            Input::Timer(Timer::Replication(..) | Timer::Sweep(_) | Timer::CommitWait(_))
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _cx: &mut Cx<'_, Locking<V>>) {}
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            assert!(
+                open.silent.iter().all(|partition| open.participants.contains_key(partition)),
+                "{id} waits for a partition that takes no part"
+            );
+        }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len())]
+    }
+}
+
+impl Client {
+    fn open(&mut self, txn: Txn, cx: &mut Way<'_>) -> Open {
+        let mut participants: BTreeMap<PartitionId, Participant> = BTreeMap::new();
+        let bare = |partition| Participant { partition, reads: vec![], writes: vec![] };
+        for key in &txn.reads {
+            let at = self.cluster.partition_of(key);
+            participants.entry(at).or_insert_with(|| bare(at)).reads.push(key.clone());
+        }
+        for key in &txn.writes {
+            let at = self.cluster.partition_of(key);
+            participants.entry(at).or_insert_with(|| bare(at)).writes.push(key.clone());
+        }
+        let coordinator =
+            coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
+        Open {
+            rank: Rank { priority: txn.priority, age: self.age(&txn, cx) },
+            silent: participants.keys().copied().collect(),
+            waiting: BTreeSet::new(),
+            participants,
+            coordinator,
+            reads: Reads::new(),
+            phase: Phase::Locking,
+            resent: 0,
+            begun: cx.now(),
+            asked: cx.now(),
+            is_resolved: false,
+            txn,
+        }
+    }
+
+    /// T5: a transaction is as old as its first attempt.
+    fn age(&mut self, txn: &Txn, cx: &mut Way<'_>) -> Timestamp {
+        let TxnId { client, counter, .. } = txn.id;
+        // What the client will not ask about again needs no age any more.
+        let over = (client, 0)..(client, txn.acknowledged_below.min(counter));
+        let over: Vec<_> = self.ages.range(over).map(|(name, _)| *name).collect();
+        for name in over {
+            self.ages.remove(&name);
+        }
+        if self.ages.len() >= AGES_MAX {
+            self.ages.pop_first();
+        }
+        *self.ages.entry((client, counter)).or_insert(cx.clock().now)
+    }
+
+    /// Starts a transaction: one message to each participant leader.
+    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        let mut open = self.open(txn, cx);
+        if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
+            open.phase = Phase::Snapshotting {
+                snapshots: BTreeMap::new(),
+                at_least: Timestamp::ZERO,
+                round: 1,
+            };
+        }
+        let has_nobody_to_ask = open.silent.is_empty();
+        self.open.insert(id, open);
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        if !std::mem::replace(&mut self.beats, true) {
+            cx.set_timer(Timer::Heartbeat, cx.now() + self.config.heartbeat_interval);
+        }
+        if has_nobody_to_ask {
+            self.on_all_answered(id, cx);
+        }
+    }
+
+    /// Sends whatever has not been answered yet.
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match &open.phase {
+            Phase::Locking => {
+                for partition in &open.silent {
+                    self.send_lock(open, *partition, cx);
+                }
+            }
+            Phase::Deciding => {}
+            Phase::Committing(_) | Phase::Resolving => self.send_end(open, cx),
+            Phase::Snapshotting { at_least, .. } => {
+                for partition in &open.silent {
+                    let Some(participant) = open.participants.get(partition) else { continue };
+                    let keys = participant.reads.clone();
+                    let (partition, at_least) = (*partition, *at_least);
+                    let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
+                    cx.send(self.routes.leader(partition), read);
+                }
+            }
+        }
+    }
+
+    fn send_lock(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
+        let Some(participant) = open.participants.get(&partition) else { return };
+        let (txn, rank, participant) = (open.txn.id, open.rank, participant.clone());
+        cx.send(self.routes.leader(partition), Msg::Lock { txn, rank, participant });
+    }
+
+    /// Asks the coordinator to commit, or what became of the transaction.
+    fn send_end(&self, open: &Open, cx: &mut Way<'_>) {
+        let (txn, coordinator) = (open.txn.id, open.coordinator);
+        let msg = match &open.phase {
+            Phase::Committing(writes) => {
+                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+                Msg::Commit {
+                    txn,
+                    coordinator,
+                    participants: self.committing(open, writes).collect(),
+                    versions: versions.collect(),
+                    writes: writes.clone(),
+                    acknowledged_below: open.txn.acknowledged_below,
+                }
+            }
+            Phase::Resolving => {
+                let participants = open.participants.keys().copied().collect();
+                Msg::Resolve { txn, coordinator, participants }
+            }
+            Phase::Locking | Phase::Deciding | Phase::Snapshotting { .. } => return,
+        };
+        cx.send(self.routes.leader(coordinator), msg);
+    }
+
+    /// The partitions that something was read from or is written to. Others only hold locks for
+    /// writes that the caller did not make.
+    fn committing<'a>(
+        &'a self,
+        open: &'a Open,
+        writes: &'a Writes,
+    ) -> impl Iterator<Item = PartitionId> + 'a {
+        let takes_part = |participant: &&Participant| {
+            !participant.reads.is_empty()
+                || participant.writes.iter().any(|key| writes.contains_key(key))
+        };
+        open.participants.values().filter(takes_part).map(|participant| participant.partition)
+    }
+
+    /// Frees the locks at these partitions, as far as the message gets through; else they find out
+    /// when no heartbeat comes.
+    fn release(
+        &self,
+        txn: TxnId,
+        partitions: impl IntoIterator<Item = PartitionId>,
+        cx: &mut Way<'_>,
+    ) {
+        for partition in partitions {
+            cx.send(self.routes.leader(partition), Msg::Release { txn, partition });
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+        if let Some(led) = msg.led_by_sender() {
+            self.routes.learn(led, from, cx.now());
+        }
+        match msg {
+            Msg::Locked { txn, partition, reads } => self.on_locked(txn, partition, reads, cx),
+            Msg::Waiting { txn, partition } => self.on_waiting(txn, partition, cx),
+            Msg::Wounded { txn, partition, reason } => {
+                self.on_wounded(txn, partition, reason, cx);
+            }
+            Msg::Decided { txn, outcome } => {
+                if let Some(open) = self.open.get(&txn) {
+                    self.routes.learn(open.coordinator, from, cx.now());
+                    self.finish(txn, outcome, "locking", cx);
+                }
+            }
+            Msg::ReadOnlyResult { txn, partition, snapshot } => {
+                self.on_read_only_result(txn, partition, snapshot, cx);
+            }
+            Msg::NotLeader { partition, leader, txn } => {
+                self.on_not_leader(from, partition, leader, txn, cx);
+            }
+            Msg::Lock { .. }
+            | Msg::KeepAlive { .. }
+            | Msg::Release { .. }
+            | Msg::Commit { .. }
+            | Msg::Prepare { .. }
+            | Msg::Vote { .. }
+            | Msg::Decision { .. }
+            | Msg::DecisionAck { .. }
+            | Msg::QueryDecision { .. }
+            | Msg::Resolve { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
+        }
+    }
+
+    /// One participant holds every lock.
+    fn on_locked(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        reads: Vec<(Key, Read)>,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(open) = self.open.get_mut(&txn) else {
+            // It has ended here meanwhile, by a wound elsewhere.
+            self.release(txn, [partition], cx);
+            return;
+        };
+        if !matches!(open.phase, Phase::Locking) || !open.silent.remove(&partition) {
+            // A repetition: the caller may have computed from the first answer.
+            return;
+        }
+        open.waiting.remove(&partition);
+        open.reads.extend(reads);
+        if open.silent.is_empty() {
+            self.on_all_answered(txn, cx);
+        }
+    }
+
+    /// It waits for a lock at one participant. With preempt-on-wait the others must know, if it
+    /// could be preempted for it.
+    fn on_waiting(&mut self, txn: TxnId, partition: PartitionId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        if !open.silent.contains(&partition) || !open.waiting.insert(partition) {
+            return;
+        }
+        if self.config.preemption != Preemption::OnWait || open.rank.priority != Priority::LOW {
+            return;
+        }
+        for &other in open.participants.keys().filter(|&&other| other != partition) {
+            let (txns, waiting) = (vec![txn], vec![txn]);
+            let beat = Msg::KeepAlive { partition: other, txns, waiting };
+            cx.send(self.routes.leader(other), beat);
+        }
+    }
+
+    /// Its locks at one participant are lost. Unless the coordinator was asked to commit it, nobody
+    /// can commit it any more, so it has aborted.
+    fn on_wounded(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        reason: AbortReason,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(open) = self.open.get(&txn) else { return };
+        match open.phase {
+            Phase::Locking | Phase::Deciding => {
+                let others = open.participants.keys().copied();
+                self.release(txn, others.filter(|&other| other != partition), cx);
+                self.finish(txn, Outcome::Aborted(reason), "locking", cx);
+            }
+            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting { .. } => {}
+        }
+    }
+
+    /// The read round is complete: ask the caller, or compute in its stead.
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match (&open.phase, &open.txn.kind) {
+            (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (_, Kind::Interactive) => {
+                cx.reads(id, open.reads.clone());
+                open.phase = Phase::Deciding;
+                cx.cancel_timer(Timer::Resend(id));
+            }
+            (_, Kind::Procedure(ops)) => match Txn::execute(ops, &open.reads) {
+                Ok(writes) => self.commit(id, writes, cx),
+                Err(reason) => self.give_up(id, reason, cx),
+            },
+            (_, Kind::ReadOnly) => unreachable!("a read-only transaction takes its own path"),
+        }
+    }
+
+    /// The caller of an interactive transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match (&open.phase, decision) {
+            (Phase::Deciding, Decision::Commit(writes)) if is_declared(&open.txn, &writes) => {
+                self.commit(id, writes, cx);
+            }
+            (Phase::Deciding, _) | (Phase::Locking, Decision::Abort) => {
+                self.give_up(id, AbortReason::Client, cx);
+            }
+            (
+                Phase::Locking
+                | Phase::Committing(_)
+                | Phase::Resolving
+                | Phase::Snapshotting { .. },
+                _,
+            ) => {}
+        }
+    }
+
+    /// The transaction ends before anybody was asked to commit it, so nobody can.
+    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        self.release(id, open.participants.keys().copied(), cx);
+        self.finish(id, Outcome::Aborted(reason), "locking", cx);
+    }
+
+    /// Asks the coordinator to commit.
+    fn commit(&mut self, id: TxnId, writes: Writes, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let committing: BTreeSet<PartitionId> = self.committing(open, &writes).collect();
+        let unused = open.participants.keys().filter(|partition| !committing.contains(partition));
+        self.release(id, unused.copied(), cx);
+        if committing.is_empty() {
+            self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            return;
+        }
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.phase = Phase::Committing(writes);
+        open.resent = 0;
+        open.asked = cx.now();
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve_request(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Way<'_>,
+    ) {
+        let id = txn.id;
+        if txn.writes.is_empty() && !matches!(txn.kind, Kind::Interactive) {
+            // It changes nothing, so it can simply be read again.
+            self.open.remove(&id);
+            self.on_begin(txn, cx);
+            return;
+        }
+        let mut open = self.open(txn, cx);
+        if open.participants.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        open.is_resolved = true;
+        open.silent.clear();
+        open.phase = Phase::Resolving;
+        let has_reads = open.txn.reads.iter().all(|key| reads.contains_key(key));
+        open.reads = reads;
+        let is_declared = |writes: &Writes| is_declared(&open.txn, writes);
+        match decision {
+            Some(Decision::Commit(writes)) if has_reads && is_declared(&writes) => {
+                self.open.insert(id, open);
+                self.commit(id, writes, cx);
+            }
+            Some(Decision::Commit(_)) | None => {
+                self.open.insert(id, open);
+                self.send_outstanding(id, cx);
+                cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+            }
+            Some(Decision::Abort) => {
+                // Its caller never asked anybody to commit it.
+                self.open.insert(id, open);
+                self.give_up(id, AbortReason::Client, cx);
+            }
+        }
+    }
+
+    /// One participant's part of a read-only transaction.
+    fn on_read_only_result(
+        &mut self,
+        id: TxnId,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
+        if snapshot.valid_until < *at_least || !open.silent.remove(&partition) {
+            // An answer to the round before.
+            return;
+        }
+        snapshots.insert(partition, snapshot);
+        if open.silent.is_empty() {
+            self.on_snapshot_complete(id, cx);
+        }
+    }
+
+    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
+    /// and within every promise; else those whose promise falls short are asked again.
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
+        let versions = snapshots
+            .values()
+            .flat_map(|snapshot| snapshot.reads.iter().map(|(_, read)| read.version.timestamp));
+        let snapshot_at = versions.max().unwrap_or_default();
+        let short: Vec<PartitionId> = snapshots
+            .iter()
+            .filter(|(_, snapshot)| snapshot.valid_until < snapshot_at)
+            .map(|(partition, _)| *partition)
+            .collect();
+        if !short.is_empty() {
+            cx.note(Note::SecondRound);
+            for partition in short {
+                snapshots.remove(&partition);
+                open.silent.insert(partition);
+            }
+            *at_least = snapshot_at;
+            *round += 1;
+            open.resent = 0;
+            open.asked = cx.now();
+            self.send_outstanding(id, cx);
+            cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+            return;
+        }
+        let path = if *round == 1 { "read-only" } else { "read-only-again" };
+        let parts = std::mem::take(snapshots);
+        let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
+        let guards = match &open.txn.kind {
+            Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
+            Kind::Interactive | Kind::ReadOnly => Ok(()),
+        };
+        let outcome = match guards {
+            Ok(()) => Outcome::Committed(snapshot_at),
+            Err(reason) => Outcome::Aborted(reason),
+        };
+        open.reads = reads;
+        self.finish(id, outcome, path, cx);
+    }
+
+    /// Tells the caller, and forgets.
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+        let Some(open) = self.open.remove(&id) else { return };
+        cx.cancel_timer(Timer::Resend(id));
+        if let Outcome::Committed(_) = outcome {
+            self.ages.remove(&(id.client, id.counter));
+            let is_interactive = matches!(open.txn.kind, Kind::Interactive);
+            if !is_interactive && !open.is_resolved {
+                cx.reads(id, open.reads);
+            }
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    fn on_not_leader(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        leader: Option<NodeId>,
+        txn: Option<TxnId>,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(leader) = leader else {
+            self.routes.deny(partition, from, cx.now());
+            return;
+        };
+        self.routes.learn(partition, leader, cx.now());
+        let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
+        let id = open.txn.id;
+        match &open.phase {
+            Phase::Locking if open.silent.contains(&partition) => {
+                self.send_lock(open, partition, cx);
+            }
+            Phase::Locking | Phase::Deciding => {}
+            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+                self.send_outstanding(id, cx);
+            }
+        }
+    }
+
+    /// Nobody answered for a while: ask somebody else, and more patiently each time.
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.note(Note::Resent);
+        open.resent += 1;
+        let patience = self.config.resend_after * (1 << open.resent.min(2));
+        let asked = std::mem::replace(&mut open.asked, cx.now());
+        match &open.phase {
+            Phase::Locking | Phase::Snapshotting { .. } => {
+                for &partition in &open.silent {
+                    self.routes.suspect(partition, asked, cx.now());
+                }
+            }
+            Phase::Committing(_) | Phase::Resolving => {
+                self.routes.suspect(open.coordinator, asked, cx.now());
+            }
+            Phase::Deciding => {}
+        }
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + patience);
+    }
+
+    /// Tells each participant whose callers are alive, and which of them wait for a lock elsewhere.
+    fn on_heartbeat_timeout(&mut self, cx: &mut Way<'_>) {
+        let now = cx.now();
+        let interval = self.config.heartbeat_interval;
+        let mut beats: BTreeMap<PartitionId, (Vec<TxnId>, Vec<TxnId>)> = BTreeMap::new();
+        for (&id, open) in &self.open {
+            let is_undecided = matches!(open.phase, Phase::Locking | Phase::Deciding);
+            if !is_undecided || now.since(open.begun) < interval / 2 {
+                continue;
+            }
+            for &partition in open.participants.keys() {
+                let (txns, waiting) = beats.entry(partition).or_default();
+                txns.push(id);
+                if open.waiting.iter().any(|&at| at != partition) {
+                    waiting.push(id);
+                }
+            }
+        }
+        for (partition, (txns, waiting)) in beats {
+            let beat = Msg::KeepAlive { partition, txns, waiting };
+            cx.send(self.routes.leader(partition), beat);
+        }
+        self.beats = !self.open.is_empty();
+        if self.beats {
+            cx.set_timer(Timer::Heartbeat, now + interval);
+        }
+    }
+}
+
+/// Every written key must be among those declared.
+fn is_declared(txn: &Txn, writes: &Writes) -> bool {
+    writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return f.write_str("idle");
+        }
+        for (at, (id, open)) in self.open.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let phase = match &open.phase {
+                Phase::Locking => "locking",
+                Phase::Deciding => "deciding",
+                Phase::Committing(_) => "committing",
+                Phase::Resolving => "resolving",
+                Phase::Snapshotting { .. } => "snapshotting",
+            };
+            write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
+            if !open.silent.is_empty() {
+                write!(f, " waits {:?}", open.silent)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,380 @@
+//! The lock table of one partition's leader: shared and exclusive locks, one queue for each key,
+//! wound-wait, and the two ways of letting important transactions pass. Plain data: it decides who
+//! holds, who waits and who loses; others tell them.
+//!
+//! # Why nobody waits for ever
+//! Transactions are ranked. A waiter waits only for those ranked before it, for a prepared
+//! transaction (which waits for nobody), or, with [`Preemption::OnWait`], for one that waits for
+//! nobody as far as is known here; it loses its locks as soon as it is known to wait. So the edges
+//! of the waits-for graph form no cycle that stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::TxnId;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Key, Priority};
+
+/// What priorities do (Natto §4).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Preemption {
+    /// Nothing: wound-wait by age alone.
+    #[default]
+    Never,
+    /// A transaction takes locks from every conflicting one of lower priority, and turns away older
+    /// ones of lower priority that wait where it wants a lock.
+    Always,
+    /// A transaction takes locks from a conflicting one of lower priority that itself waits for
+    /// another lock (preempt-on-wait), or is younger.
+    OnWait,
+}
+
+/// Who goes first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Rank {
+    /// How much the transaction matters.
+    pub priority: Priority,
+    /// When its first attempt began, by its gateway's clock. A retry keeps it, so that a victim
+    /// grows old and nobody starves (`protocol-pitfalls` T5). Nothing but fairness rests on it.
+    pub age: Timestamp,
+}
+
+/// How a key is locked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Mode {
+    /// For reading.
+    Shared,
+    /// For writing, and for reading what will be written.
+    Exclusive,
+}
+
+impl Mode {
+    fn conflicts(self, other: Self) -> bool {
+        self == Self::Exclusive || other == Self::Exclusive
+    }
+}
+
+/// Why a transaction lost its locks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Loss {
+    /// To an older one.
+    Wounded,
+    /// To a more important one.
+    Preempted,
+    /// To a more important one, while it waited for a lock elsewhere.
+    PreemptedOnWait,
+}
+
+/// A place in a queue: the first in this order is served first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Place(std::cmp::Reverse<Priority>, Timestamp, TxnId);
+
+/// One key.
+#[derive(Clone, Debug, Default)]
+struct Lock {
+    holders: BTreeMap<TxnId, Mode>,
+    waiters: BTreeMap<Place, Mode>,
+}
+
+impl Lock {
+    /// Whether somebody other than `txn` holds it in a way that conflicts with `mode`.
+    fn is_held_against(&self, txn: TxnId, mode: Mode) -> bool {
+        self.holders.iter().any(|(&holder, &held)| holder != txn && held.conflicts(mode))
+    }
+}
+
+/// One transaction.
+#[derive(Clone, Debug)]
+struct Owner {
+    rank: Rank,
+    keys: BTreeMap<Key, Mode>,
+    /// Keys that it waits for here.
+    waits: BTreeSet<Key>,
+    waits_elsewhere: bool,
+    /// It keeps its locks until its end is applied, whatever happens.
+    is_prepared: bool,
+}
+
+/// The locks of one partition.
+#[derive(Clone, Debug, Default)]
+pub struct LockTable {
+    preemption: Preemption,
+    /// T5, for tests: prepared transactions lose their locks like others.
+    wounds_prepared: bool,
+    locks: BTreeMap<Key, Lock>,
+    owners: BTreeMap<TxnId, Owner>,
+    granted: Vec<TxnId>,
+}
+
+impl LockTable {
+    /// An empty table.
+    #[must_use]
+    pub fn new(preemption: Preemption, wounds_prepared: bool) -> Self {
+        Self { preemption, wounds_prepared, ..Self::default() }
+    }
+
+    /// `txn` wants these locks, besides those it has. Returns who loses all locks here because of
+    /// it, perhaps `txn` itself. Whose wishes are all granted now is told by
+    /// [`LockTable::take_granted`].
+    pub fn request(
+        &mut self,
+        txn: TxnId,
+        rank: Rank,
+        keys: impl IntoIterator<Item = (Key, Mode)>,
+    ) -> Vec<(TxnId, Loss)> {
+        let place = self.place(txn, rank);
+        let owner = self.owners.entry(txn).or_insert_with(|| Owner {
+            rank,
+            keys: BTreeMap::new(),
+            waits: BTreeSet::new(),
+            waits_elsewhere: false,
+            is_prepared: false,
+        });
+        for (key, mode) in keys {
+            let lock = self.locks.entry(key.clone()).or_default();
+            if lock.holders.get(&txn).is_some_and(|&held| held >= mode) {
+                continue;
+            }
+            let wanted = lock.waiters.entry(place).or_insert(mode);
+            *wanted = mode.max(*wanted);
+            owner.waits.insert(key.clone());
+            owner.keys.insert(key, mode);
+        }
+        let wanted = owner.waits.clone();
+        if wanted.is_empty() {
+            self.granted.push(txn);
+            return Vec::new();
+        }
+        let mut lost: BTreeMap<TxnId, Loss> = BTreeMap::new();
+        for key in &wanted {
+            self.victims(txn, key, &mut lost);
+        }
+        for &victim in lost.keys() {
+            self.release(victim);
+        }
+        for key in &wanted {
+            self.promote(key);
+        }
+        let mut lost: Vec<(TxnId, Loss)> = lost.into_iter().collect();
+        lost.extend(self.lose_if_waiting(txn));
+        lost
+    }
+
+    /// `txn` is known to wait, or not to wait any more, for a lock in another partition. Returns its
+    /// loss, if a more important transaction waits for it here.
+    pub fn set_waits_elsewhere(&mut self, txn: TxnId, waits: bool) -> Option<(TxnId, Loss)> {
+        self.owners.get_mut(&txn)?.waits_elsewhere = waits;
+        self.lose_if_waiting(txn)
+    }
+
+    /// Preempt-on-wait, seen from the one that waits: it must not keep a more important transaction
+    /// waiting.
+    fn lose_if_waiting(&mut self, txn: TxnId) -> Option<(TxnId, Loss)> {
+        let owner = self.owners.get(&txn)?;
+        if self.preemption != Preemption::OnWait || owner.is_prepared || !owner.is_waiting() {
+            return None;
+        }
+        let is_in_the_way = owner.keys.keys().any(|key| {
+            let Some(lock) = self.locks.get(key) else { return false };
+            let Some(&held) = lock.holders.get(&txn) else { return false };
+            lock.waiters.iter().any(|(&Place(std::cmp::Reverse(priority), ..), &mode)| {
+                priority > owner.rank.priority && held.conflicts(mode)
+            })
+        });
+        is_in_the_way.then(|| {
+            self.release(txn);
+            (txn, Loss::PreemptedOnWait)
+        })
+    }
+
+    fn place(&self, txn: TxnId, rank: Rank) -> Place {
+        let priority = match self.preemption {
+            Preemption::Never => Priority::LOW,
+            Preemption::Always | Preemption::OnWait => rank.priority,
+        };
+        Place(std::cmp::Reverse(priority), rank.age, txn)
+    }
+
+    /// Who must give way to `txn`, which waits for `key`.
+    fn victims(&self, txn: TxnId, key: &Key, lost: &mut BTreeMap<TxnId, Loss>) {
+        let (Some(lock), Some(me)) = (self.locks.get(key), self.owners.get(&txn)) else { return };
+        let Some(&mode) = lock.waiters.get(&self.place(txn, me.rank)) else { return };
+        for (&holder, &held) in &lock.holders {
+            if holder != txn
+                && held.conflicts(mode)
+                && let Some(loss) = self.loss(txn, holder)
+            {
+                lost.insert(holder, loss);
+            }
+        }
+        if self.preemption != Preemption::Always {
+            return;
+        }
+        // Natto §4: those of low priority that are older and wait for the lock are turned away too.
+        for (&Place(_, age, waiter), &wanted) in &lock.waiters {
+            let Some(other) = self.owners.get(&waiter) else { continue };
+            let is_older = (age, waiter) < (me.rank.age, txn);
+            if other.rank.priority < me.rank.priority && is_older && wanted.conflicts(mode) {
+                lost.insert(waiter, Loss::Preempted);
+            }
+        }
+    }
+
+    /// What `holder` suffers from `txn`, which is kept waiting by it; none if `txn` has to wait.
+    fn loss(&self, txn: TxnId, holder: TxnId) -> Option<Loss> {
+        let (me, other) = (self.owners.get(&txn)?, self.owners.get(&holder)?);
+        if other.is_prepared && !self.wounds_prepared {
+            return None;
+        }
+        let is_older = (me.rank.age, txn) < (other.rank.age, holder);
+        let is_higher = me.rank.priority > other.rank.priority;
+        let is_lower = me.rank.priority < other.rank.priority;
+        match self.preemption {
+            Preemption::Never => is_older.then_some(Loss::Wounded),
+            Preemption::Always if is_higher => Some(Loss::Preempted),
+            Preemption::OnWait if is_higher && other.is_waiting() => Some(Loss::PreemptedOnWait),
+            Preemption::Always | Preemption::OnWait => {
+                (is_older && !is_lower).then_some(Loss::Wounded)
+            }
+        }
+    }
+
+    /// Grants what can be granted of one key, strictly in order: nobody overtakes one that waits.
+    fn promote(&mut self, key: &Key) {
+        let Some(lock) = self.locks.get_mut(key) else { return };
+        while let Some((&place, &mode)) = lock.waiters.first_key_value() {
+            let Place(_, _, txn) = place;
+            if lock.is_held_against(txn, mode) {
+                break;
+            }
+            lock.waiters.remove(&place);
+            lock.holders.insert(txn, mode);
+            if let Some(owner) = self.owners.get_mut(&txn) {
+                owner.waits.remove(key);
+                if owner.waits.is_empty() {
+                    self.granted.push(txn);
+                }
+            }
+        }
+        if lock.holders.is_empty() && lock.waiters.is_empty() {
+            self.locks.remove(key);
+        }
+    }
+
+    /// Transactions that got the last lock they asked for since the last call.
+    pub fn take_granted(&mut self) -> Vec<TxnId> {
+        let mut granted = std::mem::take(&mut self.granted);
+        granted.retain(|&txn| self.is_granted(txn));
+        granted
+    }
+
+    /// Frees everything that `txn` holds, and takes back everything that it wants.
+    pub fn release(&mut self, txn: TxnId) {
+        let Some(owner) = self.owners.remove(&txn) else { return };
+        let place = self.place(txn, owner.rank);
+        for key in owner.keys.keys() {
+            if let Some(lock) = self.locks.get_mut(key) {
+                lock.holders.remove(&txn);
+                lock.waiters.remove(&place);
+            }
+            self.promote(key);
+        }
+    }
+
+    /// From here on nobody takes the locks of `txn`, which holds all that it asked for.
+    pub fn prepare(&mut self, txn: TxnId) {
+        if let Some(owner) = self.owners.get_mut(&txn) {
+            assert!(owner.waits.is_empty(), "{txn} prepares while it waits");
+            owner.is_prepared = true;
+        }
+    }
+
+    /// Gives `txn`, which has no place here, these locks for good, whoever waits for them. False,
+    /// and nothing done, if one is held against it.
+    pub fn seize(&mut self, txn: TxnId, keys: impl IntoIterator<Item = (Key, Mode)>) -> bool {
+        let keys: BTreeMap<Key, Mode> = keys.into_iter().collect();
+        let is_held = |(key, &mode): (&Key, &Mode)| {
+            self.locks.get(key).is_some_and(|lock| lock.is_held_against(txn, mode))
+        };
+        if keys.iter().any(is_held) {
+            return false;
+        }
+        for (key, &mode) in &keys {
+            self.locks.entry(key.clone()).or_default().holders.insert(txn, mode);
+        }
+        let owner = Owner {
+            rank: Rank::default(),
+            keys,
+            waits: BTreeSet::new(),
+            waits_elsewhere: false,
+            is_prepared: true,
+        };
+        self.owners.insert(txn, owner);
+        true
+    }
+
+    /// True if `txn` holds every lock that it asked for.
+    #[must_use]
+    pub fn is_granted(&self, txn: TxnId) -> bool {
+        self.owners.get(&txn).is_some_and(|owner| owner.waits.is_empty())
+    }
+
+    /// Prepared transactions that hold one of these keys for writing.
+    #[must_use]
+    pub fn prepared_writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+        let holders = keys.iter().filter_map(|key| self.locks.get(key)).flat_map(|l| &l.holders);
+        holders
+            .filter(|&(txn, mode)| {
+                *mode == Mode::Exclusive && self.owners.get(txn).is_some_and(|o| o.is_prepared)
+            })
+            .map(|(&txn, _)| txn)
+            .collect()
+    }
+
+    /// Everybody who holds or wants something.
+    pub fn owners(&self) -> impl Iterator<Item = TxnId> + '_ {
+        self.owners.keys().copied()
+    }
+
+    /// Panics if the table contradicts itself, or lets a transaction wait for one that it should
+    /// not wait for.
+    ///
+    /// # Panics
+    /// If it does.
+    pub fn assert_invariants(&self) {
+        for (key, lock) in &self.locks {
+            assert!(!lock.holders.is_empty(), "{key} is locked by nobody");
+            for (txn, held) in &lock.holders {
+                let is_alone = lock.holders.len() == 1 || *held == Mode::Shared;
+                assert!(is_alone || self.wounds_prepared, "{key} is held by {:?}", lock.holders);
+                let owner = self.owners.get(txn);
+                assert!(owner.is_some_and(|o| o.keys.contains_key(key)), "{txn} holds {key}");
+            }
+            for (&Place(_, _, waiter), &mode) in &lock.waiters {
+                let owner = self.owners.get(&waiter);
+                assert!(owner.is_some_and(|o| o.waits.contains(key)), "{waiter} wants {key}");
+                for (&holder, &held) in &lock.holders {
+                    let waits_in_vain = holder != waiter
+                        && held.conflicts(mode)
+                        && self.loss(waiter, holder).is_some();
+                    assert!(
+                        !waits_in_vain || self.wounds_prepared,
+                        "{waiter} waits for {holder} at {key}"
+                    );
+                }
+            }
+            let head = lock.waiters.first_key_value();
+            let is_stuck =
+                head.is_none_or(|(&Place(_, _, txn), &mode)| lock.is_held_against(txn, mode));
+            assert!(is_stuck, "the first waiter for {key} could have it");
+        }
+    }
+}
+
+impl Owner {
+    fn is_waiting(&self) -> bool {
+        !self.waits.is_empty() || self.waits_elsewhere
+    }
+}
+
+#[cfg(test)]
+mod tests;

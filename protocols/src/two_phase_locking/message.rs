@@ -1,0 +1,464 @@
+//! What the machines of two-phase locking say to each other and replicate.
+//!
+//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3), and
+//! every message to a partition may reach a node that no longer leads it: the answer is then
+//! [`Msg::NotLeader`], and the sender sends again to whoever leads.
+
+use std::collections::BTreeMap;
+use std::mem::size_of;
+
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::Message;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
+
+use super::locks::{Mode, Rank};
+use super::state::State;
+use crate::carousel::message::{
+    TXN, VERSION, keys_size, participant_size, reads_size, versions_size, writes_size,
+};
+use crate::carousel::{Participant, Snapshot};
+use crate::hosting::{self, Chunk};
+use crate::replication::{self, Replicated};
+
+/// What a server remembers.
+pub type Record = hosting::Record<Log, State>;
+
+/// A participant's answer to [`Msg::Prepare`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vote {
+    /// It holds every lock, every value read is still the newest, and the prepare is replicated:
+    /// the partition can commit the transaction, and will until it is told the decision.
+    Prepared {
+        /// The commit timestamp must not be smaller.
+        proposal: Timestamp,
+    },
+    /// It cannot, for this reason. Binds nobody: the coordinator's log decides.
+    Refused(AbortReason),
+}
+
+/// A message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Msg {
+    /// Client → participant leader: lock these keys, and read.
+    Lock {
+        /// The transaction.
+        txn: TxnId,
+        /// Who gives way to whom.
+        rank: Rank,
+        /// What it touches here.
+        participant: Participant,
+    },
+    /// Participant leader → client: every lock is held here, and these are the values. Holds until
+    /// the leader changes or says `Wounded`; what makes it safe is that the prepare checks again.
+    Locked {
+        /// The transaction.
+        txn: TxnId,
+        /// Whose keys these are.
+        partition: PartitionId,
+        /// Every key read here.
+        reads: Vec<(Key, Read)>,
+    },
+    /// Participant leader → client: the transaction waits for a lock here. Sent when asked again;
+    /// with preempt-on-wait, also at once for one of low priority.
+    Waiting {
+        /// The transaction.
+        txn: TxnId,
+        /// Where it waits.
+        partition: PartitionId,
+    },
+    /// Participant leader → client: the transaction has lost its locks here.
+    Wounded {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// Client → participant leader: the callers of these transactions are alive and undecided.
+    KeepAlive {
+        /// The partition.
+        partition: PartitionId,
+        /// The transactions.
+        txns: Vec<TxnId>,
+        /// Those of them that wait for a lock elsewhere (preempt-on-wait).
+        waiting: Vec<TxnId>,
+    },
+    /// Client → participant leader: the transaction will not be committed, or not here; free its
+    /// locks. Says nothing about one that is prepared.
+    Release {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+    },
+    /// Client → coordinator: commit this. Repeated until it is answered; carries all that a
+    /// coordinator without any record of the transaction needs.
+    Commit {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The partitions that take part.
+        participants: Vec<PartitionId>,
+        /// The version of each key that the client read (R3).
+        versions: Vec<(Key, Version)>,
+        /// What to write.
+        writes: Writes,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// Coordinator → participant leader: can you commit this? To every participant, also to those
+    /// that are only read (T4).
+    Prepare {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// The group that decides; participants ask the group, not a node (C10).
+        coordinator: PartitionId,
+        /// The version of each key read here.
+        versions: Vec<(Key, Version)>,
+        /// What to write here.
+        writes: Writes,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// Participant leader → coordinator: the answer.
+    Vote {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its vote.
+        vote: Vote,
+    },
+    /// Coordinator → client: what became of it. In the coordinator's log (R2).
+    Decided {
+        /// The transaction.
+        txn: TxnId,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// Coordinator → participant leader: the decision. Repeated until acknowledged.
+    Decision {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// A commit or an abort.
+        outcome: Outcome,
+    },
+    /// Participant leader → coordinator: the decision is replicated here.
+    DecisionAck {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+    },
+    /// Participant leader → coordinator, in recovery: I prepared this long ago; what was decided? A
+    /// coordinator without a record of the transaction aborts it, then says so (R1, C10).
+    QueryDecision {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its vote, in case it was lost.
+        proposal: Timestamp,
+    },
+    /// Client → coordinator: what became of this transaction? One that was never asked to commit is
+    /// ended (R1).
+    Resolve {
+        /// The transaction.
+        txn: TxnId,
+        /// The coordinator's group.
+        coordinator: PartitionId,
+        /// The partitions that take part.
+        participants: Vec<PartitionId>,
+    },
+    /// Client → participant leader: read these in a read-only transaction.
+    ReadOnly {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        keys: Vec<Key>,
+        /// The answer must hold at this timestamp at least.
+        at_least: Timestamp,
+    },
+    /// Participant leader → client: what they hold, and until when.
+    ReadOnlyResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The answer.
+        snapshot: Snapshot,
+    },
+    /// Any server → whoever asked: I do not lead this partition.
+    NotLeader {
+        /// The partition.
+        partition: PartitionId,
+        /// Who does, if known.
+        leader: Option<NodeId>,
+        /// The transaction it was about, if it was about one.
+        txn: Option<TxnId>,
+    },
+    /// Between replicas of one partition.
+    Replication {
+        /// The partition.
+        partition: PartitionId,
+        /// The log's message.
+        message: replication::Message<Log>,
+    },
+}
+
+/// What a partition's group replicates.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// As participant: this partition prepared the transaction, with its locks.
+    Prepare {
+        /// The transaction.
+        txn: TxnId,
+        /// The group that decides.
+        coordinator: PartitionId,
+        /// Keys read; their values were the newest, and stay so while the locks are held.
+        reads: Vec<Key>,
+        /// What to write.
+        writes: Writes,
+        /// The commit timestamp must not be smaller.
+        proposal: Timestamp,
+        /// [`orthodrome_core::Txn::acknowledged_below`].
+        acknowledged_below: u64,
+    },
+    /// As participant: the decision.
+    End {
+        /// The transaction.
+        txn: TxnId,
+        /// The group that decided.
+        coordinator: PartitionId,
+        /// The decision.
+        outcome: Outcome,
+    },
+    /// As coordinator: the decision. The first such entry of a transaction is what decides.
+    Decide {
+        /// The transaction.
+        txn: TxnId,
+        /// The decision.
+        outcome: Outcome,
+        /// Who takes part, as far as is known.
+        participants: Vec<PartitionId>,
+        /// [`orthodrome_core::Txn::acknowledged_below`]; 0 if it is not known.
+        acknowledged_below: u64,
+    },
+    /// As coordinator: every participant has acknowledged these decisions.
+    Settle(Vec<TxnId>),
+    /// Clients know the outcomes of all their transactions below these counters.
+    Acknowledge(Vec<(ClientId, u64)>),
+    /// No timestamp above this may be promised before a later ceiling is chosen (R8).
+    Ceiling(Timestamp),
+}
+
+/// The log of one partition's group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Log;
+
+/// The locks that go with these reads and writes: what is written is locked for writing only.
+pub fn modes<'a>(
+    reads: impl IntoIterator<Item = &'a Key>,
+    writes: impl IntoIterator<Item = &'a Key>,
+) -> BTreeMap<Key, Mode> {
+    let mut all: BTreeMap<Key, Mode> =
+        reads.into_iter().map(|key| (key.clone(), Mode::Shared)).collect();
+    all.extend(writes.into_iter().map(|key| (key.clone(), Mode::Exclusive)));
+    all
+}
+
+impl Msg {
+    /// The partition whose leader the message is meant for; none if it is not for a leader.
+    #[must_use]
+    pub fn partition(&self) -> Option<PartitionId> {
+        match self {
+            Self::Lock { participant, .. } => Some(participant.partition),
+            Self::Commit { coordinator, .. }
+            | Self::Resolve { coordinator, .. }
+            | Self::Vote { coordinator, .. }
+            | Self::DecisionAck { coordinator, .. }
+            | Self::QueryDecision { coordinator, .. } => Some(*coordinator),
+            Self::KeepAlive { partition, .. }
+            | Self::Release { partition, .. }
+            | Self::Prepare { partition, .. }
+            | Self::Decision { partition, .. }
+            | Self::ReadOnly { partition, .. } => Some(*partition),
+            Self::Locked { .. }
+            | Self::Waiting { .. }
+            | Self::Wounded { .. }
+            | Self::Decided { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. } => None,
+        }
+    }
+
+    /// The partition that only its leader speaks for in this message: whoever receives it knows who
+    /// leads.
+    #[must_use]
+    pub fn led_by_sender(&self) -> Option<PartitionId> {
+        match self {
+            Self::Vote { partition, .. }
+            | Self::DecisionAck { partition, .. }
+            | Self::QueryDecision { partition, .. }
+            | Self::Locked { partition, .. }
+            | Self::Waiting { partition, .. }
+            | Self::Wounded { partition, .. }
+            | Self::ReadOnlyResult { partition, .. } => Some(*partition),
+            Self::Prepare { coordinator, .. } | Self::Decision { coordinator, .. } => {
+                Some(*coordinator)
+            }
+            Self::Lock { .. }
+            | Self::KeepAlive { .. }
+            | Self::Release { .. }
+            | Self::Commit { .. }
+            | Self::Resolve { .. }
+            | Self::Decided { .. }
+            | Self::ReadOnly { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. } => None,
+        }
+    }
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Lock { .. } => "Lock",
+            Self::Locked { .. } => "Locked",
+            Self::Waiting { .. } => "Waiting",
+            Self::Wounded { .. } => "Wounded",
+            Self::KeepAlive { .. } => "KeepAlive",
+            Self::Release { .. } => "Release",
+            Self::Commit { .. } => "Commit",
+            Self::Prepare { .. } => "Prepare",
+            Self::Vote { .. } => "Vote",
+            Self::Decided { .. } => "Decided",
+            Self::Decision { .. } => "Decision",
+            Self::DecisionAck { .. } => "DecisionAck",
+            Self::QueryDecision { .. } => "QueryDecision",
+            Self::Resolve { .. } => "Resolve",
+            Self::ReadOnly { .. } => "ReadOnly",
+            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
+            Self::NotLeader { .. } => "NotLeader",
+            Self::Replication { message, .. } => message.kind(),
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::Lock { txn, .. }
+            | Self::Locked { txn, .. }
+            | Self::Waiting { txn, .. }
+            | Self::Wounded { txn, .. }
+            | Self::Release { txn, .. }
+            | Self::Commit { txn, .. }
+            | Self::Prepare { txn, .. }
+            | Self::Vote { txn, .. }
+            | Self::Decided { txn, .. }
+            | Self::Decision { txn, .. }
+            | Self::DecisionAck { txn, .. }
+            | Self::QueryDecision { txn, .. }
+            | Self::Resolve { txn, .. }
+            | Self::ReadOnly { txn, .. }
+            | Self::ReadOnlyResult { txn, .. } => Some(*txn),
+            Self::NotLeader { txn, .. } => *txn,
+            Self::KeepAlive { .. } | Self::Replication { .. } => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        match self {
+            Self::Lock { participant, .. } => 36 + participant_size(participant),
+            Self::Locked { reads, .. } => 16 + reads_size(reads),
+            Self::Waiting { .. } | Self::Release { .. } => 16,
+            Self::Wounded { .. } | Self::DecisionAck { .. } => 18,
+            Self::KeepAlive { txns, waiting, .. } => 8 + TXN * (txns.len() + waiting.len()),
+            Self::Commit { participants, versions, writes, .. } => {
+                24 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
+            }
+            Self::Prepare { versions, writes, .. } => {
+                24 + writes_size(writes) + versions_size(versions)
+            }
+            Self::Vote { .. } | Self::QueryDecision { .. } | Self::Decided { .. } => 28,
+            Self::Decision { .. } => 30,
+            Self::Resolve { participants, .. } => 18 + 2 * participants.len(),
+            Self::ReadOnly { keys, .. } => 26 + keys_size(keys),
+            Self::ReadOnlyResult { snapshot, .. } => 28 + reads_size(&snapshot.reads),
+            Self::NotLeader { .. } => 20,
+            Self::Replication { message, .. } => 6 + message.wire_size(),
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::Lock { participant, .. } => participant.reads.len() + participant.writes.len(),
+            Self::Prepare { versions, writes, .. } => versions.len() + writes.len(),
+            Self::ReadOnly { keys, .. } => keys.len(),
+            Self::Locked { .. }
+            | Self::Waiting { .. }
+            | Self::Wounded { .. }
+            | Self::KeepAlive { .. }
+            | Self::Release { .. }
+            | Self::Commit { .. }
+            | Self::Vote { .. }
+            | Self::Decided { .. }
+            | Self::Decision { .. }
+            | Self::DecisionAck { .. }
+            | Self::QueryDecision { .. }
+            | Self::Resolve { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. } => 0,
+        }
+    }
+}
+
+impl Replicated for Log {
+    type Command = Command;
+    type Chunk = Chunk<State>;
+    type Cursor = Key;
+
+    fn command_size(command: &Command) -> usize {
+        match command {
+            Command::Prepare { reads, writes, .. } => 36 + keys_size(reads) + writes_size(writes),
+            Command::End { .. } => 30,
+            Command::Decide { participants, .. } => 32 + 2 * participants.len(),
+            Command::Settle(txns) => 4 + TXN * txns.len(),
+            Command::Acknowledge(clients) => 4 + 12 * clients.len(),
+            Command::Ceiling(_) => 12,
+        }
+    }
+
+    fn chunk_size(chunk: &Chunk<State>) -> usize {
+        let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
+        let keys = chunk.keys.iter().map(|(key, versions)| {
+            let values = versions.iter();
+            8 + key.len()
+                + values
+                    .map(|(_, v)| VERSION + 4 + v.as_ref().map_or(0, |v| v.len()))
+                    .sum::<usize>()
+        });
+        state + keys.sum::<usize>()
+    }
+}
+
+const _: () =
+    assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

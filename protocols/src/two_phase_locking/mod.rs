@@ -1,0 +1,329 @@
+//! Two-phase locking and two-phase commit over replicated partitions, as in Spanner: the baseline
+//! that Natto (§4) measures itself against, with recovery. Three protocols: `2pl`, `2pl-p`,
+//! `2pl-pow`.
+//!
+//! - Linguan Yang, Xinan Yan, Bernard Wong: *Natto: Providing Distributed Transaction
+//!   Prioritization for High-Contention Workloads*, SIGMOD 2022,
+//!   <https://doi.org/10.1145/3514221.3526161>, §4.
+//! - James C. Corbett et al.: *Spanner: Google's Globally-Distributed Database*, OSDI 2012, §4.2.
+//! - Daniel J. Rosenkrantz, Richard E. Stearns, Philip M. Lewis: *System Level Concurrency Control
+//!   for Distributed Database Systems*, TODS 3(2), 1978 (wound-wait).
+//! - David T. McWherter, Bianca Schroeder, Anastassia Ailamaki, Mor Harchol-Balter: *Improving
+//!   Preemptive Prioritization via Statistical Characterization of OLTP Locking*, ICDE 2005
+//!   (preempt-on-wait).
+//!
+//! # The idea
+//! A transaction first locks everything that it declared, at the leaders of its partitions, and
+//! reads under those locks. An older transaction *wounds* a younger one that is in its way; a younger
+//! one waits for an older. When every lock is held, the client asks a coordinator, a group led in its
+//! own region, to commit; that asks every participant to prepare, each replicates its prepare, the
+//! coordinator replicates the decision, and tells. Reads, prepare and decision come one after the
+//! other, which costs a wide-area round trip more than Carousel does, and no transaction ever aborts
+//! for a conflict with an older one that finishes.
+//!
+//! With `2pl-p`, a transaction of high priority takes locks from all of low priority that are not
+//! prepared, and turns away older ones that wait where it wants a lock. With `2pl-pow`, it takes them
+//! only from those that themselves wait for a lock, here or elsewhere. In both, one of low priority
+//! never wounds one of high priority.
+//!
+//! # Messages
+//! | message | from → to | when |
+//! |---|---|---|
+//! | `Lock` | client → participant leaders | a transaction begins |
+//! | `Locked` | participant leader → client | every lock there is held; with the values |
+//! | `Waiting` | participant leader → client | asked again; or at once, for preempt-on-wait |
+//! | `Wounded` | participant leader → client | the locks there are lost |
+//! | `KeepAlive` | client → participant leaders | while its caller thinks, or it waits |
+//! | `Release` | client → participant leaders | it gives up, or needs no lock there |
+//! | `Commit` | client → coordinator | its caller decided |
+//! | `Prepare`, `Vote` | coordinator ↔ participant leaders | 2PC, first phase |
+//! | `Decided` | coordinator → client | the decision is in the log |
+//! | `Decision`, `DecisionAck` | coordinator ↔ participant leaders | 2PC, second phase |
+//! | `QueryDecision` | participant leader → coordinator | prepared for long |
+//! | `Resolve` | client → coordinator | a caller lost track |
+//! | `ReadOnly`, `ReadOnlyResult` | client ↔ participant leaders | a read-only transaction |
+//! | `NotLeader` | server → sender | leadership has moved |
+//!
+//! # Why it is correct
+//! - **Locks of prepared transactions are replicated, all others are only in a leader's memory** and
+//!   die with its leadership. So every participant, also one that is only read, is asked to prepare
+//!   (T4), and prepares only if it still holds the locks, or can have them at once, *and* every value
+//!   read is still the newest (R3). At the moment of the last vote all locks are held and all values
+//!   are current: that moment is the transaction's place in the serial order.
+//! - **A prepared transaction is neither wounded nor timed out by its participants** (T5). Locks go
+//!   when a commit is applied. A transaction is asked to prepare only once it has every lock, so a
+//!   prepared one waits for nobody, and waiting for it is no deadlock.
+//! - **The first decision in the coordinator's log is the decision** (R2, R7), and nobody hears of
+//!   one that is not chosen. A new coordinator that finds none has told nobody anything. It never
+//!   asks participants how they voted (C1): the client asks to commit again, or a participant asks,
+//!   and then a transaction without a record is aborted (R1).
+//! - **What the client alone ends needs no log.** Until it sends `Commit` nobody can commit the
+//!   transaction, so a client that is wounded, or whose caller gives up, may say so at once.
+//! - **Read-only transactions take no locks.** Each leader returns its newest values with a promise
+//!   of how long they stay the newest, under a lease, after those have ended that were prepared when
+//!   the request came; if one timestamp lies within every promise, that is the snapshot, else those
+//!   that fall short are asked once more. Locking reads would need no timestamps, but a second round
+//!   trip to see that no lock was lost meanwhile, and would make writers wait. The price is
+//!   *commit-wait*: a commit is told when its timestamp has passed on every clock (C13); 2PC takes so
+//!   long that this costs nothing.
+//!
+//! # Deviations
+//! Natto gives the system one paragraph and no recovery.
+//! - **A key that is read and written is locked for writing at once**, and written keys are locked
+//!   with the reads, not at the prepare as in Spanner: the sets are declared, so upgrades, which make
+//!   two readers of one key wound each other, and prepared transactions that wait are both needless.
+//! - **Ages survive retries** (T5): the gateway remembers when a transaction's first attempt began. A
+//!   caller that goes on at another gateway starts young again; only fairness rests on it.
+//! - **Low never wounds high** under `2pl-p` and `2pl-pow`, where wound-wait by age alone would let
+//!   an older low one abort what preemption was to protect.
+//! - **Preempt-on-wait knows of waits elsewhere**: a low-priority transaction's client hears that it
+//!   waits, and tells the other partitions. Without that, a high-priority one could wait for a low
+//!   one that waits for it.
+//!
+//! # Not implemented
+//! - Several rounds of reads in one transaction. The lock table grants further locks, and upgrades,
+//!   to a transaction that has some; callers cannot ask for them yet.
+//! - One-phase commit of transactions with one participant.
+
+mod client;
+mod coordinator;
+mod leader;
+mod locks;
+mod message;
+mod participant;
+mod server;
+mod state;
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
+pub use client::Client;
+pub use locks::{LockTable, Loss, Mode, Preemption, Rank};
+pub use message::{Command, Log, Msg, Record, Vote};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
+pub use server::Server;
+pub use state::{Decided, Prepared, State, decide};
+
+use crate::{hosting, replication};
+
+/// One of the three protocols.
+pub trait Variant: Copy + Eq + std::fmt::Debug + Send + Sync + 'static {
+    /// Its name.
+    const NAME: &'static str;
+    /// What priorities do in it.
+    const PREEMPTION: Preemption;
+}
+
+/// Two-phase locking in the variant `V`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Locking<V>(PhantomData<V>);
+
+/// `2pl`: wound-wait by age.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ByAge;
+
+impl Variant for ByAge {
+    const NAME: &'static str = "2pl";
+    const PREEMPTION: Preemption = Preemption::Never;
+}
+
+/// `2pl-p`: high priority preempts low.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Preempt;
+
+impl Variant for Preempt {
+    const NAME: &'static str = "2pl-p";
+    const PREEMPTION: Preemption = Preemption::Always;
+}
+
+/// `2pl-pow`: high priority preempts low that waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PreemptOnWait;
+
+impl Variant for PreemptOnWait {
+    const NAME: &'static str = "2pl-pow";
+    const PREEMPTION: Preemption = Preemption::OnWait;
+}
+
+/// Settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The replicated logs, checkpoints and snapshots.
+    pub hosting: hosting::Config,
+    /// What priorities do.
+    pub preemption: Preemption,
+    /// A client sends an unanswered request again after this time, then after twice, …
+    pub resend_after: Duration,
+    /// Clients send heartbeats this often while they wait for locks or their callers think.
+    pub heartbeat_interval: Duration,
+    /// A participant frees the locks of a transaction that is not prepared after this time without
+    /// a heartbeat; a coordinator aborts one whose votes do not come in this time.
+    pub abandon_after: Duration,
+    /// A participant asks about a transaction this long after it was prepared, and a coordinator
+    /// about a vote or an acknowledgement this long after it asked; then again as often.
+    pub query_after: Duration,
+    /// How often a leader looks for work that is overdue.
+    pub sweep_interval: Duration,
+    /// How far ahead of its clock a leader reserves timestamps (R8).
+    pub ceiling_ahead: Duration,
+    /// Outcomes are kept this long for a client that acknowledges nothing any more.
+    pub retention: Duration,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Teeth {
+    /// T4: participants that are only read are not asked to prepare.
+    pub skips_readers: bool,
+    /// T5: prepared transactions are wounded like others.
+    pub wounds_prepared: bool,
+    /// T5: locks go when a commit is proposed, not when it is applied.
+    pub releases_early: bool,
+    /// R3: a prepare does not look whether what was read is still the newest.
+    pub no_version_check: bool,
+    /// C12: read-only transactions are served without a lease, and a leader that hears no quorum goes
+    /// on leading.
+    pub no_lease: bool,
+    /// C13: read-only transactions do not wait for prepared writers.
+    pub reads_do_not_wait: bool,
+}
+
+/// Rare events.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Note {
+    /// A transaction had to wait for a lock.
+    LockWait,
+    /// A transaction lost its locks to an older one.
+    Wounded,
+    /// A transaction lost its locks, or its place in a queue, to a more important one.
+    Preempted,
+    /// A transaction lost its locks to a more important one because it waited elsewhere.
+    PreemptedOnWait,
+    /// A lock request came after the transaction had gone further.
+    LateLock,
+    /// A lock request came twice.
+    RepeatedLock,
+    /// A prepare came after the transaction had ended here.
+    LatePrepare,
+    /// A prepare came twice.
+    RepeatedPrepare,
+    /// The leader that gave the locks is gone; they were free, and nothing had changed.
+    LocksRegained,
+    /// The locks are gone, and others have them.
+    LocksLost,
+    /// Something that the client read has changed.
+    StaleVersions,
+    /// A later attempt ended an earlier one.
+    AttemptSuperseded,
+    /// An abort of an unknown transaction left a tombstone.
+    Tombstone,
+    /// A recovery query found no record of a transaction, and made an abort.
+    QueryAborted,
+    /// A participant gave up a client.
+    Abandoned,
+    /// A coordinator gave up waiting for votes.
+    Hopeless,
+    /// A new leader took over decisions as their coordinator.
+    CoordinatorTakeover,
+    /// A new leader took over prepared transactions as their participant.
+    ParticipantTakeover,
+    /// A client asked for an outcome.
+    Resolved,
+    /// A commit waited for its timestamp to pass.
+    CommitWait,
+    /// A read-only transaction needed a second round.
+    SecondRound,
+    /// A read-only transaction waited for a leadership check.
+    ReadIndex,
+    /// A read-only transaction waited for a prepared writer.
+    ReadWait,
+    /// A request was sent again.
+    Resent,
+    /// Outcomes were forgotten for a client that acknowledges nothing any more.
+    Retired,
+    /// Of the replicas.
+    Hosting(hosting::Note),
+}
+
+impl From<hosting::Note> for Note {
+    fn from(note: hosting::Note) -> Self {
+        Self::Hosting(note)
+    }
+}
+
+/// Names of timers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// Of a partition's replicated log.
+    Replication(PartitionId, replication::Timer),
+    /// A leader looks for overdue work.
+    Sweep(PartitionId),
+    /// A commit's timestamp passes.
+    CommitWait(PartitionId),
+    /// A client sends a transaction's unanswered requests again.
+    Resend(TxnId),
+    /// A client sends heartbeats.
+    Heartbeat,
+}
+
+impl<V: Variant> Protocol for Locking<V> {
+    const NAME: &'static str = V::NAME;
+    const TEETH: &'static [&'static str] = &["T4", "T5", "T5-early", "R3", "C12", "C13"];
+
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = Timer;
+    type Record = Record;
+    type Note = Note;
+    type Client = Client;
+    type Server = Server;
+
+    fn configure(cluster: &Cluster) -> Config {
+        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        Config {
+            hosting: hosting::Config::for_round_trip(round_trip),
+            preemption: V::PREEMPTION,
+            resend_after: round_trip * 3 + Duration::from_millis(200),
+            heartbeat_interval: Duration::from_secs(1),
+            abandon_after: Duration::from_secs(5),
+            query_after: round_trip * 5 + Duration::from_millis(500),
+            sweep_interval: Duration::from_millis(200),
+            ceiling_ahead: Duration::from_secs(1),
+            retention: Duration::from_secs(600),
+            teeth: Teeth::default(),
+        }
+    }
+
+    fn bare(config: &mut Config, tooth: &str) {
+        let teeth = &mut config.teeth;
+        match tooth {
+            "T4" => teeth.skips_readers = true,
+            "T5" => teeth.wounds_prepared = true,
+            "T5-early" => teeth.releases_early = true,
+            "R3" => teeth.no_version_check = true,
+            "C12" => {
+                teeth.no_lease = true;
+                config.hosting.replication.check_quorum = false;
+            }
+            "C13" => teeth.reads_do_not_wait = true,
+            other => panic!("{other} is none of {:?}", Self::TEETH),
+        }
+    }
+
+    fn vary(config: &mut Config, rng: &mut Rng) {
+        // A fourth of what suits is less than a round trip: everything is asked more than once.
+        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
+        config.resend_after = hosting::vary(config.resend_after, low, high, rng);
+        config.query_after = hosting::vary(config.query_after, 20, 150, rng);
+        config.sweep_interval = hosting::vary(config.sweep_interval, 10, 150, rng);
+        config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
+        config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
+        config.hosting.vary(rng);
+    }
+}

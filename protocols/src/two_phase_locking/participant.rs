@@ -1,0 +1,497 @@
+//! A partition's leader as participant: lock, read, prepare, carry out the decision; and read-only
+//! transactions.
+
+use std::collections::BTreeSet;
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Version, Writes};
+
+use super::Note;
+use super::leader::{Asked, Partition, Session, WaitingRead, World};
+use super::locks::{Loss, Preemption, Rank};
+use super::message::{Command, Msg, Vote, modes};
+use super::state::Prepared;
+use crate::carousel::{Participant, Snapshot};
+
+/// What a prepare asks for, this partition's part.
+pub(super) struct Wish {
+    pub versions: Vec<(Key, Version)>,
+    pub writes: Writes,
+    pub acknowledged_below: u64,
+}
+
+impl Partition {
+    /// Natto §4: lock everything that the transaction declared here, then read. It may wait, and
+    /// others may lose their locks to it.
+    pub(super) fn on_lock(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        rank: Rank,
+        participant: Participant,
+        world: &mut World<'_>,
+    ) {
+        if let Some(Outcome::Aborted(reason)) = self.state.ended.get(&txn) {
+            world.cx.note(Note::LateLock);
+            let wounded = Msg::Wounded { txn, partition: self.id, reason: *reason };
+            world.send(client, wounded);
+            return;
+        }
+        self.end_earlier_attempts(txn, world);
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let later = txn.retry()..=TxnId { attempt: u32::MAX, ..txn };
+        let is_late = self.state.is_acknowledged(txn)
+            || self.state.ended.contains_key(&txn)
+            || self.state.prepared.contains_key(&txn)
+            || leader.preparing.contains_key(&txn)
+            || leader.sessions.range(later).next().is_some();
+        if is_late {
+            world.cx.note(Note::LateLock);
+            return;
+        }
+        if let Some(session) = leader.sessions.get_mut(&txn) {
+            world.cx.note(Note::RepeatedLock);
+            (session.client, session.heard) = (client, now);
+            if leader.locks.is_granted(txn) {
+                self.send_reads(txn, world);
+            } else {
+                world.send(client, Msg::Waiting { txn, partition: self.id });
+            }
+            return;
+        }
+        let Participant { reads, writes, .. } = participant;
+        let wanted = modes(&reads, &writes);
+        leader.sessions.insert(txn, Session { client, reads, heard: now });
+        let lost = leader.locks.request(txn, rank, wanted);
+        let waits = !leader.locks.is_granted(txn);
+        for (victim, loss) in lost {
+            self.wound(victim, loss.into(), AbortReason::Conflict, world);
+        }
+        self.serve_granted(world);
+        if waits {
+            world.cx.note(Note::LockWait);
+            // Only where it can matter to a more important one is it worth a message.
+            if world.config.preemption == Preemption::OnWait && rank.priority == Priority::LOW {
+                world.send(client, Msg::Waiting { txn, partition: self.id });
+            }
+        }
+    }
+
+    /// Whoever got the last lock it asked for gets its values now. They stay the newest while the
+    /// locks are held.
+    fn serve_granted(&mut self, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        for txn in leader.locks.take_granted() {
+            self.send_reads(txn, world);
+        }
+    }
+
+    fn send_reads(&self, txn: TxnId, world: &mut World<'_>) {
+        let Some(session) = self.leader.as_ref().and_then(|leader| leader.sessions.get(&txn))
+        else {
+            return;
+        };
+        let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
+        let locked = Msg::Locked { txn, partition: self.id, reads: reads.collect() };
+        world.send(session.client, locked);
+    }
+
+    /// A transaction that is not prepared loses its locks here. Its client hears of it; if it was
+    /// about to commit, its prepare will be refused here unless nothing has changed meanwhile.
+    fn wound(&mut self, txn: TxnId, note: Note, reason: AbortReason, world: &mut World<'_>) {
+        world.cx.note(note);
+        let Some(leader) = &mut self.leader else { return };
+        leader.locks.release(txn);
+        if let Some(session) = leader.sessions.remove(&txn) {
+            world.send(session.client, Msg::Wounded { txn, partition: self.id, reason });
+        }
+    }
+
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
+    /// decision, and nothing need wait for anybody else's word of it.
+    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        if txn.attempt == 0 {
+            return;
+        }
+        let earlier = TxnId { attempt: 0, ..txn }..txn;
+        let idle: Vec<TxnId> =
+            leader.sessions.range(earlier.clone()).map(|(txn, _)| *txn).collect();
+        for old in idle {
+            world.cx.note(Note::AttemptSuperseded);
+            leader.sessions.remove(&old);
+            leader.locks.release(old);
+        }
+        let open: Vec<(TxnId, PartitionId)> = self
+            .state
+            .prepared
+            .range(earlier.clone())
+            .chain(leader.preparing.range(earlier))
+            .map(|(txn, prepared)| (*txn, prepared.coordinator))
+            .filter(|(txn, _)| !leader.ending.contains(txn))
+            .collect();
+        for (old, coordinator) in open {
+            world.cx.note(Note::AttemptSuperseded);
+            self.end(old, coordinator, Outcome::Aborted(AbortReason::Conflict), world);
+        }
+        self.serve_granted(world);
+    }
+
+    /// The callers are alive; some of their transactions wait for a lock elsewhere.
+    pub(super) fn on_heartbeat(
+        &mut self,
+        txns: &[TxnId],
+        waiting: &[TxnId],
+        world: &mut World<'_>,
+    ) {
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        let mut lost = Vec::new();
+        for txn in txns {
+            if let Some(session) = leader.sessions.get_mut(txn) {
+                session.heard = now;
+                lost.extend(leader.locks.set_waits_elsewhere(*txn, waiting.contains(txn)));
+            }
+        }
+        for (victim, loss) in lost {
+            self.wound(victim, loss.into(), AbortReason::Conflict, world);
+        }
+        self.serve_granted(world);
+    }
+
+    /// The client will not commit it, or not here. One that is prepared stays: whoever asked to
+    /// commit it is another gateway, and the coordinator decides.
+    pub(super) fn on_release(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        if leader.sessions.remove(&txn).is_some() {
+            leader.locks.release(txn);
+            self.serve_granted(world);
+        }
+    }
+
+    /// 2PC, first phase. The transaction prepares if it still holds its locks, or can have them at
+    /// once because the leader that gave them is gone, and if what it read is still the newest (R3,
+    /// T4). So at the moment of its last vote every lock is held and every value read is current.
+    pub(super) fn on_prepare(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        wish: Wish,
+        world: &mut World<'_>,
+    ) {
+        if let Some(prepared) = self.state.prepared.get(&txn) {
+            world.cx.note(Note::RepeatedPrepare);
+            self.send_vote(txn, coordinator, prepared.vote(), world);
+            return;
+        }
+        let ended = self.state.ended.get(&txn);
+        if ended.is_some() || self.state.is_acknowledged(txn) {
+            // It ended before its prepare came (C9).
+            world.cx.note(Note::LatePrepare);
+            let reason = match ended {
+                Some(Outcome::Aborted(reason)) => *reason,
+                Some(Outcome::Committed(_) | Outcome::Unknown) | None => AbortReason::Recovery,
+            };
+            self.send_vote(txn, coordinator, Vote::Refused(reason), world);
+            return;
+        }
+        let Some(leader) = &mut self.leader else { return };
+        if leader.preparing.contains_key(&txn) || leader.ending.contains(&txn) {
+            world.cx.note(Note::RepeatedPrepare);
+            return;
+        }
+        let Wish { versions, writes, acknowledged_below } = wish;
+        let reads: Vec<Key> = versions.iter().map(|(key, _)| key.clone()).collect();
+        leader.sessions.remove(&txn);
+        let is_current =
+            versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
+        let refusal = if !is_current && !world.config.teeth.no_version_check {
+            Some((Note::StaleVersions, AbortReason::StaleRead))
+        } else if leader.locks.is_granted(txn) {
+            leader.locks.prepare(txn);
+            None
+        } else {
+            leader.locks.release(txn);
+            let is_free = leader.locks.seize(txn, modes(&reads, writes.keys()));
+            if is_free {
+                world.cx.note(Note::LocksRegained);
+            }
+            (!is_free).then_some((Note::LocksLost, AbortReason::Conflict))
+        };
+        if let Some((note, reason)) = refusal {
+            world.cx.note(note);
+            leader.locks.release(txn);
+            self.send_vote(txn, coordinator, Vote::Refused(reason), world);
+            self.serve_granted(world);
+            return;
+        }
+        let proposal = leader.floor.next().max(world.cx.clock().now);
+        let prepared = Prepared { coordinator, reads, writes, proposal };
+        let command = Command::Prepare {
+            txn,
+            coordinator,
+            reads: prepared.reads.clone(),
+            writes: prepared.writes.clone(),
+            proposal,
+            acknowledged_below,
+        };
+        leader.preparing.insert(txn, prepared);
+        self.reserve(proposal, world);
+        self.propose(command, world);
+        self.serve_granted(world);
+    }
+
+    fn send_vote(&self, txn: TxnId, coordinator: PartitionId, vote: Vote, world: &mut World<'_>) {
+        let vote = Msg::Vote { txn, coordinator, partition: self.id, vote };
+        world.send_to_leader(coordinator, vote);
+    }
+
+    /// A prepare is chosen: vote.
+    pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        leader.preparing.remove(&txn);
+        let Some(prepared) = self.state.prepared.get(&txn) else { return };
+        leader.asked.insert(txn, Asked { at: world.cx.now(), times: 0 });
+        self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
+    }
+
+    /// 2PC, second phase: replicate the decision, apply it, acknowledge it.
+    pub(super) fn on_decision(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        outcome: Outcome,
+        world: &mut World<'_>,
+    ) {
+        let Some(leader) = &mut self.leader else { return };
+        if leader.ending.contains(&txn) {
+            return;
+        }
+        if leader.sessions.remove(&txn).is_some() {
+            leader.locks.release(txn);
+        }
+        let is_open = self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn);
+        let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
+        if is_open {
+            self.end(txn, coordinator, outcome, world);
+        } else if is_over || matches!(outcome, Outcome::Committed(_)) {
+            // A commit needs this partition's prepare, so it was prepared and has ended here.
+            self.acknowledge(txn, coordinator, world);
+        } else {
+            // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
+            world.cx.note(Note::Tombstone);
+            self.end(txn, coordinator, outcome, world);
+        }
+        self.serve_granted(world);
+    }
+
+    /// Puts a decision into the log.
+    fn end(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        outcome: Outcome,
+        world: &mut World<'_>,
+    ) {
+        let Some(leader) = &mut self.leader else { return };
+        if !leader.ending.insert(txn) {
+            return;
+        }
+        if matches!(outcome, Outcome::Aborted(_)) || world.config.teeth.releases_early {
+            // Whoever takes the keys now stands behind this abort in the log, so its vote is out
+            // only if the abort is chosen. A commit's keys are free when it is applied (T5).
+            leader.locks.release(txn);
+        }
+        self.propose(Command::End { txn, coordinator, outcome }, world);
+        self.serve_granted(world);
+    }
+
+    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
+        let ack = Msg::DecisionAck { txn, coordinator, partition: self.id };
+        world.send_to_leader(coordinator, ack);
+    }
+
+    /// A decision is applied: read-only transactions that waited for it go on, then those that wait
+    /// for its locks.
+    pub(super) fn on_ended(&mut self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        leader.asked.remove(&txn);
+        leader.preparing.remove(&txn);
+        leader.sessions.remove(&txn);
+        leader.floor = leader.floor.max(self.state.floor);
+        leader.kept_since.insert(txn, world.cx.now());
+        leader.locks.release(txn);
+        if leader.ending.remove(&txn) {
+            self.acknowledge(txn, coordinator, world);
+        }
+        self.release_reads(txn, world);
+        self.serve_granted(world);
+    }
+
+    /// A read-only transaction's part: the newest values, and how long they are promised to be the
+    /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
+    /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
+    /// the request came: one of them may have been told to commit.
+    pub(super) fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_>) {
+        let has_lease = self.replica.has_lease(world.cx.now());
+        if has_lease || world.config.teeth.no_lease {
+            self.read_as_leader(read, world);
+            return;
+        }
+        world.cx.note(Note::ReadIndex);
+        let Some(leader) = &mut self.leader else { return };
+        let id = leader.next_read;
+        leader.next_read += 1;
+        leader.reads.insert(id, read);
+        self.read_index(id, world);
+    }
+
+    /// The answer to a leadership check.
+    pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
+        let Some(read) = self.leader.as_mut().and_then(|leader| leader.reads.remove(&id)) else {
+            return;
+        };
+        if is_leader {
+            self.read_as_leader(read, world);
+        } else {
+            let WaitingRead { client, txn, .. } = read;
+            let partition = self.id;
+            world.send(client, Msg::NotLeader { partition, leader: None, txn: Some(txn) });
+        }
+    }
+
+    fn read_as_leader(&mut self, mut read: WaitingRead, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        if read.at_least > self.state.ceiling {
+            let ceiling = read.at_least + world.config.ceiling_ahead;
+            leader.reads_above_ceiling.push(read);
+            if leader.ceiling_proposed < ceiling {
+                leader.ceiling_proposed = ceiling;
+                self.propose(Command::Ceiling(ceiling), world);
+            }
+            return;
+        }
+        // Whoever prepares from here on commits later than what is promised at least.
+        leader.floor = leader.floor.max(read.at_least);
+        let writers = leader.locks.prepared_writers(&read.keys);
+        let behind: BTreeSet<TxnId> = match read.behind.take() {
+            None => writers,
+            Some(known) => known.intersection(&writers).copied().collect(),
+        };
+        if behind.is_empty() || world.config.teeth.reads_do_not_wait {
+            self.serve_read(read, world);
+            return;
+        }
+        world.cx.note(Note::ReadWait);
+        read.behind = Some(behind);
+        leader.reads_behind.push(read);
+    }
+
+    /// Answers a read-only request.
+    fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
+        let WaitingRead { client, txn, keys, at_least, .. } = read;
+        let Some(leader) = &mut self.leader else { return };
+        let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
+        let mut valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
+        // Writers that prepared since the request came will not commit below their proposals.
+        for writer in leader.locks.prepared_writers(&keys) {
+            let prepared = self.state.prepared.get(&writer).or(leader.preparing.get(&writer));
+            let proposal = prepared.map_or(Timestamp::MAX, |prepared| prepared.proposal);
+            valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
+        }
+        leader.floor = leader.floor.max(valid_until);
+        let reads = keys.into_iter().map(|key| {
+            let read = world.store.read(self.id, &key);
+            (key, read)
+        });
+        let snapshot = Snapshot { reads: reads.collect(), valid_until };
+        world.send(client, Msg::ReadOnlyResult { txn, partition: self.id, snapshot });
+    }
+
+    /// `txn` has ended: read-only requests need not wait for it any more.
+    fn release_reads(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let mut free = Vec::new();
+        leader.reads_behind.retain_mut(|read| {
+            let waits = read.behind.as_mut().is_some_and(|behind| {
+                behind.remove(&txn);
+                !behind.is_empty()
+            });
+            if !waits {
+                free.push(read.clone());
+            }
+            waits
+        });
+        for read in free {
+            self.on_read_only(read, world);
+        }
+    }
+
+    /// A later ceiling is chosen: answer who waited for it.
+    pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        for read in std::mem::take(&mut leader.reads_above_ceiling) {
+            self.on_read_only(read, world);
+        }
+    }
+
+    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
+    /// is chosen, and extends it well before it is reached.
+    pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let ahead = world.config.ceiling_ahead;
+        if leader.ceiling_proposed < timestamp + ahead / 2 {
+            leader.ceiling_proposed = timestamp + ahead;
+            self.propose(Command::Ceiling(timestamp + ahead), world);
+        }
+    }
+
+    /// Asks the coordinator of a prepared transaction what was decided.
+    pub(super) fn query_decision(&self, txn: TxnId, world: &mut World<'_>) {
+        let Some(prepared) = self.state.prepared.get(&txn) else { return };
+        let Prepared { coordinator, proposal, .. } = *prepared;
+        let query = Msg::QueryDecision { txn, coordinator, partition: self.id, proposal };
+        world.send_to_leader(coordinator, query);
+    }
+
+    /// Overdue work as participant: ask what became of prepared transactions, and free the locks of
+    /// those whose clients are gone.
+    pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
+        let now = world.cx.now();
+        self.reserve(world.cx.clock().now, world);
+        let Some(leader) = &mut self.leader else { return };
+        let after = world.config.query_after;
+        let mut ask = Vec::new();
+        for (&txn, asked) in &mut leader.asked {
+            if now.since(asked.at) >= after * (1 << asked.times.min(2)) {
+                ask.push((txn, *asked));
+                *asked = Asked { at: now, times: asked.times + 1 };
+            }
+        }
+        let abandon_after = world.config.abandon_after;
+        let is_gone = |session: &Session| now.since(session.heard) >= abandon_after;
+        let gone = leader.sessions.iter().filter(|(_, session)| is_gone(session));
+        let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();
+        for (txn, last) in ask {
+            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
+            world.suspect(prepared.coordinator, last.at);
+            self.query_decision(txn, world);
+        }
+        for txn in gone {
+            self.wound(txn, Note::Abandoned, AbortReason::Abandoned, world);
+        }
+        self.serve_granted(world);
+    }
+}
+
+impl From<Loss> for Note {
+    fn from(loss: Loss) -> Self {
+        match loss {
+            Loss::Wounded => Self::Wounded,
+            Loss::Preempted => Self::Preempted,
+            Loss::PreemptedOnWait => Self::PreemptedOnWait,
+        }
+    }
+}

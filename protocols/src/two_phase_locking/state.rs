@@ -1,0 +1,241 @@
+//! What every replica of a partition knows: a function of the partition's log alone.
+//!
+//! One partition plays two roles, and its one log serves both: *participant* in transactions that
+//! touch its keys, and *coordinator* of transactions begun in its leader's region. Locks of
+//! transactions that are not prepared are not here: they are the leader's, and go with it.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::store::Store;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Key, Outcome, Version, Writes};
+
+use super::locks::Mode;
+use super::message::{Command, Vote, modes};
+use crate::replication::Index;
+
+/// A transaction that this partition prepared and whose decision it does not know. It holds its
+/// locks under every leader.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Prepared {
+    /// The group that decides.
+    pub coordinator: PartitionId,
+    /// Keys read.
+    pub reads: Vec<Key>,
+    /// What to write.
+    pub writes: Writes,
+    /// The commit timestamp must not be smaller.
+    pub proposal: Timestamp,
+}
+
+impl Prepared {
+    /// The locks that it holds.
+    pub fn locks(&self) -> BTreeMap<Key, Mode> {
+        modes(&self.reads, self.writes.keys())
+    }
+
+    /// The vote that this stands for.
+    #[must_use]
+    pub fn vote(&self) -> Vote {
+        Vote::Prepared { proposal: self.proposal }
+    }
+}
+
+/// A transaction that this partition's group has decided and that not every participant has
+/// acknowledged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Decided {
+    /// The decision.
+    pub outcome: Outcome,
+    /// Who takes part.
+    pub participants: Vec<PartitionId>,
+}
+
+/// A partition's replicated state, data apart.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    /// Index of the last log entry applied.
+    pub applied: Index,
+    /// Prepared, decision unknown.
+    pub prepared: BTreeMap<TxnId, Prepared>,
+    /// Ended here as participant. Kept so that nothing late can revive it (R1, C9), until its
+    /// client has acknowledged it (R6).
+    pub ended: BTreeMap<TxnId, Outcome>,
+    /// Decided here as coordinator, not yet acknowledged by all.
+    pub decided: BTreeMap<TxnId, Decided>,
+    /// Decided here and acknowledged by all; kept for clients that ask again.
+    pub settled: BTreeMap<TxnId, Outcome>,
+    /// At or above every commit timestamp applied here, for reads and for writes (C11).
+    pub floor: Timestamp,
+    /// At or above every timestamp that any leader promised (R8).
+    pub ceiling: Timestamp,
+    /// Clients know the outcomes of their transactions below these counters.
+    pub acknowledged: BTreeMap<ClientId, u64>,
+}
+
+/// What an applied command changed, for the leader to act on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Applied {
+    /// Nothing that anybody waits for.
+    Nothing,
+    /// The transaction is prepared here.
+    Prepared(TxnId),
+    /// The transaction has ended here, by the decision of this group.
+    Ended(TxnId, PartitionId),
+    /// A decision is replicated.
+    Decided(TxnId),
+    /// Decisions are settled.
+    Settled,
+    /// Later timestamps may be promised.
+    Ceiling,
+}
+
+impl State {
+    /// Applies one log entry. The same entries give the same state on every replica.
+    pub fn apply(
+        &mut self,
+        partition: PartitionId,
+        command: &Command,
+        store: &mut Store,
+    ) -> Applied {
+        match command {
+            Command::Prepare { txn, coordinator, reads, writes, proposal, acknowledged_below } => {
+                self.acknowledge(txn.client, *acknowledged_below);
+                if self.ended.contains_key(txn) || self.prepared.contains_key(txn) {
+                    return Applied::Nothing;
+                }
+                let prepared = Prepared {
+                    coordinator: *coordinator,
+                    reads: reads.clone(),
+                    writes: writes.clone(),
+                    proposal: *proposal,
+                };
+                self.prepared.insert(*txn, prepared);
+                Applied::Prepared(*txn)
+            }
+            Command::End { txn, coordinator, outcome } => {
+                self.end(partition, *txn, *outcome, store);
+                Applied::Ended(*txn, *coordinator)
+            }
+            Command::Decide { txn, outcome, participants, acknowledged_below } => {
+                self.acknowledge(txn.client, *acknowledged_below);
+                if self.settled.contains_key(txn) || self.decided.contains_key(txn) {
+                    return Applied::Nothing;
+                }
+                let decided = Decided { outcome: *outcome, participants: participants.clone() };
+                self.decided.insert(*txn, decided);
+                Applied::Decided(*txn)
+            }
+            Command::Settle(txns) => {
+                for txn in txns {
+                    if let Some(Decided { outcome, .. }) = self.decided.remove(txn)
+                        && !self.is_acknowledged(*txn)
+                    {
+                        self.settled.insert(*txn, outcome);
+                    }
+                }
+                Applied::Settled
+            }
+            Command::Acknowledge(clients) => {
+                for &(client, below) in clients {
+                    self.acknowledge(client, below);
+                }
+                Applied::Nothing
+            }
+            Command::Ceiling(ceiling) => {
+                self.ceiling = self.ceiling.max(*ceiling);
+                Applied::Ceiling
+            }
+        }
+    }
+
+    fn end(&mut self, partition: PartitionId, txn: TxnId, outcome: Outcome, store: &mut Store) {
+        let prepared = self.prepared.remove(&txn);
+        if let Outcome::Committed(timestamp) = outcome {
+            // Not prepared: committed here before; the entry is a repetition by a later leader.
+            let Some(prepared) = prepared else { return };
+            let version = Version { timestamp, writer: txn };
+            for (key, value) in prepared.writes {
+                store.put(partition, key, version, value);
+            }
+            // Also for a transaction that only read here: a later writer of what it read must get a
+            // larger timestamp, or a snapshot could see that writer and not this (C11).
+            self.floor = self.floor.max(timestamp);
+            self.ceiling = self.ceiling.max(timestamp);
+        }
+        if !self.is_acknowledged(txn) {
+            self.ended.entry(txn).or_insert(outcome);
+        }
+    }
+
+    /// True if the transaction's client knows its outcome.
+    #[must_use]
+    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+    }
+
+    fn acknowledge(&mut self, client: ClientId, below: u64) {
+        let known = self.acknowledged.entry(client).or_default();
+        if *known >= below {
+            return;
+        }
+        let first = TxnId { client, counter: *known, attempt: 0 };
+        let end = TxnId { client, counter: below, attempt: 0 };
+        *known = below;
+        for map in [&mut self.ended, &mut self.settled] {
+            let gone: Vec<TxnId> = map.range(first..end).map(|(txn, _)| *txn).collect();
+            for txn in gone {
+                map.remove(&txn);
+            }
+        }
+    }
+
+    /// What this group has decided as coordinator, as far as it remembers.
+    #[must_use]
+    pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
+        let settled = self.settled.get(&txn).copied();
+        settled.or_else(|| Some(self.decided.get(&txn)?.outcome))
+    }
+
+    /// Encoded size, roughly: for the bandwidth model.
+    #[must_use]
+    pub fn wire_size(&self) -> usize {
+        let prepared = self.prepared.values().map(|prepared| {
+            let reads = prepared.reads.iter().map(|key| 2 + key.len()).sum::<usize>();
+            let writes = prepared.writes.iter();
+            let writes = writes.map(|(key, v)| 8 + key.len() + v.as_ref().map_or(0, |v| v.len()));
+            32 + reads + writes.sum::<usize>()
+        });
+        let decided = self.decided.values().map(|decided| 28 + 2 * decided.participants.len());
+        let ends = self.ended.len() + self.settled.len();
+        24 + prepared.sum::<usize>()
+            + decided.sum::<usize>()
+            + 24 * ends
+            + 16 * self.acknowledged.len()
+    }
+}
+
+/// The one decision function (R7): of votes alone. `vote` gives each participant's, if it is known.
+/// What it says becomes the decision when it is chosen in the coordinator's log, unless another
+/// was chosen before.
+///
+/// Returns none while the votes leave it open.
+#[must_use]
+pub fn decide(
+    participants: impl IntoIterator<Item = PartitionId> + Clone,
+    vote: impl Fn(PartitionId) -> Option<Vote>,
+) -> Option<Outcome> {
+    // One refusal is enough, whatever the others say.
+    for partition in participants.clone() {
+        if let Some(Vote::Refused(reason)) = vote(partition) {
+            return Some(Outcome::Aborted(reason));
+        }
+    }
+    let mut timestamp = Timestamp::ZERO;
+    for partition in participants {
+        let Some(Vote::Prepared { proposal }) = vote(partition) else { return None };
+        timestamp = timestamp.max(proposal);
+    }
+    Some(Outcome::Committed(timestamp))
+}
