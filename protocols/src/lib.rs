@@ -1,8 +1,10 @@
 //! The transaction protocols of Orthodrome, each a folder of pure state machines, and the
-//! replicated log that they embed. [`registry`] lists them.
+//! replication that they embed: a log, or inconsistent replication. [`registry`] lists them.
 
 #![deny(clippy::float_arithmetic)]
 
 pub mod carousel;
+pub mod ir;
 pub mod registry;
 pub mod replication;
+pub mod tapir;

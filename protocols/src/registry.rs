@@ -3,6 +3,7 @@
 use orthodrome_core::machine::Protocol;
 
 use crate::carousel::CarouselBasic;
+use crate::tapir::Tapir;
 
 /// What a protocol promises about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,14 +43,24 @@ pub struct Row {
 }
 
 /// All protocols.
-pub const ROWS: &[Row] = &[Row {
-    name: CarouselBasic::NAME,
-    paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
-    guarantee: Guarantee::StrictSerializable,
-    conditions: "serializable always; strictly so while clocks keep their stated error bound",
-    model: "interactive with fixed sets (2FI), procedures, read-only",
-    round_trips: "at most 2; read-only 1",
-}];
+pub const ROWS: &[Row] = &[
+    Row {
+        name: CarouselBasic::NAME,
+        paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "at most 2; read-only 1",
+    },
+    Row {
+        name: Tapir::NAME,
+        paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "1 (fast path) or 2, and 1 more to read where no replica is near; read-only 1",
+    },
+];
 
 /// Something to do with a protocol that is known only by name.
 pub trait Visitor {
@@ -87,6 +98,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     // One arm for each row; a row without an arm fails the test below.
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>(row));
+    }
+    if name == Tapir::NAME {
+        return Ok(visitor.visit::<Tapir>(row));
     }
     unreachable!("{name} has a row but no arm")
 }

