@@ -506,7 +506,13 @@ impl Client {
             let replicas = self.cluster.partition(partition).map_or(0, |p| p.replicas.len());
             let wanted = Quorums::of(replicas).settled();
             let parts: Vec<_> = answered.values().flatten().collect();
-            if parts.len() + (replicas - answered.len()) < wanted {
+            let placed = self.cluster.partition(partition);
+            let is_open =
+                |node: &&NodeId| !answered.contains_key(node) && !self.suspects.contains(node);
+            let open = placed.map_or(0, |p| p.replicas.iter().filter(is_open).count());
+            // While nobody is in the way, those that owe an answer may come back.
+            let is_refused = parts.len() < answered.len();
+            if is_refused && parts.len() + open < wanted {
                 // Somebody may yet write what it reads.
                 self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
                 return;
@@ -558,10 +564,16 @@ impl Client {
                 }
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
-            Phase::Snapshotting { .. } => {
+            Phase::Snapshotting { answers, .. } => {
                 cx.note(Note::Resent);
+                for (partition, answered) in answers {
+                    let placed = self.cluster.partition(*partition);
+                    let all = placed.iter().flat_map(|placed| &placed.replicas);
+                    self.suspects.extend(all.filter(|node| !answered.contains_key(node)));
+                }
                 self.send_snapshot(id, cx);
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
+                self.on_snapshot_complete(id, cx);
             }
             Phase::Deciding | Phase::Preparing => {}
         }

@@ -28,6 +28,10 @@ pub(super) struct Replica {
     heard: BTreeMap<NodeId, Time>,
     /// Peers that take part in this view.
     joined: BTreeSet<NodeId>,
+    /// When this view's record was last sent to each peer.
+    view_sent: BTreeMap<NodeId, Time>,
+    /// Views given up since the last one that began.
+    views_failed: u32,
     gossiped: Time,
     /// When to look after each transaction of the record, and how often that was done.
     watched: BTreeMap<TxnId, Watch>,
@@ -81,6 +85,8 @@ impl Replica {
             replicas,
             gathering: Gathering::default(),
             joined: BTreeSet::new(),
+            view_sent: BTreeMap::new(),
+            views_failed: 0,
             gossiped: now,
             watched: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -598,6 +604,7 @@ impl Replica {
         self.status = Status::Changing { since: world.cx.now() };
         self.gathering = Gathering::default();
         self.joined.clear();
+        self.view_sent.clear();
         self.offer(world);
         self.await_view(world);
     }
@@ -623,7 +630,8 @@ impl Replica {
     }
 
     fn await_view(&mut self, world: &mut World<'_, '_>) {
-        let patience = world.config.view_timeout;
+        // Records may be large and links slow: more patience each time.
+        let patience = world.config.view_timeout * (1 << self.views_failed.min(4));
         let jitter = world.cx.rng().below(1 + u64::try_from(patience.as_nanos()).unwrap_or(0) / 4);
         let at = world.cx.now() + patience + std::time::Duration::from_nanos(jitter);
         world.cx.set_timer(Timer::View(self.id), at);
@@ -632,6 +640,7 @@ impl Replica {
     /// The view does not begin: try the next one, unless too few are there for any.
     pub(super) fn on_view_timeout(&mut self, world: &mut World<'_, '_>) {
         let Status::Changing { since } = self.status else { return };
+        self.views_failed += 1;
         let heard = self.heard.values().filter(|at| **at > since).count();
         if heard + 1 >= self.quorums.slow() {
             self.enter(self.state.view.next(), world);
@@ -701,7 +710,14 @@ impl Replica {
     }
 
     /// Sends what is settled in this view; whatever else this leader holds is its own opinion.
-    fn send_view(&self, to: NodeId, is_new_group: bool, world: &mut World<'_, '_>) {
+    fn send_view(&mut self, to: NodeId, is_new_group: bool, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let is_on_its_way =
+            |at: &Time| now.since(*at) < world.config.resend_after;
+        if self.view_sent.get(&to).is_some_and(is_on_its_way) {
+            return;
+        }
+        self.view_sent.insert(to, now);
         let msg = Msg::StartView {
             partition: self.id,
             view: self.state.view,
@@ -723,6 +739,8 @@ impl Replica {
         self.change(Change::Install { view, synced, image, is_whole }, world);
         self.gathering = Gathering::default();
         self.joined.clear();
+        self.view_sent.clear();
+        self.views_failed = 0;
         world.cx.cancel_timer(Timer::View(self.id));
         self.reindex(world);
         if is_whole {
@@ -857,21 +875,19 @@ impl Replica {
     }
 
     pub(super) fn assert_invariants(&self) {
-        let prepared: BTreeSet<TxnId> = self.validator.prepared().collect();
-        for (txn, entry) in &self.state.entries {
-            assert_eq!(
-                prepared.contains(txn),
-                entry.prepared_at().is_some() && entry.part.is_some(),
-                "{}: what {txn} holds is not what its vote says",
+        for txn in self.validator.prepared() {
+            let entry = self.state.entries.get(&txn);
+            assert!(
+                entry.is_some_and(|entry| entry.prepared_at().is_some()),
+                "{}: {txn} holds keys and is not prepared",
                 self.id
             );
             assert!(
-                entry.cast.is_none_or(|cast| cast.ballot <= entry.promised),
+                entry.is_none_or(|e| e.cast.is_none_or(|cast| cast.ballot <= e.promised)),
                 "{}: {txn} was voted on below the promise",
                 self.id
             );
         }
-        assert!(prepared.len() <= self.state.entries.len());
         assert!(
             self.status != Status::Normal
                 || (self.state.view == self.state.normal_view && self.state.is_whole),

@@ -123,6 +123,9 @@ impl State {
             return;
         }
         entry.ended = Some(outcome);
+        if !matches!(outcome, Outcome::Committed(_)) {
+            entry.part = None;
+        }
         let Some(part) = &entry.part else { return };
         if let Outcome::Committed(timestamp) = outcome {
             let version = Version { timestamp, writer: txn };
