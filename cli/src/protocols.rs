@@ -5,6 +5,7 @@ use orthodrome_core::machine::Protocol as _;
 use orthodrome_eval::checker::Model;
 use orthodrome_protocols::carousel::CarouselBasic;
 use orthodrome_protocols::registry;
+use orthodrome_protocols::tapir::Tapir;
 use orthodrome_server::wire::WireProtocol;
 
 use crate::common::model_of;
@@ -13,7 +14,7 @@ use crate::common::model_of;
 pub const DEFAULT: &str = "carousel-basic";
 
 /// Their names.
-const NAMES: &[&str] = &[CarouselBasic::NAME];
+const NAMES: &[&str] = &[CarouselBasic::NAME, Tapir::NAME];
 
 /// Something to do with a protocol that is known only by name.
 pub trait Visitor {
@@ -30,6 +31,9 @@ pub trait Visitor {
 pub fn with<V: Visitor>(name: &str, visitor: V) -> anyhow::Result<V::Out> {
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>());
+    }
+    if name == Tapir::NAME {
+        return Ok(visitor.visit::<Tapir>());
     }
     let known = NAMES.join(", ");
     if registry::find(name).is_ok() {

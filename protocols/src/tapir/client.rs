@@ -27,11 +27,20 @@ pub struct Client {
     drives: BTreeMap<TxnId, Drive>,
     /// Replicas that owe an answer, until they are heard of again.
     suspects: BTreeSet<NodeId>,
-    /// Decided, executed by everybody, and perhaps not known to the caller yet.
-    over: BTreeMap<TxnId, (Vec<PartitionId>, Time)>,
+    /// Decided, and perhaps not known to the caller yet.
+    over: BTreeMap<TxnId, Over>,
     /// Callers know the outcomes of everything below, as of then.
     acknowledged: BTreeMap<ClientId, (u64, Time)>,
     is_flushing: bool,
+}
+
+/// A transaction that this gateway has done with.
+#[derive(Debug)]
+struct Over {
+    participants: Vec<PartitionId>,
+    since: Time,
+    /// Every replica has executed it. If not, the replicas see to that.
+    is_complete: bool,
 }
 
 /// A transaction whose caller waits.
@@ -333,14 +342,19 @@ impl Client {
                 self.on_decided(id, outcome, path, cx);
             }
             Progress::Complete => {
-                let parts = drive.participants().to_vec();
-                self.drives.remove(&id);
                 cx.cancel_timer(Timer::Drive(id));
-                self.over.insert(id, (parts, cx.now()));
-                if !std::mem::replace(&mut self.is_flushing, true) {
-                    cx.set_timer(Timer::Flush, cx.now() + self.config.flush_interval);
-                }
+                self.leave(id, true, cx);
             }
+        }
+    }
+
+    /// This gateway has done its part; what remains is to say when the caller knows.
+    fn leave(&mut self, id: TxnId, is_complete: bool, cx: &mut Cx<'_, Tapir>) {
+        let Some(drive) = self.drives.remove(&id) else { return };
+        let (participants, since) = (drive.participants().to_vec(), cx.now());
+        self.over.insert(id, Over { participants, since, is_complete });
+        if !std::mem::replace(&mut self.is_flushing, true) {
+            cx.set_timer(Timer::Flush, cx.now() + self.config.flush_interval);
         }
     }
 
@@ -349,7 +363,7 @@ impl Client {
         let Some(drive) = self.drives.get_mut(&id) else { return };
         if matches!(drive.stage, Stage::Ending(_)) && drive.times >= SPREAD_TRIES {
             // The replicas see to it that everybody hears of it.
-            self.drives.remove(&id);
+            self.leave(id, false, cx);
             return;
         }
         cx.note(Note::Resent);
@@ -500,24 +514,24 @@ impl Client {
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { at, answers } = &open.phase else { return };
-        let mut is_complete = true;
+        let (mut is_complete, mut is_certain) = (true, true);
         let mut reads = Reads::new();
         for (&partition, answered) in answers {
-            let replicas = self.cluster.partition(partition).map_or(0, |p| p.replicas.len());
-            let wanted = Quorums::of(replicas).settled();
-            let parts: Vec<_> = answered.values().flatten().collect();
             let placed = self.cluster.partition(partition);
+            let quorums = Quorums::of(placed.map_or(0, |placed| placed.replicas.len()));
+            let parts: Vec<_> = answered.values().flatten().collect();
             let is_open =
                 |node: &&NodeId| !answered.contains_key(node) && !self.suspects.contains(node);
             let open = placed.map_or(0, |p| p.replicas.iter().filter(is_open).count());
-            // While nobody is in the way, those that owe an answer may come back.
-            let is_refused = parts.len() < answered.len();
-            if is_refused && parts.len() + open < wanted {
+            if parts.len() < answered.len() && parts.len() + open < quorums.settled() {
                 // Somebody may yet write what it reads.
                 self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
                 return;
             }
-            is_complete &= parts.len() >= wanted;
+            // With f replicas gone, what f + 1 have can still be validated.
+            is_certain &= parts.len() >= quorums.settled();
+            is_complete &= parts.len() >= quorums.settled()
+                || (open == 0 && parts.len() >= quorums.slow());
             for (key, read) in parts.into_iter().flatten() {
                 let newest = reads.entry(key.clone()).or_insert_with(|| read.clone());
                 if newest.version < read.version {
@@ -530,13 +544,13 @@ impl Client {
         }
         let at = *at;
         open.reads = reads;
-        let Kind::Procedure(ops) = &open.txn.kind else {
-            self.on_decided(id, Outcome::Committed(at), "read-only", cx);
-            return;
+        let writes = match &open.txn.kind {
+            Kind::Procedure(ops) => Txn::execute(ops, &open.reads),
+            Kind::Interactive | Kind::ReadOnly => Ok(Writes::new()),
         };
-        match Txn::execute(ops, &open.reads) {
+        match writes {
             Err(reason) => self.finish(id, Outcome::Aborted(reason), "read-only", cx),
-            Ok(_) if open.txn.writes.is_empty() => {
+            Ok(_) if open.txn.writes.is_empty() && is_certain => {
                 self.on_decided(id, Outcome::Committed(at), "read-only", cx);
             }
             Ok(writes) => {
@@ -605,7 +619,7 @@ impl Client {
         let now = cx.now();
         let mut batches = BTreeMap::<PartitionId, (Vec<TxnId>, BTreeMap<ClientId, u64>)>::new();
         let Self { over, acknowledged, .. } = self;
-        over.retain(|txn, (participants, since)| {
+        over.retain(|txn, Over { participants, since, is_complete }| {
             let below = acknowledged.get(&txn.client).map_or(0, |(below, _)| *below);
             if txn.counter >= below {
                 // Left to the replicas, in the end.
@@ -613,7 +627,7 @@ impl Client {
             }
             for &partition in participants.iter() {
                 let (txns, clients) = batches.entry(partition).or_default();
-                txns.push(*txn);
+                txns.extend(is_complete.then_some(*txn));
                 clients.insert(txn.client, below);
             }
             false

@@ -27,6 +27,8 @@ pub(super) struct Drive {
     /// The highest ballot heard of.
     highest: Ballot,
     is_fast: bool,
+    /// Somebody else decided it.
+    is_recovered: bool,
 }
 
 /// What the driver is after.
@@ -111,6 +113,7 @@ impl Drive {
             sides,
             highest: Ballot::default(),
             is_fast: true,
+            is_recovered: false,
         }
     }
 
@@ -121,6 +124,9 @@ impl Drive {
 
     /// The way it was decided, as metrics name it.
     pub(super) fn path(&self) -> &'static str {
+        if self.is_recovered {
+            return "recovered";
+        }
         match (self.ballot.takeover, self.ballot.round, self.is_fast) {
             (0, 0, true) => "fast",
             (0, 0, false) => "slow",
@@ -216,7 +222,8 @@ impl Drive {
         if answer.ended.is_some() {
             side.acks.insert(from);
         }
-        let is_news = side.answers.get(&from).is_none_or(|held| held.view <= answer.view);
+        let age = |answer: &Answer| (answer.view, answer.promised);
+        let is_news = side.answers.get(&from).is_none_or(|held| age(held) <= age(&answer));
         if is_news {
             side.answers.insert(from, answer);
         }
@@ -239,7 +246,11 @@ impl Drive {
         if side.chosen.is_some() {
             return Progress::Nothing;
         }
-        let is_open = |node: &&NodeId| !side.answers.contains_key(node) && !suspects.contains(node);
+        // An answer to an earlier round says nothing of this one.
+        let is_current = |answer: &Answer| answer.promised >= self.ballot;
+        let is_open = |node: &&NodeId| {
+            !side.answers.get(node).is_some_and(is_current) && !suspects.contains(node)
+        };
         let expected = if is_overdue { 0 } else { side.replicas.iter().filter(is_open).count() };
         let tally = match self.stage {
             Stage::Proposing => settle(side.quorums, self.ballot, &side.answers, expected),
@@ -268,7 +279,10 @@ impl Drive {
                 self.conclude(out)
             }
             Tally::Preempted(_) => Progress::Preempted,
-            Tally::Ended(outcome) => self.end(outcome, out),
+            Tally::Ended(outcome) => {
+                self.is_recovered = true;
+                self.end(outcome, out)
+            }
             Tally::Uncertain => {
                 side.is_uncertain = true;
                 Progress::Nothing

@@ -51,6 +51,10 @@
 //!   (R1). Any replica of a participant can take over, the first participant's first.
 //! - **A later attempt ends an earlier one**: it shows that the client knows the earlier to have
 //!   aborted.
+//! - **Read-only transactions** read at the client's time from so many replicas that whatever could
+//!   commit by then is seen ([`crate::ir::Quorums::settled`]), and the replicas let nobody write
+//!   below that time. Where too many replicas are gone for that (f ≥ 2), the reads are validated by
+//!   a `Prepare`, like any other transaction's.
 //! - **A failed guard of a procedure is checked against a snapshot**: the nearest replica may be
 //!   behind.
 //!

@@ -704,6 +704,7 @@ impl Replica {
         let synced: BTreeSet<NodeId> =
             self.replicas.iter().copied().filter(|node| is_here(node)).collect();
         self.install(self.state.view, synced, Box::new(image), true, world);
+        self.join(world);
         for to in self.peers(world.node) {
             self.send_view(to, is_new_group, world);
         }
@@ -743,7 +744,11 @@ impl Replica {
         self.views_failed = 0;
         world.cx.cancel_timer(Timer::View(self.id));
         self.reindex(world);
-        if is_whole {
+    }
+
+    /// Takes part in the view that it has just installed, as soon as it has the data.
+    fn join(&mut self, world: &mut World<'_, '_>) {
+        if self.state.is_whole {
             self.status = Status::Normal;
         } else {
             world.cx.note(Note::Copy);
@@ -768,6 +773,7 @@ impl Replica {
         let is_whole = is_counted_on && (self.state.is_whole || begins);
         self.install(view, synced, image, is_whole, world);
         if is_counted_on {
+            self.join(world);
             world.reply(view.leader(&self.replicas), self.gossip());
         } else {
             // Others went on without it. The next view counts on it again.

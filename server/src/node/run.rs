@@ -7,6 +7,7 @@ use std::sync::Arc;
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::CarouselBasic;
 use orthodrome_protocols::registry::{self, UnknownProtocol};
+use orthodrome_protocols::tapir::Tapir;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -59,6 +60,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     registry::find(name)?;
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>());
+    }
+    if name == Tapir::NAME {
+        return Ok(visitor.visit::<Tapir>());
     }
     unreachable!("{name} is in the registry and has no arm here")
 }

@@ -8,6 +8,7 @@ pub mod common;
 
 mod carousel;
 pub mod replication;
+mod tapir;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::Protocol;
@@ -18,7 +19,9 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/internal.rs"));
 }
 pub use generated::orthodrome::internal;
-use generated::orthodrome::{carousel as carousel_schema, replication as replication_schema};
+use generated::orthodrome::{
+    carousel as carousel_schema, replication as replication_schema, tapir as tapir_schema,
+};
 
 /// Bytes that are not what they should be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

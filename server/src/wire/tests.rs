@@ -19,6 +19,8 @@ use proptest::prelude::*;
 use super::replication::WireReplicated as _;
 use super::*;
 
+mod tapir;
+
 /// Draws values whose sizes are those of real traffic; with keys that nobody wrote, or without.
 struct Draw(Rng, bool);
 
