@@ -27,7 +27,7 @@
 //!   for it any more. A replica that has been away for too long is not waited for: the view says
 //!   whose word counts ([`Offer::synced`]), and who is not among them needs a copy of the state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::id::NodeId;
@@ -124,8 +124,9 @@ pub struct Offer<I> {
     /// False while it has no state that it could answer for: its disk is new, or its copy of the
     /// others' state is not finished.
     pub is_whole: bool,
-    /// Whose records counted in that view: operations left the record without waiting for others.
-    pub synced: BTreeSet<NodeId>,
+    /// Whom that view counts on, and since which view: operations left the record without waiting
+    /// for others, so a replica that has not taken part since then lacks some.
+    pub synced: BTreeMap<NodeId, View>,
     /// The record.
     pub image: I,
 }
@@ -162,14 +163,16 @@ impl<I> Gathering<I> {
         self.offers.keys().copied()
     }
 
-    /// The records to merge, if there are enough: f + 1 from replicas that are whole and that the
-    /// latest view among them counts on.
+    /// The records to merge, if there are enough: f + 1 from replicas that are whole and have taken
+    /// part for as long as the latest view among them counts on them.
     #[must_use]
     pub fn ready(&self, quorums: Quorums) -> Option<Gathered<'_, I>> {
         let whole = || self.offers.iter().filter(|(_, offer)| offer.is_whole);
         let (_, top) = whole().max_by_key(|(_, offer)| offer.normal_view)?;
         let all: Vec<(NodeId, &Offer<I>)> = whole()
-            .filter(|(node, _)| top.synced.contains(node))
+            .filter(|(node, offer)| {
+                top.synced.get(node).is_some_and(|since| *since <= offer.normal_view)
+            })
             .map(|(node, offer)| (*node, offer))
             .collect();
         if all.len() < quorums.slow() {
@@ -211,7 +214,7 @@ mod tests {
     }
 
     fn offer(view: u64, is_whole: bool, synced: &[u32]) -> Offer<()> {
-        let synced = synced.iter().map(|&node| NodeId(node)).collect();
+        let synced = synced.iter().map(|&node| (NodeId(node), View(4))).collect();
         Offer { normal_view: View(view), is_whole, synced, image: () }
     }
 
@@ -224,6 +227,8 @@ mod tests {
         assert!(gathering.ready(quorums).is_none(), "a replica without a state was counted");
         gathering.add(NodeId(3), offer(5, true, &[2, 3]));
         assert!(gathering.ready(quorums).is_none(), "a replica that was left behind was counted");
+        gathering.add(NodeId(2), offer(3, true, &[1, 2, 3]));
+        assert!(gathering.ready(quorums).is_none(), "a replica was counted that had been away");
         gathering.add(NodeId(2), offer(4, true, &[1, 2, 3]));
         let gathered = gathering.ready(quorums).unwrap();
         assert_eq!(gathered.all.len(), 2);

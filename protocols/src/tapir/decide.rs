@@ -72,8 +72,7 @@ pub fn settle(
         .filter_map(|answer| answer.cast.filter(|cast| cast.ballot == ballot))
         .map(|cast| cast.vote)
         .collect();
-    let ok = votes.iter().filter(|vote| vote.is_ok()).count();
-    let first_ok = votes.iter().copied().find(|vote| vote.is_ok());
+    let (first_ok, ok) = most_common_ok(votes.iter().copied());
     if let Some(vote) = first_ok
         && ok >= quorums.fast()
     {
@@ -109,6 +108,14 @@ pub fn settle(
         (_, Some(vote)) => Tally::Propose(vote),
         (_, None) => Tally::Wait,
     }
+}
+
+/// The result to commit that most replicas have, and how many have it.
+fn most_common_ok(votes: impl Iterator<Item = Vote> + Clone) -> (Option<Vote>, usize) {
+    let count = |vote: Vote| votes.clone().filter(|other| *other == vote).count();
+    let ok = votes.clone().filter(|vote| vote.is_ok());
+    let most = ok.max_by_key(|vote| count(*vote));
+    (most, most.map_or(0, count))
 }
 
 /// Of several refusals, the one whose reason is told.
@@ -172,10 +179,9 @@ fn merge_casts(casts: &[Cast]) -> Merged {
     if let Some(settled) = in_ballot().find(|cast| cast.is_final) {
         return Merged::Settled(settled.vote, ballot);
     }
-    let ok = || in_ballot().filter(|cast| cast.vote.is_ok());
-    match ok().next() {
-        Some(cast) => Merged::Tentative { vote: cast.vote, ok: ok().count(), ballot },
-        None => Merged::Settled(Vote::Refused(AbortReason::Recovery), ballot),
+    match most_common_ok(in_ballot().map(|cast| cast.vote)) {
+        (Some(vote), ok) => Merged::Tentative { vote, ok, ballot },
+        (None, _) => Merged::Settled(Vote::Refused(AbortReason::Recovery), ballot),
     }
 }
 
@@ -296,8 +302,6 @@ pub fn decide(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use orthodrome_core::id::ClientId;
     use orthodrome_core::txn::{Key, Version};
 
@@ -404,7 +408,7 @@ mod tests {
     /// What a view change makes of these votes on one transaction.
     fn merged(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> Vote {
         let mut gathering = Gathering::default();
-        let synced: BTreeSet<NodeId> = answers.keys().copied().collect();
+        let synced: BTreeMap<NodeId, View> = answers.keys().map(|&n| (n, View(1))).collect();
         for (&node, answer) in answers.iter().take(quorums.slow()) {
             let entry = Entry { cast: answer.cast, ..Entry::default() };
             let image = Image { entries: vec![(txn(1), entry)], acknowledged: vec![] };
@@ -436,7 +440,7 @@ mod tests {
         let offer = |entries| Offer {
             normal_view: View(1),
             is_whole: true,
-            synced: (1..=5).map(NodeId).collect(),
+            synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
             image: Image { entries, acknowledged: vec![] },
         };
         for (is_final, expected) in [(true, false), (false, true)] {

@@ -3,7 +3,7 @@
 //! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
 //! message to a replica that cannot answer in its present state is answered [`Msg::NotNormal`].
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::size_of;
 
@@ -295,8 +295,8 @@ pub enum Msg {
         partition: PartitionId,
         /// The view.
         view: View,
-        /// Whose acknowledgements count in it.
-        synced: BTreeSet<NodeId>,
+        /// Whom it counts on, and since which view.
+        synced: BTreeMap<NodeId, View>,
         /// True if the group begins with this view: there is no state to copy.
         is_new_group: bool,
         /// Everything settled; nothing that is not.
@@ -390,8 +390,8 @@ pub enum Change {
     Install {
         /// The view.
         view: View,
-        /// Whose acknowledgements count.
-        synced: BTreeSet<NodeId>,
+        /// Whom it counts on, and since which view.
+        synced: BTreeMap<NodeId, View>,
         /// The record.
         image: Box<Image>,
         /// False if the replica still needs a copy of the data.
@@ -537,9 +537,9 @@ impl Message for Msg {
             Self::NotNormal { .. } => 6 + TXN,
             Self::DoViewChange { offer, .. } => {
                 let offer = offer.as_ref();
-                10 + offer.map_or(0, |o| 10 + image_size(&o.image) + 2 * o.synced.len())
+                10 + offer.map_or(0, |o| 10 + image_size(&o.image) + 6 * o.synced.len())
             }
-            Self::StartView { image, synced, .. } => 12 + image_size(image) + 2 * synced.len(),
+            Self::StartView { image, synced, .. } => 12 + image_size(image) + 6 * synced.len(),
             Self::Gossip { .. } => 10,
             Self::FetchState { after, .. } => 10 + after.as_ref().map_or(0, |key| 2 + key.len()),
             Self::StateChunk { after, keys, .. } => {

@@ -179,7 +179,7 @@ impl Replica {
     }
 
     fn absent(&self) -> Vec<NodeId> {
-        let counts = |node: &NodeId| self.state.synced.contains(node);
+        let counts = |node: &NodeId| self.state.synced.contains_key(node);
         self.replicas.iter().copied().filter(|node| !counts(node)).collect()
     }
 
@@ -579,7 +579,7 @@ impl Replica {
                 && self.heard.get(node).is_some_and(|at| now.since(*at) >= world.config.absence_after)
         };
         let silent = self.replicas.iter().filter(|node| is_silent(node)).count();
-        let is_counted_on = self.state.synced.iter().any(|node| is_silent(node));
+        let is_counted_on = self.state.synced.keys().any(|node| is_silent(node));
         if is_counted_on && self.quorums.replicas() - silent >= self.quorums.slow() {
             world.cx.note(Note::LeftBehind);
             self.enter(self.state.view.next(), world);
@@ -685,25 +685,36 @@ impl Replica {
     /// The leader merges, once f + 1 records are there.
     fn begin_view(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
-        let (image, is_new_group) = match self.gathering.ready(self.quorums) {
-            // Only who has the data can give others a copy.
-            Some(_) if !self.state.is_whole => {
-                self.enter(self.state.view.next(), world);
+        let view = self.state.view;
+        let (image, before) = match self.gathering.ready(self.quorums) {
+            // Only who has all of the data can give others a copy.
+            Some(gathered) if gathered.all.iter().all(|(node, _)| *node != world.node) => {
+                self.enter(view.next(), world);
                 return;
             }
-            Some(gathered) => (super::decide::merge(self.quorums, &gathered), false),
-            None if self.gathering.is_new_group(self.quorums) => (Image::default(), true),
+            Some(gathered) => {
+                let before = gathered.latest.first().map(|(_, offer)| offer.synced.clone());
+                (super::decide::merge(self.quorums, &gathered), before)
+            }
+            None if self.gathering.is_new_group(self.quorums) => (Image::default(), None),
             None => return,
         };
+        let is_new_group = before.is_none();
+        let before = before.unwrap_or_default();
         let is_here = |node: &NodeId| {
             let heard = self.heard.get(node).is_some_and(|at| {
                 now.since(*at) < world.config.absence_after
             });
             heard || *node == world.node
         };
-        let synced: BTreeSet<NodeId> =
-            self.replicas.iter().copied().filter(|node| is_here(node)).collect();
-        self.install(self.state.view, synced, Box::new(image), true, world);
+        // Who was not counted on has missed something, and is only from now on.
+        let synced: BTreeMap<NodeId, View> = self
+            .replicas
+            .iter()
+            .filter(|node| is_here(node))
+            .map(|node| (*node, before.get(node).copied().unwrap_or(view)))
+            .collect();
+        self.install(view, synced, Box::new(image), true, world);
         self.join(world);
         for to in self.peers(world.node) {
             self.send_view(to, is_new_group, world);
@@ -732,7 +743,7 @@ impl Replica {
     fn install(
         &mut self,
         view: View,
-        synced: BTreeSet<NodeId>,
+        synced: BTreeMap<NodeId, View>,
         image: Box<Image>,
         is_whole: bool,
         world: &mut World<'_, '_>,
@@ -759,7 +770,7 @@ impl Replica {
     fn on_start_view(
         &mut self,
         view: View,
-        synced: BTreeSet<NodeId>,
+        synced: BTreeMap<NodeId, View>,
         is_new_group: bool,
         image: Box<Image>,
         world: &mut World<'_, '_>,
@@ -768,9 +779,11 @@ impl Replica {
         if view < self.state.view || (view == self.state.view && is_installed) {
             return;
         }
-        let is_counted_on = synced.contains(&world.node);
+        let since = synced.get(&world.node).copied();
+        let is_counted_on = since.is_some();
+        let was_there = since.is_some_and(|since| since <= self.state.normal_view);
         let begins = is_new_group && self.state.normal_view == View(0);
-        let is_whole = is_counted_on && (self.state.is_whole || begins);
+        let is_whole = (self.state.is_whole && was_there) || (is_counted_on && begins);
         self.install(view, synced, image, is_whole, world);
         if is_counted_on {
             self.join(world);

@@ -1,6 +1,6 @@
 //! What a replica remembers: a function of the changes it made durable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::store::Store;
@@ -49,8 +49,8 @@ pub struct State {
     pub view: View,
     /// The latest view it has taken part in.
     pub normal_view: View,
-    /// Whose acknowledgements count in that view.
-    pub synced: BTreeSet<NodeId>,
+    /// Whom that view counts on, and since which view.
+    pub synced: BTreeMap<NodeId, View>,
     /// False if it has no data that it could answer for.
     pub is_whole: bool,
     /// The record.

@@ -1,6 +1,6 @@
 //! TAPIR's messages and records.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::txn::{Read, Version};
@@ -192,15 +192,19 @@ fn image_from_wire(image: Option<wire::Image>) -> Result<Image, WireError> {
     })
 }
 
-fn synced_from_wire(nodes: Vec<u32>) -> BTreeSet<NodeId> {
-    nodes_from_wire(nodes).collect()
+fn synced_to_wire(synced: &BTreeMap<NodeId, View>) -> Vec<wire::Synced> {
+    synced.iter().map(|(node, since)| wire::Synced { node: node.0, since: since.0 }).collect()
+}
+
+fn synced_from_wire(synced: Vec<wire::Synced>) -> BTreeMap<NodeId, View> {
+    synced.into_iter().map(|entry| (NodeId(entry.node), View(entry.since))).collect()
 }
 
 fn offer_to_wire(offer: &Offer<Image>) -> wire::Offer {
     wire::Offer {
         normal_view: offer.normal_view.0,
         is_whole: offer.is_whole,
-        synced: nodes_to_wire(&offer.synced),
+        synced: synced_to_wire(&offer.synced),
         image: Some(image_to_wire(&offer.image)),
     }
 }
@@ -298,7 +302,7 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::StartView { partition, view, synced, is_new_group, image } => {
             let start = m::StartView {
                 view: view.0,
-                synced: nodes_to_wire(synced),
+                synced: synced_to_wire(synced),
                 is_new_group: *is_new_group,
                 image: Some(image_to_wire(image)),
             };
@@ -463,7 +467,7 @@ fn change_to_wire(change: &Change) -> wire::Change {
         Change::Enter(view) => Wire::Enter(view.0),
         Change::Install { view, synced, image, is_whole } => Wire::Install(c::Install {
             view: view.0,
-            synced: nodes_to_wire(synced),
+            synced: synced_to_wire(synced),
             image: Some(image_to_wire(image)),
             is_whole: *is_whole,
         }),
@@ -516,7 +520,7 @@ fn state_to_wire(state: &State) -> wire::State {
     wire::State {
         view: view.0,
         normal_view: normal_view.0,
-        synced: nodes_to_wire(synced),
+        synced: synced_to_wire(synced),
         is_whole: *is_whole,
         record: Some(wire::Image {
             entries: entries.iter().map(entry_to_wire).collect(),

@@ -1,6 +1,6 @@
 //! TAPIR's messages and records there and back; and bytes that are neither.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::store::Versions;
@@ -55,8 +55,8 @@ impl Draw {
         self.many(3, Self::node)
     }
 
-    fn synced(&mut self) -> BTreeSet<NodeId> {
-        self.nodes().into_iter().collect()
+    fn synced(&mut self) -> BTreeMap<NodeId, View> {
+        self.many(3, |draw| (draw.node(), draw.view())).into_iter().collect()
     }
 
     fn answer(&mut self) -> Answer {
