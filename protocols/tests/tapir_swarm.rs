@@ -61,3 +61,20 @@ fn seeds_with_faults_hold_every_promise() {
         assert!(notes.contains_key(expected), "no seed ever saw {expected}");
     }
 }
+
+/// Unsafe variants that random seeds catch, and within how many.
+const CAUGHT_WITHIN: [(&str, u64); 3] = [("T2", 40), ("T3", 20), ("T1", 100)];
+
+#[test]
+fn unsafe_variants_are_caught() {
+    let sound = SwarmOptions::<Tapir> { shrink_budget: 0, ..options() };
+    for (tooth, within) in CAUGHT_WITHIN {
+        let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
+        let caught = (10_000..10_000 + within).find(|&seed| {
+            run_seed(seed, &options).unwrap().found.is_some()
+                && run_seed(seed, &sound).unwrap().found.is_none()
+        });
+        let Some(seed) = caught else { panic!("{tooth} was not caught in {within} seeds") };
+        println!("{tooth} caught by seed {seed}, the {}th", seed - 10_000 + 1);
+    }
+}

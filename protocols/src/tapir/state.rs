@@ -1,6 +1,6 @@
 //! What a replica remembers: a function of the changes it made durable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::store::Store;
@@ -142,8 +142,20 @@ impl State {
     /// Takes over the merged record of a view (§3.2.2 "Sync"): what is not in it and not over was
     /// never agreed, and is dropped.
     fn install(&mut self, partition: PartitionId, image: &Image, store: &mut Store) {
-        self.entries.retain(|_, entry| entry.ended.is_some());
+        let before = std::mem::take(&mut self.entries);
+        let gone: BTreeSet<TxnId> = image
+            .entries
+            .iter()
+            .map(|(txn, _)| *txn)
+            .filter(|txn| self.is_acknowledged(*txn) && !before.contains_key(txn))
+            .collect();
+        self.entries = before.into_iter().filter(|(_, entry)| entry.ended.is_some()).collect();
         for (txn, theirs) in &image.entries {
+            let is_commit = matches!(theirs.ended, Some(Outcome::Committed(_)));
+            if gone.contains(txn) && !is_commit {
+                // The record was gathered before this one had executed it, and let it go.
+                continue;
+            }
             if let Some(outcome) = theirs.ended {
                 let facts = (theirs.participants.as_slice(), theirs.part.as_ref(), outcome);
                 self.end(partition, *txn, facts, store);
