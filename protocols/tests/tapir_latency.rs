@@ -94,7 +94,9 @@ fn compare(topology: &str, workload: &str) {
         ratios.sort_unstable_by(f64::total_cmp);
         let (least, median) = (ratios[0], ratios[count / 2]);
         let name = &cluster.topology.name;
-        println!("{name:8} {workload} {region:5} n={count} ratio: least {least:.4}, median {median:.4}");
+        println!(
+            "{name:8} {workload} {region:5} n={count} ratio: least {least:.4}, median {median:.4}"
+        );
         assert!(count > 300 && (0.97..=1.03).contains(&median), "{region}: {median}");
     }
 }

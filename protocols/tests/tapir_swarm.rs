@@ -57,7 +57,8 @@ fn seeds_with_faults_hold_every_promise() {
         }
     }
     println!("{notes:?}");
-    for expected in ["Takeover", "ViewChange", "LaterRound", "Tombstone", "Promised", "CommitWait"] {
+    for expected in ["Takeover", "ViewChange", "LaterRound", "Tombstone", "Promised", "CommitWait"]
+    {
         assert!(notes.contains_key(expected), "no seed ever saw {expected}");
     }
 }

@@ -530,8 +530,8 @@ impl Client {
             }
             // With f replicas gone, what f + 1 have can still be validated.
             is_certain &= parts.len() >= quorums.settled();
-            is_complete &= parts.len() >= quorums.settled()
-                || (open == 0 && parts.len() >= quorums.slow());
+            is_complete &=
+                parts.len() >= quorums.settled() || (open == 0 && parts.len() >= quorums.slow());
             for (key, read) in parts.into_iter().flatten() {
                 let newest = reads.entry(key.clone()).or_insert_with(|| read.clone());
                 if newest.version < read.version {

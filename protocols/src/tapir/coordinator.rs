@@ -302,15 +302,8 @@ impl Drive {
             let (txn, ballot) = (self.txn, self.ballot);
             let part = side.part.clone().filter(|_| vote.is_ok());
             let participants = self.participants.clone();
-            let msg = Msg::FinalizeConsensus {
-                txn,
-                partition,
-                view,
-                ballot,
-                vote,
-                part,
-                participants,
-            };
+            let msg =
+                Msg::FinalizeConsensus { txn, partition, view, ballot, vote, part, participants };
             out.push((to, msg));
         }
     }
@@ -321,9 +314,8 @@ impl Drive {
         if let Some(outcome) = decide(self.participants.iter().copied(), chosen) {
             return self.end(outcome, out);
         }
-        let is_waiting = |side: &Side| {
-            side.chosen.is_none() && side.later.is_none() && side.proposed.is_none()
-        };
+        let is_waiting =
+            |side: &Side| side.chosen.is_none() && side.later.is_none() && side.proposed.is_none();
         if self.sides.values().any(is_waiting) {
             return Progress::Nothing;
         }
@@ -361,10 +353,12 @@ impl Drive {
         let Stage::Ending(outcome) = self.stage else { return };
         let Some(side) = self.sides.get(&partition) else { return };
         for to in side.owing() {
-            let part =
-                side.part.clone().filter(|_| matches!(outcome, Outcome::Committed(_)));
+            let part = side.part.clone().filter(|_| matches!(outcome, Outcome::Committed(_)));
             let (txn, participants) = (self.txn, self.participants.clone());
-            out.push((to, Msg::ProposeInconsistent { txn, partition, outcome, part, participants }));
+            out.push((
+                to,
+                Msg::ProposeInconsistent { txn, partition, outcome, part, participants },
+            ));
         }
     }
 
@@ -429,9 +423,9 @@ impl Drive {
             Stage::Proposing => {}
         }
         for partition in self.participants.clone() {
-            match self.evaluate(partition, suspects, true, out) {
-                Progress::Nothing => {}
-                progress => return (progress, silent),
+            let progress = self.evaluate(partition, suspects, true, out);
+            if progress != Progress::Nothing {
+                return (progress, silent);
             }
         }
         for (&partition, side) in &self.sides {
@@ -443,9 +437,10 @@ impl Drive {
             }
             let view = side.answers.values().map(|answer| answer.view).max();
             for &to in &side.replicas {
-                let is_current = side.answers.get(&to).is_some_and(|answer| {
-                    Some(answer.view) == view && answer.cast.is_some()
-                });
+                let is_current = side
+                    .answers
+                    .get(&to)
+                    .is_some_and(|answer| Some(answer.view) == view && answer.cast.is_some());
                 if !is_current {
                     out.extend(self.proposal(partition, side).map(|msg| (to, msg)));
                 }

@@ -32,18 +32,14 @@ pub enum Tally {
 }
 
 /// Answers of the latest view among them: no others count together (R5).
-fn latest<'a>(answers: &'a BTreeMap<NodeId, Answer>) -> impl Iterator<Item = &'a Answer> + Clone {
+fn latest(answers: &BTreeMap<NodeId, Answer>) -> impl Iterator<Item = &Answer> + Clone {
     let view = answers.values().map(|answer| answer.view).max().unwrap_or_default();
     answers.values().filter(move |answer| answer.view == view)
 }
 
 /// What f + 1 replicas have accepted in one view and in one ballot that is not below `ballot`: in
 /// a lower one, others may not have seen it, and go by what came after.
-fn accepted(
-    quorums: Quorums,
-    ballot: Ballot,
-    answers: &BTreeMap<NodeId, Answer>,
-) -> Option<Vote> {
+fn accepted(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Option<Vote> {
     let is_wanted = |cast: &Cast| cast.is_final && cast.ballot >= ballot;
     let finals = || latest(answers).filter_map(|answer| answer.cast.filter(is_wanted));
     let by = |cast: &Cast| finals().filter(|c| c == cast).count();
@@ -249,7 +245,10 @@ pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
             entry.cast = Some(Cast { ballot, vote, is_final: true });
         }
     }
-    Image { entries: merged.into_iter().collect(), acknowledged: acknowledged.into_iter().collect() }
+    Image {
+        entries: merged.into_iter().collect(),
+        acknowledged: acknowledged.into_iter().collect(),
+    }
 }
 
 /// When a transaction commits, if it does as far as its record says.
@@ -356,9 +355,8 @@ mod tests {
     fn votes_of_two_views_do_not_count_together() {
         let mut votes = answers(&[OK, OK, OK]);
         votes.insert(NodeId(2), answer(2, OK, false));
-        let tally = |votes: &BTreeMap<NodeId, Answer>| {
-            settle(Quorums::of(3), Ballot::client(0), votes, 0)
-        };
+        let tally =
+            |votes: &BTreeMap<NodeId, Answer>| settle(Quorums::of(3), Ballot::client(0), votes, 0);
         assert_eq!(tally(&votes), Tally::Wait);
         votes.insert(NodeId(3), answer(2, OK, false));
         assert_eq!(tally(&votes), Tally::Propose(OK));
@@ -394,7 +392,12 @@ mod tests {
                             assert!(matches!(found, Tally::Propose(Vote::Refused(_))));
                             assert!(!merged.is_ok(), "{votes:?} {heard:b}");
                         }
-                        _ => {}
+                        Tally::Wait
+                        | Tally::Propose(_)
+                        | Tally::Later(_)
+                        | Tally::Preempted(_)
+                        | Tally::Ended(_)
+                        | Tally::Uncertain => {}
                     }
                 }
             }

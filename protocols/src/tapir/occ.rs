@@ -178,10 +178,7 @@ mod tests {
         assert_eq!(check(&validator, 2, 50, &part(&[], &["x"])), Vote::Retry(Timestamp(51)));
         validator.prepare(txn(3), Timestamp(70), &part(&[("x", version(50, 1))], &[]));
         assert_eq!(check(&validator, 2, 70, &part(&[], &["x"])), Vote::Retry(Timestamp(71)));
-        assert_eq!(
-            check(&validator, 2, 71, &part(&[], &["x"])),
-            Vote::PrepareOk(Timestamp(71))
-        );
+        assert_eq!(check(&validator, 2, 71, &part(&[], &["x"])), Vote::PrepareOk(Timestamp(71)));
         // It read what somebody is about to write.
         validator.prepare(txn(4), Timestamp(80), &part(&[], &["x"]));
         assert_eq!(check(&validator, 2, 90, &current), Vote::Abstain);

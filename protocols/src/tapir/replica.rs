@@ -121,7 +121,14 @@ impl Replica {
             }
             Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
             Msg::ProposeConsensus { txn, ballot, timestamp, part, participants, .. } => {
-                self.on_propose_consensus(from, txn, (ballot, timestamp), part, participants, world);
+                self.on_propose_consensus(
+                    from,
+                    txn,
+                    (ballot, timestamp),
+                    part,
+                    participants,
+                    world,
+                );
             }
             Msg::FinalizeConsensus { txn, view, ballot, vote, part, participants, .. } => {
                 let cast = Cast { ballot, vote, is_final: true };
@@ -340,7 +347,8 @@ impl Replica {
                     self.id
                 );
             }
-            None if self.state.is_acknowledged(txn) && !matches!(outcome, Outcome::Committed(_)) => {}
+            None if self.state.is_acknowledged(txn)
+                && !matches!(outcome, Outcome::Committed(_)) => {}
             None => {
                 world.cx.note(Note::EndBeforePrepare);
                 self.end(txn, outcome, facts, world);
@@ -387,13 +395,11 @@ impl Replica {
         let is_news = |(client, below): &(ClientId, u64)| {
             self.state.acknowledged.get(client).is_none_or(|known| known < below)
         };
-        let acknowledged: Vec<(ClientId, u64)> =
-            acknowledged.into_iter().filter(is_news).collect();
+        let acknowledged: Vec<(ClientId, u64)> = acknowledged.into_iter().filter(is_news).collect();
         if !acknowledged.is_empty() {
             self.change(Change::Acknowledge(acknowledged), world);
         }
-        let is_over =
-            |txn: &TxnId| self.state.entries.get(txn).is_some_and(|e| e.ended.is_some());
+        let is_over = |txn: &TxnId| self.state.entries.get(txn).is_some_and(|e| e.ended.is_some());
         let over: Vec<TxnId> = txns.into_iter().filter(is_over).collect();
         if over.is_empty() {
             return;
@@ -447,8 +453,8 @@ impl Replica {
         timestamp: Timestamp,
         world: &mut World<'_, '_>,
     ) {
-        let is_refused = self.is_far_future(timestamp, world)
-            || self.validator.is_pending(&keys, timestamp);
+        let is_refused =
+            self.is_far_future(timestamp, world) || self.validator.is_pending(&keys, timestamp);
         let reads = if is_refused {
             None
         } else {
@@ -576,10 +582,13 @@ impl Replica {
         }
         let is_silent = |node: &NodeId| {
             *node != world.node
-                && self.heard.get(node).is_some_and(|at| now.since(*at) >= world.config.absence_after)
+                && self
+                    .heard
+                    .get(node)
+                    .is_some_and(|at| now.since(*at) >= world.config.absence_after)
         };
         let silent = self.replicas.iter().filter(|node| is_silent(node)).count();
-        let is_counted_on = self.state.synced.keys().any(|node| is_silent(node));
+        let is_counted_on = self.state.synced.keys().any(is_silent);
         if is_counted_on && self.quorums.replicas() - silent >= self.quorums.slow() {
             world.cx.note(Note::LeftBehind);
             self.enter(self.state.view.next(), world);
@@ -702,9 +711,8 @@ impl Replica {
         let is_new_group = before.is_none();
         let before = before.unwrap_or_default();
         let is_here = |node: &NodeId| {
-            let heard = self.heard.get(node).is_some_and(|at| {
-                now.since(*at) < world.config.absence_after
-            });
+            let heard =
+                self.heard.get(node).is_some_and(|at| now.since(*at) < world.config.absence_after);
             heard || *node == world.node
         };
         // Who was not counted on has missed something, and is only from now on.
@@ -724,8 +732,7 @@ impl Replica {
     /// Sends what is settled in this view; whatever else this leader holds is its own opinion.
     fn send_view(&mut self, to: NodeId, is_new_group: bool, world: &mut World<'_, '_>) {
         let now = world.cx.now();
-        let is_on_its_way =
-            |at: &Time| now.since(*at) < world.config.resend_after;
+        let is_on_its_way = |at: &Time| now.since(*at) < world.config.resend_after;
         if self.view_sent.get(&to).is_some_and(is_on_its_way) {
             return;
         }
@@ -794,13 +801,7 @@ impl Replica {
         }
     }
 
-    fn on_gossip(
-        &mut self,
-        from: NodeId,
-        view: View,
-        is_normal: bool,
-        world: &mut World<'_, '_>,
-    ) {
+    fn on_gossip(&mut self, from: NodeId, view: View, is_normal: bool, world: &mut World<'_, '_>) {
         let is_leader = self.state.view.leader(&self.replicas) == world.node;
         let is_installed = !matches!(self.status, Status::Changing { .. });
         if view > self.state.view {

@@ -321,12 +321,8 @@ impl Server {
 
     fn look_after_drives(&mut self, cx: &mut Cx<'_, Tapir>) {
         let now = cx.now();
-        let due: Vec<TxnId> = self
-            .drives
-            .iter()
-            .filter(|(_, (_, at))| *at <= now)
-            .map(|(txn, _)| *txn)
-            .collect();
+        let due: Vec<TxnId> =
+            self.drives.iter().filter(|(_, (_, at))| *at <= now).map(|(txn, _)| *txn).collect();
         for txn in due {
             let Some((drive, at)) = self.drives.get_mut(&txn) else { continue };
             if drive.times >= ATTEMPTS {

@@ -411,9 +411,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             is_new_group: m.is_new_group,
             image: Box::new(image_from_wire(m.image)?),
         },
-        Wire::Gossip(m) => {
-            Msg::Gossip { partition, view: View(m.view), is_normal: m.is_normal }
-        }
+        Wire::Gossip(m) => Msg::Gossip { partition, view: View(m.view), is_normal: m.is_normal },
         Wire::FetchState(m) => {
             Msg::FetchState { partition, view: View(m.view), after: m.after.map(Key) }
         }
