@@ -70,7 +70,8 @@ fn compare(topology: &str, workload: &str) {
     let mut by_region: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for entry in entries.iter().filter(|e| e.status == Status::Ok && e.invoke_us > 5_000_000) {
         let txn: TxnId = entry.txn.parse().unwrap();
-        if txn.attempt > 0 {
+        let is_read_only = !entry.ops.iter().any(|op| matches!(op, Op::WriteVersion(..)));
+        if txn.attempt > 0 || is_read_only {
             continue;
         }
         let home = cluster.topology.region_named(&entry.region).unwrap();

@@ -30,8 +30,9 @@ pub(super) struct Replica {
     joined: BTreeSet<NodeId>,
     /// When this view's record was last sent to each peer.
     view_sent: BTreeMap<NodeId, Time>,
-    /// Views given up since the last one that began.
+    /// Views entered since the last one that lasted, and when the present one was installed.
     views_failed: u32,
+    installed: Time,
     gossiped: Time,
     /// When to look after each transaction of the record, and how often that was done.
     watched: BTreeMap<TxnId, Watch>,
@@ -87,6 +88,7 @@ impl Replica {
             joined: BTreeSet::new(),
             view_sent: BTreeMap::new(),
             views_failed: 0,
+            installed: now,
             gossiped: now,
             watched: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -547,6 +549,10 @@ impl Replica {
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         self.validator.collect();
+        let is_normal = self.status == Status::Normal;
+        if is_normal && now.since(self.installed) >= world.config.view_timeout * 8 {
+            self.views_failed = 0;
+        }
         if now.since(self.gossiped) >= world.config.gossip_interval {
             self.gossiped = now;
             for to in self.peers(world.node) {
@@ -639,8 +645,9 @@ impl Replica {
     }
 
     fn await_view(&mut self, world: &mut World<'_, '_>) {
-        // Records may be large and links slow: more patience each time.
-        let patience = world.config.view_timeout * (1 << self.views_failed.min(4));
+        // Records may be large and links slow: more patience each time, until a view lasts.
+        self.views_failed += 1;
+        let patience = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
         let jitter = world.cx.rng().below(1 + u64::try_from(patience.as_nanos()).unwrap_or(0) / 4);
         let at = world.cx.now() + patience + std::time::Duration::from_nanos(jitter);
         world.cx.set_timer(Timer::View(self.id), at);
@@ -649,7 +656,6 @@ impl Replica {
     /// The view does not begin: try the next one, unless too few are there for any.
     pub(super) fn on_view_timeout(&mut self, world: &mut World<'_, '_>) {
         let Status::Changing { since } = self.status else { return };
-        self.views_failed += 1;
         let heard = self.heard.values().filter(|at| **at > since).count();
         if heard + 1 >= self.quorums.slow() {
             self.enter(self.state.view.next(), world);
@@ -759,7 +765,7 @@ impl Replica {
         self.gathering = Gathering::default();
         self.joined.clear();
         self.view_sent.clear();
-        self.views_failed = 0;
+        self.installed = world.cx.now();
         world.cx.cancel_timer(Timer::View(self.id));
         self.reindex(world);
     }
