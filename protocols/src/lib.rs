@@ -1,11 +1,13 @@
 //! The transaction protocols of Orthodrome, each a folder of pure state machines, and the
-//! replicated log that they embed. [`registry`] lists them.
+//! replication that they embed: a log, or inconsistent replication. [`registry`] lists them.
 
 #![deny(clippy::float_arithmetic)]
 
 pub mod carousel;
 mod hosting;
+pub mod ir;
 pub mod registry;
 pub mod replication;
 mod routes;
+pub mod tapir;
 pub mod two_phase_locking;

@@ -3,6 +3,7 @@
 use orthodrome_core::machine::Protocol;
 
 use crate::carousel::{CarouselBasic, CarouselFast};
+use crate::tapir::Tapir;
 use crate::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
 
 /// What a protocol promises about the order of transactions.
@@ -63,6 +64,14 @@ pub const ROWS: &[Row] = &[
     locking::<ByAge>("Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
     locking::<Preempt>("Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
     locking::<PreemptOnWait>("Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait"),
+    Row {
+        name: Tapir::NAME,
+        paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "1 (fast path) or 2, and 1 more to read where no replica is near; read-only 1",
+    },
 ];
 
 const fn locking<V: Variant>(paper: &'static str) -> Row {
@@ -124,6 +133,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     }
     if name == PreemptOnWait::NAME {
         return Ok(visitor.visit::<Locking<PreemptOnWait>>(row));
+    }
+    if name == Tapir::NAME {
+        return Ok(visitor.visit::<Tapir>(row));
     }
     unreachable!("{name} has a row but no arm")
 }

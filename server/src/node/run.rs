@@ -9,6 +9,7 @@ use std::time::Duration;
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast};
 use orthodrome_protocols::registry::{self, UnknownProtocol};
+use orthodrome_protocols::tapir::Tapir;
 use orthodrome_protocols::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -74,6 +75,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     }
     if name == PreemptOnWait::NAME {
         return Ok(visitor.visit::<Locking<PreemptOnWait>>());
+    }
+    if name == Tapir::NAME {
+        return Ok(visitor.visit::<Tapir>());
     }
     unreachable!("{name} is in the registry and has no arm here")
 }

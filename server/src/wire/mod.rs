@@ -8,6 +8,7 @@ pub mod common;
 
 mod carousel;
 pub mod replication;
+mod tapir;
 mod two_phase_locking;
 
 use bytes::{Bytes, BytesMut};
@@ -20,7 +21,7 @@ mod generated {
 }
 pub use generated::orthodrome::internal;
 use generated::orthodrome::{
-    carousel as carousel_schema, replication as replication_schema,
+    carousel as carousel_schema, replication as replication_schema, tapir as tapir_schema,
     two_phase_locking as two_phase_locking_schema,
 };
 

@@ -20,6 +20,7 @@ use proptest::prelude::*;
 use super::replication::WireReplicated as _;
 use super::*;
 
+mod tapir;
 mod two_phase_locking;
 
 /// Draws values whose sizes are those of real traffic; with keys that nobody wrote, or without.

@@ -1,0 +1,257 @@
+//! Inconsistent replication: operations that are fault-tolerant without an order.
+//!
+//! Irene Zhang, Naveen Kr. Sharma, Adriana Szekeres, Arvind Krishnamurthy, Dan R. K. Ports:
+//! *Building Consistent Transactions with Inconsistent Replication*, SOSP 2015 (§3),
+//! <https://doi.org/10.1145/2815400.2815404>; TOCS 35(4), 2018.
+//!
+//! # The idea
+//! Replicas keep an unordered *record* of operations instead of a log. An *inconsistent* operation
+//! is executed by everybody, some time, in any order. A *consensus* operation is executed in any
+//! order too, but its *result* is agreed: on the fast path, ⌈3f/2⌉ + 1 replicas give the same one;
+//! on the slow path, f + 1 replicas accept what the caller's decide function made of theirs. What a
+//! majority has seen survives: a *view change* gathers f + 1 records, merges them, and hands the
+//! merged record to everybody.
+//!
+//! This module holds what is independent of the operations: how many replicas it takes
+//! ([`Quorums`]), and when enough records of a view change are together ([`Gathering`]). What an
+//! operation is, how two records merge, and what is durable when belong to the protocol on top
+//! ([`crate::tapir`]), as in the paper.
+//!
+//! # Deviations
+//! - **Records are on disk before an answer leaves** (`protocol-pitfalls` R4); the paper keeps them
+//!   in memory and treats a restart as the loss of a replica. A replica whose record is lost may
+//!   not answer for it: it counts in no quorum, view changes included (T2), until it has a copy.
+//! - **Every answer carries the replica's view, and only answers of one view count together**
+//!   (R5); a result of the slow path is accepted only in the view that its votes come from.
+//! - **An operation leaves the record** once every replica has executed it and nobody will ask
+//!   for it any more. A replica that has been away for too long is not waited for: the view says
+//!   whose word counts ([`Offer::synced`]), and who is not among them needs a copy of the state.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use orthodrome_core::id::NodeId;
+
+/// A view of one group: what is agreed in a later one replaces what is not agreed in an earlier.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct View(pub u64);
+
+impl View {
+    /// The view after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// Who merges the records of this view: the replicas take turns.
+    #[must_use]
+    pub fn leader(self, replicas: &[NodeId]) -> NodeId {
+        let count = replicas.len().max(1) as u64;
+        let turn = usize::try_from(self.0 % count).unwrap_or(0);
+        replicas.get(turn).copied().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// How many of a group's 2f + 1 replicas it takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Quorums {
+    replicas: usize,
+}
+
+impl Quorums {
+    /// Those of a group of so many replicas.
+    #[must_use]
+    pub fn of(replicas: usize) -> Self {
+        Self { replicas }
+    }
+
+    /// How many replicas there are.
+    #[must_use]
+    pub fn replicas(self) -> usize {
+        self.replicas
+    }
+
+    /// How many may fail.
+    #[must_use]
+    pub fn failures(self) -> usize {
+        self.replicas.saturating_sub(1) / 2
+    }
+
+    /// f + 1: any two such quorums meet.
+    #[must_use]
+    pub fn slow(self) -> usize {
+        self.failures() + 1
+    }
+
+    /// ⌈3f/2⌉ + 1: any f + 1 replicas hold ⌈f/2⌉ + 1 of them, a majority of that f + 1.
+    #[must_use]
+    pub fn fast(self) -> usize {
+        (3 * self.failures()).div_ceil(2) + 1
+    }
+
+    /// ⌈f/2⌉ + 1: as many of f + 1 records must hold a result for it to be possible that the fast
+    /// path agreed on it.
+    #[must_use]
+    pub fn revive(self) -> usize {
+        self.failures().div_ceil(2) + 1
+    }
+
+    /// 2f + 1 − ⌈f/2⌉: so many replicas that lack a result that the others cannot make any f + 1
+    /// records look as if it had been agreed.
+    #[must_use]
+    pub fn settled(self) -> usize {
+        self.replicas - self.failures().div_ceil(2)
+    }
+}
+
+/// A replica's contribution to a view change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer<I> {
+    /// The latest view in which the replica took part: its record is complete up to there.
+    pub normal_view: View,
+    /// False while it has no state that it could answer for: its disk is new, or its copy of the
+    /// others' state is not finished.
+    pub is_whole: bool,
+    /// Whom that view counts on, and since which view: operations left the record without waiting
+    /// for others, so a replica that has not taken part since then lacks some.
+    pub synced: BTreeMap<NodeId, View>,
+    /// The record.
+    pub image: I,
+}
+
+/// The records that the leader of a view has gathered.
+#[derive(Debug)]
+pub struct Gathering<I> {
+    offers: BTreeMap<NodeId, Offer<I>>,
+}
+
+/// What a leader has to merge.
+#[derive(Debug)]
+pub struct Gathered<'a, I> {
+    /// Records that count, at least f + 1: all of the facts, wherever they come from.
+    pub all: Vec<(NodeId, &'a Offer<I>)>,
+    /// Those among them of the latest view: the only ones whose votes still count.
+    pub latest: Vec<(NodeId, &'a Offer<I>)>,
+}
+
+impl<I> Default for Gathering<I> {
+    fn default() -> Self {
+        Self { offers: BTreeMap::new() }
+    }
+}
+
+impl<I> Gathering<I> {
+    /// A replica's record arrived; a later one of the same replica replaces it.
+    pub fn add(&mut self, from: NodeId, offer: Offer<I>) {
+        self.offers.insert(from, offer);
+    }
+
+    /// Who has offered anything.
+    pub fn offered(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.offers.keys().copied()
+    }
+
+    /// The records to merge, if there are enough: f + 1 from replicas that are whole and have taken
+    /// part for as long as the latest view among them counts on them.
+    #[must_use]
+    pub fn ready(&self, quorums: Quorums) -> Option<Gathered<'_, I>> {
+        let whole = || self.offers.iter().filter(|(_, offer)| offer.is_whole);
+        let (_, top) = whole().max_by_key(|(_, offer)| offer.normal_view)?;
+        let all: Vec<(NodeId, &Offer<I>)> = whole()
+            .filter(|(node, offer)| {
+                top.synced.get(node).is_some_and(|since| *since <= offer.normal_view)
+            })
+            .map(|(node, offer)| (*node, offer))
+            .collect();
+        if all.len() < quorums.slow() {
+            return None;
+        }
+        let is_latest = |(_, offer): &&(NodeId, &Offer<I>)| offer.normal_view == top.normal_view;
+        let latest = all.iter().filter(is_latest).copied().collect();
+        Some(Gathered { all, latest })
+    }
+
+    /// True if f + 1 replicas have come, and no record among them: a group that begins.
+    #[must_use]
+    pub fn is_new_group(&self, quorums: Quorums) -> bool {
+        let is_new = |offer: &Offer<I>| !offer.is_whole && offer.normal_view == View(0);
+        self.offers.len() >= quorums.slow() && self.offers.values().all(is_new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quorums_meet_as_the_paper_needs() {
+        for failures in 0..10 {
+            let quorums = Quorums::of(2 * failures + 1);
+            let n = quorums.replicas();
+            // Any slow quorum sees enough of a fast one to notice it, and two of those that
+            // conflict can never both be noticed.
+            assert!(quorums.fast() + quorums.slow() - n >= quorums.revive());
+            assert!(2 * quorums.revive() > quorums.slow());
+            // What `settled` replicas lack, no f + 1 of all can seem to have.
+            assert!(n - quorums.settled() < quorums.revive());
+            assert!(quorums.settled() >= quorums.slow() && quorums.settled() <= n);
+            assert!(quorums.fast() <= n);
+        }
+        assert_eq!((Quorums::of(3).fast(), Quorums::of(3).settled()), (3, 2));
+        assert_eq!((Quorums::of(5).fast(), Quorums::of(5).settled()), (4, 4));
+    }
+
+    fn offer(view: u64, is_whole: bool, synced: &[u32]) -> Offer<()> {
+        let synced = synced.iter().map(|&node| (NodeId(node), View(4))).collect();
+        Offer { normal_view: View(view), is_whole, synced, image: () }
+    }
+
+    #[test]
+    fn only_whole_records_that_the_latest_view_counts_on_are_merged() {
+        let quorums = Quorums::of(3);
+        let mut gathering = Gathering::default();
+        gathering.add(NodeId(1), offer(4, true, &[1, 2, 3]));
+        gathering.add(NodeId(2), offer(6, false, &[1, 2, 3]));
+        assert!(gathering.ready(quorums).is_none(), "a replica without a state was counted");
+        gathering.add(NodeId(3), offer(5, true, &[2, 3]));
+        assert!(gathering.ready(quorums).is_none(), "a replica that was left behind was counted");
+        gathering.add(NodeId(2), offer(3, true, &[1, 2, 3]));
+        assert!(gathering.ready(quorums).is_none(), "a replica was counted that had been away");
+        gathering.add(NodeId(2), offer(4, true, &[1, 2, 3]));
+        let gathered = gathering.ready(quorums).unwrap();
+        assert_eq!(gathered.all.len(), 2);
+        assert_eq!(gathered.latest.len(), 1);
+        assert!(!gathering.is_new_group(quorums));
+    }
+
+    #[test]
+    fn a_group_begins_only_if_nobody_has_a_record() {
+        let quorums = Quorums::of(3);
+        let mut gathering = Gathering::default();
+        gathering.add(NodeId(1), offer(0, false, &[]));
+        assert!(!gathering.is_new_group(quorums));
+        gathering.add(NodeId(3), offer(0, false, &[]));
+        assert!(gathering.is_new_group(quorums));
+        gathering.add(NodeId(2), offer(3, true, &[1, 2, 3]));
+        assert!(!gathering.is_new_group(quorums));
+    }
+
+    #[test]
+    fn leaders_take_turns() {
+        let replicas = [NodeId(4), NodeId(7), NodeId(9)];
+        let leaders: Vec<u32> = (0..4).map(|view| View(view).leader(&replicas).0).collect();
+        assert_eq!(leaders, [4, 7, 9, 4]);
+    }
+}

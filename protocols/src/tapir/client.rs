@@ -1,0 +1,729 @@
+//! The client side of TAPIR: runs transactions for the callers of one gateway, and coordinates them
+//! (§5.2).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
+
+use super::coordinator::{Drive, Out, Progress, Stage};
+use super::message::{Answer, Ballot, Msg, Part, Record};
+use super::{Config, Note, Tapir, Timer};
+use crate::ir::Quorums;
+
+/// The client side of TAPIR.
+#[derive(Debug)]
+pub struct Client {
+    node: NodeId,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    open: BTreeMap<TxnId, Open>,
+    /// Transactions that are being prepared, or whose decision is being spread.
+    drives: BTreeMap<TxnId, Drive>,
+    /// Replicas that owe an answer, until they are heard of again.
+    suspects: BTreeSet<NodeId>,
+    /// Decided, and perhaps not known to the caller yet.
+    over: BTreeMap<TxnId, Over>,
+    /// Callers know the outcomes of everything below, as of then.
+    acknowledged: BTreeMap<ClientId, (u64, Time)>,
+    is_flushing: bool,
+}
+
+/// A transaction that this gateway has done with.
+#[derive(Debug)]
+struct Over {
+    participants: Vec<PartitionId>,
+    since: Time,
+    /// Every replica has executed it. If not, the replicas see to that.
+    is_complete: bool,
+}
+
+/// A transaction whose caller waits.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    /// Keys read and keys that may be written, by partition.
+    keys: BTreeMap<PartitionId, (Vec<Key>, Vec<Key>)>,
+    reads: Reads,
+    phase: Phase,
+    resent: u32,
+    is_resolved: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for reads; how many replicas each partition that owes them was asked before.
+    Reading(BTreeMap<PartitionId, usize>),
+    /// The caller thinks.
+    Deciding,
+    /// The transaction is prepared.
+    Preparing,
+    /// It is decided; its timestamp has not passed everywhere.
+    Waiting(Outcome, &'static str),
+    /// Reads at one timestamp: a read-only transaction, or a guard that failed on what may be stale.
+    Snapshotting { at: Timestamp, answers: BTreeMap<PartitionId, Snapshots> },
+}
+
+/// What each replica answered, if nothing was in the way.
+type Snapshots = BTreeMap<NodeId, Option<Vec<(Key, Read)>>>;
+
+impl Machine<Tapir> for Client {
+    fn new(setup: Setup<Tapir>, _recovered: Vec<Record>, _cx: &mut Cx<'_, Tapir>) -> Self {
+        // A gateway keeps nothing: replicas take over what it began.
+        Self {
+            node: setup.node,
+            cluster: setup.cluster,
+            config: setup.config,
+            open: BTreeMap::new(),
+            drives: BTreeMap::new(),
+            suspects: BTreeSet::new(),
+            over: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
+            is_flushing: false,
+        }
+    }
+
+    fn step(&mut self, input: Input<Tapir>, cx: &mut Cx<'_, Tapir>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
+            Input::Timer(Timer::Drive(txn)) => self.on_drive_timeout(txn, cx),
+            Input::Timer(Timer::Flush) => self.on_flush_timeout(cx),
+            Input::Timer(Timer::Sweep(_) | Timer::View(_))
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _cx: &mut Cx<'_, Tapir>) {}
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len()), ("transactions driven", self.drives.len())]
+    }
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            let is_driven = self.drives.contains_key(id);
+            assert!(
+                is_driven || !matches!(open.phase, Phase::Preparing),
+                "{id} is being prepared by nobody"
+            );
+        }
+    }
+}
+
+impl Client {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, Tapir>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        let is_read_only = txn.writes.is_empty() && !matches!(txn.kind, Kind::Interactive);
+        let mut keys = BTreeMap::<PartitionId, (Vec<Key>, Vec<Key>)>::new();
+        for key in &txn.reads {
+            keys.entry(self.cluster.partition_of(key)).or_default().0.push(key.clone());
+        }
+        for key in &txn.writes {
+            keys.entry(self.cluster.partition_of(key)).or_default().1.push(key.clone());
+        }
+        let reading = keys.iter().filter(|(_, (reads, _))| !reads.is_empty());
+        let first = usize::try_from(id.attempt.saturating_sub(NEAREST_TRIES)).unwrap_or(0);
+        let silent: BTreeMap<PartitionId, usize> = reading.map(|(p, _)| (*p, first)).collect();
+        let owing: Vec<PartitionId> = silent.keys().copied().collect();
+        let open = Open {
+            txn,
+            keys,
+            reads: Reads::new(),
+            phase: Phase::Reading(silent),
+            resent: 0,
+            is_resolved: false,
+        };
+        self.open.insert(id, open);
+        if is_read_only {
+            self.snapshot(id, cx);
+        } else if owing.is_empty() {
+            self.on_all_read(id, cx);
+        } else {
+            for partition in owing {
+                self.send_read(id, partition, cx);
+            }
+            cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+        }
+    }
+
+    // Reading.
+
+    /// The replicas of a partition, nearest first, those that owe an answer last.
+    fn nearest(&self, partition: PartitionId) -> Vec<NodeId> {
+        let home = self.cluster.region_of(self.node);
+        let placed = self.cluster.partition(partition);
+        let mut replicas = placed.map_or_else(Vec::new, |placed| placed.replicas.clone());
+        replicas.sort_by_key(|node| {
+            let region = self.cluster.region_of(*node);
+            let is_far = region != home;
+            (self.suspects.contains(node), is_far, self.cluster.topology.rtt(home, region), *node)
+        });
+        replicas
+    }
+
+    /// §5.2 "Read": from the nearest replica; from the next if that one does not answer.
+    fn send_read(&self, id: TxnId, partition: PartitionId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Reading(silent) = &open.phase else { return };
+        let replicas = self.nearest(partition);
+        let tried = silent.get(&partition).copied().unwrap_or(0);
+        let Some(at) = tried.checked_rem(replicas.len()) else { return };
+        let (Some(&to), Some((keys, _))) = (replicas.get(at), open.keys.get(&partition)) else {
+            return;
+        };
+        cx.send(to, Msg::Read { txn: id, partition, keys: keys.clone() });
+    }
+
+    fn on_read_result(
+        &mut self,
+        id: TxnId,
+        partition: PartitionId,
+        reads: Vec<(Key, Read)>,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Reading(silent) = &mut open.phase else { return };
+        if silent.remove(&partition).is_none() {
+            // A second answer: the caller may have computed from the first.
+            return;
+        }
+        open.reads.extend(reads);
+        if silent.is_empty() {
+            self.on_all_read(id, cx);
+        }
+    }
+
+    /// The read round is complete: ask the caller, or compute in its stead.
+    fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.cancel_timer(Timer::Open(id));
+        match &open.txn.kind {
+            Kind::Interactive => {
+                open.phase = Phase::Deciding;
+                cx.reads(id, open.reads.clone());
+            }
+            Kind::Procedure(ops) => match Txn::execute(ops, &open.reads) {
+                Ok(writes) => self.prepare(id, writes, cx),
+                // What it read may be old: a guard fails only on what is true at one time.
+                Err(_) => self.snapshot(id, cx),
+            },
+            Kind::ReadOnly => unreachable!("{id} reads at one timestamp"),
+        }
+    }
+
+    /// The caller of an interactive transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let is_asked = matches!(open.phase, Phase::Deciding);
+        let is_reading = matches!(open.phase, Phase::Reading(_));
+        match decision {
+            Decision::Commit(writes) if is_asked => {
+                if writes.keys().all(|key| open.txn.writes.binary_search(key).is_ok()) {
+                    self.prepare(id, writes, cx);
+                } else {
+                    self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+                }
+            }
+            // Nobody has heard of it yet, so nobody can commit it.
+            Decision::Abort if is_asked || is_reading => {
+                self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+            }
+            Decision::Commit(_) | Decision::Abort => {}
+        }
+    }
+
+    // Preparing (§5.2 "Prepare").
+
+    /// Prepares at every replica of every participant, at this client's own time.
+    fn prepare(&mut self, id: TxnId, writes: Writes, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if open.keys.is_empty() {
+            self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            return;
+        }
+        let mut parts: BTreeMap<PartitionId, Option<Part>> = BTreeMap::new();
+        for (key, read) in &open.reads {
+            let part = parts.entry(self.cluster.partition_of(key)).or_default();
+            part.get_or_insert_default().reads.push((key.clone(), read.version));
+        }
+        for (key, value) in writes {
+            let part = parts.entry(self.cluster.partition_of(&key)).or_default();
+            part.get_or_insert_default().writes.insert(key, value);
+        }
+        if parts.is_empty() {
+            // It read nothing and decided to write nothing.
+            self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            return;
+        }
+        let latest = open.reads.values().map(|read| read.version.timestamp).max();
+        let timestamp = cx.clock().now.max(latest.unwrap_or_default().next());
+        open.phase = Phase::Preparing;
+        let mut drive = Drive::new(&self.cluster, id, parts);
+        let mut out = Out::new();
+        drive.propose(0, timestamp, &mut out);
+        self.drives.insert(id, drive);
+        self.send(out, cx);
+        cx.set_timer(Timer::Drive(id), cx.now() + self.patience(id));
+    }
+
+    fn send(&self, out: Out, cx: &mut Cx<'_, Tapir>) {
+        for (to, msg) in out {
+            cx.send(to, msg);
+        }
+    }
+
+    /// How long the furthest participant may take to answer.
+    fn patience(&self, id: TxnId) -> Duration {
+        let home = self.cluster.region_of(self.node);
+        let parts = self.drives.get(&id).map_or(&[][..], Drive::participants);
+        let placed = parts.iter().filter_map(|&partition| self.cluster.partition(partition));
+        let away = placed
+            .flat_map(|placed| &placed.replicas)
+            .map(|&node| self.cluster.topology.rtt(home, self.cluster.region_of(node)))
+            .max()
+            .unwrap_or_default();
+        away + away / 4 + self.config.slack
+    }
+
+    fn on_answer(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        partition: PartitionId,
+        answer: (Answer, Option<Part>),
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let Some(drive) = self.drives.get_mut(&id) else { return };
+        let mut out = Out::new();
+        let progress = drive.on_answer(from, partition, answer, &self.suspects, &mut out);
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    fn on_progress(&mut self, id: TxnId, progress: Progress, cx: &mut Cx<'_, Tapir>) {
+        let Some(drive) = self.drives.get_mut(&id) else { return };
+        match progress {
+            Progress::Nothing => {}
+            Progress::Later(timestamp) if drive.ballot.round < ROUNDS => {
+                cx.note(Note::LaterRound);
+                let timestamp = timestamp.max(cx.clock().now);
+                let mut out = Out::new();
+                drive.propose(drive.ballot.round + 1, timestamp, &mut out);
+                self.send(out, cx);
+                cx.set_timer(Timer::Drive(id), cx.now() + self.patience(id));
+            }
+            Progress::Later(_) => {
+                // Its timestamps are always too early. What was voted is no decision (R2), so it
+                // has to be made one.
+                let mut out = Out::new();
+                drive.take_over(self.node, Ballot::default(), &mut out);
+                self.send(out, cx);
+            }
+            Progress::Preempted => {
+                // Whoever took over should have the time to finish; then this node does.
+                cx.note(Note::Preempted);
+                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                drive.stage = Stage::TakingOver;
+            }
+            Progress::Decided(outcome) => {
+                let path = drive.path();
+                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                self.on_decided(id, outcome, path, cx);
+            }
+            Progress::Complete => {
+                cx.cancel_timer(Timer::Drive(id));
+                self.leave(id, true, cx);
+            }
+        }
+    }
+
+    /// This gateway has done its part; what remains is to say when the caller knows.
+    fn leave(&mut self, id: TxnId, is_complete: bool, cx: &mut Cx<'_, Tapir>) {
+        let Some(drive) = self.drives.remove(&id) else { return };
+        let (participants, since) = (drive.participants().to_vec(), cx.now());
+        self.over.insert(id, Over { participants, since, is_complete });
+        if !std::mem::replace(&mut self.is_flushing, true) {
+            cx.set_timer(Timer::Flush, cx.now() + self.config.flush_interval);
+        }
+    }
+
+    /// Nothing came for a while from some of those who were asked.
+    fn on_drive_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(drive) = self.drives.get_mut(&id) else { return };
+        if matches!(drive.stage, Stage::Ending(_)) && drive.times >= SPREAD_TRIES {
+            // The replicas see to it that everybody hears of it.
+            self.leave(id, false, cx);
+            return;
+        }
+        cx.note(Note::Resent);
+        let mut out = Out::new();
+        let (progress, silent) = drive.on_timeout(self.node, &self.suspects, &mut out);
+        let pause = self.config.resend_after * (1 << drive.times.min(3));
+        self.suspects.extend(silent);
+        cx.set_timer(Timer::Drive(id), cx.now() + pause);
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    /// The facts decide. A commit is told once its timestamp has passed on every clock (T1).
+    fn on_decided(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        path: &'static str,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.phase = Phase::Waiting(outcome, path);
+        self.tell(id, cx);
+    }
+
+    fn tell(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Waiting(outcome, path) = open.phase else { return };
+        if let Outcome::Committed(timestamp) = outcome
+            && !self.config.teeth.no_commit_wait
+            && !cx.clock().has_passed_everywhere(timestamp)
+        {
+            cx.note(Note::CommitWait);
+            let clock = cx.clock();
+            let missing = nanos(clock.error) * 2 + timestamp.0 - clock.now.0.min(timestamp.0);
+            let at = cx.now() + Duration::from_nanos(missing.saturating_add(1));
+            cx.set_timer(Timer::Open(id), at);
+            return;
+        }
+        self.finish(id, outcome, path, cx);
+    }
+
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.remove(&id) else { return };
+        cx.cancel_timer(Timer::Open(id));
+        let is_told_reads = matches!(open.txn.kind, Kind::Interactive) || open.is_resolved;
+        if matches!(outcome, Outcome::Committed(_)) && !is_told_reads {
+            cx.reads(id, open.reads);
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            return;
+        }
+        if txn.writes.is_empty() && !matches!(txn.kind, Kind::Interactive) {
+            // It changes nothing, so it can simply be read again.
+            self.on_begin(txn, cx);
+            return;
+        }
+        cx.note(Note::Resolved);
+        self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        // It was prepared where it reads or was decided to write; undecided, it was not prepared.
+        let mut parts: BTreeSet<PartitionId> =
+            txn.reads.iter().map(|key| self.cluster.partition_of(key)).collect();
+        match (&decision, &txn.kind) {
+            (Some(Decision::Commit(writes)), _) => {
+                parts.extend(writes.keys().map(|key| self.cluster.partition_of(key)));
+            }
+            (_, Kind::Procedure(_)) => {
+                parts.extend(txn.writes.iter().map(|key| self.cluster.partition_of(key)));
+            }
+            (Some(Decision::Abort) | None, _) => {
+                cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+        }
+        if parts.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        let keys = BTreeMap::new();
+        let phase = Phase::Preparing;
+        let open = Open { txn, keys, reads, phase, resent: 0, is_resolved: true };
+        self.open.insert(id, open);
+        let mut drive = Drive::new(&self.cluster, id, parts.into_iter().map(|part| (part, None)));
+        let mut out = Out::new();
+        drive.take_over(self.node, Ballot::default(), &mut out);
+        self.drives.insert(id, drive);
+        self.send(out, cx);
+        cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+    }
+
+    // Reading at one timestamp.
+
+    /// Reads at this client's own time, from so many replicas that whatever could still commit
+    /// before that time is seen by one of them.
+    fn snapshot(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let at = cx.clock().now;
+        let reading = open.keys.iter().filter(|(_, (reads, _))| !reads.is_empty());
+        let answers = reading.map(|(partition, _)| (*partition, Snapshots::new())).collect();
+        open.phase = Phase::Snapshotting { at, answers };
+        open.resent = 0;
+        self.send_snapshot(id, cx);
+        cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+        self.on_snapshot_complete(id, cx);
+    }
+
+    fn send_snapshot(&self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Snapshotting { at, answers } = &open.phase else { return };
+        for (&partition, answered) in answers {
+            let Some((keys, _)) = open.keys.get(&partition) else { continue };
+            for to in self.nearest(partition) {
+                if !answered.contains_key(&to) {
+                    let (keys, timestamp) = (keys.clone(), *at);
+                    cx.send(to, Msg::ReadOnly { txn: id, partition, keys, timestamp });
+                }
+            }
+        }
+    }
+
+    fn on_read_only_result(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        partition: PartitionId,
+        reads: Option<Vec<(Key, Read)>>,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { answers, .. } = &mut open.phase else { return };
+        let Some(answered) = answers.get_mut(&partition) else { return };
+        answered.entry(from).or_insert(reads);
+        self.on_snapshot_complete(id, cx);
+    }
+
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { at, answers } = &open.phase else { return };
+        let (mut is_complete, mut is_certain) = (true, true);
+        let mut reads = Reads::new();
+        for (&partition, answered) in answers {
+            let placed = self.cluster.partition(partition);
+            let quorums = Quorums::of(placed.map_or(0, |placed| placed.replicas.len()));
+            let parts: Vec<_> = answered.values().flatten().collect();
+            let is_open =
+                |node: &&NodeId| !answered.contains_key(node) && !self.suspects.contains(node);
+            let open = placed.map_or(0, |p| p.replicas.iter().filter(is_open).count());
+            if parts.len() < answered.len() && parts.len() + open < quorums.settled() {
+                // Somebody may yet write what it reads.
+                self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
+                return;
+            }
+            // With f replicas gone, what f + 1 have can still be validated.
+            is_certain &= parts.len() >= quorums.settled();
+            is_complete &=
+                parts.len() >= quorums.settled() || (open == 0 && parts.len() >= quorums.slow());
+            for (key, read) in parts.into_iter().flatten() {
+                let newest = reads.entry(key.clone()).or_insert_with(|| read.clone());
+                if newest.version < read.version {
+                    newest.clone_from(read);
+                }
+            }
+        }
+        if !is_complete {
+            return;
+        }
+        let at = *at;
+        open.reads = reads;
+        let writes = match &open.txn.kind {
+            Kind::Procedure(ops) => Txn::execute(ops, &open.reads),
+            Kind::Interactive | Kind::ReadOnly => Ok(Writes::new()),
+        };
+        match writes {
+            Err(reason) => self.finish(id, Outcome::Aborted(reason), "read-only", cx),
+            Ok(_) if open.txn.writes.is_empty() && is_certain => {
+                self.on_decided(id, Outcome::Committed(at), "read-only", cx);
+            }
+            Ok(writes) => {
+                cx.cancel_timer(Timer::Open(id));
+                self.prepare(id, writes, cx);
+            }
+        }
+    }
+
+    /// Nobody answered for a while, or a timestamp has passed.
+    fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.resent += 1;
+        let pause = self.config.resend_after * (1 << open.resent.min(3));
+        match &mut open.phase {
+            Phase::Waiting(..) => self.tell(id, cx),
+            Phase::Reading(silent) => {
+                cx.note(Note::Resent);
+                for tried in silent.values_mut() {
+                    *tried += 1;
+                }
+                let owing: Vec<PartitionId> = silent.keys().copied().collect();
+                for partition in owing {
+                    self.send_read(id, partition, cx);
+                }
+                cx.set_timer(Timer::Open(id), cx.now() + pause);
+            }
+            Phase::Snapshotting { answers, .. } => {
+                cx.note(Note::Resent);
+                for (partition, answered) in answers {
+                    let placed = self.cluster.partition(*partition);
+                    let all = placed.iter().flat_map(|placed| &placed.replicas);
+                    self.suspects.extend(all.filter(|node| !answered.contains_key(node)));
+                }
+                self.send_snapshot(id, cx);
+                cx.set_timer(Timer::Open(id), cx.now() + pause);
+                self.on_snapshot_complete(id, cx);
+            }
+            Phase::Deciding | Phase::Preparing => {}
+        }
+    }
+
+    /// A replica cannot serve at the moment.
+    fn on_not_normal(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        id: TxnId,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        self.suspects.insert(from);
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Reading(silent) = &open.phase else { return };
+        // The nearest that is not suspected; once all are, time has to pass.
+        let replicas = self.cluster.partition(partition).map_or(&[][..], |p| &p.replicas);
+        let is_hopeless = replicas.iter().all(|node| self.suspects.contains(node));
+        if silent.contains_key(&partition) && !is_hopeless {
+            self.send_read(id, partition, cx);
+        }
+    }
+
+    // Housekeeping.
+
+    /// Lets what is over leave the records, once the callers know (R6).
+    fn on_flush_timeout(&mut self, cx: &mut Cx<'_, Tapir>) {
+        let now = cx.now();
+        let mut batches = BTreeMap::<PartitionId, (Vec<TxnId>, BTreeMap<ClientId, u64>)>::new();
+        let Self { over, acknowledged, .. } = self;
+        over.retain(|txn, Over { participants, since, is_complete }| {
+            let below = acknowledged.get(&txn.client).map_or(0, |(below, _)| *below);
+            if txn.counter >= below {
+                // Left to the replicas, in the end.
+                return now.since(*since) < IDLE;
+            }
+            for &partition in participants.iter() {
+                let (txns, clients) = batches.entry(partition).or_default();
+                txns.extend(is_complete.then_some(*txn));
+                clients.insert(txn.client, below);
+            }
+            false
+        });
+        acknowledged.retain(|_, (_, since)| now.since(*since) < IDLE);
+        for (partition, (txns, clients)) in batches {
+            let placed = self.cluster.partition(partition);
+            let acknowledged: Vec<(ClientId, u64)> = clients.into_iter().collect();
+            for &to in placed.iter().flat_map(|placed| &placed.replicas) {
+                let (txns, acknowledged) = (txns.clone(), acknowledged.clone());
+                cx.send(to, Msg::FinalizeInconsistent { partition, txns, acknowledged });
+            }
+        }
+        self.is_flushing = !self.over.is_empty();
+        if self.is_flushing {
+            cx.set_timer(Timer::Flush, now + self.config.flush_interval);
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Tapir>) {
+        if !matches!(msg, Msg::NotNormal { .. }) {
+            self.suspects.remove(&from);
+        }
+        match msg {
+            Msg::ReadResult { txn, partition, reads } => {
+                self.on_read_result(txn, partition, reads, cx);
+            }
+            Msg::ReplyConsensus { txn, partition, answer }
+            | Msg::Confirm { txn, partition, answer } => {
+                self.on_answer(from, txn, partition, (answer, None), cx);
+            }
+            Msg::CoordinatorChangeReply { txn, partition, answer, part } => {
+                self.on_answer(from, txn, partition, (answer, part), cx);
+            }
+            Msg::ReplyInconsistent { txn, partition, absent } => {
+                let Some(drive) = self.drives.get_mut(&txn) else { return };
+                let progress = drive.on_ack(from, partition, absent);
+                self.on_progress(txn, progress, cx);
+            }
+            Msg::ReadOnlyResult { txn, partition, reads } => {
+                self.on_read_only_result(from, txn, partition, reads, cx);
+            }
+            Msg::NotNormal { partition, txn } => self.on_not_normal(from, partition, txn, cx),
+            Msg::Read { .. }
+            | Msg::ProposeConsensus { .. }
+            | Msg::FinalizeConsensus { .. }
+            | Msg::ProposeInconsistent { .. }
+            | Msg::FinalizeInconsistent { .. }
+            | Msg::CoordinatorChange { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::DoViewChange { .. }
+            | Msg::StartView { .. }
+            | Msg::Gossip { .. }
+            | Msg::FetchState { .. }
+            | Msg::StateChunk { .. } => unreachable!("a replica's message at a client"),
+        }
+    }
+}
+
+/// Attempts that read from the nearest replica; one more that fails reads elsewhere, in case that
+/// replica is behind.
+const NEAREST_TRIES: u32 = 4;
+
+/// Later timestamps that one attempt tries.
+const ROUNDS: u32 = 3;
+
+/// How often a gateway repeats a decision before it leaves that to the replicas.
+const SPREAD_TRIES: u32 = 5;
+
+/// Gateways remember for so long what callers know, and what only their callers do not know yet.
+const IDLE: Duration = Duration::from_secs(60);
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() && self.drives.is_empty() {
+            return f.write_str("idle");
+        }
+        let mut separator = "";
+        for (id, open) in &self.open {
+            match &open.phase {
+                Phase::Reading(silent) => write!(f, "{separator}{id} reads {:?}", silent.keys())?,
+                Phase::Deciding => write!(f, "{separator}{id} deciding")?,
+                Phase::Preparing => write!(f, "{separator}{id} preparing")?,
+                Phase::Waiting(outcome, _) => write!(f, "{separator}{id} waits to tell {outcome}")?,
+                Phase::Snapshotting { at, .. } => write!(f, "{separator}{id} reads at {}", at.0)?,
+            }
+            separator = " | ";
+        }
+        for drive in self.drives.values() {
+            write!(f, "{separator}drives {} {} {:?}", drive.txn, drive.ballot, drive.stage)?;
+            separator = " | ";
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,470 @@
+//! Every decision of TAPIR, as functions of facts (R7): what the replicas' votes amount to for the
+//! client, for whoever takes over, and for a view change; and what becomes of the transaction.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Outcome};
+
+use super::message::{Answer, Ballot, Cast, Image, Vote};
+use super::state::Entry;
+use crate::ir::{Gathered, Quorums};
+
+/// What one participant's answers amount to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tally {
+    /// More answers are needed.
+    Wait,
+    /// The result is agreed; it will never change. True if on the fast path.
+    Chosen(Vote, bool),
+    /// This result may be proposed, and is agreed once f + 1 replicas have accepted it.
+    Propose(Vote),
+    /// The transaction could commit at a later timestamp.
+    Later(Timestamp),
+    /// Somebody took over.
+    Preempted(Ballot),
+    /// The transaction has ended.
+    Ended(Outcome),
+    /// The fast path may have agreed on a commit that too few of the replicas that answer can
+    /// confirm; a view change finds out (f ≥ 2 only).
+    Uncertain,
+}
+
+/// Answers of the latest view among them: no others count together (R5).
+fn latest(answers: &BTreeMap<NodeId, Answer>) -> impl Iterator<Item = &Answer> + Clone {
+    let view = answers.values().map(|answer| answer.view).max().unwrap_or_default();
+    answers.values().filter(move |answer| answer.view == view)
+}
+
+/// What f + 1 replicas have accepted in one view and in one ballot that is not below `ballot`: in
+/// a lower one, others may not have seen it, and go by what came after.
+fn accepted(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Option<Vote> {
+    let is_wanted = |cast: &Cast| cast.is_final && cast.ballot >= ballot;
+    let finals = || latest(answers).filter_map(|answer| answer.cast.filter(is_wanted));
+    let by = |cast: &Cast| finals().filter(|c| c == cast).count();
+    finals().find(|cast| by(cast) >= quorums.slow()).map(|cast| cast.vote)
+}
+
+/// The client's view of one participant (§3.1 "Client" with TAPIR-DECIDE, Fig. 10): `ballot` is its
+/// round, `expected` says from how many replicas more a vote may come soon.
+///
+/// f + 1 `PrepareOk` win over whatever the others say: whoever takes over may see just those, and
+/// has to come to the same result (R2).
+#[must_use]
+pub fn settle(
+    quorums: Quorums,
+    ballot: Ballot,
+    answers: &BTreeMap<NodeId, Answer>,
+    expected: usize,
+) -> Tally {
+    if let Some(outcome) = answers.values().find_map(|answer| answer.ended) {
+        return Tally::Ended(outcome);
+    }
+    if let Some(vote) = accepted(quorums, ballot, answers) {
+        return Tally::Chosen(vote, false);
+    }
+    let votes: Vec<Vote> = latest(answers)
+        .filter_map(|answer| answer.cast.filter(|cast| cast.ballot == ballot))
+        .map(|cast| cast.vote)
+        .collect();
+    let (first_ok, ok) = most_common_ok(votes.iter().copied());
+    if let Some(vote) = first_ok
+        && ok >= quorums.fast()
+    {
+        return Tally::Chosen(vote, true);
+    }
+    let refusals = votes.iter().filter(|vote| !vote.is_ok());
+    let later = votes.iter().filter_map(|vote| match vote {
+        Vote::Retry(at) => Some(*at),
+        Vote::PrepareOk(_) | Vote::Abort | Vote::Abstain | Vote::Refused(_) => None,
+    });
+    let refused = refusals.clone().count();
+    let can_come_later = ok + later.clone().count() >= quorums.slow();
+    let worst = refusals.copied().max_by_key(|vote| severity(*vote));
+    if let Some(vote) = worst
+        && refused >= quorums.settled()
+        && !can_come_later
+    {
+        return Tally::Chosen(vote, true);
+    }
+    if let Some(preempted) = answers.values().map(|a| a.promised).max()
+        && preempted > ballot
+    {
+        return Tally::Preempted(preempted);
+    }
+    let outstanding = expected.min(quorums.replicas() - votes.len());
+    if votes.len() < quorums.slow() || ok + outstanding >= quorums.fast() {
+        return Tally::Wait;
+    }
+    match (first_ok, worst) {
+        (Some(vote), _) if ok >= quorums.slow() => Tally::Propose(vote),
+        _ if ok + outstanding >= quorums.slow() && outstanding > 0 => Tally::Wait,
+        _ if can_come_later => Tally::Later(later.max().unwrap_or_default()),
+        (_, Some(vote)) => Tally::Propose(vote),
+        (_, None) => Tally::Wait,
+    }
+}
+
+/// The result to commit that most replicas have, and how many have it.
+fn most_common_ok(votes: impl Iterator<Item = Vote> + Clone) -> (Option<Vote>, usize) {
+    let count = |vote: Vote| votes.clone().filter(|other| *other == vote).count();
+    let ok = votes.clone().filter(|vote| vote.is_ok());
+    let most = ok.max_by_key(|vote| count(*vote));
+    (most, most.map_or(0, count))
+}
+
+/// Of several refusals, the one whose reason is told.
+fn severity(vote: Vote) -> u8 {
+    match vote {
+        Vote::PrepareOk(_) => 0,
+        Vote::Retry(_) => 1,
+        Vote::Abstain => 2,
+        Vote::Abort => 3,
+        Vote::Refused(_) => 4,
+    }
+}
+
+/// The view of whoever took over with `ballot` (§5.2.3): of one participant's answers, what must be
+/// proposed. It never prepares afresh (R1): what was not agreed is refused.
+#[must_use]
+pub fn recover(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Tally {
+    if let Some(outcome) = answers.values().find_map(|answer| answer.ended) {
+        return Tally::Ended(outcome);
+    }
+    if let Some(vote) = accepted(quorums, ballot, answers) {
+        return Tally::Chosen(vote, false);
+    }
+    if let Some(preempted) = answers.values().map(|a| a.promised).max()
+        && preempted > ballot
+    {
+        return Tally::Preempted(preempted);
+    }
+    let promises: Vec<&Answer> = latest(answers).filter(|a| a.promised == ballot).collect();
+    if promises.len() < quorums.slow() {
+        return Tally::Wait;
+    }
+    let casts: Vec<Cast> = promises.iter().filter_map(|answer| answer.cast).collect();
+    let unseen = quorums.replicas() - promises.len();
+    match merge_casts(&casts) {
+        Merged::Settled(vote, _) => Tally::Propose(vote),
+        Merged::Tentative { vote, ok, .. } if ok >= quorums.slow() => Tally::Propose(vote),
+        Merged::Tentative { ok, .. } if ok + unseen >= quorums.fast() => Tally::Uncertain,
+        Merged::Tentative { .. } | Merged::Nothing => {
+            Tally::Propose(Vote::Refused(AbortReason::Recovery))
+        }
+    }
+}
+
+/// What several replicas' votes on one transaction amount to, before quorums.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Merged {
+    /// Nobody votes for it.
+    Nothing,
+    /// It was settled in the highest ballot.
+    Settled(Vote, Ballot),
+    /// In the highest ballot, so many replicas would commit it.
+    Tentative { vote: Vote, ok: usize, ballot: Ballot },
+}
+
+/// Only votes of the highest ballot count: a client that asked in a later round had given up the
+/// round before, and whoever took over had heard of all that could be agreed before.
+fn merge_casts(casts: &[Cast]) -> Merged {
+    let Some(ballot) = casts.iter().map(|cast| cast.ballot).max() else { return Merged::Nothing };
+    let in_ballot = || casts.iter().filter(|cast| cast.ballot == ballot);
+    if let Some(settled) = in_ballot().find(|cast| cast.is_final) {
+        return Merged::Settled(settled.vote, ballot);
+    }
+    match most_common_ok(in_ballot().map(|cast| cast.vote)) {
+        (Some(vote), ok) => Merged::Tentative { vote, ok, ballot },
+        (None, _) => Merged::Settled(Vote::Refused(AbortReason::Recovery), ballot),
+    }
+}
+
+/// IR-MERGE-RECORDS with TAPIR-MERGE (§3.2.2, Fig. 11): one record out of f + 1, with a settled
+/// result for every operation.
+///
+/// A commit that the fast path may have agreed on stands unless a commit that certainly was agreed
+/// on contradicts it: then it was not. What too few have is refused, not validated afresh as in
+/// the paper: its client may have been told so (R2).
+#[must_use]
+pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
+    let mut merged = BTreeMap::<TxnId, Entry>::new();
+    let mut acknowledged = BTreeMap::new();
+    for (_, offer) in &gathered.all {
+        for (txn, theirs) in &offer.image.entries {
+            let entry = merged.entry(*txn).or_default();
+            if entry.participants.is_empty() {
+                entry.participants.clone_from(&theirs.participants);
+            }
+            if entry.part.is_none() {
+                entry.part.clone_from(&theirs.part);
+            }
+            entry.promised = entry.promised.max(theirs.promised);
+            entry.ended = entry.ended.or(theirs.ended);
+        }
+        for &(client, below) in &offer.image.acknowledged {
+            let known = acknowledged.entry(client).or_insert(below);
+            *known = below.max(*known);
+        }
+    }
+    let mut casts = BTreeMap::<TxnId, Vec<Cast>>::new();
+    for (_, offer) in &gathered.latest {
+        for (txn, entry) in &offer.image.entries {
+            casts.entry(*txn).or_default().extend(entry.cast);
+        }
+    }
+    let mut revived = Vec::new();
+    for (txn, entry) in merged.iter_mut().filter(|(_, entry)| entry.ended.is_none()) {
+        let casts = casts.get(txn).map_or(&[][..], Vec::as_slice);
+        let refused = Vote::Refused(AbortReason::Recovery);
+        let (vote, ballot) = match merge_casts(casts) {
+            Merged::Settled(vote, ballot) => (vote, ballot),
+            Merged::Tentative { vote, ok, ballot } if ok >= quorums.slow() => (vote, ballot),
+            Merged::Tentative { vote, ok, ballot } if ok >= quorums.revive() => {
+                revived.push((*txn, vote, ballot));
+                continue;
+            }
+            Merged::Tentative { ballot, .. } => (refused, ballot),
+            Merged::Nothing => (refused, entry.promised),
+        };
+        entry.cast = Some(Cast { ballot, vote, is_final: true });
+    }
+    for (txn, vote, ballot) in revived {
+        let is_contradicted = merged.get(&txn).is_none_or(|entry| {
+            let others = merged.iter().filter(|(other, _)| **other != txn);
+            others.filter_map(|(_, other)| Some((other, committed_at(other)?))).any(
+                |(other, at)| match vote {
+                    Vote::PrepareOk(mine) => contradict((entry, mine), (other, at)),
+                    Vote::Abort | Vote::Abstain | Vote::Retry(_) | Vote::Refused(_) => false,
+                },
+            )
+        });
+        let vote = if is_contradicted { Vote::Refused(AbortReason::Conflict) } else { vote };
+        if let Some(entry) = merged.get_mut(&txn) {
+            entry.cast = Some(Cast { ballot, vote, is_final: true });
+        }
+    }
+    Image {
+        entries: merged.into_iter().collect(),
+        acknowledged: acknowledged.into_iter().collect(),
+    }
+}
+
+/// When a transaction commits, if it does as far as its record says.
+fn committed_at(entry: &Entry) -> Option<Timestamp> {
+    match entry.ended {
+        Some(Outcome::Committed(timestamp)) => Some(timestamp),
+        Some(Outcome::Aborted(_) | Outcome::Unknown) => None,
+        None => entry.prepared_at(),
+    }
+}
+
+/// True if one of the two transactions would have had to read what the other writes.
+fn contradict(one: (&Entry, Timestamp), other: (&Entry, Timestamp)) -> bool {
+    let misses = |(reader, reads_at): (&Entry, Timestamp), (writer, at): (&Entry, Timestamp)| {
+        let (Some(reader), Some(writer)) = (&reader.part, &writer.part) else { return false };
+        reader.reads.iter().any(|(key, version)| {
+            version.timestamp < at && at < reads_at && writer.writes.contains_key(key)
+        })
+    };
+    misses(one, other) || misses(other, one)
+}
+
+/// What becomes of a transaction whose participants have agreed on these results: the one decision
+/// function (R7). None while they leave it open.
+#[must_use]
+pub fn decide(
+    participants: impl IntoIterator<Item = PartitionId> + Clone,
+    chosen: impl Fn(PartitionId) -> Option<Vote>,
+) -> Option<Outcome> {
+    for partition in participants.clone() {
+        if let Some(vote) = chosen(partition)
+            && !vote.is_ok()
+        {
+            return Some(Outcome::Aborted(vote.reason()));
+        }
+    }
+    let mut agreed = None;
+    let mut is_mixed = false;
+    for partition in participants {
+        let Vote::PrepareOk(timestamp) = chosen(partition)? else { return None };
+        is_mixed |= agreed.is_some_and(|other| other != timestamp);
+        agreed = Some(timestamp);
+    }
+    // A client that moved to a later timestamp got only some of the way: it told nobody.
+    if is_mixed {
+        return Some(Outcome::Aborted(AbortReason::Recovery));
+    }
+    agreed.map(Outcome::Committed)
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::txn::{Key, Version};
+
+    use super::*;
+    use crate::ir::{Gathering, Offer, View};
+    use crate::tapir::message::Part;
+
+    const AT: Timestamp = Timestamp(100);
+
+    fn answer(view: u64, vote: Vote, is_final: bool) -> Answer {
+        let ballot = Ballot::client(0);
+        Answer {
+            view: View(view),
+            promised: ballot,
+            cast: Some(Cast { ballot, vote, is_final }),
+            ended: None,
+            absent: vec![],
+        }
+    }
+
+    fn answers(votes: &[Vote]) -> BTreeMap<NodeId, Answer> {
+        (1..).map(NodeId).zip(votes.iter().map(|&vote| answer(1, vote, false))).collect()
+    }
+
+    fn client(replicas: usize, votes: &[Vote], is_complete: bool) -> Tally {
+        let expected = if is_complete { 0 } else { replicas };
+        settle(Quorums::of(replicas), Ballot::client(0), &answers(votes), expected)
+    }
+
+    const OK: Vote = Vote::PrepareOk(AT);
+    const NO: Vote = Vote::Abstain;
+    const RETRY: Vote = Vote::Retry(Timestamp(200));
+
+    #[test]
+    fn the_client_takes_the_fast_path_while_it_can_and_the_slow_path_as_soon_as_it_cannot() {
+        assert_eq!(client(3, &[OK, OK], false), Tally::Wait);
+        assert_eq!(client(3, &[OK, OK, OK], false), Tally::Chosen(OK, true));
+        assert_eq!(client(3, &[OK, OK], true), Tally::Propose(OK));
+        assert_eq!(client(3, &[OK, NO, OK], false), Tally::Propose(OK));
+        assert_eq!(client(3, &[OK, NO], false), Tally::Wait);
+        assert_eq!(client(3, &[OK, NO], true), Tally::Propose(NO));
+        assert_eq!(client(3, &[NO, NO], false), Tally::Chosen(NO, true));
+        assert_eq!(client(3, &[OK, RETRY, Vote::Abort], false), Tally::Later(Timestamp(200)));
+        assert_eq!(client(3, &[RETRY, RETRY], false), Tally::Later(Timestamp(200)));
+        assert_eq!(client(5, &[OK, OK, OK, OK], false), Tally::Chosen(OK, true));
+        assert_eq!(client(5, &[OK, OK, OK, NO], false), Tally::Wait);
+        assert_eq!(client(5, &[NO, NO, NO, NO], false), Tally::Chosen(NO, true));
+        assert_eq!(client(5, &[NO, NO, NO, OK], false), Tally::Propose(NO));
+    }
+
+    #[test]
+    fn votes_of_two_views_do_not_count_together() {
+        let mut votes = answers(&[OK, OK, OK]);
+        votes.insert(NodeId(2), answer(2, OK, false));
+        let tally =
+            |votes: &BTreeMap<NodeId, Answer>| settle(Quorums::of(3), Ballot::client(0), votes, 0);
+        assert_eq!(tally(&votes), Tally::Wait);
+        votes.insert(NodeId(3), answer(2, OK, false));
+        assert_eq!(tally(&votes), Tally::Propose(OK));
+    }
+
+    /// Every way in which the replicas of a group can vote on one transaction: what the fast path
+    /// agrees on, every f + 1 replicas that are asked later come to, or are left uncertain.
+    #[test]
+    fn no_takeover_and_no_merge_contradicts_what_the_client_was_told() {
+        for replicas in [3_usize, 5, 7] {
+            let quorums = Quorums::of(replicas);
+            for pattern in 0..1_u32 << replicas {
+                let vote = |at: usize| if pattern >> at & 1 == 1 { OK } else { NO };
+                let votes: Vec<Vote> = (0..replicas).map(vote).collect();
+                let told = client(replicas, &votes, false);
+                for heard in 0..1_u32 << replicas {
+                    if (heard.count_ones() as usize) < quorums.slow() {
+                        continue;
+                    }
+                    let is_heard = |node: &NodeId| heard >> (node.0 - 1) & 1 == 1;
+                    let mut some = answers(&votes);
+                    some.retain(|node, _| is_heard(node));
+                    let ballot = Ballot { takeover: 1, node: NodeId(9), round: 0 };
+                    some.values_mut().for_each(|answer| answer.promised = ballot);
+                    let found = recover(quorums, ballot, &some);
+                    let merged = merged(quorums, &some);
+                    match told {
+                        Tally::Chosen(OK, _) => {
+                            assert!(matches!(found, Tally::Propose(OK) | Tally::Uncertain));
+                            assert_eq!(merged, OK, "{votes:?} {heard:b}");
+                        }
+                        Tally::Chosen(..) => {
+                            assert!(matches!(found, Tally::Propose(Vote::Refused(_))));
+                            assert!(!merged.is_ok(), "{votes:?} {heard:b}");
+                        }
+                        Tally::Wait
+                        | Tally::Propose(_)
+                        | Tally::Later(_)
+                        | Tally::Preempted(_)
+                        | Tally::Ended(_)
+                        | Tally::Uncertain => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(1), counter)
+    }
+
+    /// What a view change makes of these votes on one transaction.
+    fn merged(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> Vote {
+        let mut gathering = Gathering::default();
+        let synced: BTreeMap<NodeId, View> = answers.keys().map(|&n| (n, View(1))).collect();
+        for (&node, answer) in answers.iter().take(quorums.slow()) {
+            let entry = Entry { cast: answer.cast, ..Entry::default() };
+            let image = Image { entries: vec![(txn(1), entry)], acknowledged: vec![] };
+            let (normal_view, synced) = (View(1), synced.clone());
+            gathering.add(node, Offer { normal_view, is_whole: true, synced, image });
+        }
+        let image = merge(quorums, &gathering.ready(quorums).unwrap());
+        image.entries[0].1.cast.unwrap().vote
+    }
+
+    #[test]
+    fn a_fast_commit_that_an_agreed_one_contradicts_was_none() {
+        let quorums = Quorums::of(5);
+        let key = Key::from("x");
+        let version = Version::default();
+        let part = |writes: bool| Part {
+            reads: vec![(key.clone(), version)],
+            writes: if writes { [(key.clone(), None)].into() } else { Default::default() },
+        };
+        let entry = |at, is_final| Entry {
+            part: Some(part(true)),
+            cast: Some(Cast {
+                ballot: Ballot::client(0),
+                vote: Vote::PrepareOk(Timestamp(at)),
+                is_final,
+            }),
+            ..Entry::default()
+        };
+        let offer = |entries| Offer {
+            normal_view: View(1),
+            is_whole: true,
+            synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
+            image: Image { entries, acknowledged: vec![] },
+        };
+        for (is_final, expected) in [(true, false), (false, true)] {
+            let mut gathering = Gathering::default();
+            gathering.add(NodeId(1), offer(vec![(txn(1), entry(100, false))]));
+            gathering.add(NodeId(2), offer(vec![(txn(1), entry(100, false))]));
+            gathering.add(NodeId(3), offer(vec![(txn(2), entry(90, is_final))]));
+            let image = merge(quorums, &gathering.ready(quorums).unwrap());
+            let vote = image.entries[0].1.cast.unwrap().vote;
+            assert_eq!(vote.is_ok(), expected, "{image:?}");
+        }
+    }
+
+    #[test]
+    fn the_outcome_follows_from_what_every_participant_agreed_on() {
+        let parts = [PartitionId(0), PartitionId(1)];
+        let of = |votes: [Option<Vote>; 2]| decide(parts, |p| votes[p.0 as usize]);
+        assert_eq!(of([Some(OK), None]), None);
+        assert_eq!(of([None, Some(NO)]), Some(Outcome::Aborted(AbortReason::Conflict)));
+        assert_eq!(of([Some(OK), Some(OK)]), Some(Outcome::Committed(AT)));
+        let other = Vote::PrepareOk(Timestamp(7));
+        assert_eq!(of([Some(OK), Some(other)]), Some(Outcome::Aborted(AbortReason::Recovery)));
+    }
+}

@@ -1,0 +1,619 @@
+//! What TAPIR's machines say to each other, and what a replica remembers.
+//!
+//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
+//! message to a replica that cannot answer in its present state is answered [`Msg::NotNormal`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem::size_of;
+
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::Message;
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
+
+use super::state::{Entry, State};
+use crate::ir::{Offer, View};
+
+/// Who may settle a transaction at its participants: the highest they have heard of. The client
+/// has takeover 0 and counts its own rounds; whoever takes over from it chooses a higher number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Ballot {
+    /// 0 for the client; counts those who took over.
+    pub takeover: u32,
+    /// Who took over; no node for the client.
+    pub node: NodeId,
+    /// The client's round: 0, and one more each time it tries a later timestamp.
+    pub round: u32,
+}
+
+impl Ballot {
+    /// The client's own, in that round.
+    #[must_use]
+    pub fn client(round: u32) -> Self {
+        Self { takeover: 0, node: NodeId(0), round }
+    }
+}
+
+impl fmt::Display for Ballot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.takeover {
+            0 => write!(f, "b{}", self.round),
+            takeover => write!(f, "b{takeover}{}", self.node),
+        }
+    }
+}
+
+impl fmt::Debug for Ballot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A partition's share of a transaction.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Part {
+    /// Keys read here, with the versions read.
+    pub reads: Vec<(Key, Version)>,
+    /// What to write here.
+    pub writes: Writes,
+}
+
+/// A replica's result of the consensus operation `Prepare` (§5.2, Fig. 9).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Vote {
+    /// The transaction can commit at this timestamp.
+    PrepareOk(Timestamp),
+    /// It read a version that has been overwritten.
+    Abort,
+    /// It read what another prepared transaction writes.
+    Abstain,
+    /// It could commit at this timestamp or later.
+    Retry(Timestamp),
+    /// It was ended by somebody who took over.
+    Refused(AbortReason),
+}
+
+impl Vote {
+    /// What a caller is told if this result stands.
+    #[must_use]
+    pub fn reason(self) -> AbortReason {
+        match self {
+            Self::Abort => AbortReason::StaleRead,
+            Self::PrepareOk(_) | Self::Abstain | Self::Retry(_) => AbortReason::Conflict,
+            Self::Refused(reason) => reason,
+        }
+    }
+
+    /// True if the transaction can commit.
+    #[must_use]
+    pub fn is_ok(self) -> bool {
+        matches!(self, Self::PrepareOk(_))
+    }
+}
+
+/// A vote as a replica holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cast {
+    /// In whose name it was asked for.
+    pub ballot: Ballot,
+    /// What it says.
+    pub vote: Vote,
+    /// True if it is no longer the replica's own opinion but what was settled: by
+    /// `FinalizeConsensus`, or by a view change.
+    pub is_final: bool,
+}
+
+/// What a replica has to say about a transaction. Counts together with answers of the same view
+/// only (R5).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// The replica's view.
+    pub view: View,
+    /// The highest ballot it has heard of; it refuses lower ones.
+    pub promised: Ballot,
+    /// Its vote, if it has one.
+    pub cast: Option<Cast>,
+    /// How the transaction ended, if it knows.
+    pub ended: Option<Outcome>,
+    /// Replicas that the view does not count on.
+    pub absent: Vec<NodeId>,
+}
+
+/// A message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Msg {
+    /// Client → nearest replica: what do these keys hold? (§5.2 "Read")
+    Read {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// Replica → client: the latest versions that it knows to be committed.
+    ReadResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Every key asked for.
+        reads: Vec<(Key, Read)>,
+    },
+    /// Client → every replica of a participant: the consensus operation `Prepare(txn, timestamp)`.
+    ProposeConsensus {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// The client's round.
+        ballot: Ballot,
+        /// When it would commit.
+        timestamp: Timestamp,
+        /// What it does here.
+        part: Part,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → client: its vote, once it is durable.
+    ReplyConsensus {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its answer.
+        answer: Answer,
+    },
+    /// Coordinator → every replica of a participant: this is the result (slow path; recovery).
+    /// Accepted only in the view that the votes come from.
+    FinalizeConsensus {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// The view of the votes.
+        view: View,
+        /// In whose name.
+        ballot: Ballot,
+        /// The result.
+        vote: Vote,
+        /// What it does here, for those who have not heard of it; not needed for a refusal.
+        part: Option<Part>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → coordinator: the result is durable here.
+    Confirm {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its answer.
+        answer: Answer,
+    },
+    /// Coordinator → every replica of every participant: the inconsistent operations `Commit` and
+    /// `Abort`. The decision is a function of durable facts already, so it is executed at once.
+    ProposeInconsistent {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// The decision.
+        outcome: Outcome,
+        /// What it does here; none for an abort, and for a replica that has executed it before.
+        part: Option<Part>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → coordinator: the decision is durable here.
+    ReplyInconsistent {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// Replicas that the view does not count on.
+        absent: Vec<NodeId>,
+    },
+    /// Coordinator → every replica of a participant: every replica of every participant has
+    /// executed these, and their client knows; they may leave the record (R6).
+    FinalizeInconsistent {
+        /// The participant.
+        partition: PartitionId,
+        /// The transactions.
+        txns: Vec<TxnId>,
+        /// Clients that know the outcome of everything below.
+        acknowledged: Vec<(ClientId, u64)>,
+    },
+    /// Whoever takes over → every replica of every participant: from now on listen to me only, and
+    /// say what you know. A replica that has never heard of the transaction remembers the ballot,
+    /// and so refuses the client from then on (R1).
+    CoordinatorChange {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// In whose name.
+        ballot: Ballot,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → who takes over: what it knows, once the promise is durable.
+    CoordinatorChangeReply {
+        /// The transaction.
+        txn: TxnId,
+        /// The participant.
+        partition: PartitionId,
+        /// Its answer.
+        answer: Answer,
+        /// What the transaction does here, if it knows.
+        part: Option<Part>,
+    },
+    /// Client → every replica: read these at that time, and let nobody write them before it.
+    ReadOnly {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        keys: Vec<Key>,
+        /// When.
+        timestamp: Timestamp,
+    },
+    /// Replica → client: what it knows to be committed by then; none if somebody may yet commit a
+    /// write to one of the keys by then.
+    ReadOnlyResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Every key asked for.
+        reads: Option<Vec<(Key, Read)>>,
+    },
+    /// Replica → whoever asked: not now; the group is changing its view, or this replica has no
+    /// state to answer from.
+    NotNormal {
+        /// The partition.
+        partition: PartitionId,
+        /// The transaction.
+        txn: TxnId,
+    },
+    /// Replica → the view's leader with its record, and → the others without: let us change to this
+    /// view (§3.2.2).
+    DoViewChange {
+        /// The partition.
+        partition: PartitionId,
+        /// The new view.
+        view: View,
+        /// The record, for the leader.
+        offer: Option<Box<Offer<Image>>>,
+    },
+    /// The view's leader → every other replica: the merged record.
+    StartView {
+        /// The partition.
+        partition: PartitionId,
+        /// The view.
+        view: View,
+        /// Whom it counts on, and since which view.
+        synced: BTreeMap<NodeId, View>,
+        /// True if the group begins with this view: there is no state to copy.
+        is_new_group: bool,
+        /// Everything settled; nothing that is not.
+        image: Box<Image>,
+    },
+    /// Replica → replica, now and then: I am here, in this view.
+    Gossip {
+        /// The partition.
+        partition: PartitionId,
+        /// The sender's view.
+        view: View,
+        /// It takes part in that view.
+        is_normal: bool,
+    },
+    /// Replica without a state → the view's leader: the next piece, please.
+    FetchState {
+        /// The partition.
+        partition: PartitionId,
+        /// The view.
+        view: View,
+        /// From after this key; from the first, if none.
+        after: Option<Key>,
+    },
+    /// The view's leader → replica without a state: a piece of the data.
+    StateChunk {
+        /// The partition.
+        partition: PartitionId,
+        /// The view.
+        view: View,
+        /// Where the piece begins.
+        after: Option<Key>,
+        /// Keys with all their versions.
+        keys: Vec<(Key, Versions)>,
+        /// No more follow.
+        is_last: bool,
+    },
+}
+
+/// A record as it travels in a view change.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Image {
+    /// The operations.
+    pub entries: Vec<(TxnId, Entry)>,
+    /// Clients that know the outcome of everything below.
+    pub acknowledged: Vec<(ClientId, u64)>,
+}
+
+/// A durable change of a replica's state; see [`State::apply`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// A vote, the replica's own or a final one.
+    Cast {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// What it does here, if that was not known.
+        part: Option<Part>,
+        /// The vote.
+        cast: Cast,
+    },
+    /// A promise to listen to this ballot only.
+    Promise {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// The ballot.
+        ballot: Ballot,
+    },
+    /// A decision.
+    End {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// What it does here, if that was not known.
+        part: Option<Part>,
+        /// The decision.
+        outcome: Outcome,
+    },
+    /// These leave the record.
+    Forget(Vec<TxnId>),
+    /// Clients know the outcome of everything below.
+    Acknowledge(Vec<(ClientId, u64)>),
+    /// No timestamp above this was served before a later ceiling is durable (R8).
+    Ceiling(Timestamp),
+    /// The replica left its view for this one.
+    Enter(View),
+    /// The replica takes part in this view.
+    Install {
+        /// The view.
+        view: View,
+        /// Whom it counts on, and since which view.
+        synced: BTreeMap<NodeId, View>,
+        /// The record.
+        image: Box<Image>,
+        /// False if the replica still needs a copy of the data.
+        is_whole: bool,
+    },
+    /// The copy of the data is complete.
+    Whole,
+}
+
+/// What a server remembers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// A partition's state at a checkpoint; the data is in the state engine.
+    State(PartitionId, Box<State>),
+    /// A change of it.
+    Change(PartitionId, Change),
+}
+
+impl Record {
+    /// About how many bytes it takes on disk.
+    #[must_use]
+    pub fn disk_size(&self) -> usize {
+        let Self::Change(_, change) = self else { return 0 };
+        16 + match change {
+            Change::Cast { participants, part, .. } | Change::End { participants, part, .. } => {
+                TXN + 30 + 2 * participants.len() + part.as_ref().map_or(0, part_size)
+            }
+            Change::Promise { participants, .. } => TXN + 12 + 2 * participants.len(),
+            Change::Forget(txns) => TXN * txns.len(),
+            Change::Acknowledge(clients) => 12 * clients.len(),
+            Change::Ceiling(_) | Change::Enter(_) | Change::Whole => 10,
+            Change::Install { image, synced, .. } => image_size(image) + 6 * synced.len(),
+        }
+    }
+}
+
+impl Msg {
+    /// The partition whose replica the message is meant for; none if it is meant for a coordinator.
+    #[must_use]
+    pub fn replica_of(&self) -> Option<PartitionId> {
+        match self {
+            Self::Read { partition, .. }
+            | Self::ProposeConsensus { partition, .. }
+            | Self::FinalizeConsensus { partition, .. }
+            | Self::ProposeInconsistent { partition, .. }
+            | Self::FinalizeInconsistent { partition, .. }
+            | Self::CoordinatorChange { partition, .. }
+            | Self::ReadOnly { partition, .. }
+            | Self::DoViewChange { partition, .. }
+            | Self::StartView { partition, .. }
+            | Self::Gossip { partition, .. }
+            | Self::FetchState { partition, .. }
+            | Self::StateChunk { partition, .. } => Some(*partition),
+            Self::ReadResult { .. }
+            | Self::ReplyConsensus { .. }
+            | Self::Confirm { .. }
+            | Self::ReplyInconsistent { .. }
+            | Self::CoordinatorChangeReply { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotNormal { .. } => None,
+        }
+    }
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "Read",
+            Self::ReadResult { .. } => "ReadResult",
+            Self::ProposeConsensus { .. } => "ProposeConsensus",
+            Self::ReplyConsensus { .. } => "ReplyConsensus",
+            Self::FinalizeConsensus { .. } => "FinalizeConsensus",
+            Self::Confirm { .. } => "Confirm",
+            Self::ProposeInconsistent { .. } => "ProposeInconsistent",
+            Self::ReplyInconsistent { .. } => "ReplyInconsistent",
+            Self::FinalizeInconsistent { .. } => "FinalizeInconsistent",
+            Self::CoordinatorChange { .. } => "CoordinatorChange",
+            Self::CoordinatorChangeReply { .. } => "CoordinatorChangeReply",
+            Self::ReadOnly { .. } => "ReadOnly",
+            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
+            Self::NotNormal { .. } => "NotNormal",
+            Self::DoViewChange { .. } => "DoViewChange",
+            Self::StartView { .. } => "StartView",
+            Self::Gossip { .. } => "Gossip",
+            Self::FetchState { .. } => "FetchState",
+            Self::StateChunk { .. } => "StateChunk",
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::Read { txn, .. }
+            | Self::ReadResult { txn, .. }
+            | Self::ProposeConsensus { txn, .. }
+            | Self::ReplyConsensus { txn, .. }
+            | Self::FinalizeConsensus { txn, .. }
+            | Self::Confirm { txn, .. }
+            | Self::ProposeInconsistent { txn, .. }
+            | Self::ReplyInconsistent { txn, .. }
+            | Self::CoordinatorChange { txn, .. }
+            | Self::CoordinatorChangeReply { txn, .. }
+            | Self::ReadOnly { txn, .. }
+            | Self::ReadOnlyResult { txn, .. }
+            | Self::NotNormal { txn, .. } => Some(*txn),
+            Self::FinalizeInconsistent { .. }
+            | Self::DoViewChange { .. }
+            | Self::StartView { .. }
+            | Self::Gossip { .. }
+            | Self::FetchState { .. }
+            | Self::StateChunk { .. } => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        let list = |partitions: &Vec<PartitionId>| 2 * partitions.len();
+        match self {
+            Self::Read { keys, .. } => 6 + TXN + keys_size(keys),
+            Self::ReadResult { reads, .. } => 6 + TXN + reads_size(reads),
+            Self::ProposeConsensus { part, participants, .. } => {
+                28 + TXN + part_size(part) + list(participants)
+            }
+            Self::ReplyConsensus { answer, .. } | Self::Confirm { answer, .. } => {
+                6 + TXN + answer_size(answer)
+            }
+            Self::FinalizeConsensus { part, participants, .. } => {
+                30 + TXN + part.as_ref().map_or(0, part_size) + list(participants)
+            }
+            Self::ProposeInconsistent { part, participants, .. } => {
+                20 + TXN + part.as_ref().map_or(0, part_size) + list(participants)
+            }
+            Self::ReplyInconsistent { absent, .. } => 6 + TXN + 2 * absent.len(),
+            Self::FinalizeInconsistent { txns, acknowledged, .. } => {
+                8 + 5 * txns.len() + 8 * acknowledged.len()
+            }
+            Self::CoordinatorChange { participants, .. } => 14 + TXN + list(participants),
+            Self::CoordinatorChangeReply { answer, part, .. } => {
+                6 + TXN + answer_size(answer) + part.as_ref().map_or(0, part_size)
+            }
+            Self::ReadOnly { keys, .. } => 16 + TXN + keys_size(keys),
+            Self::ReadOnlyResult { reads, .. } => {
+                8 + TXN + reads.as_ref().map_or(0, |reads| reads_size(reads))
+            }
+            Self::NotNormal { .. } => 6 + TXN,
+            Self::DoViewChange { offer, .. } => {
+                let offer = offer.as_ref();
+                10 + offer.map_or(0, |o| 10 + image_size(&o.image) + 6 * o.synced.len())
+            }
+            Self::StartView { image, synced, .. } => 12 + image_size(image) + 6 * synced.len(),
+            Self::Gossip { .. } => 10,
+            Self::FetchState { after, .. } => 10 + after.as_ref().map_or(0, |key| 2 + key.len()),
+            Self::StateChunk { after, keys, .. } => {
+                let keys = keys.iter().map(|(key, versions)| {
+                    let value = |value: &Option<_>| {
+                        value.as_ref().map_or(0, orthodrome_core::txn::Value::len)
+                    };
+                    8 + key.len()
+                        + versions.iter().map(|(_, v)| VERSION + 4 + value(v)).sum::<usize>()
+                });
+                12 + after.as_ref().map_or(0, |key| 2 + key.len()) + keys.sum::<usize>()
+            }
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::Read { keys, .. } | Self::ReadOnly { keys, .. } => keys.len(),
+            Self::ProposeConsensus { part, .. } => part.reads.len() + part.writes.len(),
+            Self::ProposeInconsistent { part, .. } => part.as_ref().map_or(0, |p| p.writes.len()),
+            Self::ReadResult { .. }
+            | Self::ReplyConsensus { .. }
+            | Self::FinalizeConsensus { .. }
+            | Self::Confirm { .. }
+            | Self::ReplyInconsistent { .. }
+            | Self::FinalizeInconsistent { .. }
+            | Self::CoordinatorChange { .. }
+            | Self::CoordinatorChangeReply { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::NotNormal { .. }
+            | Self::DoViewChange { .. }
+            | Self::StartView { .. }
+            | Self::Gossip { .. }
+            | Self::FetchState { .. }
+            | Self::StateChunk { .. } => 0,
+        }
+    }
+}
+
+/// Encoded size of a transaction's name with its field header.
+const TXN: usize = 10;
+/// Encoded size of a version with its field header: writer and timestamp.
+const VERSION: usize = 10 + TXN;
+
+fn keys_size(keys: &[Key]) -> usize {
+    keys.iter().map(|key| 2 + key.len()).sum()
+}
+
+fn reads_size(reads: &[(Key, Read)]) -> usize {
+    reads
+        .iter()
+        .map(|(key, read)| 8 + key.len() + VERSION + read.value.as_ref().map_or(0, |v| v.len()))
+        .sum()
+}
+
+fn part_size(part: &Part) -> usize {
+    let value = |value: &Option<orthodrome_core::txn::Value>| {
+        value.as_ref().map_or(0, orthodrome_core::txn::Value::len)
+    };
+    let reads: usize = part.reads.iter().map(|(key, _)| 6 + key.len() + VERSION).sum();
+    let writes: usize = part.writes.iter().map(|(key, v)| 8 + key.len() + value(v)).sum();
+    4 + reads + writes
+}
+
+fn answer_size(answer: &Answer) -> usize {
+    10 + answer.cast.map_or(0, |_| 18) + answer.ended.map_or(0, |_| 12) + 2 * answer.absent.len()
+}
+
+fn image_size(image: &Image) -> usize {
+    let entries = image.entries.iter().map(|(_, entry)| {
+        TXN + 40 + 2 * entry.participants.len() + entry.part.as_ref().map_or(0, part_size)
+    });
+    entries.sum::<usize>() + 8 * image.acknowledged.len()
+}
+
+const _: () =
+    assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

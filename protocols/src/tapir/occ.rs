@@ -1,0 +1,218 @@
+//! Which timestamps are taken: what a replica has prepared and what it has been read at. The
+//! conflict check of §5.2 (Fig. 9).
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::store::Store;
+use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::txn::Key;
+
+use super::message::{Part, Vote};
+
+/// Timestamps by key, for the check. A replica makes it anew when it starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Validator {
+    prepared: BTreeMap<TxnId, (Timestamp, Part)>,
+    readers: BTreeMap<Key, BTreeMap<TxnId, Timestamp>>,
+    writers: BTreeMap<Key, BTreeMap<TxnId, Timestamp>>,
+    /// When each key was last read by something that is over.
+    read_at: BTreeMap<Key, Timestamp>,
+    /// Every key may have been read up to here.
+    read_floor: Timestamp,
+    read_newest: Timestamp,
+}
+
+/// Reads older than this by the newest are not told apart any more.
+const READS_KEPT: Duration = Duration::from_secs(5);
+
+impl Validator {
+    /// A validator that knows nothing but that no key was read after `read_floor`.
+    #[must_use]
+    pub fn new(read_floor: Timestamp) -> Self {
+        Self { read_floor, ..Self::default() }
+    }
+
+    /// TAPIR-OCC-CHECK: may `txn` commit at `timestamp`?
+    ///
+    /// Beyond the paper's figure it knows when keys were read by what is over, and never lets two
+    /// transactions that touch the same key share a timestamp.
+    #[must_use]
+    pub fn check(
+        &self,
+        (partition, store): (PartitionId, &Store),
+        txn: TxnId,
+        timestamp: Timestamp,
+        part: &Part,
+    ) -> Vote {
+        let others = |of: &BTreeMap<Key, BTreeMap<TxnId, Timestamp>>, key: &Key| {
+            let held = of.get(key).into_iter().flatten();
+            held.filter(|(other, _)| **other != txn).map(|(_, at)| *at).max()
+        };
+        let mut least = Timestamp::ZERO;
+        for (key, version) in &part.reads {
+            if *version < store.read(partition, key).version {
+                return Vote::Abort;
+            }
+            if others(&self.writers, key).is_some() {
+                return Vote::Abstain;
+            }
+            least = least.max(version.timestamp);
+        }
+        for key in part.writes.keys() {
+            let taken = [
+                others(&self.readers, key).unwrap_or_default(),
+                others(&self.writers, key).filter(|at| *at == timestamp).unwrap_or_default(),
+                self.read_at.get(key).copied().unwrap_or_default().max(self.read_floor),
+                store.read(partition, key).version.timestamp,
+            ];
+            least = least.max(taken.into_iter().max().unwrap_or_default());
+        }
+        if timestamp <= least { Vote::Retry(least.next()) } else { Vote::PrepareOk(timestamp) }
+    }
+
+    /// A transaction is prepared here.
+    pub fn prepare(&mut self, txn: TxnId, timestamp: Timestamp, part: &Part) {
+        self.release(txn);
+        for (key, _) in &part.reads {
+            self.readers.entry(key.clone()).or_default().insert(txn, timestamp);
+        }
+        for key in part.writes.keys() {
+            self.writers.entry(key.clone()).or_default().insert(txn, timestamp);
+        }
+        self.prepared.insert(txn, (timestamp, part.clone()));
+    }
+
+    /// A transaction is not prepared here any more.
+    pub fn release(&mut self, txn: TxnId) {
+        let Some((_, part)) = self.prepared.remove(&txn) else { return };
+        let drop_from = |of: &mut BTreeMap<Key, BTreeMap<TxnId, Timestamp>>, key: &Key| {
+            if let Some(held) = of.get_mut(key) {
+                held.remove(&txn);
+                if held.is_empty() {
+                    of.remove(key);
+                }
+            }
+        };
+        for (key, _) in &part.reads {
+            drop_from(&mut self.readers, key);
+        }
+        for key in part.writes.keys() {
+            drop_from(&mut self.writers, key);
+        }
+    }
+
+    /// Transactions prepared here.
+    pub fn prepared(&self) -> impl Iterator<Item = TxnId> + '_ {
+        self.prepared.keys().copied()
+    }
+
+    /// A key was read at that time, for good.
+    pub fn read(&mut self, key: &Key, at: Timestamp) {
+        let known = self.read_at.entry(key.clone()).or_default();
+        *known = (*known).max(at);
+        self.read_newest = self.read_newest.max(at);
+    }
+
+    /// True if something that is prepared may yet write one of the keys at or before `at`.
+    #[must_use]
+    pub fn is_pending(&self, keys: &[Key], at: Timestamp) -> bool {
+        keys.iter()
+            .filter_map(|key| self.writers.get(key))
+            .any(|held| held.values().any(|writes_at| *writes_at <= at))
+    }
+
+    /// Forgets when keys were read long ago, and remembers that they may have been.
+    pub fn collect(&mut self) {
+        let floor = self.read_newest - READS_KEPT;
+        if floor > self.read_floor {
+            self.read_floor = floor;
+            self.read_at.retain(|_, at| *at > floor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::txn::{Value, Version};
+
+    use super::*;
+
+    const P: PartitionId = PartitionId(0);
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(1), counter)
+    }
+
+    fn version(at: u64, writer: u64) -> Version {
+        Version { timestamp: Timestamp(at), writer: txn(writer) }
+    }
+
+    fn part(reads: &[(&str, Version)], writes: &[&str]) -> Part {
+        Part {
+            reads: reads.iter().map(|(key, version)| (Key::from(*key), *version)).collect(),
+            writes: writes.iter().map(|key| (Key::from(*key), None)).collect(),
+        }
+    }
+
+    fn store() -> Store {
+        let mut store = Store::new(Box::new(MemoryEngine::default()));
+        store.put(P, "x".into(), version(50, 1), Some(Value::from("v")));
+        store
+    }
+
+    #[test]
+    fn the_four_results_of_the_paper() {
+        let (store, mut validator) = (store(), Validator::default());
+        let check = |validator: &Validator, number, at, part: &Part| {
+            validator.check((P, &store), txn(number), Timestamp(at), part)
+        };
+        let current = part(&[("x", version(50, 1))], &["x"]);
+        assert_eq!(check(&validator, 2, 60, &current), Vote::PrepareOk(Timestamp(60)));
+        // What it read is not the latest any more.
+        let stale = part(&[("x", version(40, 9))], &[]);
+        assert_eq!(check(&validator, 2, 60, &stale), Vote::Abort);
+        // A write below a version, or below a read, could come later.
+        assert_eq!(check(&validator, 2, 50, &part(&[], &["x"])), Vote::Retry(Timestamp(51)));
+        validator.prepare(txn(3), Timestamp(70), &part(&[("x", version(50, 1))], &[]));
+        assert_eq!(check(&validator, 2, 70, &part(&[], &["x"])), Vote::Retry(Timestamp(71)));
+        assert_eq!(check(&validator, 2, 71, &part(&[], &["x"])), Vote::PrepareOk(Timestamp(71)));
+        // It read what somebody is about to write.
+        validator.prepare(txn(4), Timestamp(80), &part(&[], &["x"]));
+        assert_eq!(check(&validator, 2, 90, &current), Vote::Abstain);
+        assert!(validator.is_pending(&["x".into()], Timestamp(80)));
+        assert!(!validator.is_pending(&["x".into()], Timestamp(79)));
+        // Its own earlier round is no obstacle, and what is released is none either.
+        assert_eq!(check(&validator, 4, 90, &current), Vote::PrepareOk(Timestamp(90)));
+        validator.release(txn(4));
+        assert_eq!(check(&validator, 2, 90, &current), Vote::PrepareOk(Timestamp(90)));
+    }
+
+    #[test]
+    fn reads_that_are_over_still_bind_writers_also_when_they_are_not_told_apart() {
+        let (store, mut validator) = (store(), Validator::default());
+        let writes = part(&[], &["x"]);
+        let nanos = |secs: u64| secs * 1_000_000_000;
+        validator.read(&"x".into(), Timestamp(nanos(7)));
+        validator.read(&"y".into(), Timestamp(nanos(20)));
+        let check = |validator: &Validator, at| {
+            validator.check((P, &store), txn(2), Timestamp(at), &writes)
+        };
+        assert_eq!(check(&validator, nanos(7)), Vote::Retry(Timestamp(nanos(7) + 1)));
+        assert_eq!(check(&validator, nanos(8)), Vote::PrepareOk(Timestamp(nanos(8))));
+        validator.collect();
+        assert_eq!(check(&validator, nanos(8)), Vote::Retry(Timestamp(nanos(15) + 1)));
+    }
+
+    #[test]
+    fn two_writers_of_a_key_never_share_a_timestamp() {
+        let (store, mut validator) = (store(), Validator::default());
+        let writes = part(&[], &["x"]);
+        validator.prepare(txn(3), Timestamp(70), &writes);
+        let check = |at| validator.check((P, &store), txn(2), Timestamp(at), &writes);
+        assert_eq!(check(70), Vote::Retry(Timestamp(71)));
+        assert!(check(69).is_ok() && check(71).is_ok());
+    }
+}

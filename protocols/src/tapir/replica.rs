@@ -1,0 +1,927 @@
+//! One replica of one partition: the record, the conflict check, views.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{AbortReason, Key, Outcome};
+
+use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
+use super::occ::Validator;
+use super::server::World;
+use super::state::{Entry, State};
+use super::{Note, Timer};
+use crate::ir::{Gathering, Offer, Quorums, View};
+
+/// One replica of one partition.
+#[derive(Debug)]
+pub(super) struct Replica {
+    pub id: PartitionId,
+    pub state: State,
+    pub status: Status,
+    replicas: Vec<NodeId>,
+    quorums: Quorums,
+    validator: Validator,
+    gathering: Gathering<Image>,
+    /// When each peer was last heard of.
+    heard: BTreeMap<NodeId, Time>,
+    /// Peers that take part in this view.
+    joined: BTreeSet<NodeId>,
+    /// When this view's record was last sent to each peer.
+    view_sent: BTreeMap<NodeId, Time>,
+    /// Views entered since the last one that lasted, and when the present one was installed.
+    views_failed: u32,
+    installed: Time,
+    gossiped: Time,
+    /// When to look after each transaction of the record, and how often that was done.
+    watched: BTreeMap<TxnId, Watch>,
+    due: BTreeSet<(Time, TxnId)>,
+    /// The copy of the data is complete and has to be made durable.
+    pub must_checkpoint: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    at: Time,
+    since: Time,
+    times: u32,
+}
+
+/// What a replica can do at the moment (§3.2).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Status {
+    /// Everything.
+    Normal,
+    /// Nothing but to execute decisions: it has left its view for another that has not begun.
+    Changing { since: Time },
+    /// The same: it is in the view, and copies the data that it lacks.
+    Copying { after: Option<Key>, asked: Time },
+}
+
+/// What somebody wants accepted as the result of a `Prepare`.
+#[derive(Debug)]
+pub(super) struct Finalize {
+    pub txn: TxnId,
+    pub view: View,
+    pub cast: Cast,
+    pub part: Option<Part>,
+    pub participants: Vec<PartitionId>,
+}
+
+impl Replica {
+    pub(super) fn new(
+        id: PartitionId,
+        replicas: Vec<NodeId>,
+        state: State,
+        world: &mut World<'_, '_>,
+    ) -> Self {
+        let now = world.cx.now();
+        let mut replica = Self {
+            id,
+            validator: Validator::new(state.ceiling),
+            status: Status::Changing { since: now },
+            quorums: Quorums::of(replicas.len()),
+            heard: replicas.iter().map(|&node| (node, now)).collect(),
+            replicas,
+            gathering: Gathering::default(),
+            joined: BTreeSet::new(),
+            view_sent: BTreeMap::new(),
+            views_failed: 0,
+            installed: now,
+            gossiped: now,
+            watched: BTreeMap::new(),
+            due: BTreeSet::new(),
+            must_checkpoint: false,
+            state,
+        };
+        if world.config.teeth.recovering_replicas_join {
+            replica.state.entries.clear();
+        }
+        replica.reindex(world);
+        // A replica that was away brings itself and everybody else up to date (§3.2.2).
+        replica.enter(replica.state.view.next(), world);
+        world.cx.set_timer(Timer::Sweep(id), now + world.config.sweep_interval);
+        replica
+    }
+
+    /// Takes a message meant for this replica.
+    pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
+        if let Some(heard) = self.heard.get_mut(&from) {
+            *heard = world.cx.now();
+        }
+        let is_normal = self.status == Status::Normal;
+        match msg {
+            Msg::Read { txn, .. }
+            | Msg::ProposeConsensus { txn, .. }
+            | Msg::FinalizeConsensus { txn, .. }
+            | Msg::CoordinatorChange { txn, .. }
+            | Msg::ReadOnly { txn, .. }
+                if !is_normal =>
+            {
+                world.send(from, Msg::NotNormal { partition: self.id, txn });
+            }
+            Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
+            Msg::ProposeConsensus { txn, ballot, timestamp, part, participants, .. } => {
+                self.on_propose_consensus(
+                    from,
+                    txn,
+                    (ballot, timestamp),
+                    part,
+                    participants,
+                    world,
+                );
+            }
+            Msg::FinalizeConsensus { txn, view, ballot, vote, part, participants, .. } => {
+                let cast = Cast { ballot, vote, is_final: true };
+                let finalize = Finalize { txn, view, cast, part, participants };
+                self.on_finalize_consensus(from, finalize, world);
+            }
+            Msg::ProposeInconsistent { txn, outcome, part, participants, .. } => {
+                self.on_propose_inconsistent(from, txn, outcome, (part, participants), world);
+            }
+            Msg::FinalizeInconsistent { txns, acknowledged, .. } => {
+                self.on_finalize_inconsistent(txns, acknowledged, world);
+            }
+            Msg::CoordinatorChange { txn, ballot, participants, .. } => {
+                self.on_coordinator_change(from, txn, ballot, participants, world);
+            }
+            Msg::ReadOnly { txn, keys, timestamp, .. } => {
+                self.on_read_only(from, txn, keys, timestamp, world);
+            }
+            Msg::DoViewChange { view, offer, .. } => {
+                self.on_do_view_change(from, view, offer, world);
+            }
+            Msg::StartView { view, synced, is_new_group, image, .. } => {
+                self.on_start_view(view, synced, is_new_group, image, world);
+            }
+            Msg::Gossip { view, is_normal, .. } => self.on_gossip(from, view, is_normal, world),
+            Msg::FetchState { view, after, .. } => self.on_fetch_state(from, view, after, world),
+            Msg::StateChunk { view, after, keys, is_last, .. } => {
+                self.on_state_chunk(view, &after, keys, is_last, world);
+            }
+            Msg::ReadResult { .. }
+            | Msg::ReplyConsensus { .. }
+            | Msg::Confirm { .. }
+            | Msg::ReplyInconsistent { .. }
+            | Msg::CoordinatorChangeReply { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::NotNormal { .. } => unreachable!("{} is asked, and was answered", self.id),
+        }
+    }
+
+    /// Makes a change durable, and carries it out.
+    fn change(&mut self, change: Change, world: &mut World<'_, '_>) {
+        self.state.apply(self.id, &change, world.store);
+        world.persist(self.id, change);
+    }
+
+    fn answer(&self, txn: TxnId) -> Answer {
+        let entry = self.state.entries.get(&txn);
+        Answer {
+            view: self.state.view,
+            promised: entry.map_or_else(Ballot::default, |entry| entry.promised),
+            cast: entry.and_then(|entry| entry.cast),
+            ended: entry.and_then(|entry| entry.ended),
+            absent: self.absent(),
+        }
+    }
+
+    fn absent(&self) -> Vec<NodeId> {
+        let counts = |node: &NodeId| self.state.synced.contains_key(node);
+        self.replicas.iter().copied().filter(|node| !counts(node)).collect()
+    }
+
+    /// §5.2 "Read": the latest committed versions that this replica knows.
+    fn on_read(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
+        let read = |key: Key| {
+            let read = world.store.read(self.id, &key);
+            (key, read)
+        };
+        let reads = keys.into_iter().map(read).collect();
+        world.send(from, Msg::ReadResult { txn, partition: self.id, reads });
+    }
+
+    /// §5.2 "Prepare": validate, remember, then vote.
+    fn on_propose_consensus(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        (ballot, timestamp): (Ballot, Timestamp),
+        part: Part,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        self.end_earlier_attempts(txn, world);
+        let held = self.state.entries.get(&txn);
+        let is_answered = held.is_some_and(|entry| {
+            let is_later = entry.cast.is_some_and(|cast| cast.ballot >= ballot);
+            entry.ended.is_some() || entry.promised > ballot || is_later
+        });
+        if is_answered {
+            world.cx.note(Note::RepeatedPrepare);
+        } else if held.is_none() && self.state.is_acknowledged(txn) {
+            // Its client knows how it ended: this is an old copy.
+            world.cx.note(Note::LatePrepare);
+            return;
+        } else {
+            let vote = self.validate(txn, timestamp, &part, world);
+            let cast = Cast { ballot, vote, is_final: false };
+            self.cast(txn, participants, Some(part), cast, world);
+        }
+        let answer = self.answer(txn);
+        world.reply(from, Msg::ReplyConsensus { txn, partition: self.id, answer });
+    }
+
+    fn validate(
+        &self,
+        txn: TxnId,
+        timestamp: Timestamp,
+        part: &Part,
+        world: &mut World<'_, '_>,
+    ) -> Vote {
+        if self.is_far_future(timestamp, world) {
+            return Vote::Abstain;
+        }
+        let vote = self.validator.check((self.id, world.store), txn, timestamp, part);
+        world.cx.note(match vote {
+            Vote::PrepareOk(_) | Vote::Refused(_) => return vote,
+            Vote::Abort => Note::VoteAbort,
+            Vote::Abstain => Note::VoteAbstain,
+            Vote::Retry(_) => Note::VoteRetry,
+        });
+        vote
+    }
+
+    /// R8: a timestamp that no sane clock shows yet would be in everybody's way.
+    fn is_far_future(&self, timestamp: Timestamp, world: &mut World<'_, '_>) -> bool {
+        let clock = world.cx.clock();
+        let is_far = timestamp > clock.now + clock.error * 2 + world.config.clock_ahead_max;
+        if is_far {
+            world.cx.note(Note::FarFuture);
+        }
+        is_far
+    }
+
+    /// Remembers a vote, and what it means for others.
+    fn cast(
+        &mut self,
+        txn: TxnId,
+        participants: Vec<PartitionId>,
+        part: Option<Part>,
+        cast: Cast,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_known = self.state.entries.get(&txn).is_some_and(|entry| entry.part.is_some());
+        let part = part.filter(|_| !is_known);
+        self.change(Change::Cast { txn, participants, part, cast }, world);
+        self.hold(txn);
+        self.watch(txn, world);
+    }
+
+    /// Brings the conflict check in line with the record.
+    fn hold(&mut self, txn: TxnId) {
+        let prepared = self.state.entries.get(&txn).and_then(|entry| {
+            let at = entry.prepared_at()?;
+            Some((at, entry.part.as_ref()?))
+        });
+        match prepared {
+            Some((at, part)) => self.validator.prepare(txn, at, part),
+            None => self.validator.release(txn),
+        }
+    }
+
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted.
+    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        if txn.attempt == 0 {
+            return;
+        }
+        let earlier = self.state.entries.range(TxnId { attempt: 0, ..txn }..txn);
+        let open: Vec<(TxnId, Vec<PartitionId>)> = earlier
+            .filter(|(_, entry)| entry.ended.is_none())
+            .map(|(txn, entry)| (*txn, entry.participants.clone()))
+            .collect();
+        for (old, participants) in open {
+            world.cx.note(Note::AttemptSuperseded);
+            let outcome = Outcome::Aborted(AbortReason::Conflict);
+            self.end(old, outcome, (None, participants), world);
+        }
+    }
+
+    /// §3.1: this is the result, whatever this replica thought.
+    fn on_finalize_consensus(
+        &mut self,
+        from: NodeId,
+        Finalize { txn, view, cast, part, participants }: Finalize,
+        world: &mut World<'_, '_>,
+    ) {
+        let held = self.state.entries.get(&txn);
+        let is_late = held.is_none() && self.state.is_acknowledged(txn);
+        let is_refused =
+            held.is_some_and(|entry| entry.ended.is_some() || entry.promised > cast.ballot);
+        let has_part = part.is_some() || held.is_some_and(|entry| entry.part.is_some());
+        let is_repeated = held.is_some_and(|entry| entry.cast == Some(cast));
+        if view != self.state.view {
+            // R5: its votes were cast in another view, and may not count any more.
+            world.cx.note(Note::FinalizeOfOtherView);
+        } else if !is_late && !is_refused && !is_repeated && (has_part || !cast.vote.is_ok()) {
+            self.cast(txn, participants, part, cast, world);
+        }
+        let answer = self.answer(txn);
+        world.reply(from, Msg::Confirm { txn, partition: self.id, answer });
+    }
+
+    /// §5.2 "Commit" and "Abort".
+    fn on_propose_inconsistent(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        outcome: Outcome,
+        facts: (Option<Part>, Vec<PartitionId>),
+        world: &mut World<'_, '_>,
+    ) {
+        match self.state.entries.get(&txn) {
+            Some(Entry { ended: Some(before), .. }) => {
+                let is_commit = |outcome| matches!(outcome, Outcome::Committed(_));
+                assert!(
+                    is_commit(*before) == is_commit(outcome),
+                    "{txn} {before} at {}, and now it {outcome}",
+                    self.id
+                );
+            }
+            None if self.state.is_acknowledged(txn)
+                && !matches!(outcome, Outcome::Committed(_)) => {}
+            None => {
+                world.cx.note(Note::EndBeforePrepare);
+                self.end(txn, outcome, facts, world);
+            }
+            Some(Entry { ended: None, .. }) => self.end(txn, outcome, facts, world),
+        }
+        let absent = self.absent();
+        world.reply(from, Msg::ReplyInconsistent { txn, partition: self.id, absent });
+    }
+
+    /// Executes a decision.
+    fn end(
+        &mut self,
+        txn: TxnId,
+        outcome: Outcome,
+        (part, participants): (Option<Part>, Vec<PartitionId>),
+        world: &mut World<'_, '_>,
+    ) {
+        let is_known = self.state.entries.get(&txn).is_some_and(|entry| entry.part.is_some());
+        let part = part.filter(|_| !is_known);
+        self.change(Change::End { txn, participants, part, outcome }, world);
+        self.ended(txn, outcome);
+        self.unwatch(txn);
+        self.watch(txn, world);
+    }
+
+    /// A transaction has ended: what it read was read then, and it is in nobody's way any more.
+    fn ended(&mut self, txn: TxnId, outcome: Outcome) {
+        self.validator.release(txn);
+        let Outcome::Committed(at) = outcome else { return };
+        let part = self.state.entries.get(&txn).and_then(|entry| entry.part.as_ref());
+        for (key, _) in part.iter().flat_map(|part| &part.reads) {
+            self.validator.read(key, at);
+        }
+    }
+
+    /// R6: everybody who took part has executed these, and their clients know.
+    fn on_finalize_inconsistent(
+        &mut self,
+        txns: Vec<TxnId>,
+        acknowledged: Vec<(ClientId, u64)>,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_news = |(client, below): &(ClientId, u64)| {
+            self.state.acknowledged.get(client).is_none_or(|known| known < below)
+        };
+        let acknowledged: Vec<(ClientId, u64)> = acknowledged.into_iter().filter(is_news).collect();
+        if !acknowledged.is_empty() {
+            self.change(Change::Acknowledge(acknowledged), world);
+        }
+        let is_over = |txn: &TxnId| self.state.entries.get(txn).is_some_and(|e| e.ended.is_some());
+        let over: Vec<TxnId> = txns.into_iter().filter(is_over).collect();
+        if over.is_empty() {
+            return;
+        }
+        for &txn in &over {
+            self.unwatch(txn);
+        }
+        self.change(Change::Forget(over), world);
+    }
+
+    /// §5.2.3: whoever takes over is the only one to be listened to from now on. What this replica
+    /// has never heard of, it refuses from now on (R1).
+    fn on_coordinator_change(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        ballot: Ballot,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let held = self.state.entries.get(&txn);
+        let is_over = held.is_some_and(|entry| entry.ended.is_some());
+        let mut answer = self.answer(txn);
+        if held.is_none() && self.state.is_acknowledged(txn) {
+            // It bounces off what its client has acknowledged; nothing need be remembered.
+            answer.promised = ballot;
+        } else if !is_over {
+            let promised = held.map_or_else(Ballot::default, |entry| entry.promised);
+            if promised == ballot {
+                // A repetition, or a namesake that forgot that it asked before: it asks again.
+                return;
+            }
+            if promised < ballot {
+                world.cx.note(if held.is_some() { Note::Promised } else { Note::Tombstone });
+                self.change(Change::Promise { txn, participants, ballot }, world);
+                self.watch(txn, world);
+            }
+            answer = self.answer(txn);
+        }
+        let part = self.state.entries.get(&txn).and_then(|entry| entry.part.clone());
+        let partition = self.id;
+        world.reply(from, Msg::CoordinatorChangeReply { txn, partition, answer, part });
+    }
+
+    /// A read-only transaction at `timestamp`: whoever writes these keys later must write later.
+    fn on_read_only(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        keys: Vec<Key>,
+        timestamp: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_refused =
+            self.is_far_future(timestamp, world) || self.validator.is_pending(&keys, timestamp);
+        let reads = if is_refused {
+            None
+        } else {
+            for key in &keys {
+                self.validator.read(key, timestamp);
+            }
+            if timestamp > self.state.ceiling {
+                let ceiling = timestamp + world.config.ceiling_ahead;
+                self.change(Change::Ceiling(ceiling), world);
+            }
+            let read = |key: Key| {
+                let read = world.store.read_at(self.id, &key, timestamp);
+                (key, read)
+            };
+            Some(keys.into_iter().map(read).collect())
+        };
+        world.reply(from, Msg::ReadOnlyResult { txn, partition: self.id, reads });
+    }
+
+    /// Looks after `txn` some time from now: a transaction that has not ended by then has lost its
+    /// client, or one that has ended is still in the record.
+    fn watch(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        if self.watched.contains_key(&txn) {
+            return;
+        }
+        let Some(entry) = self.state.entries.get(&txn) else { return };
+        // The replicas of the first participant, in turn; then everybody else (§5.2.3).
+        let turn = |nodes: &[NodeId]| nodes.iter().position(|&node| node == world.node);
+        let mut rank = turn(&self.replicas).unwrap_or(0);
+        if entry.participants.first() != Some(&self.id) {
+            rank += self.replicas.len();
+        }
+        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        let patience = world.config.takeover_after + world.config.takeover_step * rank;
+        let now = world.cx.now();
+        let watch = Watch { at: now + patience, since: now, times: 0 };
+        self.watched.insert(txn, watch);
+        self.due.insert((watch.at, txn));
+    }
+
+    fn unwatch(&mut self, txn: TxnId) {
+        if let Some(watch) = self.watched.remove(&txn) {
+            self.due.remove(&(watch.at, txn));
+        }
+    }
+
+    /// Transactions that somebody should take over, with the highest ballot heard of.
+    pub(super) fn overdue(
+        &mut self,
+        world: &mut World<'_, '_>,
+    ) -> Vec<(TxnId, Vec<PartitionId>, Ballot)> {
+        let now = world.cx.now();
+        let mut overdue = Vec::new();
+        while let Some(&(at, txn)) = self.due.first() {
+            if at > now || overdue.len() >= TAKEOVERS_AT_ONCE {
+                break;
+            }
+            self.due.pop_first();
+            let Some(watch) = self.watched.get_mut(&txn) else { continue };
+            let Some(entry) = self.state.entries.get(&txn) else { continue };
+            watch.times += 1;
+            let pause = world.config.takeover_after * (1 << watch.times.min(3));
+            let jitter = world.cx.rng().below(1 + u64::try_from(pause.as_nanos()).unwrap_or(0) / 2);
+            watch.at = now + pause + std::time::Duration::from_nanos(jitter);
+            self.due.insert((watch.at, txn));
+            // One that has ended stays until its client knows, or is gone for good.
+            let is_kept = entry.ended.is_some()
+                && !self.state.is_acknowledged(txn)
+                && now.since(watch.since) < world.config.retention;
+            if self.status == Status::Normal && !is_kept {
+                overdue.push((txn, entry.participants.clone(), entry.promised));
+            }
+        }
+        overdue
+    }
+
+    /// This node has driven `txn` to its end everywhere: may it leave the record?
+    pub(super) fn may_forget(&self, txn: TxnId, world: &World<'_, '_>) -> Option<u64> {
+        if let Some(below) = self.state.acknowledged.get(&txn.client)
+            && txn.counter < *below
+        {
+            return Some(*below);
+        }
+        let watch = self.watched.get(&txn)?;
+        let is_old = world.cx.now().since(watch.since) >= world.config.retention;
+        is_old.then_some(txn.counter + 1)
+    }
+
+    /// Periodic work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        self.validator.collect();
+        let is_normal = self.status == Status::Normal;
+        if is_normal && now.since(self.installed) >= world.config.view_timeout * 8 {
+            self.views_failed = 0;
+        }
+        if now.since(self.gossiped) >= world.config.gossip_interval {
+            self.gossiped = now;
+            for to in self.peers(world.node) {
+                world.send(to, self.gossip());
+            }
+        }
+        self.leave_behind(world);
+        if let Status::Copying { after, asked } = &self.status
+            && now.since(*asked) >= world.config.resend_after
+        {
+            let after = after.clone();
+            self.fetch(after, world);
+        }
+        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
+    }
+
+    fn peers(&self, me: NodeId) -> Vec<NodeId> {
+        self.replicas.iter().copied().filter(|&node| node != me).collect()
+    }
+
+    fn gossip(&self) -> Msg {
+        let is_normal = !matches!(self.status, Status::Changing { .. });
+        Msg::Gossip { partition: self.id, view: self.state.view, is_normal }
+    }
+
+    /// The record must not grow for ever for a replica that does not come back: the next view does
+    /// not count on it.
+    fn leave_behind(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let is_leader = self.state.view.leader(&self.replicas) == world.node;
+        if self.status != Status::Normal || !is_leader {
+            return;
+        }
+        let is_silent = |node: &NodeId| {
+            *node != world.node
+                && self
+                    .heard
+                    .get(node)
+                    .is_some_and(|at| now.since(*at) >= world.config.absence_after)
+        };
+        let silent = self.replicas.iter().filter(|node| is_silent(node)).count();
+        let is_counted_on = self.state.synced.keys().any(is_silent);
+        if is_counted_on && self.quorums.replicas() - silent >= self.quorums.slow() {
+            world.cx.note(Note::LeftBehind);
+            self.enter(self.state.view.next(), world);
+        }
+    }
+
+    /// An operation cannot be made certain but by a view change.
+    pub(super) fn resolve_uncertain(&mut self, world: &mut World<'_, '_>) {
+        if self.status == Status::Normal {
+            world.cx.note(Note::Uncertain);
+            self.enter(self.state.view.next(), world);
+        }
+    }
+
+    // Views (§3.2.2).
+
+    /// Leaves its view for a later one.
+    fn enter(&mut self, view: View, world: &mut World<'_, '_>) {
+        assert!(view > self.state.view, "{} goes back to {view}", self.id);
+        world.cx.note(Note::ViewChange);
+        self.change(Change::Enter(view), world);
+        self.status = Status::Changing { since: world.cx.now() };
+        self.gathering = Gathering::default();
+        self.joined.clear();
+        self.view_sent.clear();
+        self.offer(world);
+        self.await_view(world);
+    }
+
+    /// Sends the record to the new view's leader, and word of it to the others.
+    fn offer(&mut self, world: &mut World<'_, '_>) {
+        let view = self.state.view;
+        let leader = view.leader(&self.replicas);
+        let mine = Offer {
+            normal_view: self.state.normal_view,
+            is_whole: self.state.is_whole,
+            synced: self.state.synced.clone(),
+            image: self.state.image(false),
+        };
+        for to in self.peers(world.node) {
+            let offer = (to == leader).then(|| Box::new(mine.clone()));
+            world.reply(to, Msg::DoViewChange { partition: self.id, view, offer });
+        }
+        if leader == world.node {
+            self.gathering.add(world.node, mine);
+            self.begin_view(world);
+        }
+    }
+
+    fn await_view(&mut self, world: &mut World<'_, '_>) {
+        // Records may be large and links slow: more patience each time, until a view lasts.
+        self.views_failed += 1;
+        let patience = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
+        let jitter = world.cx.rng().below(1 + u64::try_from(patience.as_nanos()).unwrap_or(0) / 4);
+        let at = world.cx.now() + patience + std::time::Duration::from_nanos(jitter);
+        world.cx.set_timer(Timer::View(self.id), at);
+    }
+
+    /// The view does not begin: try the next one, unless too few are there for any.
+    pub(super) fn on_view_timeout(&mut self, world: &mut World<'_, '_>) {
+        let Status::Changing { since } = self.status else { return };
+        let heard = self.heard.values().filter(|at| **at > since).count();
+        if heard + 1 >= self.quorums.slow() {
+            self.enter(self.state.view.next(), world);
+        } else {
+            self.offer(world);
+            self.await_view(world);
+        }
+    }
+
+    fn on_do_view_change(
+        &mut self,
+        from: NodeId,
+        view: View,
+        offer: Option<Box<Offer<Image>>>,
+        world: &mut World<'_, '_>,
+    ) {
+        if view > self.state.view {
+            self.enter(view, world);
+        }
+        let is_leader = self.state.view.leader(&self.replicas) == world.node;
+        let is_installed = !matches!(self.status, Status::Changing { .. });
+        if view < self.state.view {
+            // Too late: the sender joins the view that there is.
+            world.send(from, self.gossip());
+            if is_leader && is_installed {
+                self.send_view(from, false, world);
+            }
+            return;
+        }
+        let Some(offer) = offer.filter(|_| is_leader) else { return };
+        if !is_installed {
+            self.gathering.add(from, *offer);
+            self.begin_view(world);
+        } else if !offer.is_whole && self.joined.contains(&from) {
+            // It took part in this view already, and has lost what it said.
+            self.enter(view.next(), world);
+        } else {
+            self.send_view(from, false, world);
+        }
+    }
+
+    /// The leader merges, once f + 1 records are there.
+    fn begin_view(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let view = self.state.view;
+        let (image, before) = match self.gathering.ready(self.quorums) {
+            // Only who has all of the data can give others a copy.
+            Some(gathered) if gathered.all.iter().all(|(node, _)| *node != world.node) => {
+                self.enter(view.next(), world);
+                return;
+            }
+            Some(gathered) => {
+                let before = gathered.latest.first().map(|(_, offer)| offer.synced.clone());
+                (super::decide::merge(self.quorums, &gathered), before)
+            }
+            None if self.gathering.is_new_group(self.quorums) => (Image::default(), None),
+            None => return,
+        };
+        let is_new_group = before.is_none();
+        let before = before.unwrap_or_default();
+        let is_here = |node: &NodeId| {
+            let heard =
+                self.heard.get(node).is_some_and(|at| now.since(*at) < world.config.absence_after);
+            heard || *node == world.node
+        };
+        // Who was not counted on has missed something, and is only from now on.
+        let synced: BTreeMap<NodeId, View> = self
+            .replicas
+            .iter()
+            .filter(|node| is_here(node))
+            .map(|node| (*node, before.get(node).copied().unwrap_or(view)))
+            .collect();
+        self.install(view, synced, Box::new(image), true, world);
+        self.join(world);
+        for to in self.peers(world.node) {
+            self.send_view(to, is_new_group, world);
+        }
+    }
+
+    /// Sends what is settled in this view; whatever else this leader holds is its own opinion.
+    fn send_view(&mut self, to: NodeId, is_new_group: bool, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let is_on_its_way = |at: &Time| now.since(*at) < world.config.resend_after;
+        if self.view_sent.get(&to).is_some_and(is_on_its_way) {
+            return;
+        }
+        self.view_sent.insert(to, now);
+        let msg = Msg::StartView {
+            partition: self.id,
+            view: self.state.view,
+            synced: self.state.synced.clone(),
+            is_new_group,
+            image: Box::new(self.state.image(true)),
+        };
+        world.reply(to, msg);
+    }
+
+    fn install(
+        &mut self,
+        view: View,
+        synced: BTreeMap<NodeId, View>,
+        image: Box<Image>,
+        is_whole: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        self.change(Change::Install { view, synced, image, is_whole }, world);
+        self.gathering = Gathering::default();
+        self.joined.clear();
+        self.view_sent.clear();
+        self.installed = world.cx.now();
+        world.cx.cancel_timer(Timer::View(self.id));
+        self.reindex(world);
+    }
+
+    /// Takes part in the view that it has just installed, as soon as it has the data.
+    fn join(&mut self, world: &mut World<'_, '_>) {
+        if self.state.is_whole {
+            self.status = Status::Normal;
+        } else {
+            world.cx.note(Note::Copy);
+            self.fetch(None, world);
+        }
+    }
+
+    fn on_start_view(
+        &mut self,
+        view: View,
+        synced: BTreeMap<NodeId, View>,
+        is_new_group: bool,
+        image: Box<Image>,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_installed = !matches!(self.status, Status::Changing { .. });
+        if view < self.state.view || (view == self.state.view && is_installed) {
+            return;
+        }
+        let since = synced.get(&world.node).copied();
+        let is_counted_on = since.is_some();
+        let was_there = since.is_some_and(|since| since <= self.state.normal_view);
+        let begins = is_new_group && self.state.normal_view == View(0);
+        let is_whole = (self.state.is_whole && was_there) || (is_counted_on && begins);
+        self.install(view, synced, image, is_whole, world);
+        if is_counted_on {
+            self.join(world);
+            world.reply(view.leader(&self.replicas), self.gossip());
+        } else {
+            // Others went on without it. The next view counts on it again.
+            self.enter(view.next(), world);
+        }
+    }
+
+    fn on_gossip(&mut self, from: NodeId, view: View, is_normal: bool, world: &mut World<'_, '_>) {
+        let is_leader = self.state.view.leader(&self.replicas) == world.node;
+        let is_installed = !matches!(self.status, Status::Changing { .. });
+        if view > self.state.view {
+            self.enter(view, world);
+        } else if view == self.state.view && is_normal {
+            self.joined.insert(from);
+        } else if is_leader && is_installed {
+            self.send_view(from, false, world);
+        }
+    }
+
+    /// Makes everything anew that follows from the record.
+    fn reindex(&mut self, world: &mut World<'_, '_>) {
+        let stale: Vec<TxnId> = self.validator.prepared().collect();
+        for txn in stale {
+            self.validator.release(txn);
+        }
+        let gone = |txn: &TxnId| !self.state.entries.contains_key(txn);
+        let gone: Vec<TxnId> = self.watched.keys().copied().filter(gone).collect();
+        for txn in gone {
+            self.unwatch(txn);
+        }
+        let all: Vec<(TxnId, Option<Outcome>)> =
+            self.state.entries.iter().map(|(txn, entry)| (*txn, entry.ended)).collect();
+        for (txn, ended) in all {
+            match ended {
+                Some(outcome) => self.ended(txn, outcome),
+                None => self.hold(txn),
+            }
+            self.watch(txn, world);
+        }
+    }
+
+    // A replica without data.
+
+    fn fetch(&mut self, after: Option<Key>, world: &mut World<'_, '_>) {
+        let view = self.state.view;
+        let from = view.leader(&self.replicas);
+        self.status = Status::Copying { after: after.clone(), asked: world.cx.now() };
+        world.reply(from, Msg::FetchState { partition: self.id, view, after });
+    }
+
+    fn on_fetch_state(
+        &mut self,
+        from: NodeId,
+        view: View,
+        after: Option<Key>,
+        world: &mut World<'_, '_>,
+    ) {
+        if view != self.state.view || self.status != Status::Normal {
+            return;
+        }
+        let limit = world.config.chunk_keys;
+        let keys = world.store.scan(self.id, after.as_ref(), limit);
+        let is_last = keys.len() < limit;
+        world.reply(from, Msg::StateChunk { partition: self.id, view, after, keys, is_last });
+    }
+
+    fn on_state_chunk(
+        &mut self,
+        view: View,
+        after: &Option<Key>,
+        keys: Vec<(Key, Versions)>,
+        is_last: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        let Status::Copying { after: wanted, .. } = &self.status else { return };
+        if view != self.state.view || wanted != after || self.must_checkpoint {
+            return;
+        }
+        let next = keys.last().map(|(key, _)| key.clone());
+        for (key, versions) in keys {
+            for (version, value) in versions {
+                world.store.put(self.id, key.clone(), version, value);
+            }
+        }
+        if is_last {
+            self.must_checkpoint = true;
+        } else {
+            self.fetch(next, world);
+        }
+    }
+
+    /// The checkpoint that holds the copy is on its way to the disk.
+    pub(super) fn on_copied(&mut self, world: &mut World<'_, '_>) {
+        self.must_checkpoint = false;
+        if let Status::Copying { .. } = self.status {
+            self.change(Change::Whole, world);
+            self.status = Status::Normal;
+        }
+    }
+
+    pub(super) fn assert_invariants(&self) {
+        for txn in self.validator.prepared() {
+            let entry = self.state.entries.get(&txn);
+            assert!(
+                entry.is_some_and(|entry| entry.prepared_at().is_some()),
+                "{}: {txn} holds keys and is not prepared",
+                self.id
+            );
+            assert!(
+                entry.is_none_or(|e| e.cast.is_none_or(|cast| cast.ballot <= e.promised)),
+                "{}: {txn} was voted on below the promise",
+                self.id
+            );
+        }
+        assert!(
+            self.status != Status::Normal
+                || (self.state.view == self.state.normal_view && self.state.is_whole),
+            "{} serves in a view it is not part of",
+            self.id
+        );
+    }
+}
+
+/// Transactions that one sweep of one replica takes over.
+const TAKEOVERS_AT_ONCE: usize = 64;

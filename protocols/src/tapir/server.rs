@@ -1,0 +1,406 @@
+//! One server node: its replicas of many partitions, the transactions that it took over from
+//! clients that are gone, one store, one stream of durable records.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::{Admin, Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::store::Store;
+use orthodrome_core::time::Time;
+use orthodrome_core::txn::{AbortReason, Outcome};
+
+use super::coordinator::{Drive, Out, Progress};
+use super::message::{Answer, Ballot, Change, Msg, Part, Record};
+use super::replica::{Replica, Status};
+use super::state::State;
+use super::{Config, Note, Tapir, Timer};
+
+/// The server side of TAPIR: every role that one node plays.
+#[derive(Debug)]
+pub struct Server {
+    node: NodeId,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    replicas: BTreeMap<PartitionId, Replica>,
+    /// Transactions that this node took over, and when each has to be looked at again.
+    drives: BTreeMap<TxnId, (Drive, Time)>,
+    store: Store,
+    local: VecDeque<Msg>,
+    ledger: Ledger,
+    checkpoint: Option<Ticket>,
+}
+
+/// What was written, and what must not be said before it is durable.
+#[derive(Debug, Default)]
+struct Ledger {
+    last: Option<Ticket>,
+    held: VecDeque<(Ticket, NodeId, Msg)>,
+    /// Size of the records since the last checkpoint.
+    bytes: usize,
+}
+
+/// Everything around one replica that its handlers need.
+pub(super) struct World<'a, 'b> {
+    pub node: NodeId,
+    pub config: &'a Config,
+    pub store: &'a mut Store,
+    local: &'a mut VecDeque<Msg>,
+    ledger: &'a mut Ledger,
+    pub cx: &'a mut Cx<'b, Tapir>,
+}
+
+impl World<'_, '_> {
+    /// Sends a message at once; one to this node itself is delivered before the step ends.
+    pub(super) fn send(&mut self, to: NodeId, msg: Msg) {
+        if to == self.node {
+            self.local.push_back(msg);
+        } else {
+            self.cx.send(to, msg);
+        }
+    }
+
+    /// Sends a message once everything written so far is durable (R4).
+    pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
+        match self.ledger.last {
+            Some(ticket) if !self.config.teeth.votes_before_fsync => {
+                self.ledger.held.push_back((ticket, to, msg));
+            }
+            Some(_) | None => self.send(to, msg),
+        }
+    }
+
+    /// Makes a change durable.
+    pub(super) fn persist(&mut self, partition: PartitionId, change: Change) {
+        let record = Record::Change(partition, change);
+        self.ledger.bytes += record.disk_size();
+        self.ledger.last = Some(self.cx.persist(record));
+    }
+}
+
+impl Machine<Tapir> for Server {
+    fn new(setup: Setup<Tapir>, recovered: Vec<Record>, cx: &mut Cx<'_, Tapir>) -> Self {
+        let Setup { node, cluster, config, engine } = setup;
+        let mut store = Store::new(engine);
+        let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
+        for record in recovered {
+            match record {
+                Record::State(partition, state) => drop(states.insert(partition, *state)),
+                Record::Change(partition, change) => {
+                    states.entry(partition).or_default().apply(partition, &change, &mut store);
+                }
+            }
+        }
+        let mut server = Self {
+            node,
+            config,
+            replicas: BTreeMap::new(),
+            drives: BTreeMap::new(),
+            store,
+            local: VecDeque::new(),
+            ledger: Ledger::default(),
+            checkpoint: None,
+            cluster: cluster.clone(),
+        };
+        for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
+            let state = states.remove(&placed.id).unwrap_or_default();
+            let members = placed.replicas.clone();
+            let Self { node, config, store, local, ledger, .. } = &mut server;
+            let mut world = World { node: *node, config, store, local, ledger, cx };
+            let replica = Replica::new(placed.id, members, state, &mut world);
+            server.replicas.insert(placed.id, replica);
+        }
+        server.settle(cx);
+        server
+    }
+
+    fn step(&mut self, input: Input<Tapir>, cx: &mut Cx<'_, Tapir>) {
+        match input {
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(timer) => self.on_timer(timer, cx),
+            Input::Durable(ticket) => self.on_durable(ticket, cx),
+            // The paper knows no other members than those a group began with, and no lasting leader.
+            Input::Admin(Admin::TransferLeader { .. } | Admin::ChangeMembers { .. }) => {
+                cx.note(Note::OrderRefused);
+            }
+            Input::Begin(_) | Input::Decide { .. } | Input::Resolve { .. } => {
+                unreachable!("callers talk to gateways, not to server {}", self.node)
+            }
+        }
+        self.settle(cx);
+    }
+
+    fn flush(&mut self, cx: &mut Cx<'_, Tapir>) {
+        self.checkpoint_if_due(cx);
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        let entries = self.replicas.values().flat_map(|replica| replica.state.entries.values());
+        let open = entries.filter(|entry| entry.ended.is_none()).count();
+        vec![("transactions that have not ended", open)]
+    }
+
+    fn assert_invariants(&self) {
+        for replica in self.replicas.values() {
+            replica.assert_invariants();
+        }
+        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+    }
+}
+
+impl Server {
+    fn with<T>(
+        &mut self,
+        id: PartitionId,
+        cx: &mut Cx<'_, Tapir>,
+        act: impl FnOnce(&mut Replica, &mut World<'_, '_>) -> T,
+    ) -> Option<T> {
+        let Self { node, config, replicas, store, local, ledger, .. } = self;
+        let mut world = World { node: *node, config, store, local, ledger, cx };
+        let replica = replicas.get_mut(&id)?;
+        Some(act(replica, &mut world))
+    }
+
+    fn send(&mut self, out: Out, cx: &mut Cx<'_, Tapir>) {
+        for (to, msg) in out {
+            if to == self.node {
+                self.local.push_back(msg);
+            } else {
+                cx.send(to, msg);
+            }
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Tapir>) {
+        if let Some(id) = msg.replica_of() {
+            self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+            return;
+        }
+        match msg {
+            Msg::Confirm { txn, partition, answer } => {
+                self.on_answer(from, txn, partition, (answer, None), cx);
+            }
+            Msg::CoordinatorChangeReply { txn, partition, answer, part } => {
+                self.on_answer(from, txn, partition, (answer, part), cx);
+            }
+            Msg::ReplyInconsistent { txn, partition, absent } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                let progress = drive.on_ack(from, partition, absent);
+                self.on_progress(txn, progress, cx);
+            }
+            // Others will answer.
+            Msg::NotNormal { .. } => {}
+            Msg::Read { .. }
+            | Msg::ReadResult { .. }
+            | Msg::ProposeConsensus { .. }
+            | Msg::ReplyConsensus { .. }
+            | Msg::FinalizeConsensus { .. }
+            | Msg::ProposeInconsistent { .. }
+            | Msg::FinalizeInconsistent { .. }
+            | Msg::CoordinatorChange { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::DoViewChange { .. }
+            | Msg::StartView { .. }
+            | Msg::Gossip { .. }
+            | Msg::FetchState { .. }
+            | Msg::StateChunk { .. } => {
+                unreachable!("answers to clients do not come to server {}", self.node)
+            }
+        }
+    }
+
+    fn on_timer(&mut self, timer: Timer, cx: &mut Cx<'_, Tapir>) {
+        match timer {
+            Timer::Sweep(id) => {
+                let overdue = self.with(id, cx, |replica, world| {
+                    replica.on_sweep_timeout(world);
+                    replica.overdue(world)
+                });
+                for (txn, participants, promised) in overdue.into_iter().flatten() {
+                    self.take_over(txn, &participants, promised, cx);
+                }
+                self.look_after_drives(cx);
+            }
+            Timer::View(id) => {
+                self.with(id, cx, Replica::on_view_timeout);
+            }
+            Timer::Open(_) | Timer::Drive(_) | Timer::Flush => {
+                unreachable!("a client's timer at server {}", self.node)
+            }
+        }
+    }
+
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, Tapir>) {
+        if self.ledger.last.is_some_and(|last| last <= ticket) {
+            self.ledger.last = None;
+        }
+        while self.ledger.held.front().is_some_and(|(held, ..)| *held <= ticket) {
+            let Some((_, to, msg)) = self.ledger.held.pop_front() else { break };
+            self.send(vec![(to, msg)], cx);
+        }
+        if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.checkpoint = None;
+            self.store.thaw();
+        }
+    }
+
+    /// §5.2.3: the client is gone, or has left the transaction in the record; this node drives it
+    /// to its end.
+    fn take_over(
+        &mut self,
+        txn: TxnId,
+        participants: &[PartitionId],
+        promised: Ballot,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        if self.drives.contains_key(&txn) {
+            return;
+        }
+        cx.note(Note::Takeover);
+        let parts = participants.iter().map(|&partition| (partition, None));
+        let mut drive = Drive::new(&self.cluster, txn, parts);
+        let mut out = Out::new();
+        if self.config.teeth.takeover_aborts {
+            drive.end(Outcome::Aborted(AbortReason::Recovery), &mut out);
+        } else {
+            drive.take_over(self.node, promised, &mut out);
+        }
+        self.drives.insert(txn, (drive, cx.now() + self.config.resend_after));
+        self.send(out, cx);
+    }
+
+    fn on_answer(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        partition: PartitionId,
+        answer: (Answer, Option<Part>),
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+        let mut out = Out::new();
+        let progress = drive.on_answer(from, partition, answer, &BTreeSet::new(), &mut out);
+        self.send(out, cx);
+        self.on_progress(txn, progress, cx);
+    }
+
+    fn on_progress(&mut self, txn: TxnId, progress: Progress, cx: &mut Cx<'_, Tapir>) {
+        match progress {
+            Progress::Nothing | Progress::Decided(_) => {}
+            // Somebody else takes care of it. If that one fails too, its watch comes round again.
+            Progress::Preempted | Progress::Later(_) => drop(self.drives.remove(&txn)),
+            Progress::Complete => {
+                let Some((drive, _)) = self.drives.remove(&txn) else { return };
+                self.release(&drive, cx);
+            }
+        }
+    }
+
+    /// Everybody has executed the decision: if the client knows, all may forget it.
+    fn release(&mut self, drive: &Drive, cx: &mut Cx<'_, Tapir>) {
+        let txn = drive.txn;
+        let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
+        let known = hosted.into_iter().find_map(|id| {
+            self.with(id, cx, |replica, world| replica.may_forget(txn, world)).flatten()
+        });
+        let Some(below) = known else { return };
+        let mut out = Out::new();
+        for &partition in drive.participants() {
+            let placed = self.cluster.partition(partition);
+            for &to in placed.iter().flat_map(|placed| &placed.replicas) {
+                let (txns, acknowledged) = (vec![txn], vec![(txn.client, below)]);
+                out.push((to, Msg::FinalizeInconsistent { partition, txns, acknowledged }));
+            }
+        }
+        self.send(out, cx);
+    }
+
+    fn look_after_drives(&mut self, cx: &mut Cx<'_, Tapir>) {
+        let now = cx.now();
+        let due: Vec<TxnId> =
+            self.drives.iter().filter(|(_, (_, at))| *at <= now).map(|(txn, _)| *txn).collect();
+        for txn in due {
+            let Some((drive, at)) = self.drives.get_mut(&txn) else { continue };
+            if drive.times >= ATTEMPTS {
+                // Too few are there. Its watch comes round again.
+                self.drives.remove(&txn);
+                continue;
+            }
+            let uncertain: Vec<PartitionId> = drive.uncertain().collect();
+            let mut out = Out::new();
+            let _ = drive.on_timeout(self.node, &BTreeSet::new(), &mut out);
+            *at = now + self.config.resend_after * (1 << drive.times.min(3));
+            self.send(out, cx);
+            for partition in uncertain {
+                self.with(partition, cx, Replica::resolve_uncertain);
+            }
+        }
+    }
+
+    /// Handles everything that one input set in motion inside this node.
+    fn settle(&mut self, cx: &mut Cx<'_, Tapir>) {
+        while let Some(msg) = self.local.pop_front() {
+            self.on_message(self.node, msg, cx);
+        }
+    }
+
+    /// Makes a checkpoint if enough has been persisted since the last one, or a copy of the data
+    /// must become durable.
+    fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, Tapir>) {
+        let must = self.replicas.values().any(|replica| replica.must_checkpoint);
+        let is_due = must || self.ledger.bytes >= self.config.checkpoint_bytes;
+        if !is_due || self.store.is_frozen() {
+            return;
+        }
+        cx.note(Note::Checkpoint);
+        let keep_from = cx.clock().now - self.config.version_retention;
+        let mut records = Vec::new();
+        for (&id, replica) in &self.replicas {
+            self.store.collect_below(id, keep_from);
+            records.push(Record::State(id, Box::new(replica.state.clone())));
+        }
+        self.ledger.bytes = 0;
+        let ticket = cx.checkpoint(self.store.freeze(), records);
+        self.checkpoint = Some(ticket);
+        self.ledger.last = Some(ticket);
+        let copied: Vec<PartitionId> =
+            self.replicas.values().filter(|r| r.must_checkpoint).map(|r| r.id).collect();
+        for id in copied {
+            self.with(id, cx, Replica::on_copied);
+        }
+    }
+}
+
+/// A node that took over asks so often before it leaves the transaction to its next turn.
+const ATTEMPTS: u32 = 6;
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, replica) in self.replicas.values().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let status = match replica.status {
+                Status::Normal => "normal",
+                Status::Changing { .. } => "changing",
+                Status::Copying { .. } => "copying",
+            };
+            write!(f, "{separator}{} {status} in {}", replica.id, replica.state.view)?;
+            for (txn, entry) in &replica.state.entries {
+                match (entry.ended, entry.cast) {
+                    (Some(outcome), _) => write!(f, ", {txn} {outcome}")?,
+                    (None, Some(cast)) => {
+                        let settled = if cast.is_final { " for good" } else { "" };
+                        write!(f, ", {txn} {:?}{settled}", cast.vote)?;
+                    }
+                    (None, None) => write!(f, ", {txn} promised to {}", entry.promised)?,
+                }
+            }
+        }
+        for (drive, _) in self.drives.values() {
+            write!(f, " | drives {} {:?}", drive.txn, drive.stage)?;
+        }
+        Ok(())
+    }
+}

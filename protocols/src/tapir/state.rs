@@ -1,0 +1,195 @@
+//! What a replica remembers: a function of the changes it made durable.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::store::Store;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Outcome, Version};
+
+use super::message::{Ballot, Cast, Change, Image, Part, Vote};
+use crate::ir::View;
+
+/// One transaction in a replica's record.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Entry {
+    /// Everybody who takes part.
+    pub participants: Vec<PartitionId>,
+    /// What it does here; none if the replica has heard of it from others only.
+    pub part: Option<Part>,
+    /// The highest ballot heard of.
+    pub promised: Ballot,
+    /// The replica's vote.
+    pub cast: Option<Cast>,
+    /// How it ended.
+    pub ended: Option<Outcome>,
+}
+
+impl Entry {
+    /// The timestamp at which the transaction is prepared, if it is and has not ended.
+    #[must_use]
+    pub fn prepared_at(&self) -> Option<Timestamp> {
+        match (self.ended, self.cast) {
+            (None, Some(Cast { vote: Vote::PrepareOk(timestamp), .. })) => Some(timestamp),
+            (Some(_), _) | (None, _) => None,
+        }
+    }
+
+    /// True if what it says is no longer one replica's opinion.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.ended.is_some() || self.cast.is_some_and(|cast| cast.is_final)
+    }
+}
+
+/// A replica's durable state, data apart.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    /// The latest view it has entered.
+    pub view: View,
+    /// The latest view it has taken part in.
+    pub normal_view: View,
+    /// Whom that view counts on, and since which view.
+    pub synced: BTreeMap<NodeId, View>,
+    /// False if it has no data that it could answer for.
+    pub is_whole: bool,
+    /// The record.
+    pub entries: BTreeMap<TxnId, Entry>,
+    /// Clients know the outcomes of their transactions below these counters.
+    pub acknowledged: BTreeMap<ClientId, u64>,
+    /// At or above every timestamp that was read at here (R8).
+    pub ceiling: Timestamp,
+}
+
+impl State {
+    /// Carries out a change. The same changes give the same state after a restart.
+    pub fn apply(&mut self, partition: PartitionId, change: &Change, store: &mut Store) {
+        match change {
+            Change::Cast { txn, participants, part, cast } => {
+                let entry = self.entry(*txn, participants, part.as_ref());
+                entry.promised = entry.promised.max(cast.ballot);
+                entry.cast = Some(*cast);
+            }
+            Change::Promise { txn, participants, ballot } => {
+                let entry = self.entry(*txn, participants, None);
+                entry.promised = entry.promised.max(*ballot);
+            }
+            Change::End { txn, participants, part, outcome } => {
+                self.end(partition, *txn, (participants, part.as_ref(), *outcome), store);
+            }
+            Change::Forget(txns) => {
+                for txn in txns {
+                    self.entries.remove(txn);
+                }
+            }
+            Change::Acknowledge(clients) => self.acknowledge(clients),
+            Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
+            Change::Enter(view) => self.view = self.view.max(*view),
+            Change::Install { view, synced, image, is_whole } => {
+                (self.view, self.normal_view) = (*view, *view);
+                self.synced.clone_from(synced);
+                self.is_whole = *is_whole;
+                self.install(partition, image, store);
+            }
+            Change::Whole => self.is_whole = true,
+        }
+    }
+
+    fn entry(
+        &mut self,
+        txn: TxnId,
+        participants: &[PartitionId],
+        part: Option<&Part>,
+    ) -> &mut Entry {
+        let entry = self.entries.entry(txn).or_default();
+        if entry.participants.is_empty() {
+            entry.participants = participants.to_vec();
+        }
+        if entry.part.is_none() {
+            entry.part = part.cloned();
+        }
+        entry
+    }
+
+    fn end(
+        &mut self,
+        partition: PartitionId,
+        txn: TxnId,
+        (participants, part, outcome): (&[PartitionId], Option<&Part>, Outcome),
+        store: &mut Store,
+    ) {
+        let entry = self.entry(txn, participants, part);
+        if entry.ended.is_some() {
+            return;
+        }
+        entry.ended = Some(outcome);
+        if !matches!(outcome, Outcome::Committed(_)) {
+            entry.part = None;
+        }
+        let Some(part) = &entry.part else { return };
+        if let Outcome::Committed(timestamp) = outcome {
+            let version = Version { timestamp, writer: txn };
+            for (key, value) in &part.writes {
+                store.put(partition, key.clone(), version, value.clone());
+            }
+            // Whatever was read here was read at that time; after a restart only this says so.
+            if !part.reads.is_empty() {
+                self.ceiling = self.ceiling.max(timestamp);
+            }
+        }
+    }
+
+    /// Takes over the merged record of a view (§3.2.2 "Sync"): what is not in it and not over was
+    /// never agreed, and is dropped.
+    fn install(&mut self, partition: PartitionId, image: &Image, store: &mut Store) {
+        let before = std::mem::take(&mut self.entries);
+        let gone: BTreeSet<TxnId> = image
+            .entries
+            .iter()
+            .map(|(txn, _)| *txn)
+            .filter(|txn| self.is_acknowledged(*txn) && !before.contains_key(txn))
+            .collect();
+        self.entries = before.into_iter().filter(|(_, entry)| entry.ended.is_some()).collect();
+        for (txn, theirs) in &image.entries {
+            let is_commit = matches!(theirs.ended, Some(Outcome::Committed(_)));
+            if gone.contains(txn) && !is_commit {
+                // The record was gathered before this one had executed it, and let it go.
+                continue;
+            }
+            if let Some(outcome) = theirs.ended {
+                let facts = (theirs.participants.as_slice(), theirs.part.as_ref(), outcome);
+                self.end(partition, *txn, facts, store);
+                continue;
+            }
+            let entry = self.entry(*txn, &theirs.participants, theirs.part.as_ref());
+            if entry.ended.is_none() {
+                entry.promised = theirs.promised;
+                entry.cast = theirs.cast;
+            }
+        }
+        self.acknowledge(&image.acknowledged);
+    }
+
+    fn acknowledge(&mut self, clients: &[(ClientId, u64)]) {
+        for &(client, below) in clients {
+            let known = self.acknowledged.entry(client).or_default();
+            *known = (*known).max(below);
+        }
+    }
+
+    /// True if the transaction's client knows its outcome.
+    #[must_use]
+    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+    }
+
+    /// The record as it travels: everything, or only what is settled.
+    #[must_use]
+    pub fn image(&self, is_settled_only: bool) -> Image {
+        let wanted = self.entries.iter().filter(|(_, e)| !is_settled_only || e.is_settled());
+        Image {
+            entries: wanted.map(|(txn, entry)| (*txn, entry.clone())).collect(),
+            acknowledged: self.acknowledged.iter().map(|(&c, &below)| (c, below)).collect(),
+        }
+    }
+}
