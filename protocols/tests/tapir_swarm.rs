@@ -20,7 +20,8 @@ fn seeds_with_faults_hold_every_promise() {
     let mut notes = std::collections::BTreeMap::new();
     for seed in first()..first() + seeds() {
         let twins = seed % 4 == 0;
-        let result = run_seed(seed, &SwarmOptions::<Tapir> { twins, ..SwarmOptions::default() }).unwrap();
+        let result =
+            run_seed(seed, &SwarmOptions::<Tapir> { twins, ..SwarmOptions::default() }).unwrap();
         for (note, count) in result.notes {
             *notes.entry(note).or_insert(0) += count;
         }
