@@ -100,8 +100,3 @@ fn a_log_that_contradicts_itself_is_noticed() {
         config.replication.tooth = Some(Tooth::AckNotDurable);
     });
 }
-
-#[test]
-fn an_outcome_that_is_not_the_one_decided_is_noticed() {
-    first_failure(FailureKind::Claim, "decided", |config| CarouselBasic::bare(config, "C1"));
-}

@@ -487,7 +487,8 @@ impl<P: Protocol> Simulation<P> {
     pub fn settle(&mut self, limit: Duration) -> Result<(), Failure> {
         let deadline = self.world.now + limit;
         let mut copies = Copies::default();
-        loop {
+        // Irregular, so that it never keeps step with a group that appends something every so often.
+        for look in 0_u64.. {
             let (kind, detail) = match self.rest(&mut copies) {
                 Ok(()) => return Ok(()),
                 Err(Unrest::Differs(detail)) => (FailureKind::Claim, detail),
@@ -496,8 +497,9 @@ impl<P: Protocol> Simulation<P> {
             if kind == FailureKind::Claim || self.world.now >= deadline {
                 return Err(Failure { at: self.world.now, kind, detail });
             }
-            self.run_until(self.world.now + Duration::from_millis(100))?;
+            self.run_until(self.world.now + Duration::from_millis(50 + look * 37 % 101))?;
         }
+        Ok(())
     }
 
     fn rest(&self, seen: &mut Copies) -> Result<(), Unrest> {

@@ -437,11 +437,12 @@ impl Drive {
             }
             let view = side.answers.values().map(|answer| answer.view).max();
             for &to in &side.replicas {
-                let is_current = side
-                    .answers
-                    .get(&to)
-                    .is_some_and(|answer| Some(answer.view) == view && answer.cast.is_some());
-                if !is_current {
+                // A vote of an earlier round that came late is no answer to this one.
+                let has_voted = side.answers.get(&to).is_some_and(|answer| {
+                    Some(answer.view) == view
+                        && answer.cast.is_some_and(|cast| cast.ballot >= self.ballot)
+                });
+                if !has_voted {
                     out.extend(self.proposal(partition, side).map(|msg| (to, msg)));
                 }
             }

@@ -517,7 +517,7 @@ impl Message for Msg {
                 6 + TXN + answer_size(answer)
             }
             Self::FinalizeConsensus { part, participants, .. } => {
-                30 + TXN + part.as_ref().map_or(0, part_size) + list(participants)
+                25 + TXN + part.as_ref().map_or(0, part_size) + list(participants)
             }
             Self::ProposeInconsistent { part, participants, .. } => {
                 20 + TXN + part.as_ref().map_or(0, part_size) + list(participants)

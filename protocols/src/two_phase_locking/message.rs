@@ -402,7 +402,9 @@ impl Message for Msg {
             Self::Resolve { participants, .. } => 18 + 2 * participants.len(),
             Self::ReadOnly { keys, .. } => 26 + keys_size(keys),
             Self::ReadOnlyResult { snapshot, .. } => 28 + reads_size(&snapshot.reads),
-            Self::NotLeader { .. } => 20,
+            Self::NotLeader { leader, txn, .. } => {
+                4 + leader.map_or(0, |_| 2) + txn.map_or(0, |_| TXN)
+            }
             Self::Replication { message, .. } => 6 + message.wire_size(),
         }
     }
