@@ -524,7 +524,7 @@ impl Message for Msg {
             }
             Self::ReplyInconsistent { absent, .. } => 6 + TXN + 2 * absent.len(),
             Self::FinalizeInconsistent { txns, acknowledged, .. } => {
-                8 + 5 * txns.len() + 8 * acknowledged.len()
+                8 + 12 * txns.len() + 15 * acknowledged.len()
             }
             Self::CoordinatorChange { participants, .. } => 14 + TXN + list(participants),
             Self::CoordinatorChangeReply { answer, part, .. } => {

@@ -395,7 +395,7 @@ impl Message for Msg {
                 24 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
             }
             Self::Prepare { versions, writes, .. } => {
-                24 + writes_size(writes) + versions_size(versions)
+                20 + writes_size(writes) + versions_size(versions)
             }
             Self::Vote { .. } | Self::QueryDecision { .. } | Self::Decided { .. } => 28,
             Self::Decision { .. } => 30,

@@ -164,7 +164,7 @@ fn the_size_that_models_count_is_about_that_of_the_bytes() {
         for msg in everything(&mut draw).0 {
             let (real, claimed) = (msg_bytes(&msg).len(), msg.wire_size());
             let off = claimed.abs_diff(real);
-            assert!(off <= (real / 10).max(16), "{real} bytes, {claimed} claimed: {msg:?}");
+            assert!(off <= (real / 10).max(24), "{real} bytes, {claimed} claimed: {msg:?}");
         }
     }
 }
