@@ -511,7 +511,7 @@ impl Message for Msg {
             Self::Read { keys, .. } => 6 + TXN + keys_size(keys),
             Self::ReadResult { reads, .. } => 6 + TXN + reads_size(reads),
             Self::ProposeConsensus { part, participants, .. } => {
-                28 + TXN + part_size(part) + list(participants)
+                26 + TXN + part_size(part) + list(participants)
             }
             Self::ReplyConsensus { answer, .. } | Self::Confirm { answer, .. } => {
                 6 + TXN + answer_size(answer)

@@ -220,10 +220,10 @@ fn every_message_and_record_comes_back_as_it_was() {
 /// How far a message's own count of its bytes may be off: a tenth, or 24 bytes. Records of a view
 /// change are counted more roughly.
 fn tolerance(msg: &Msg, real: usize) -> usize {
-    match msg {
-        Msg::DoViewChange { .. } | Msg::StartView { .. } => (real / 4).max(120),
-        _ => (real / 10).max(24),
+    if matches!(msg, Msg::DoViewChange { .. } | Msg::StartView { .. }) {
+        return (real / 4).max(120);
     }
+    (real / 10).max(24)
 }
 
 #[test]
