@@ -24,6 +24,10 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Names of the unsafe variants that exist as test-only switches: behaviours of the paper (or
     /// mistakes of implementers) that the simulator must catch (`reliability` F11).
     const TEETH: &'static [&'static str];
+    /// Transactions wait in line for locks, so that what piled up while a fault lasted ends one by one
+    /// after it. Tests then bound the time from one end to the next; of other protocols, the time
+    /// until the last.
+    const QUEUES: bool = false;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;

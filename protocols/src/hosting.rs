@@ -626,11 +626,9 @@ impl<R: Role> Server<R> {
         txn: Option<TxnId>,
         cx: &mut Way<'_, R>,
     ) {
-        let Some(leader) = leader else {
-            self.routes.deny(partition, from, cx.now());
+        if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
-        };
-        self.routes.learn(partition, leader, cx.now());
+        }
         let Some(txn) = txn else { return };
         let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in hosted {

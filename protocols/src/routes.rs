@@ -56,11 +56,22 @@ impl Routes {
         }
     }
 
-    /// `from` says that it does not lead `partition`, and knows no better.
-    pub(crate) fn deny(&mut self, partition: PartitionId, from: NodeId, now: Time) {
-        if self.leader(partition) == from {
+    /// `from` says that it does not lead `partition`, and who does if it knows. True if what it was
+    /// asked should go out again at once: not if it would come back to `from`, which would answer
+    /// the same.
+    pub(crate) fn redirect(
+        &mut self,
+        partition: PartitionId,
+        from: NodeId,
+        leader: Option<NodeId>,
+        now: Time,
+    ) -> bool {
+        if let Some(leader) = leader {
+            self.learn(partition, leader, now);
+        } else if self.leader(partition) == from {
             self.try_next(partition, now);
         }
+        leader.is_some() && self.leader(partition) != from
     }
 
     /// The supposed leader of `partition` was asked something at `asked` and has not answered: try

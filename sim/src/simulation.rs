@@ -488,7 +488,8 @@ impl<P: Protocol> Simulation<P> {
         let deadline = self.world.now + limit;
         let mut copies = Copies::default();
         // Irregular, so that it never keeps step with a group that appends something every so often.
-        for look in 0_u64.. {
+        let mut look = 0_u64;
+        loop {
             let (kind, detail) = match self.rest(&mut copies) {
                 Ok(()) => return Ok(()),
                 Err(Unrest::Differs(detail)) => (FailureKind::Claim, detail),
@@ -498,8 +499,8 @@ impl<P: Protocol> Simulation<P> {
                 return Err(Failure { at: self.world.now, kind, detail });
             }
             self.run_until(self.world.now + Duration::from_millis(50 + look * 37 % 101))?;
+            look += 1;
         }
-        Ok(())
     }
 
     fn rest(&self, seen: &mut Copies) -> Result<(), Unrest> {

@@ -53,8 +53,8 @@ pub struct SwarmOptions<P: Protocol> {
     pub transactions: u64,
     /// How long faults go on, in simulated time.
     pub safety: Duration,
-    /// How long it may take until a transaction ends, then the next, and so on to the last, after
-    /// they have healed, in simulated time.
+    /// How long it may take until every transaction has ended after they have healed, in simulated
+    /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]).
     pub liveness: Duration,
     /// Changes the protocol's settings, after everything that is drawn.
     pub settings: Option<fn(&mut P::Config)>,
@@ -329,7 +329,11 @@ fn phases<P: Protocol>(
     run.heal_all(&scenario.down);
     // New transactions keep coming for a while: a system that only finishes old ones is not alive.
     run.run_until(Time::ZERO + scenario.options.duration)?;
-    run.drain_while_moving(options.liveness)?;
+    if P::QUEUES {
+        run.drain_while_moving(options.liveness)?;
+    } else {
+        run.drain(options.liveness)?;
+    }
     run.settle(options.liveness)?;
     run.audit()
 }

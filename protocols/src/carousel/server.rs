@@ -366,11 +366,9 @@ impl Server {
         txn: Option<orthodrome_core::TxnId>,
         cx: &mut dyn Port,
     ) {
-        let Some(leader) = leader else {
-            self.routes.deny(partition, from, cx.now());
+        if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
-        };
-        self.routes.learn(partition, leader, cx.now());
+        }
         let Some(txn) = txn else { return };
         let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in hosted {

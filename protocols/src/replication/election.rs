@@ -44,6 +44,9 @@ impl<R: Replicated> Replica<R> {
             return;
         }
         self.arm_election(door);
+        // Also one that will not campaign: if it was removed while it learnt nothing of it, nobody
+        // tells it who leads now, and it must not go on naming the one that led then.
+        self.leader = None;
         if self.may_campaign() {
             self.pre_campaign(door);
         }
@@ -78,7 +81,6 @@ impl<R: Replicated> Replica<R> {
     /// Thesis §9.6: ask before disturbing anyone with a new term.
     fn pre_campaign(&mut self, door: &mut impl Door<R>) {
         self.role = Role::PreCandidate(vec![self.me]);
-        self.leader = None;
         if self.is_elected(&[self.me]) {
             self.start_election(false, door);
             return;

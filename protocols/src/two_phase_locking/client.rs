@@ -564,11 +564,9 @@ impl Client {
         txn: Option<TxnId>,
         cx: &mut Way<'_>,
     ) {
-        let Some(leader) = leader else {
-            self.routes.deny(partition, from, cx.now());
+        if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
-        };
-        self.routes.learn(partition, leader, cx.now());
+        }
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
         let id = open.txn.id;
         match &open.phase {
