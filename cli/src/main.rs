@@ -9,6 +9,7 @@
 
 mod check;
 mod common;
+mod compare;
 mod completions;
 mod connect;
 mod demo;
@@ -23,6 +24,7 @@ mod sim;
 mod style;
 mod swarm;
 mod trace;
+mod workers;
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -43,7 +45,7 @@ enum Status {
 /// trips.
 ///
 /// The same protocol code runs in two places: in a simulator, where one seed replays a whole planet
-/// with its faults (`sim`, `swarm`), and in servers. Every run records what its clients saw, and
+/// with its faults (`sim`, `compare`, `swarm`), and in servers. Every run records what its clients saw, and
 /// `check` judges any such history. Figures from the simulator are marked as simulated.
 #[derive(Parser)]
 #[command(
@@ -67,6 +69,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 enum Command {
     Demo(demo::Args),
     Sim(Box<sim::Args>),
+    Compare(Box<compare::Args>),
     Swarm(Box<swarm::Args>),
     Check(check::Args),
     Trace(trace::Args),
@@ -100,6 +103,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         }
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Sim(args)) => sim::run(&args),
+        Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Swarm(args)) => swarm::run(&args),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),

@@ -45,39 +45,82 @@ pub struct Args {
     workload: WorkloadArgs,
     #[command(flatten)]
     course: Course,
+    /// Write what clients saw to this file, and check it against the protocol's guarantee
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    history: Option<PathBuf>,
+    /// Write every event to this file
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    trace: Option<PathBuf>,
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// How the run goes.
+/// How a run goes.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Run")]
-struct Course {
+pub struct Course {
     /// How long transactions are begun, in simulated time
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
-    duration: Duration,
+    pub duration: Duration,
     /// How much of that passes before figures are taken [default: 10s, or a sixth of a duration
     /// below 60s]
     #[arg(long, value_name = "TIME", value_parser = common::duration)]
-    warmup: Option<Duration>,
+    pub warmup: Option<Duration>,
     /// Decides everything that is drawn
     #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
+    pub seed: u64,
     /// What goes wrong when: a fault schedule
     #[arg(long, value_name = "FILE")]
-    faults: Option<PathBuf>,
-    /// Write what clients saw to this file, and check it against the protocol's guarantee
-    #[arg(long, value_name = "FILE")]
-    history: Option<PathBuf>,
-    /// Write every event to this file
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    pub faults: Option<PathBuf>,
     /// Also test every machine's invariants after every event, remember everything clients are told
     /// and hold the protocol to it; slower. With --faults, what clients are told is always held
     /// against it
     #[arg(long)]
-    verify: bool,
+    pub verify: bool,
+}
+
+impl Course {
+    /// The part of a run before figures are taken.
+    pub fn warmup(&self) -> Duration {
+        self.warmup.unwrap_or_else(|| (self.duration / 6).min(Duration::from_secs(10)))
+    }
+
+    /// Options of the simulation with the given seed.
+    pub fn options(&self, workload: &WorkloadArgs, seed: u64) -> anyhow::Result<Options> {
+        let (warmup, duration) = (self.warmup(), self.duration);
+        if warmup >= duration {
+            bail!(
+                "--warmup {warmup:?}: leaves nothing of --duration {duration:?}; make it shorter"
+            );
+        }
+        Ok(Options {
+            seed,
+            load: LoadModel { arrival: workload.arrival(), ..LoadModel::default() },
+            warmup,
+            duration,
+            check_invariants: self.verify,
+            check_outcomes: self.verify || self.faults.is_some(),
+            ..Options::default()
+        })
+    }
+
+    /// A simulation of `P` on `cluster` with the given seed, about to begin.
+    pub fn simulation<P: Protocol>(
+        &self,
+        cluster: Cluster,
+        workload: &WorkloadArgs,
+        seed: u64,
+    ) -> anyhow::Result<Simulation<P>> {
+        let options = self.options(workload, seed)?;
+        let schedule = match &self.faults {
+            Some(path) => schedule(path)?,
+            None => Schedule::default(),
+        };
+        let config = P::configure(&cluster);
+        Simulation::new(cluster, config, workload.workload()?, &schedule, options)
+            .map_err(|error| anyhow!("{}: {error}", place(self.faults.as_deref())))
+    }
 }
 
 /// What `--json` prints.
@@ -138,20 +181,12 @@ impl Visitor for Runner<'_> {
 
     fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Run> {
         let Self { args, cluster } = self;
-        let course = &args.course;
-        let workload = args.workload.workload()?;
-        let schedule = match &course.faults {
-            Some(path) => schedule(path)?,
-            None => Schedule::default(),
-        };
-        let options = options(args)?;
         let places = cluster.clone();
-        let config = P::configure(&cluster);
-        let mut simulation = Simulation::<P>::new(cluster, config, workload, &schedule, options)
-            .map_err(|error| anyhow!("{}: {error}", place(course.faults.as_deref())))?;
+        let Course { seed, .. } = args.course;
+        let mut simulation = args.course.simulation::<P>(cluster, &args.workload, seed)?;
         let create = |path: &Option<PathBuf>| path.as_deref().map(Recording::create).transpose();
-        let history = create(&course.history).context("--history")?;
-        let trace = create(&course.trace).context("--trace")?;
+        let history = create(&args.history).context("--history")?;
+        let trace = create(&args.trace).context("--trace")?;
         if let Some(recording) = &history {
             simulation.keep_history(recording.history_sink());
         }
@@ -159,12 +194,16 @@ impl Visitor for Runner<'_> {
             let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
             simulation.keep_trace(recording.trace_sink(&command, &places));
         }
-        let (report, failure) = carry_out(&mut simulation, args)?;
+        let bar = output::progress(None, "{spinner} simulating {msg}, {elapsed}")?;
+        bar.set_message(format!("{:?} of {}", args.course.duration, args.protocol));
+        let outcome = carry_out(&mut simulation);
+        bar.finish_and_clear();
+        let (report, failure) = outcome?;
         let mut run = Run { report, failure, verdict: None };
         if let Some(recording) = trace {
             recording.finish().context("--trace")?;
         }
-        if let (Some(recording), Some(path)) = (history, &course.history) {
+        if let (Some(recording), Some(path)) = (history, &args.history) {
             recording.finish().context("--history")?;
             let verdict = check::judge(path, common::model_of(row.guarantee))?;
             run.report.result.check = Some(check_of(&verdict));
@@ -175,16 +214,12 @@ impl Visitor for Runner<'_> {
 }
 
 /// Runs to the end, or to the first broken promise.
-fn carry_out<P: Protocol>(
+pub fn carry_out<P: Protocol>(
     simulation: &mut Simulation<P>,
-    args: &Args,
 ) -> anyhow::Result<(Report, Option<Failure>)> {
-    let bar = output::progress(None, "{spinner} simulating {msg}, {elapsed}")?;
-    bar.set_message(format!("{:?} of {}", args.course.duration, args.protocol));
     let began = Instant::now();
     let outcome = guard(|| simulation.run());
     let wall = began.elapsed();
-    bar.finish_and_clear();
     let (mut report, failure) = match outcome {
         Ok(Ok(report)) => (report, None),
         Ok(Err(failure)) => (simulation.report(), Some(failure)),
@@ -198,23 +233,6 @@ fn carry_out<P: Protocol>(
     };
     report.result.wall_seconds = (wall.as_secs_f64() * 1e6).round() / 1e6;
     Ok((report, failure))
-}
-
-fn options(args: &Args) -> anyhow::Result<Options> {
-    let Course { duration, warmup, seed, faults, verify, .. } = &args.course;
-    let warmup = warmup.unwrap_or_else(|| (*duration / 6).min(Duration::from_secs(10)));
-    if warmup >= *duration {
-        bail!("--warmup {warmup:?}: leaves nothing of --duration {duration:?}; make it shorter");
-    }
-    Ok(Options {
-        seed: *seed,
-        load: LoadModel { arrival: args.workload.arrival(), ..LoadModel::default() },
-        warmup,
-        duration: *duration,
-        check_invariants: *verify,
-        check_outcomes: *verify || faults.is_some(),
-        ..Options::default()
-    })
 }
 
 /// Reads a fault schedule.
@@ -258,7 +276,7 @@ fn print_json(args: &Args, run: &Run) -> anyhow::Result<()> {
         partitions: args.placement.partitions,
         replicas: args.placement.replicas,
         servers_per_region: args.placement.servers_per_region,
-        warmup_seconds: options(args)?.warmup.as_secs_f64(),
+        warmup_seconds: args.course.warmup().as_secs_f64(),
         outstanding: report.outstanding,
         cpu_seconds: report.cpu.as_secs_f64(),
         faults: &report.injected,

@@ -274,3 +274,48 @@ fn completions_know_the_verbs() {
         assert!(script.contains("high-priority"), "{shell}");
     }
 }
+
+#[test]
+fn compare_puts_protocols_side_by_side() {
+    let base = ["compare", "--topology", "azure5", "--workload", "retwis", "--duration", "3s"];
+    let with = |more: &[&'static str]| [base.as_slice(), more].concat();
+    let result = json(0, &with(&["--protocols", "tapir,carousel-basic", "--seeds", "2", "--json"]));
+    let compared = result["protocols"].as_array().unwrap();
+    let names: Vec<&str> = compared.iter().map(|one| one["protocol"].as_str().unwrap()).collect();
+    assert_eq!(names, ["carousel-basic", "tapir"], "the order of the registry");
+    for one in compared {
+        let runs = one["runs"].as_array().unwrap();
+        let seeds: Vec<u64> = runs.iter().map(|run| run["seed"].as_u64().unwrap()).collect();
+        assert_eq!(seeds, [1, 2]);
+        for run in runs {
+            assert_eq!(run["protocol"], one["protocol"]);
+            assert!(run["committed"].as_u64().unwrap() > 100, "{run}");
+            assert_eq!(run["failure"], Value::Null);
+        }
+    }
+    // The same run as by itself.
+    let alone = json(0, &sim(&["--workload", "retwis", "--seed", "2", "--json"]));
+    let paired = &compared[0]["runs"][1];
+    for field in ["events", "committed", "latency_ms", "bytes_per_txn"] {
+        assert_eq!(paired[field], alone[field], "{field}");
+    }
+
+    let output = run(&with(&["--protocols", "carousel-basic,2pl", "--high-priority", "0.5"]));
+    assert_eq!(output.status.code(), Some(0));
+    let table = text(&output.stdout);
+    for part in ["Simulated", "carousel-basic", "2pl", "committed/s", "p95 high"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    assert!(!table.contains("tapir"), "{table}");
+
+    for (bad, names) in [
+        (with(&["--protocols", "tapir,paxos"]), "--protocols paxos"),
+        (with(&["--warmup", "4s"]), "--warmup"),
+        (with(&["--zipf", "-1"]), "--workload"),
+    ] {
+        let line = refused(&bad);
+        assert!(line.contains(names), "{line}");
+    }
+    let output = run(&with(&["--seeds", "0"]));
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -54,7 +54,8 @@ pub struct SwarmOptions<P: Protocol> {
     /// How long faults go on, in simulated time.
     pub safety: Duration,
     /// How long it may take until every transaction has ended after they have healed, in simulated
-    /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]).
+    /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]) or the links
+    /// go on losing packets.
     pub liveness: Duration,
     /// Changes the protocol's settings, after everything that is drawn.
     pub settings: Option<fn(&mut P::Config)>,
@@ -329,7 +330,9 @@ fn phases<P: Protocol>(
     run.heal_all(&scenario.down);
     // New transactions keep coming for a while: a system that only finishes old ones is not alive.
     run.run_until(Time::ZERO + scenario.options.duration)?;
-    if P::QUEUES {
+    // Loss lowers what a link carries, as it does with TCP, for ever: more may have come than fits
+    // through, and then the rest is slow, not stuck.
+    if P::QUEUES || scenario.options.network.loss > 0.0 {
         run.drain_while_moving(options.liveness)?;
     } else {
         run.drain(options.liveness)?;

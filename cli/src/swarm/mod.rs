@@ -3,7 +3,6 @@
 mod keep;
 mod seeds;
 mod tally;
-mod workers;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use orthodrome_sim::swarm::{
 };
 use serde::Serialize;
 
+use crate::workers::Pool;
 use crate::{Status, common, output, sim};
 use keep::Kept;
 use seeds::Seeds;
@@ -165,7 +165,7 @@ fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<T
     let length = (seeds.end != u64::MAX).then(|| seeds.len());
     let bar = progress(P::NAME, length)?;
     let failures_max = if args.tooth.is_some() { 1 } else { args.failures_max };
-    let pool = workers::Pool { threads: args.threads, minutes: args.minutes };
+    let pool = Pool { threads: args.threads, minutes: args.minutes };
     let began = Instant::now();
     let mut problem = None;
     pool.run(
@@ -251,7 +251,7 @@ fn find_often<P: Protocol>(
     }
     let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), false);
     let bar = progress(P::NAME, Some(trials))?;
-    let pool = workers::Pool { threads: args.threads, minutes: None };
+    let pool = Pool { threads: args.threads, minutes: None };
     let began = Instant::now();
     let mut problem = None;
     let trial = |number: u64| {

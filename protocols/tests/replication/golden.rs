@@ -112,6 +112,12 @@ impl goldenscript::Runner for Script {
                 let has = if replica.has_lease(now) { "has a lease" } else { "has no lease" };
                 writeln!(self.out, "{id} {has}")?;
             }
+            "leader" => {
+                let id = args.node()?;
+                let leader = self.node(id)?.replica.as_ref().ok_or("down")?.leader();
+                let named = leader.map_or("nobody".into(), |leader| leader.to_string());
+                writeln!(self.out, "{id} names {named}")?;
+            }
             "transfer" => {
                 let (id, to) = (args.node()?, args.node()?);
                 let now = self.now;

@@ -1,0 +1,328 @@
+//! `compare`: several protocols under the same workload on the same map, side by side.
+
+use std::num::ParseIntError;
+use std::time::Instant;
+
+use anyhow::{anyhow, bail};
+use orthodrome_core::machine::Protocol;
+use orthodrome_eval::metrics::RunResult;
+use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_sim::Failure;
+use serde::Serialize;
+
+use crate::common::{Placement, WorkloadArgs};
+use crate::sim::{self, Course};
+use crate::workers::Pool;
+use crate::{Status, output};
+
+/// Run several protocols in the simulator under the same workload, side by side
+///
+/// Each protocol runs on the same cluster, with the same seeds, so that the same transactions arrive
+/// at the same times. With several seeds each figure is the mean over them, with its 95 % confidence
+/// interval.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  orthodrome compare --topology azure5 --workload ycsbt:6 --rate 50
+  orthodrome compare --topology ec2-5 --workload retwis --rate 200 --seeds 5 \\
+      --protocols carousel-basic,carousel-fast,tapir
+  orthodrome compare --topology azure5 --workload retwis --rate 200 --json > compared.json
+
+Exit status: 0 every run kept its promises, 1 one did not, 2 bad usage or input.")]
+pub struct Args {
+    /// The protocols, by name and separated by commas
+    #[arg(long, value_name = "all|A,B,C", default_value = "all", value_delimiter = ',')]
+    protocols: Vec<String>,
+    #[command(flatten)]
+    placement: Placement,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    course: Course,
+    /// Runs of each protocol: this many seeds, counted up from --seed
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seeds, help_heading = "Run")]
+    seeds: u64,
+    /// Threads, each with one simulation at a time [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Run")]
+    threads: Option<u16>,
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn seeds(text: &str) -> Result<u64, String> {
+    let number = text.parse().map_err(|error: ParseIntError| error.to_string())?;
+    let most = STUDENT.len() as u64 + 1;
+    if (1..=most).contains(&number) { Ok(number) } else { Err(format!("use 1 to {most} seeds")) }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    figures: &'static str,
+    commit: &'static str,
+    topology: &'a str,
+    workload: &'a str,
+    partitions: u32,
+    replicas: u32,
+    servers_per_region: u32,
+    duration_seconds: f64,
+    warmup_seconds: f64,
+    wall_seconds: f64,
+    protocols: &'a [Compared],
+}
+
+/// All runs of one protocol.
+#[derive(Serialize)]
+struct Compared {
+    protocol: &'static str,
+    guarantee: &'static str,
+    runs: Vec<Run>,
+}
+
+#[derive(Serialize)]
+struct Run {
+    #[serde(flatten)]
+    result: RunResult,
+    /// Requests that had not ended when the run did.
+    outstanding: u32,
+    /// The promise that the run broke.
+    failure: Option<String>,
+}
+
+/// Runs every protocol and prints the figures side by side.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let mut compared = chosen(&args.protocols)?;
+    // Mistakes in the arguments are the same for every run: find them before any begins.
+    args.placement.cluster()?;
+    args.course.options(&args.workload, args.course.seed)?;
+    args.workload.workload()?;
+    let began = Instant::now();
+    let jobs = compared.len() as u64 * args.seeds;
+    let bar =
+        output::progress(Some(jobs), "{spinner} simulating {pos}/{len} {bar:20} {elapsed} {msg}")?;
+    let names: Vec<&str> = compared.iter().map(|one| one.protocol).collect();
+    let mut problem = None;
+    // Seed by seed, so that what has been seen when somebody interrupts compares like with like.
+    let job = |number: u64| {
+        let which = (number % names.len() as u64) as usize;
+        let seed = args.course.seed.wrapping_add(number / names.len() as u64);
+        let name = names.get(which).copied().unwrap_or_default();
+        (which, registry::with(name, One { args, seed }).map_err(|e| anyhow!("{e}")).flatten())
+    };
+    let pool = Pool { threads: args.threads, minutes: None };
+    pool.run(0..jobs, job, |(which, run)| {
+        bar.inc(1);
+        match (run, compared.get_mut(which)) {
+            (Ok(run), Some(one)) => {
+                bar.set_message(format!("{} done", one.protocol));
+                one.runs.push(run);
+            }
+            (Err(error), _) => drop(problem.get_or_insert(error)),
+            (Ok(_), None) => {}
+        }
+        problem.is_none()
+    });
+    bar.finish_and_clear();
+    if let Some(problem) = problem {
+        return Err(problem);
+    }
+    for one in &mut compared {
+        one.runs.sort_by_key(|run| run.result.seed);
+    }
+    if args.json {
+        print_json(args, &compared, began.elapsed().as_secs_f64())?;
+    } else {
+        output::print(&describe(args, &compared, began.elapsed().as_secs_f64()))?;
+    }
+    let mut runs = compared.iter().flat_map(|one| &one.runs);
+    Ok(if runs.all(|run| run.failure.is_none()) { Status::Held } else { Status::Broken })
+}
+
+/// The protocols asked for, in the registry's order.
+fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
+    let is_known = |name: &String| registry::ROWS.iter().any(|row| row.name == name);
+    if let Some(unknown) = names.iter().find(|name| *name != "all" && !is_known(name)) {
+        let known = registry::ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+        bail!("--protocols {unknown}: there is no such protocol; use all, or some of {known}");
+    }
+    let wanted = |row: &&Row| names.iter().any(|name| name == "all" || name == row.name);
+    let rows = registry::ROWS.iter().filter(wanted);
+    let compared = rows.map(|row| Compared {
+        protocol: row.name,
+        guarantee: row.guarantee.name(),
+        runs: Vec::new(),
+    });
+    Ok(compared.collect())
+}
+
+/// One run of one protocol.
+struct One<'a> {
+    args: &'a Args,
+    seed: u64,
+}
+
+impl Visitor for One<'_> {
+    type Out = anyhow::Result<Run>;
+
+    fn visit<P: Protocol>(self, _: &'static Row) -> anyhow::Result<Run> {
+        let Self { args, seed } = self;
+        let cluster = args.placement.cluster()?;
+        let mut simulation = args.course.simulation::<P>(cluster, &args.workload, seed)?;
+        let (report, failure) = sim::carry_out(&mut simulation)?;
+        Ok(Run {
+            result: report.result,
+            outstanding: report.outstanding,
+            failure: failure.as_ref().map(Failure::to_string),
+        })
+    }
+}
+
+fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::Result<()> {
+    let Placement { topology, partitions, replicas, servers_per_region } = &args.placement;
+    output::print_json(&Printed {
+        figures: "simulated",
+        commit: output::COMMIT,
+        topology,
+        workload: &args.workload.workload,
+        partitions: *partitions,
+        replicas: *replicas,
+        servers_per_region: *servers_per_region,
+        duration_seconds: args.course.duration.as_secs_f64(),
+        warmup_seconds: args.course.warmup().as_secs_f64(),
+        wall_seconds,
+        protocols: compared,
+    })
+}
+
+/// A figure of a run, its name, and how many decimals it is worth.
+type Column = (&'static str, usize, fn(&RunResult) -> f64);
+
+const COLUMNS: &[Column] = &[
+    ("p50 ms", 1, |run| run.latency_ms.all.p50),
+    ("p95 ms", 1, |run| run.latency_ms.all.p95),
+    ("p99 ms", 1, |run| run.latency_ms.all.p99),
+    ("÷ floor", 2, |run| run.floor_ratio.p50),
+    ("committed/s", 1, |run| run.committed_tps),
+    ("commit rate %", 1, |run| run.commit_rate * 100.0),
+    ("failed", 0, |run| run.failed as f64),
+    ("WAN trips", 2, |run| run.wan_round_trips.mean),
+    ("messages", 1, |run| run.messages_per_txn),
+    ("bytes", 0, |run| run.bytes_per_txn),
+];
+
+/// Latency by priority, where transactions of both kinds ran.
+const BY_PRIORITY: &[Column] = &[
+    ("p50 high", 1, |run| run.latency_ms.high.p50),
+    ("p95 high", 1, |run| run.latency_ms.high.p95),
+    ("p50 low", 1, |run| run.latency_ms.low.p50),
+    ("p95 low", 1, |run| run.latency_ms.low.p95),
+];
+
+/// The figures for people.
+fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
+    let Placement { topology, partitions, replicas, servers_per_region } = &args.placement;
+    let Course { duration, seed, .. } = &args.course;
+    let seeds = match args.seeds {
+        1 => format!("seed {seed}"),
+        more => format!(
+            "seeds {seed} to {}: mean over them ± 95 % confidence interval",
+            seed.wrapping_add(more - 1)
+        ),
+    };
+    let mut text = format!(
+        "Simulated: {} on {topology}, {partitions} partitions × {replicas} replicas, \
+         {servers_per_region} server(s) a region; {duration:?}, of which the first {:?} do not \
+         count; {seeds}; commit {}; took {wall_seconds:.1} s\n\n",
+        args.workload.workload,
+        args.course.warmup(),
+        output::COMMIT,
+    );
+    text.push_str(&table(compared, COLUMNS));
+    let has_both = |run: &Run| run.result.latency_ms.high.n > 0 && run.result.latency_ms.low.n > 0;
+    if compared.iter().flat_map(|one| &one.runs).any(has_both) {
+        text.push('\n');
+        text.push_str(&table(compared, BY_PRIORITY));
+    }
+    let mut remarks = Vec::new();
+    for one in compared {
+        for Run { result, outstanding, failure } in &one.runs {
+            if let Some(failure) = failure {
+                remarks.push(format!(
+                    "{} LOST ITS PROMISE with seed {}: {failure}",
+                    one.protocol, result.seed
+                ));
+            }
+            // Those that did not end are not in the latencies.
+            if f64::from(*outstanding) > 0.01 * result.committed as f64 {
+                remarks.push(format!(
+                    "{} with seed {}: {} requests had not ended, so its latencies are too low",
+                    one.protocol,
+                    result.seed,
+                    output::count(u64::from(*outstanding))
+                ));
+            }
+        }
+    }
+    for remark in remarks {
+        text.push_str(&format!("\n{remark}"));
+    }
+    text
+}
+
+fn table(compared: &[Compared], columns: &[Column]) -> String {
+    let names = columns.iter().map(|(name, ..)| *name);
+    let header: Vec<&str> = ["protocol"].into_iter().chain(names).collect();
+    let rows = compared.iter().map(|one| {
+        let cells = columns.iter().map(|(_, decimals, figure)| {
+            let values: Vec<f64> = one.runs.iter().map(|run| figure(&run.result)).collect();
+            cell(&values, *decimals)
+        });
+        [one.protocol.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
+    });
+    format!("{}\n", output::table(&header, rows).trim_fmt())
+}
+
+/// The mean of `values`, with its confidence interval if there are several.
+fn cell(values: &[f64], decimals: usize) -> String {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    // One degree of freedom less than there are values.
+    let Some(quantile) = values.len().checked_sub(2).and_then(|at| STUDENT.get(at)) else {
+        return format!("{mean:.decimals$}");
+    };
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let half = quantile * (squares / (count - 1.0) / count).sqrt();
+    format!("{mean:.decimals$} ± {half:.decimals$}")
+}
+
+/// Student's t for a two-sided interval of 95 %, by degrees of freedom from 1.
+const STUDENT: &[f64] = &[
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_values_have_an_interval_and_one_has_none() {
+        assert_eq!(cell(&[7.25], 1), "7.2");
+        // Mean 2, standard deviation 1, so 4.303 / √3.
+        assert_eq!(cell(&[1.0, 2.0, 3.0], 2), "2.00 ± 2.48");
+        assert_eq!(cell(&[5.0; 30], 1), "5.0 ± 0.0");
+    }
+
+    #[test]
+    fn protocols_are_named_and_unknown_ones_refused() {
+        let all = chosen(&["all".into()]).unwrap();
+        assert_eq!(all.len(), registry::ROWS.len());
+        let some = chosen(&["tapir".into(), "carousel-basic".into()]).unwrap();
+        let names: Vec<&str> = some.iter().map(|one| one.protocol).collect();
+        assert_eq!(names, ["carousel-basic", "tapir"]);
+        let error = chosen(&["tapir".into(), "paxos".into()]).err().unwrap().to_string();
+        assert!(error.contains("--protocols paxos") && error.contains("carousel-fast"), "{error}");
+    }
+}
