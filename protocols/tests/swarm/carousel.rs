@@ -1,0 +1,64 @@
+//! Carousel's basic protocol.
+
+use orthodrome_core::machine::Protocol as _;
+use orthodrome_core::time::Duration;
+use orthodrome_protocols::carousel::{CarouselBasic, Config};
+use orthodrome_protocols::replication::Tooth;
+use orthodrome_sim::FailureKind;
+use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
+
+use super::support::{FIRST, catch, expect, hold_every_promise, seeds};
+
+#[test]
+fn seeds_with_faults_hold_every_promise_twice() {
+    let notes = hold_every_promise::<CarouselBasic>(0..seeds(200), 1);
+    expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
+}
+
+/// Unsafe variants, the temper of the seeds that is hardest on them, and within how many such seeds
+/// they are caught. `docs/protocols/carousel.md` has the medians over seeds of every temper.
+const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
+    ("C1", Temper::Mixed, 50),
+    ("C4", Temper::Chairs, 150),
+    ("C9", Temper::Mixed, 50),
+    ("C11", Temper::Clocks, 150),
+    ("C12", Temper::Islands, 50),
+];
+
+#[test]
+fn unsafe_variants_are_caught() {
+    assert_eq!(CAUGHT_WITHIN.map(|(tooth, ..)| tooth), CarouselBasic::TEETH);
+    for (tooth, temper, within) in CAUGHT_WITHIN {
+        catch::<CarouselBasic>(tooth, Some(temper), within);
+    }
+}
+
+/// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.
+fn first_failure(kind: FailureKind, detail: &str, settings: fn(&mut Config)) {
+    let options = SwarmOptions::<CarouselBasic> {
+        settings: Some(settings),
+        shrink_budget: 0,
+        ..SwarmOptions::default()
+    };
+    let found = (FIRST..FIRST + 40).find_map(|seed| {
+        let failure = run_seed(seed, &options).unwrap().found?.failure;
+        (failure.kind == kind && failure.detail.contains(detail)).then_some((seed, failure))
+    });
+    let Some((seed, failure)) = found else { panic!("no seed failed with {detail:?}") };
+    println!("seed {seed}: {failure}");
+}
+
+#[test]
+fn what_is_left_over_is_noticed() {
+    // Participants that never ask what they may forget.
+    first_failure(FailureKind::Stuck, "unforgotten endings", |config| {
+        config.query_after = Duration::from_secs(3_600);
+    });
+}
+
+#[test]
+fn a_log_that_contradicts_itself_is_noticed() {
+    first_failure(FailureKind::Claim, "was chosen in term", |config| {
+        config.replication.tooth = Some(Tooth::AckNotDurable);
+    });
+}

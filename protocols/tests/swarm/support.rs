@@ -1,0 +1,69 @@
+//! The two things that every protocol has to show.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use orthodrome_core::machine::Protocol;
+use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
+
+/// How many seeds to run.
+pub fn seeds(default: u64) -> u64 {
+    from_environment("ORTHODROME_SEEDS").unwrap_or(default)
+}
+
+/// A number that whoever runs the tests has set.
+pub fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// How often each rare event was seen.
+pub type Notes = BTreeMap<String, u64>;
+
+/// Runs these seeds, each of which must hold every promise; every `twins`-th one twice, for the same
+/// seed gives the same run.
+pub fn hold_every_promise<P: Protocol>(seeds: Range<u64>, twins: u64) -> Notes {
+    let mut notes = Notes::new();
+    for seed in seeds {
+        let twins = seed.is_multiple_of(twins);
+        let options = SwarmOptions::<P> { twins, ..SwarmOptions::default() };
+        let result = run_seed(seed, &options).unwrap();
+        for (note, count) in result.notes {
+            *notes.entry(note).or_insert(0) += count;
+        }
+        if let Some(found) = result.found {
+            panic!(
+                "seed {seed}: {}\northodrome swarm --protocol {} --seeds {seed}..{}\n{}",
+                found.failure,
+                P::NAME,
+                seed + 1,
+                found.scenario.schedule.to_toml()
+            );
+        }
+    }
+    println!("{}: {notes:?}", P::NAME);
+    notes
+}
+
+/// Some seed must have seen each of these.
+pub fn expect(notes: &Notes, expected: &[&str]) {
+    for name in expected {
+        assert!(notes.contains_key(*name), "no seed ever saw {name}: {notes:?}");
+    }
+}
+
+/// Where the seeds for deliberate mistakes begin.
+pub const FIRST: u64 = 10_000;
+
+/// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
+/// that fails with it and passes without.
+pub fn catch<P: Protocol>(tooth: &str, temper: Option<Temper>, within: u64) {
+    assert!(P::TEETH.contains(&tooth));
+    let sound = SwarmOptions::<P> { temper, shrink_budget: 0, ..SwarmOptions::default() };
+    let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
+    let caught = (FIRST..FIRST + within).find_map(|seed| {
+        let found = run_seed(seed, &options).unwrap().found?;
+        run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
+    });
+    let Some((seed, found)) = caught else { panic!("{tooth} was not caught in {within} seeds") };
+    println!("{tooth}: seed {seed}, the {}th: {}", seed - FIRST + 1, found.failure);
+}
