@@ -9,5 +9,6 @@ pub mod ir;
 pub mod registry;
 pub mod replication;
 mod routes;
+mod sizes;
 pub mod tapir;
 pub mod two_phase_locking;

@@ -10,8 +10,8 @@ use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
 
+use super::leader::Way;
 use super::message::{Msg, Participant, Snapshot};
-use super::port::Port;
 use super::{Carousel, Config, Note, Record, Timer, coordinator_of};
 use crate::routes::Routes;
 
@@ -143,7 +143,7 @@ impl Client {
     }
 
     /// Starts a transaction: one message to each participant leader, one to the coordinator.
-    fn on_begin(&mut self, txn: Txn, cx: &mut dyn Port) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
             // Begun here already: its answers will come.
@@ -170,7 +170,7 @@ impl Client {
     }
 
     /// Sends what a transaction begins with.
-    fn send_first(&mut self, id: TxnId, cx: &mut dyn Port) {
+    fn send_first(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
             self.send_outstanding(id, cx);
@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// Sends whatever has not been answered yet.
-    fn send_outstanding(&mut self, id: TxnId, cx: &mut dyn Port) {
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match &open.phase {
             Phase::Reading if !open.participants.is_empty() => {
@@ -209,7 +209,7 @@ impl Client {
     /// The commit timestamp to ask for on the fast path: one that is still to come at the furthest
     /// leader when the request gets there, for a leader cannot promise what has passed. A fourth of
     /// the way and a millisecond are for delays that are not as on the map.
-    fn timestamp(&self, open: &Open, cx: &dyn Port) -> Timestamp {
+    fn timestamp(&self, open: &Open, cx: &Way<'_>) -> Timestamp {
         let home = open.txn.home;
         let away = |&partition: &PartitionId| {
             let leader = self.cluster.region_of(self.routes.leader(partition));
@@ -221,7 +221,7 @@ impl Client {
     }
 
     /// §4.2, §4.4.1: asks every replica to prepare, and the leader and the closest for the values.
-    fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut dyn Port) {
+    fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut Way<'_>) {
         let Some(placed) = self.cluster.partition(participant.partition) else { return };
         let home = open.txn.home;
         let distance = |node: NodeId| self.cluster.topology.rtt(home, self.cluster.region_of(node));
@@ -241,7 +241,7 @@ impl Client {
         wants_reads: bool,
         open: &Open,
         participant: &Participant,
-        cx: &mut dyn Port,
+        cx: &mut Way<'_>,
     ) {
         let prepare = Msg::FastPrepare {
             txn: open.txn.id,
@@ -255,7 +255,7 @@ impl Client {
         cx.send(node, prepare);
     }
 
-    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut dyn Port) {
+    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
         let Some(participant) = open.participants.get(&partition) else { return };
         if self.config.is_fast {
             self.send_fast_prepare(open, participant, cx);
@@ -271,7 +271,7 @@ impl Client {
         cx.send(self.routes.leader(partition), prepare);
     }
 
-    fn send_coordinator_prepare(&self, open: &Open, cx: &mut dyn Port) {
+    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Way<'_>) {
         let prepare = Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
@@ -282,7 +282,7 @@ impl Client {
     }
 
     /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
-    fn send_end(&self, open: &Open, cx: &mut dyn Port) {
+    fn send_end(&self, open: &Open, cx: &mut Way<'_>) {
         let (txn, coordinator) = (open.txn.id, open.coordinator);
         let participants: Vec<PartitionId> = open.participants.keys().copied().collect();
         let msg = match &open.phase {
@@ -298,7 +298,7 @@ impl Client {
         cx.send(self.routes.leader(coordinator), msg);
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut dyn Port) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
         match msg {
             Msg::ReadResult { txn, partition, reads } => {
                 self.routes.learn(partition, from, cx.now());
@@ -363,7 +363,7 @@ impl Client {
         txn: TxnId,
         partition: PartitionId,
         reads: Vec<(orthodrome_core::Key, Read)>,
-        cx: &mut dyn Port,
+        cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         if !matches!(open.phase, Phase::Reading) || !open.silent.remove(&partition) {
@@ -384,7 +384,7 @@ impl Client {
         partition: PartitionId,
         reads: Vec<(orthodrome_core::Key, Read)>,
         leader: Option<NodeId>,
-        cx: &mut dyn Port,
+        cx: &mut Way<'_>,
     ) {
         if let Some(leader) = leader {
             self.routes.learn(partition, leader, cx.now());
@@ -404,7 +404,7 @@ impl Client {
     }
 
     /// The read round is complete: ask the caller, or compute in its stead.
-    fn on_all_answered(&mut self, id: TxnId, cx: &mut dyn Port) {
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
@@ -425,7 +425,7 @@ impl Client {
     }
 
     /// The caller of an interactive transaction has decided.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut dyn Port) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -457,7 +457,7 @@ impl Client {
     }
 
     /// §4.1.2 ⑦: asks the coordinator to commit or abort.
-    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut dyn Port) {
+    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Ending(decision);
         open.resent = 0;
@@ -472,7 +472,7 @@ impl Client {
         txn: Txn,
         reads: Reads,
         decision: Option<Decision>,
-        cx: &mut dyn Port,
+        cx: &mut Way<'_>,
     ) {
         let id = txn.id;
         let mut open = self.open(txn, cx.now());
@@ -507,7 +507,7 @@ impl Client {
         id: TxnId,
         partition: PartitionId,
         snapshot: Option<Snapshot>,
-        cx: &mut dyn Port,
+        cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
@@ -527,7 +527,7 @@ impl Client {
 
     /// Every part is here. They form a snapshot if some timestamp is at or above every version read
     /// and within every promise; else those whose promise falls short are asked again.
-    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut dyn Port) {
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
         let versions = snapshots
@@ -569,7 +569,7 @@ impl Client {
     }
 
     /// Tells the caller, and forgets.
-    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut dyn Port) {
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;
@@ -596,7 +596,7 @@ impl Client {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<TxnId>,
-        cx: &mut dyn Port,
+        cx: &mut Way<'_>,
     ) {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
@@ -624,7 +624,7 @@ impl Client {
     }
 
     /// Nobody answered for a while: ask somebody else, and more patiently each time.
-    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut dyn Port) {
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         open.resent += 1;
@@ -647,7 +647,7 @@ impl Client {
     }
 
     /// §4.3.1: tells each coordinator whose callers are alive.
-    fn on_heartbeat_timeout(&mut self, cx: &mut dyn Port) {
+    fn on_heartbeat_timeout(&mut self, cx: &mut Way<'_>) {
         let now = cx.now();
         let interval = self.config.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();

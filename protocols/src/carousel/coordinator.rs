@@ -8,10 +8,9 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
+use super::leader::{Asked, Coordinating, Leader, Partition, World};
 use super::message::{Command, Msg, Participant, Verdict, Vote};
 use super::participant::FORGET_BATCH;
-use super::partition::{Asked, Coordinating, Leader, Partition};
-use super::server::World;
 use super::state::{Coordinated, Request, decide};
 use super::{Note, Timer};
 
@@ -47,7 +46,7 @@ impl Partition {
         txn: TxnId,
         participants: Vec<Participant>,
         acknowledged_below: u64,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         if self.state.is_acknowledged(txn) {
             return;
@@ -83,7 +82,7 @@ impl Partition {
         participants: Vec<PartitionId>,
         writes: Writes,
         versions: Vec<(Key, Version)>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         if self.answer_if_decided(client, txn, world) {
             return;
@@ -111,7 +110,7 @@ impl Partition {
         client: NodeId,
         txn: TxnId,
         participants: &[PartitionId],
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         if self.answer_if_decided(client, txn, world) || self.state.is_acknowledged(txn) {
             return;
@@ -128,7 +127,7 @@ impl Partition {
     }
 
     /// §4.3.1: the callers are alive.
-    pub(super) fn on_heartbeat(&mut self, txns: &[TxnId], world: &mut World<'_, '_>) {
+    pub(super) fn on_heartbeat(&mut self, txns: &[TxnId], world: &mut World<'_>) {
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
         for txn in txns {
@@ -144,7 +143,7 @@ impl Partition {
         client: NodeId,
         txn: TxnId,
         participants: Vec<PartitionId>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         world.cx.note(Note::Resolved);
         if self.answer_if_decided(client, txn, world) {
@@ -164,7 +163,7 @@ impl Partition {
     }
 
     /// Tells `client` the outcome, if it may be told already.
-    fn answer_if_decided(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, '_>) -> bool {
+    fn answer_if_decided(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_>) -> bool {
         let Some(leader) = &mut self.leader else { return false };
         if let Some(coordinating) = leader.coordinating.get_mut(&txn) {
             coordinating.client = Some(client);
@@ -187,7 +186,7 @@ impl Partition {
         txn: TxnId,
         partition: PartitionId,
         vote: Vote,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         // A client may know, and have acknowledged, what only an earlier leader had decided: such a
         // transaction is still open here, and needs the vote.
@@ -210,7 +209,7 @@ impl Partition {
         txn: TxnId,
         partition: PartitionId,
         vote: FastVote,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let is_open = self.state.coordinated.contains_key(&txn) || !self.state.is_acknowledged(txn);
         if self.state.settled.contains_key(&txn) || !is_open {
@@ -258,7 +257,7 @@ impl Partition {
     }
 
     /// C2, C3 as in the paper: an abort that is told before anything durable implies it.
-    fn abort_untold(&mut self, txn: TxnId, reason: AbortReason, world: &mut World<'_, '_>) {
+    fn abort_untold(&mut self, txn: TxnId, reason: AbortReason, world: &mut World<'_>) {
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
         let coordinating = leader.coordinating(txn, now);
@@ -274,7 +273,7 @@ impl Partition {
     }
 
     /// §4.1.2 ⑪: decides, if the durable facts do.
-    pub(super) fn try_decide(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    pub(super) fn try_decide(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(leader) = &mut self.leader else { return };
         let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
         if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
@@ -313,7 +312,7 @@ impl Partition {
 
     /// Tells the client and the participants (⑫⑬), once the commit timestamp has passed on every
     /// clock: only then does the order of timestamps agree with real time (C13).
-    fn announce(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    fn announce(&mut self, txn: TxnId, world: &mut World<'_>) {
         let clock = world.cx.clock();
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
@@ -348,7 +347,7 @@ impl Partition {
         self.settle_if_done(txn);
     }
 
-    fn set_commit_wait_timer(&mut self, world: &mut World<'_, '_>) {
+    fn set_commit_wait_timer(&mut self, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
         let Some(&(timestamp, _)) = leader.commit_wait.first() else { return };
         let clock = world.cx.clock();
@@ -358,7 +357,7 @@ impl Partition {
     }
 
     /// The first of the waiting timestamps may have passed.
-    pub(super) fn on_commit_wait_timeout(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn on_commit_wait_timeout(&mut self, world: &mut World<'_>) {
         let clock = world.cx.clock();
         let Some(leader) = &mut self.leader else { return };
         let mut passed = Vec::new();
@@ -376,7 +375,7 @@ impl Partition {
     }
 
     /// §4.1.3 ⑬: tells the decision to every participant that has not acknowledged it.
-    pub(super) fn write_back(&self, txn: TxnId, world: &mut World<'_, '_>) {
+    pub(super) fn write_back(&self, txn: TxnId, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
         let Some(coordinating) = leader.coordinating.get(&txn) else { return };
         let Some(outcome) = coordinating.outcome else { return };
@@ -414,7 +413,7 @@ impl Partition {
 
     /// A decision is in this group's own log: it decides, if nothing else had; and once every
     /// participant has acknowledged it, the transaction is settled.
-    pub(super) fn on_decided(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    pub(super) fn on_decided(&mut self, txn: TxnId, world: &mut World<'_>) {
         let now = world.cx.now();
         let decision = self.state.decision(txn);
         let Some(leader) = &mut self.leader else { return };
@@ -430,6 +429,16 @@ impl Partition {
             }
         }
         self.settle_if_done(txn);
+    }
+
+    /// These are settled: only those who ask again will hear of them.
+    pub(super) fn on_settled(&mut self, txns: &[TxnId], world: &mut World<'_>) {
+        let now = world.cx.now();
+        let Some(leader) = &mut self.leader else { return };
+        for txn in txns {
+            leader.coordinating.remove(txn);
+            leader.settled_since.insert(*txn, now);
+        }
     }
 
     fn settle_if_done(&mut self, txn: TxnId) {
@@ -452,7 +461,7 @@ impl Partition {
         txn: TxnId,
         reason: AbortReason,
         participants: Vec<PartitionId>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
@@ -474,7 +483,7 @@ impl Partition {
         txn: TxnId,
         partition: PartitionId,
         vote: Vote,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let decided = self.state.settled.get(&txn).copied();
         let is_unknown =
@@ -509,7 +518,7 @@ impl Partition {
         &mut self,
         partition: PartitionId,
         txns: Vec<TxnId>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let Some(leader) = &self.leader else { return };
         let mut done = Vec::new();
@@ -535,7 +544,7 @@ impl Partition {
     }
 
     /// §4.3.3: a new leader takes over what its group coordinates.
-    pub(super) fn take_over_coordination(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn take_over_coordination(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         if self.state.coordinated.is_empty() {
             return;
@@ -559,7 +568,7 @@ impl Partition {
     }
 
     /// Asks every participant whose vote is missing.
-    pub(super) fn ask_for_votes(&self, txn: TxnId, world: &mut World<'_, '_>) {
+    pub(super) fn ask_for_votes(&self, txn: TxnId, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
         let Some(coordinating) = leader.coordinating.get(&txn) else { return };
         let Some(known) = self.state.coordinated.get(&txn) else { return };
@@ -577,7 +586,7 @@ impl Partition {
 
     /// Overdue work as coordinator: silent clients, missing votes, missing acknowledgements, and
     /// the settling of what is done.
-    pub(super) fn sweep_coordinator(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn sweep_coordinator(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         let config = world.config;
         let Some(leader) = &mut self.leader else { return };
@@ -638,7 +647,7 @@ impl Partition {
 
     /// Settles in one entry what every participant has acknowledged, and acknowledges in their
     /// stead for clients that have been silent for too long.
-    fn settle(&mut self, world: &mut World<'_, '_>) {
+    fn settle(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         let retention = world.config.retention;
         let Some(leader) = &mut self.leader else { return };

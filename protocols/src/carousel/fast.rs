@@ -9,10 +9,9 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
 use super::cpc::{FastVote, LIST_MAX, Listed, PendingList, examine};
-use super::message::{Command, Msg, Record, Vote, listed_size};
+use super::leader::{Partition, World};
+use super::message::{Command, Msg, Vote, listed_size};
 use super::participant::Prepare;
-use super::partition::Partition;
-use super::server::World;
 use super::state::{Prepared, State};
 use super::{Note, Timer};
 use crate::replication::Term;
@@ -22,8 +21,10 @@ use crate::replication::Term;
 pub(super) struct Fast {
     /// What it prepared by itself and the log has not settled.
     pub list: PendingList,
+    /// How far it is, as a new leader, with the lists of its group.
+    pub recovery: Option<Recovery>,
     /// The sets of [`State::prepared`].
-    pub prepared: PendingKeys,
+    prepared: PendingKeys,
     /// What is sent once a record is durable, in the order of the records.
     waiting: VecDeque<(Ticket, Waiting)>,
 }
@@ -51,13 +52,6 @@ pub(super) enum Recovery {
 }
 
 impl Fast {
-    /// What a replica that starts knows from its records.
-    pub(super) fn recovered(list: PendingList, state: &State) -> Self {
-        let mut fast = Self { list, ..Self::default() };
-        fast.reindex(state);
-        fast
-    }
-
     /// The replicated state was replaced as a whole.
     pub(super) fn reindex(&mut self, state: &State) {
         self.prepared = PendingKeys::default();
@@ -108,12 +102,25 @@ impl Fast {
 }
 
 impl Partition {
+    /// This replica starts, with the list that its records tell.
+    pub(super) fn on_opened(&mut self, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {
+        let is_listing = !records.is_empty();
+        for (txn, listed) in records {
+            self.own.list.supersede(txn);
+            self.own.list.insert(txn, listed, world.cx.now());
+        }
+        self.own.reindex(&self.state);
+        if is_listing {
+            self.set_sweep_timer(world);
+        }
+    }
+
     /// §4.2, a follower's part: prepare by itself and vote; and §4.4.1: answer with what it has.
     pub(super) fn on_follower_prepare(
         &mut self,
         client: NodeId,
         prepare: Prepare,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let txn = prepare.txn;
         if prepare.wants_reads {
@@ -133,15 +140,14 @@ impl Partition {
             return;
         }
         let is_voter = self.replica.voters().contains(&world.node);
-        if !is_voter || self.state.prepared.contains_key(&txn) || self.fast.list.get(txn).is_some()
-        {
+        if !is_voter || self.state.prepared.contains_key(&txn) || self.own.list.get(txn).is_some() {
             return;
         }
-        self.fast.list.supersede(txn);
+        self.own.list.supersede(txn);
         let (reads, writes) = (&prepare.participant.reads, &prepare.participant.writes);
-        let is_free = self.fast.list.conflict(txn, reads, writes).is_none()
-            && self.fast.prepared.conflict(txn, reads, writes).is_none()
-            && self.fast.list.len() < LIST_MAX;
+        let is_free = self.own.list.conflict(txn, reads, writes).is_none()
+            && self.own.prepared.conflict(txn, reads, writes).is_none()
+            && self.own.list.len() < LIST_MAX;
         let Some(proposal) = prepare.timestamp.filter(|_| is_free) else {
             self.refuse_fast(txn, prepare.coordinator, AbortReason::Conflict, None, world);
             return;
@@ -153,7 +159,7 @@ impl Partition {
     }
 
     /// The latest versions here.
-    pub(super) fn versions(&self, keys: Vec<Key>, world: &World<'_, '_>) -> Vec<(Key, Version)> {
+    pub(super) fn versions(&self, keys: Vec<Key>, world: &World<'_>) -> Vec<(Key, Version)> {
         let version = |key: Key| {
             let version = world.store.read(self.id, &key).version;
             (key, version)
@@ -167,24 +173,24 @@ impl Partition {
         txn: TxnId,
         prepared: Prepared,
         voters: Option<Vec<NodeId>>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let term = self.replica.term();
         let coordinator = prepared.coordinator;
         let vote = FastVote { term, vote: prepared.vote(), voters };
         let vote = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
         let listed = Listed { term, prepared };
-        let was_empty = self.fast.list.len() == 0;
+        let was_empty = self.own.list.len() == 0;
         if world.config.teeth.votes_volatile {
-            self.fast.list.insert(txn, listed, world.cx.now());
+            self.own.list.insert(txn, listed, world.cx.now());
             world.send_to_leader(coordinator, vote);
         } else {
             let bytes = listed_size(&listed);
-            let record = Record::Pending(self.id, txn, Box::new(listed.clone()));
-            self.fast.list.insert(txn, listed, world.cx.now());
+            let record = (txn, listed.clone());
+            self.own.list.insert(txn, listed, world.cx.now());
             let ticket = world.persist(self.id, record, bytes);
             let vote = Box::new(vote);
-            self.fast.waiting.push_back((ticket, Waiting::Vote { coordinator, term, vote }));
+            self.own.waiting.push_back((ticket, Waiting::Vote { coordinator, term, vote }));
         }
         if was_empty && self.leader.is_none() {
             self.set_sweep_timer(world);
@@ -198,7 +204,7 @@ impl Partition {
         coordinator: PartitionId,
         reason: AbortReason,
         voters: Option<Vec<NodeId>>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let vote = FastVote { term: self.replica.term(), vote: Vote::Refused(reason), voters };
         let result = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
@@ -206,12 +212,12 @@ impl Partition {
     }
 
     /// Everything persisted up to `ticket` is durable.
-    pub(super) fn on_durable(&mut self, ticket: Ticket, world: &mut World<'_, '_>) {
-        while let Some((due, _)) = self.fast.waiting.front() {
+    pub(super) fn on_durable(&mut self, ticket: Ticket, world: &mut World<'_>) {
+        while let Some((due, _)) = self.own.waiting.front() {
             if *due > ticket {
                 return;
             }
-            match self.fast.waiting.pop_front() {
+            match self.own.waiting.pop_front() {
                 Some((_, Waiting::Vote { coordinator, term, vote })) => {
                     // R5: a term that is over has been collected, or will be; its votes are frozen.
                     if term == self.replica.term() || world.config.teeth.terms_ignored {
@@ -226,24 +232,19 @@ impl Partition {
 
     /// C7: a new leader asks for the list. Only a member of its term answers, and so votes in no
     /// earlier one any more; what it votes for in this one, the leader will know itself.
-    pub(super) fn on_collect_pending(
-        &mut self,
-        from: NodeId,
-        term: Term,
-        world: &mut World<'_, '_>,
-    ) {
+    pub(super) fn on_collect_pending(&mut self, from: NodeId, term: Term, world: &mut World<'_>) {
         if self.replica.term() != term {
             return;
         }
         match world.last_ticket(self.id) {
             Some(ticket) => {
-                self.fast.waiting.push_back((ticket, Waiting::List { to: from, term }));
+                self.own.waiting.push_back((ticket, Waiting::List { to: from, term }));
             }
             None => self.send_list(from, term, world),
         }
     }
 
-    fn send_list(&self, to: NodeId, term: Term, world: &mut World<'_, '_>) {
+    fn send_list(&self, to: NodeId, term: Term, world: &mut World<'_>) {
         if self.replica.term() == term {
             let (partition, listed) = (self.id, self.frozen(term));
             world.send(to, Msg::PendingList { partition, term, listed });
@@ -252,21 +253,21 @@ impl Partition {
 
     /// The part of the list that is of earlier terms.
     fn frozen(&self, term: Term) -> Vec<(TxnId, Listed)> {
-        let frozen = self.fast.list.iter().filter(|(_, listed)| listed.term < term);
+        let frozen = self.own.list.iter().filter(|(_, listed)| listed.term < term);
         frozen.map(|(txn, listed)| (txn, listed.clone())).collect()
     }
 
     /// §4.3.3 step 1: this replica was elected. Lists are collected while the log is completed.
-    pub(super) fn begin_recovery(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn begin_recovery(&mut self, world: &mut World<'_>) {
         let lists = BTreeMap::from([(world.node, self.frozen(self.replica.term()))]);
-        self.recovery = Some(Recovery::Collecting { lists, is_complete: false });
+        self.own.recovery = Some(Recovery::Collecting { lists, is_complete: false });
         self.collect(world);
         self.set_sweep_timer(world);
     }
 
     /// Asks those for their lists whose lists are missing.
-    pub(super) fn collect(&self, world: &mut World<'_, '_>) {
-        let Some(Recovery::Collecting { lists, .. }) = &self.recovery else { return };
+    pub(super) fn collect(&self, world: &mut World<'_>) {
+        let Some(Recovery::Collecting { lists, .. }) = &self.own.recovery else { return };
         let (partition, term) = (self.id, self.replica.term());
         for &voter in self.replica.voters() {
             if !lists.contains_key(&voter) {
@@ -280,31 +281,31 @@ impl Partition {
         from: NodeId,
         term: Term,
         listed: Vec<(TxnId, Listed)>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         if term != self.replica.term() {
             return;
         }
-        if let Some(Recovery::Collecting { lists, .. }) = &mut self.recovery {
+        if let Some(Recovery::Collecting { lists, .. }) = &mut self.own.recovery {
             lists.insert(from, listed);
             self.try_recover(world);
         }
     }
 
     /// §4.3.3 step 2: everything that earlier leaders left in the log has been applied.
-    pub(super) fn on_log_complete(&mut self, world: &mut World<'_, '_>) {
-        if self.recovery.is_none() {
+    pub(super) fn on_log_complete(&mut self, world: &mut World<'_>) {
+        if self.own.recovery.is_none() {
             self.begin_recovery(world);
         }
-        if let Some(Recovery::Collecting { is_complete, .. }) = &mut self.recovery {
+        if let Some(Recovery::Collecting { is_complete, .. }) = &mut self.own.recovery {
             *is_complete = true;
             self.try_recover(world);
         }
     }
 
     /// Steps 3 to 5, once the log is complete and the lists of a majority are here.
-    fn try_recover(&mut self, world: &mut World<'_, '_>) {
-        let Some(Recovery::Collecting { lists, is_complete: true }) = &mut self.recovery else {
+    fn try_recover(&mut self, world: &mut World<'_>) {
+        let Some(Recovery::Collecting { lists, is_complete: true }) = &mut self.own.recovery else {
             return;
         };
         let voters = self.replica.voters().len();
@@ -316,7 +317,7 @@ impl Partition {
             return;
         }
         let lists = if is_joint { BTreeMap::new() } else { std::mem::take(lists) };
-        self.recovery = Some(Recovery::Replicating(BTreeSet::new()));
+        self.own.recovery = Some(Recovery::Replicating(BTreeSet::new()));
         let ignore_terms = world.config.teeth.terms_ignored;
         let examined = examine(&lists, voters, |one, other| {
             one.prepared == other.prepared && (ignore_terms || one.term == other.term)
@@ -330,7 +331,7 @@ impl Partition {
     pub(super) fn replicate_recovered(
         &mut self,
         examined: BTreeMap<TxnId, (Prepared, bool)>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         for (txn, (prepared, is_enough)) in examined {
             if self.state.prepared.contains_key(&txn) || self.is_finished(txn, world) {
@@ -342,7 +343,7 @@ impl Partition {
                 (true, false) => Note::FastExcluded,
                 (false, _) => Note::FastNotRecovered,
             });
-            if let Some(Recovery::Replicating(left)) = &mut self.recovery {
+            if let Some(Recovery::Replicating(left)) = &mut self.own.recovery {
                 left.insert(txn);
             }
             if is_recovered {
@@ -354,7 +355,7 @@ impl Partition {
     }
 
     /// C8: it is over, and whoever lists it lags behind.
-    fn is_finished(&self, txn: TxnId, world: &World<'_, '_>) -> bool {
+    fn is_finished(&self, txn: TxnId, world: &World<'_>) -> bool {
         if world.config.teeth.lists_keep_the_ended {
             return self.state.ended.contains_key(&txn);
         }
@@ -365,7 +366,7 @@ impl Partition {
     /// put into the log before, nor if it read other versions than are the latest there, nor if its
     /// timestamp was not above every commit and every ceiling there: this log holds no entry that
     /// the leader made after such a vote, for it would also hold the prepare.
-    fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_, '_>) -> bool {
+    fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_>) -> bool {
         let Some(leader) = &self.leader else { return false };
         let reads: Vec<Key> = listed.versions.iter().map(|(key, _)| key.clone()).collect();
         let is_latest =
@@ -376,8 +377,8 @@ impl Partition {
     }
 
     /// A transaction of step 5 is chosen.
-    pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
-        let Some(Recovery::Replicating(left)) = &mut self.recovery else { return };
+    pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
         if left.remove(&txn)
             && world.config.teeth.lists_keep_the_ended
             && let Some(leader) = &mut self.leader
@@ -388,9 +389,9 @@ impl Partition {
     }
 
     /// Once everything is chosen, the leader serves.
-    fn finish_recovery(&mut self, world: &mut World<'_, '_>) {
-        if matches!(&self.recovery, Some(Recovery::Replicating(left)) if left.is_empty()) {
-            self.recovery = None;
+    fn finish_recovery(&mut self, world: &mut World<'_>) {
+        if matches!(&self.own.recovery, Some(Recovery::Replicating(left)) if left.is_empty()) {
+            self.own.recovery = None;
             self.serve_early(world);
         }
     }
@@ -399,7 +400,7 @@ impl Partition {
     pub(super) fn on_query_pending(
         &mut self,
         txns: Vec<(TxnId, PartitionId)>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         for (txn, coordinator) in txns {
             let Some(leader) = &self.leader else { return };
@@ -415,16 +416,16 @@ impl Partition {
     }
 
     /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
-    pub(super) fn sweep_list(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn sweep_list(&mut self, world: &mut World<'_>) {
         if world.config.teeth.lists_keep_the_ended {
             return;
         }
         let over: Vec<TxnId> =
-            self.fast.list.txns().filter(|txn| self.state.is_over(*txn)).collect();
+            self.own.list.txns().filter(|txn| self.state.is_over(*txn)).collect();
         for txn in over {
-            self.fast.list.remove(txn);
+            self.own.list.remove(txn);
         }
-        let txns = self.fast.list.overdue(world.cx.now(), world.config.query_after);
+        let txns = self.own.list.overdue(world.cx.now(), world.config.query_after);
         if txns.is_empty() {
             return;
         }
@@ -436,7 +437,7 @@ impl Partition {
         }
     }
 
-    pub(super) fn set_sweep_timer(&self, world: &mut World<'_, '_>) {
+    pub(super) fn set_sweep_timer(&self, world: &mut World<'_>) {
         let next: Time = world.cx.now() + world.config.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
     }

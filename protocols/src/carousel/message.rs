@@ -8,13 +8,14 @@ use std::mem::size_of;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
-use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
 use super::cpc::{FastVote, Listed};
 use super::state::{Prepared, State};
+use crate::hosting::{self, Chunk};
 use crate::replication::{self, Replicated, Term};
+use crate::sizes::{TXN, data_size, keys_size, reads_size, versions_size, writes_size};
 
 /// A partition's share of a transaction's read and write sets.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -417,25 +418,8 @@ pub enum Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Log;
 
-/// A piece of a partition's state, for a replica that fell too far behind.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Chunk {
-    /// The first piece: everything but the data.
-    pub state: Option<Box<State>>,
-    /// Keys with all their versions.
-    pub keys: Vec<(Key, Versions)>,
-}
-
-/// What a server remembers.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Record {
-    /// A partition's state at a checkpoint; the data is in the state engine.
-    State(PartitionId, Box<State>),
-    /// A record of a partition's log.
-    Replication(PartitionId, replication::Record<Log>),
-    /// An entry of this replica's pending-transaction list (§4.2).
-    Pending(PartitionId, TxnId, Box<Listed>),
-}
+/// What a server remembers; of its own, the entries of its pending-transaction lists (§4.2).
+pub type Record = hosting::Record<Log, State, (TxnId, Listed)>;
 
 impl Msg {
     /// The partition whose leader the message is meant for; none if it is not for a leader.
@@ -651,32 +635,8 @@ impl Message for Msg {
     }
 }
 
-/// Encoded size of a transaction's name with its field header.
-pub(crate) const TXN: usize = 12;
-/// Encoded size of a version with its field header: writer and timestamp.
-pub(crate) const VERSION: usize = 10 + TXN;
-
-pub(crate) fn keys_size(keys: &[Key]) -> usize {
-    keys.iter().map(|key| 2 + key.len()).sum()
-}
-
 pub(crate) fn participant_size(participant: &Participant) -> usize {
     6 + keys_size(&participant.reads) + keys_size(&participant.writes)
-}
-
-pub(crate) fn reads_size(reads: &[(Key, Read)]) -> usize {
-    reads
-        .iter()
-        .map(|(key, read)| 8 + key.len() + VERSION + read.value.as_ref().map_or(0, |v| v.len()))
-        .sum()
-}
-
-pub(crate) fn versions_size(versions: &[(Key, Version)]) -> usize {
-    versions.iter().map(|(key, _)| 6 + key.len() + VERSION).sum()
-}
-
-pub(crate) fn writes_size(writes: &Writes) -> usize {
-    writes.iter().map(|(key, value)| 8 + key.len() + value.as_ref().map_or(0, |v| v.len())).sum()
 }
 
 /// Encoded size of an entry of a pending-transaction list.
@@ -702,7 +662,7 @@ fn verdict_size(verdict: &Verdict) -> usize {
 
 impl Replicated for Log {
     type Command = Command;
-    type Chunk = Chunk;
+    type Chunk = Chunk<State>;
     type Cursor = Key;
 
     fn command_size(command: &Command) -> usize {
@@ -725,16 +685,9 @@ impl Replicated for Log {
         }
     }
 
-    fn chunk_size(chunk: &Chunk) -> usize {
+    fn chunk_size(chunk: &Chunk<State>) -> usize {
         let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
-        let keys = chunk.keys.iter().map(|(key, versions)| {
-            let values = versions.iter();
-            8 + key.len()
-                + values
-                    .map(|(_, v)| VERSION + 4 + v.as_ref().map_or(0, |v| v.len()))
-                    .sum::<usize>()
-        });
-        state + keys.sum::<usize>()
+        state + data_size(&chunk.keys)
     }
 }
 

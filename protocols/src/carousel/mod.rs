@@ -115,16 +115,16 @@ mod client;
 mod coordinator;
 mod cpc;
 mod fast;
+mod leader;
 pub(crate) mod message;
 mod participant;
-mod partition;
-mod port;
 mod server;
 mod state;
 
+pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
-pub use message::{Chunk, Command, Log, Msg, Participant, Record, Snapshot, Verdict, Vote};
+pub use message::{Command, Log, Msg, Participant, Record, Snapshot, Verdict, Vote};
 pub use server::Server;
 pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
 
@@ -135,7 +135,7 @@ use orthodrome_core::id::{PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 
-use crate::replication;
+use crate::{hosting, replication};
 
 /// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
 /// decides.
@@ -154,8 +154,8 @@ pub type CarouselFast = Carousel<true>;
 pub struct Config {
     /// Carousel Fast: the fast path beside the slow one, and reads from the closest replica.
     pub is_fast: bool,
-    /// The replicated log's own settings.
-    pub replication: replication::Config,
+    /// The replicated logs, checkpoints and snapshots.
+    pub hosting: hosting::Config,
     /// A client sends an unanswered request again after this time, then after twice, …
     pub resend_after: Duration,
     /// Clients send heartbeats this often while their callers think (§4.3.1).
@@ -174,14 +174,6 @@ pub struct Config {
     pub ahead_max: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
-    /// A node makes a checkpoint after this many bytes of records.
-    pub checkpoint_bytes: usize,
-    /// Versions that are not the newest of their key are kept for this long.
-    pub version_retention: Duration,
-    /// Keys per piece of a snapshot.
-    pub chunk_keys: usize,
-    /// Messages that a leader holds back until it is ready to serve.
-    pub early_max: usize,
     /// Unsafe variants, for tests.
     pub teeth: Teeth,
 }
@@ -247,14 +239,6 @@ pub enum Note {
     StaleVersions,
     /// A request was sent again.
     Resent,
-    /// A replica took a snapshot of the state from its leader.
-    SnapshotInstalled,
-    /// A leader whose log takes no commands dropped a request.
-    Shed,
-    /// A membership change was refused.
-    ChangeRefused,
-    /// A node made a checkpoint.
-    Checkpoint,
     /// The fast path gave a partition's vote.
     FastVote,
     /// The fast path gave a refusal.
@@ -268,6 +252,14 @@ pub enum Note {
     FastExcluded,
     /// A follower held a transaction that its leader never heard of.
     Orphan,
+    /// Of the replicas.
+    Hosting(hosting::Note),
+}
+
+impl From<hosting::Note> for Note {
+    fn from(note: hosting::Note) -> Self {
+        Self::Hosting(note)
+    }
 }
 
 /// Names of timers.
@@ -305,7 +297,7 @@ impl<const FAST: bool> Protocol for Carousel<FAST> {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
             is_fast: FAST,
-            replication: replication::Config::with_election_timeout(round_trip * 4),
+            hosting: hosting::Config::for_round_trip(round_trip),
             resend_after: round_trip * 3 + Duration::from_millis(200),
             heartbeat_interval: Duration::from_secs(1),
             abandon_after: Duration::from_secs(5),
@@ -314,10 +306,6 @@ impl<const FAST: bool> Protocol for Carousel<FAST> {
             ceiling_ahead: if FAST { Duration::ZERO } else { Duration::from_secs(1) },
             ahead_max: round_trip * 2 + Duration::from_millis(500),
             retention: Duration::from_secs(600),
-            checkpoint_bytes: 16 << 20,
-            version_retention: Duration::from_secs(10),
-            chunk_keys: 1_000,
-            early_max: 1_024,
             teeth: Teeth::default(),
         }
     }
@@ -336,7 +324,7 @@ impl<const FAST: bool> Protocol for Carousel<FAST> {
             "C11" => teeth.no_floor = true,
             "C12" => {
                 teeth.no_lease = true;
-                config.replication.check_quorum = false;
+                config.hosting.replication.check_quorum = false;
             }
             other => panic!("{other} is none of {:?}", Self::TEETH),
         }
@@ -345,32 +333,12 @@ impl<const FAST: bool> Protocol for Carousel<FAST> {
     fn vary(config: &mut Config, rng: &mut Rng) {
         // A fourth of what suits is less than a round trip: everything is asked more than once.
         let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
-        let mut percent = |of: Duration, low: u32, high: u32| {
-            let drawn = rng.range(u64::from(low), u64::from(high));
-            of * u32::try_from(drawn).unwrap_or(high) / 100
-        };
-        config.resend_after = percent(config.resend_after, low, high);
-        config.query_after = percent(config.query_after, 20, 150);
-        config.sweep_interval = percent(config.sweep_interval, 10, 150);
-        config.ceiling_ahead = percent(config.ceiling_ahead, 25, 200);
-        config.heartbeat_interval = percent(config.heartbeat_interval, 20, 100);
-        config.version_retention = percent(config.version_retention, 1, 100);
-        let election_timeout = percent(config.replication.election_timeout, 75, 150);
-        let size = |low: u64, high: u64, rng: &mut Rng| {
-            // Each order of magnitude is as likely as the next.
-            let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
-            usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
-        };
-        config.checkpoint_bytes = size(10_000, 16 << 20, rng);
-        config.chunk_keys = size(1, 1_000, rng);
-        config.early_max = size(64, 1_024, rng);
-        let mut replication = replication::Config::with_election_timeout(election_timeout);
-        // Above what would make the log the bottleneck: a swarm's seed has no time to wait for it.
-        replication.max_batch_bytes = size(16 << 10, 256 << 10, rng);
-        replication.max_inflight = size(8, 64, rng);
-        replication.max_unchosen = size(256, 64 << 10, rng);
-        replication.snapshot_window = size(1, 4, rng);
-        config.replication = replication;
+        config.resend_after = hosting::vary(config.resend_after, low, high, rng);
+        config.query_after = hosting::vary(config.query_after, 20, 150, rng);
+        config.sweep_interval = hosting::vary(config.sweep_interval, 10, 150, rng);
+        config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
+        config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
+        config.hosting.vary(rng);
     }
 }
 

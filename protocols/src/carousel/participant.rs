@@ -8,9 +8,8 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
 use super::Note;
+use super::leader::{Asked, Leader, Partition, WaitingRead, World};
 use super::message::{Command, Msg, Participant, Snapshot, Verdict, Vote};
-use super::partition::{Asked, Leader, Partition, WaitingRead};
-use super::server::World;
 use super::state::Prepared;
 
 /// The fields of [`Msg::ReadAndPrepare`].
@@ -57,7 +56,7 @@ impl Partition {
         &mut self,
         client: NodeId,
         prepare: Prepare,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let txn = prepare.txn;
         if self.state.is_acknowledged(txn) {
@@ -95,7 +94,7 @@ impl Partition {
     }
 
     /// Prepares a transaction, or refuses it for a conflict, in the log.
-    fn prepare(&mut self, prepare: Prepare, world: &mut World<'_, '_>) {
+    fn prepare(&mut self, prepare: Prepare, world: &mut World<'_>) {
         let Prepare { txn, participant, coordinator, acknowledged_below, timestamp, .. } = prepare;
         let Some(leader) = &self.leader else { return };
         let voters = timestamp.and_then(|_| self.replica.settled_voters()).map(<[_]>::to_vec);
@@ -129,7 +128,7 @@ impl Partition {
         wanted: Option<Timestamp>,
         versions: &[(Key, Version)],
         writes: &[Key],
-        world: &World<'_, '_>,
+        world: &World<'_>,
     ) -> Timestamp {
         let Some(leader) = &self.leader else { return Timestamp::ZERO };
         let now = world.cx.clock().now;
@@ -167,7 +166,7 @@ impl Partition {
         txn: TxnId,
         prepared: Prepared,
         acknowledged_below: u64,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let Some(leader) = &mut self.leader else { return };
         leader.hold(txn, &prepared);
@@ -193,7 +192,7 @@ impl Partition {
         txn: TxnId,
         coordinator: PartitionId,
         reason: AbortReason,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let Some(leader) = &mut self.leader else { return };
         if leader.refusing.insert(txn) {
@@ -203,7 +202,7 @@ impl Partition {
 
     /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
     /// decision, and nothing need wait for the coordinator's word of it.
-    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
         if txn.attempt == 0 {
             return;
@@ -223,7 +222,7 @@ impl Partition {
         }
     }
 
-    fn send_reads(&self, client: NodeId, txn: TxnId, keys: &[Key], world: &mut World<'_, '_>) {
+    fn send_reads(&self, client: NodeId, txn: TxnId, keys: &[Key], world: &mut World<'_>) {
         if keys.is_empty() {
             return;
         }
@@ -236,14 +235,14 @@ impl Partition {
         txn: TxnId,
         coordinator: PartitionId,
         vote: Vote,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let result = Msg::PrepareResult { txn, coordinator, partition: self.id, vote };
         world.send_to_leader(coordinator, result);
     }
 
     /// A prepare or a refusal is chosen: vote (⑨⑩).
-    pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(leader) = &mut self.leader else { return };
         leader.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
@@ -257,7 +256,7 @@ impl Partition {
         txn: TxnId,
         participant: Participant,
         coordinator: PartitionId,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         if let Some(prepared) = self.state.prepared.get(&txn) {
             self.send_vote(txn, coordinator, prepared.vote(), world);
@@ -299,7 +298,7 @@ impl Partition {
         txn: TxnId,
         coordinator: PartitionId,
         verdict: Verdict,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let Some(leader) = &self.leader else { return };
         if leader.ending.contains(&txn) {
@@ -329,28 +328,29 @@ impl Partition {
         txn: TxnId,
         coordinator: PartitionId,
         verdict: Verdict,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let Some(leader) = &mut self.leader else { return };
         if !leader.ending.insert(txn) {
             return;
         }
-        if matches!(verdict, Verdict::Abort(_)) {
+        match verdict {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
-            leader.free(txn);
+            Verdict::Abort(_) => leader.free(txn),
+            Verdict::Commit(timestamp, _) => leader.logged = leader.logged.max(timestamp),
         }
         self.propose(Command::End { txn, coordinator, verdict }, world);
     }
 
-    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_, '_>) {
+    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
         let ack = Msg::WritebackAck { txn, coordinator, partition: self.id };
         world.send_to_leader(coordinator, ack);
     }
 
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted.
-    pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(leader) = &mut self.leader else { return };
         leader.free(txn);
         leader.asked.remove(&txn);
@@ -372,7 +372,7 @@ impl Partition {
         &mut self,
         coordinator: PartitionId,
         txns: Vec<TxnId>,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let Some(leader) = &mut self.leader else { return };
         leader.forget_asked.remove(&coordinator);
@@ -393,7 +393,7 @@ impl Partition {
         txn: TxnId,
         keys: Vec<Key>,
         at_least: Timestamp,
-        world: &mut World<'_, '_>,
+        world: &mut World<'_>,
     ) {
         let now = world.cx.now();
         let has_lease = self.replica.has_lease(now) || world.config.teeth.no_lease;
@@ -408,19 +408,31 @@ impl Partition {
             self.read_index(id, world);
         } else if at_least > self.state.ceiling {
             // The promise must be within what the group has agreed to honour (R8).
-            let ceiling = at_least + world.config.ceiling_ahead;
             leader.reads_above_ceiling.push(read);
-            if leader.ceiling_proposed < ceiling {
-                leader.ceiling_proposed = ceiling;
-                self.propose(Command::Ceiling(ceiling), world);
-            }
+            self.raise_ceiling(at_least + world.config.ceiling_ahead, world);
+        } else {
+            self.serve_read(read, world);
+        }
+    }
+
+    /// The answer to a leadership check.
+    pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let Some(read) = leader.reads.remove(&id) else { return };
+        if !is_leader {
+            let (partition, txn) = (self.id, Some(read.txn));
+            world.send(read.client, Msg::NotLeader { partition, leader: None, txn });
+        } else if read.at_least > self.state.ceiling {
+            let at_least = read.at_least;
+            leader.reads_above_ceiling.push(read);
+            self.reserve(at_least, world);
         } else {
             self.serve_read(read, world);
         }
     }
 
     /// Answers a read-only request under a valid lease or a confirmed leadership.
-    pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_, '_>) {
+    pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
         let WaitingRead { client, txn, keys, at_least } = read;
         let Some(leader) = &mut self.leader else { return };
         let snapshot = if leader.pending.conflict(txn, &keys, &[]).is_some() {
@@ -441,7 +453,7 @@ impl Partition {
     }
 
     /// A later ceiling is chosen: answer who waited for it.
-    pub(super) fn on_ceiling(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
         let Some(leader) = &mut self.leader else { return };
         for read in std::mem::take(&mut leader.reads_above_ceiling) {
             self.on_read_only(read.client, read.txn, read.keys, read.at_least, world);
@@ -450,18 +462,26 @@ impl Partition {
 
     /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
     /// is chosen, and extends it well before it is reached.
-    pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_, '_>) {
-        let Some(leader) = &mut self.leader else { return };
+    pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
+        let Some(leader) = &self.leader else { return };
         let ahead = world.config.ceiling_ahead;
         if leader.ceiling_proposed < timestamp + ahead / 2 {
-            leader.ceiling_proposed = timestamp + ahead;
-            self.propose(Command::Ceiling(timestamp + ahead), world);
+            self.raise_ceiling(timestamp + ahead, world);
+        }
+    }
+
+    fn raise_ceiling(&mut self, ceiling: Timestamp, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        if leader.ceiling_proposed < ceiling {
+            leader.ceiling_proposed = ceiling;
+            leader.logged = leader.logged.max(ceiling);
+            self.propose(Command::Ceiling(ceiling), world);
         }
     }
 
     /// Overdue work as participant: ask what became of prepared transactions, and which endings
     /// may be forgotten.
-    pub(super) fn sweep_participant(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         self.reserve(world.cx.clock().now, world);
         let Some(leader) = &mut self.leader else { return };
@@ -487,7 +507,7 @@ impl Partition {
         self.ask_to_forget(world);
     }
 
-    fn ask_to_forget(&mut self, world: &mut World<'_, '_>) {
+    fn ask_to_forget(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;

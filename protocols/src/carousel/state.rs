@@ -106,6 +106,10 @@ pub enum Applied {
     Requested(TxnId),
     /// A decision is replicated.
     Decided(TxnId),
+    /// Decisions are settled.
+    Settled,
+    /// Later timestamps may be promised.
+    Ceiling,
 }
 
 impl State {
@@ -171,7 +175,7 @@ impl State {
                         self.settled.insert(*txn, outcome);
                     }
                 }
-                Applied::Nothing
+                Applied::Settled
             }
             Command::Forget(txns) => {
                 for txn in txns {
@@ -187,7 +191,7 @@ impl State {
             }
             Command::Ceiling(ceiling) => {
                 self.ceiling = self.ceiling.max(*ceiling);
-                Applied::Nothing
+                Applied::Ceiling
             }
         }
     }

@@ -2,6 +2,7 @@
 //! handlers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leftover};
@@ -124,6 +125,8 @@ pub(super) struct Request {
 impl Role for Leader {
     type Log = Log;
     type State = State;
+    type Own = ();
+    type OwnRecord = Infallible;
     type Config = Config;
     type Msg = Msg;
     type Timer = Timer;

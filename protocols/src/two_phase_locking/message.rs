@@ -14,12 +14,11 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 
 use super::locks::{Mode, Rank};
 use super::state::State;
-use crate::carousel::message::{
-    TXN, VERSION, keys_size, participant_size, reads_size, versions_size, writes_size,
-};
+use crate::carousel::message::participant_size;
 use crate::carousel::{Participant, Snapshot};
 use crate::hosting::{self, Chunk};
 use crate::replication::{self, Replicated};
+use crate::sizes::{TXN, data_size, keys_size, reads_size, versions_size, writes_size};
 
 /// What a server remembers.
 pub type Record = hosting::Record<Log, State>;
@@ -451,14 +450,7 @@ impl Replicated for Log {
 
     fn chunk_size(chunk: &Chunk<State>) -> usize {
         let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
-        let keys = chunk.keys.iter().map(|(key, versions)| {
-            let values = versions.iter();
-            8 + key.len()
-                + values
-                    .map(|(_, v)| VERSION + 4 + v.as_ref().map_or(0, |v| v.len()))
-                    .sum::<usize>()
-        });
-        state + keys.sum::<usize>()
+        state + data_size(&chunk.keys)
     }
 }
 

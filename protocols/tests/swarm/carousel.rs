@@ -59,6 +59,6 @@ fn what_is_left_over_is_noticed() {
 #[test]
 fn a_log_that_contradicts_itself_is_noticed() {
     first_failure(FailureKind::Claim, "was chosen in term", |config| {
-        config.replication.tooth = Some(Tooth::AckNotDurable);
+        config.hosting.replication.tooth = Some(Tooth::AckNotDurable);
     });
 }

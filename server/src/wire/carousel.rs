@@ -710,14 +710,14 @@ impl WireReplicated for Log {
         command_from_wire(wire::Command::decode(bytes)?)
     }
 
-    fn encode_chunk(chunk: &Chunk) -> Bytes {
+    fn encode_chunk(chunk: &Chunk<State>) -> Bytes {
         let Chunk { state, keys } = chunk;
         let state = state.as_ref().map(|state| state_to_wire(state));
         let keys = keys.iter().map(key_versions_to_wire).collect();
         wire::Chunk { state, keys }.encode_to_vec().into()
     }
 
-    fn decode_chunk(bytes: Bytes) -> Result<Chunk, WireError> {
+    fn decode_chunk(bytes: Bytes) -> Result<Chunk<State>, WireError> {
         let chunk = wire::Chunk::decode(bytes)?;
         let state = chunk.state.map(state_from_wire).transpose()?.map(Box::new);
         let keys = chunk.keys.into_iter().map(key_versions_from_wire);
@@ -727,7 +727,8 @@ impl WireReplicated for Log {
 
 fn record_bytes(record: &Record, out: &mut BytesMut) {
     let (partition, record) = match record {
-        Record::Pending(partition, txn, listed) => {
+        Record::Own(partition, entry) => {
+            let (txn, listed) = entry.as_ref();
             (partition, wire::record::Record::Pending(listed_to_wire(txn, listed)))
         }
         Record::State(partition, state) => {
@@ -745,8 +746,7 @@ fn record_from_bytes(bytes: Bytes) -> Result<Record, WireError> {
     let partition = PartitionId(record.partition);
     Ok(match need(record.record, "Record.record")? {
         wire::record::Record::Pending(listed) => {
-            let (txn, listed) = listed_from_wire(listed)?;
-            Record::Pending(partition, txn, Box::new(listed))
+            Record::Own(partition, Box::new(listed_from_wire(listed)?))
         }
         wire::record::Record::State(state) => {
             Record::State(partition, Box::new(state_from_wire(state)?))

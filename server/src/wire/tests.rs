@@ -324,7 +324,7 @@ impl Draw {
         }
     }
 
-    fn chunk(&mut self) -> Chunk {
+    fn chunk(&mut self) -> Chunk<State> {
         let keys = self.many(4, |draw| {
             let mut versions: Versions =
                 draw.many(3, |draw| (draw.version(), draw.value())).into_iter().collect();
@@ -395,7 +395,7 @@ impl Draw {
             2 => R::HardState { term, vote: self.option(Self::node) },
             3 => R::Entry { index, entry: self.entry() },
             4 => R::Truncate { from: index },
-            5 => return Record::Pending(partition, self.txn_id(), Box::new(self.listed())),
+            5 => return Record::Own(partition, Box::new((self.txn_id(), self.listed()))),
             _ => return Record::State(partition, Box::new(self.state())),
         };
         Record::Replication(partition, record)

@@ -436,6 +436,7 @@ impl<V: Variant> WireProtocol for Locking<V> {
             Record::Replication(partition, record) => {
                 (partition, wire::record::Record::Replication(record_to_wire(record)))
             }
+            Record::Own(_, none) => match **none {},
         };
         wire::Record { partition: partition.0, record: Some(record) }.encode_raw(out);
     }

@@ -1,0 +1,482 @@
+//! What only a partition's leader knows, and how its messages and its log's commands find their
+//! handlers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::machine::{Claim, Leftover};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{Key, Outcome};
+
+use super::cpc::{FastVote, Listed};
+use super::fast::Fast;
+use super::message::{Command, Log, Msg, Vote};
+use super::participant::Prepare;
+use super::state::{Applied, Ended, Prepared, State};
+use super::{Config, Note, Timer};
+use crate::hosting::{self, Role};
+use crate::replication::{self, Index};
+
+/// One replica of one partition.
+pub(super) type Partition = hosting::Partition<Leader>;
+/// Everything around it that its handlers need.
+pub(super) type World<'a> = hosting::World<'a, Leader>;
+/// The way out of a node or a gateway.
+pub(super) type Way<'a> = hosting::Way<'a, Leader>;
+
+/// What only the leader knows; lost with its leadership, and never needed after it.
+#[derive(Debug, Default)]
+pub(super) struct Leader {
+    // As participant.
+    /// The sets of all transactions prepared or being prepared.
+    pub pending: PendingKeys,
+    /// The keys that each of them holds.
+    pub held: BTreeMap<TxnId, Vec<Key>>,
+    /// Prepares proposed, not yet chosen.
+    pub preparing: BTreeMap<TxnId, Prepared>,
+    /// Refusals proposed, not yet chosen.
+    pub refusing: BTreeSet<TxnId>,
+    /// Decisions proposed, not yet chosen.
+    pub ending: BTreeSet<TxnId>,
+    /// When the coordinator of a prepared transaction was last asked for the decision.
+    pub asked: BTreeMap<TxnId, Asked>,
+    /// Endings that the coordinator's group may still ask about, and when it was last asked.
+    pub unforgotten: BTreeMap<TxnId, Asked>,
+    /// Coordinators that were asked what may be forgotten and have not answered, and since when.
+    pub forget_asked: BTreeMap<PartitionId, Time>,
+    /// Proposals must be larger (C11).
+    pub floor: Timestamp,
+    /// At or above every ceiling and commit timestamp that this leader or one before it has put into
+    /// the log, chosen or not: the fast path must be above.
+    pub logged: Timestamp,
+    /// The highest ceiling proposed.
+    pub ceiling_proposed: Timestamp,
+    /// Read-only requests that wait for a leadership check.
+    pub reads: BTreeMap<u64, WaitingRead>,
+    /// Read-only requests that wait for a higher ceiling.
+    pub reads_above_ceiling: Vec<WaitingRead>,
+    /// Numbers leadership checks.
+    pub next_read: u64,
+
+    // As coordinator.
+    /// Transactions under way.
+    pub coordinating: BTreeMap<TxnId, Coordinating>,
+    /// Commits decided whose timestamps have not passed yet.
+    pub commit_wait: BTreeSet<(Timestamp, TxnId)>,
+    /// Decisions that every participant has acknowledged; to be settled together.
+    pub settling: BTreeSet<TxnId>,
+    /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
+    pub settled_since: BTreeMap<TxnId, Time>,
+}
+
+/// When and how often somebody was asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub at: Time,
+    pub times: u32,
+}
+
+/// A read-only request that cannot be served yet.
+#[derive(Clone, Debug)]
+pub(super) struct WaitingRead {
+    pub client: NodeId,
+    pub txn: TxnId,
+    pub keys: Vec<Key>,
+    pub at_least: Timestamp,
+}
+
+/// A leader's view of a transaction that it coordinates.
+#[derive(Debug)]
+pub(super) struct Coordinating {
+    /// Who wants to know.
+    pub client: Option<NodeId>,
+    /// Votes so far.
+    pub votes: BTreeMap<PartitionId, Vote>,
+    /// Votes of single replicas, as long as their partition's is open.
+    pub fast: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
+    /// Partitions whose vote the fast path gave.
+    pub by_fast: BTreeSet<PartitionId>,
+    /// A commit request has been proposed.
+    pub is_requested: bool,
+    /// A decision has been proposed.
+    pub is_decision_proposed: bool,
+    /// What the facts decide, from the moment they do.
+    pub outcome: Option<Outcome>,
+    /// The outcome has been told and written back: its timestamp has passed.
+    pub is_told: bool,
+    /// Participants that have acknowledged the decision.
+    pub acks: BTreeSet<PartitionId>,
+    /// When the client was last heard of.
+    pub heard: Time,
+    /// When missing votes were last asked for, or missing acknowledgements last called in.
+    pub asked: Asked,
+}
+
+impl Role for Leader {
+    type Log = Log;
+    type State = State;
+    type Own = Fast;
+    /// An entry of the pending-transaction list (§4.2).
+    type OwnRecord = (TxnId, Listed);
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = Timer;
+    type Note = Note;
+
+    fn hosting(config: &Config) -> &hosting::Config {
+        &config.hosting
+    }
+
+    fn applied(state: &State) -> Index {
+        state.applied
+    }
+
+    fn set_applied(state: &mut State, index: Index) {
+        state.applied = index;
+    }
+
+    fn log_message(partition: PartitionId, message: replication::Message<Log>) -> Msg {
+        Msg::Replication { partition, message }
+    }
+
+    fn log_timer(partition: PartitionId, timer: replication::Timer) -> Timer {
+        Timer::Replication(partition, timer)
+    }
+
+    fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Msg {
+        Msg::NotLeader { partition, leader, txn }
+    }
+
+    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        partition.serve(from, msg, world);
+    }
+
+    fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
+        if world.config.is_fast {
+            let keeps_ended = world.config.teeth.lists_keep_the_ended;
+            partition.own.before_apply(command, &partition.state, keeps_ended);
+        }
+        match partition.state.apply(partition.id, command, world.store) {
+            Applied::Nothing => {}
+            Applied::Prepared(txn) => {
+                partition.on_prepared(txn, world);
+                partition.on_recovered(txn, world);
+            }
+            Applied::Ended(txn) => {
+                if let Some(&Ended { outcome, .. }) = partition.state.ended.get(&txn) {
+                    world.cx.claim(Claim::Decided { txn, outcome });
+                }
+                partition.on_ended(txn, world);
+                partition.on_recovered(txn, world);
+            }
+            Applied::Requested(txn) => partition.try_decide(txn, world),
+            Applied::Decided(txn) => {
+                if let Some(outcome) = partition.state.decision(txn) {
+                    world.cx.claim(Claim::Decided { txn, outcome });
+                }
+                partition.on_decided(txn, world);
+            }
+            Applied::Settled => {
+                if let Command::Settle(txns) = command {
+                    partition.on_settled(txns, world);
+                }
+            }
+            Applied::Ceiling => partition.on_ceiling(world),
+        }
+    }
+
+    fn on_leading(partition: &mut Partition, world: &mut World<'_>) {
+        if world.config.is_fast {
+            partition.on_log_complete(world);
+        } else {
+            partition.on_leading(BTreeMap::new(), world);
+        }
+    }
+
+    fn on_deposed(partition: &mut Partition, world: &mut World<'_>) {
+        partition.own.recovery = None;
+        if partition.own.list.len() == 0 {
+            world.cx.cancel_timer(Timer::Sweep(partition.id));
+        }
+        world.cx.cancel_timer(Timer::CommitWait(partition.id));
+    }
+
+    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
+        partition.on_read_index(id, is_leader, world);
+    }
+
+    fn on_not_leader(
+        partition: &mut Partition,
+        other: PartitionId,
+        txn: TxnId,
+        world: &mut World<'_>,
+    ) {
+        partition.on_not_leader(other, txn, world);
+    }
+
+    fn assert_invariants(partition: &Partition) {
+        let (id, state) = (partition.id, &partition.state);
+        assert!(state.floor <= state.ceiling, "{id}: floor above ceiling");
+        for txn in state.prepared.keys() {
+            assert!(!state.ended.contains_key(txn), "{txn} prepared and ended at {id}");
+        }
+        let Some(leader) = &partition.leader else { return };
+        for txn in leader.held.keys() {
+            assert!(
+                state.prepared.contains_key(txn) || leader.preparing.contains_key(txn),
+                "{txn} holds keys of {id} after its end"
+            );
+        }
+        if leader.held.is_empty() {
+            assert!(leader.pending.is_empty(), "{id} holds keys for nobody");
+        }
+    }
+
+    /// R6 allows endings and outcomes to stay only above what their clients are known here to have
+    /// acknowledged.
+    fn leftovers(&self, state: &State) -> Vec<Leftover> {
+        let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
+        let has_questioner = |ended: &&Ended| !ended.is_forgettable;
+        vec![
+            ("prepared transactions", state.prepared.len()),
+            ("coordinated transactions", state.coordinated.len()),
+            ("endings with a questioner", state.ended.values().filter(has_questioner).count()),
+            ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
+            ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
+            ("pending keys", self.pending.len()),
+            ("holders of keys", self.held.len()),
+            ("prepares under way", self.preparing.len()),
+            ("refusals under way", self.refusing.len()),
+            ("endings under way", self.ending.len()),
+            ("doubtful prepares", self.asked.len()),
+            ("unforgotten endings", self.unforgotten.len()),
+            ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
+            ("coordinations", self.coordinating.len()),
+            ("waiting commits", self.commit_wait.len()),
+            ("unsettled decisions", self.settling.len()),
+        ]
+    }
+
+    fn on_opened(partition: &mut Partition, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {
+        partition.on_opened(records, world);
+    }
+
+    fn own_records(partition: &Partition) -> Vec<(TxnId, Listed)> {
+        partition.own.list.iter().map(|(txn, listed)| (txn, listed.clone())).collect()
+    }
+
+    fn on_durable(partition: &mut Partition, ticket: Ticket, world: &mut World<'_>) {
+        partition.on_durable(ticket, world);
+    }
+
+    fn on_installed(partition: &mut Partition) {
+        partition.own.reindex(&partition.state);
+    }
+
+    fn on_message(
+        partition: &mut Partition,
+        from: NodeId,
+        msg: Msg,
+        world: &mut World<'_>,
+    ) -> Option<Msg> {
+        if let Msg::CollectPending { term, .. } = msg {
+            partition.on_collect_pending(from, term, world);
+            return None;
+        }
+        if let Msg::PendingList { term, listed, .. } = msg {
+            partition.on_pending_list(from, term, listed, world);
+            return None;
+        }
+        if !partition.replica.is_leader()
+            && let Some(prepare) = Prepare::fast(&msg)
+        {
+            partition.on_follower_prepare(from, prepare, world);
+            return None;
+        }
+        Some(msg)
+    }
+
+    fn on_elected(partition: &mut Partition, world: &mut World<'_>) {
+        if world.config.is_fast && partition.own.recovery.is_none() {
+            partition.begin_recovery(world);
+        }
+    }
+
+    fn is_ready(partition: &Partition) -> bool {
+        partition.own.recovery.is_none()
+    }
+}
+
+impl Partition {
+    fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        if let Some(led) = msg.led_by_sender() {
+            world.routes.learn(led, from, world.cx.now());
+        }
+        match msg {
+            Msg::ReadAndPrepare { txn, participant, coordinator, acknowledged_below, .. } => {
+                let prepare = Prepare {
+                    txn,
+                    participant,
+                    coordinator,
+                    acknowledged_below,
+                    timestamp: None,
+                    wants_reads: true,
+                };
+                self.on_read_and_prepare(from, prepare, world);
+            }
+            Msg::FastPrepare { .. } => {
+                if let Some(prepare) = Prepare::fast(&msg) {
+                    self.on_read_and_prepare(from, prepare, world);
+                }
+            }
+            Msg::FastPrepareResult { txn, partition, vote, .. } => {
+                self.on_fast_prepare_result(from, txn, partition, vote, world);
+            }
+            Msg::QueryPending { txns, .. } => self.on_query_pending(txns, world),
+            Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
+                self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
+            }
+            Msg::Commit { txn, participants, writes, versions, .. } => {
+                self.on_commit(from, txn, participants, writes, versions, world);
+            }
+            Msg::Abort { txn, participants, .. } => {
+                self.on_abort(from, txn, &participants, world);
+            }
+            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
+            Msg::Resolve { txn, participants, .. } => {
+                self.on_resolve(from, txn, participants, world);
+            }
+            Msg::PrepareResult { txn, partition, vote, .. } => {
+                self.on_prepare_result(txn, partition, vote, world);
+            }
+            Msg::WritebackAck { txn, partition, .. } => self.on_writeback_ack(txn, partition),
+            Msg::QueryDecision { txn, partition, vote, .. } => {
+                self.on_query_decision(txn, partition, vote, world);
+            }
+            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
+            Msg::QueryPrepare { txn, participant, coordinator } => {
+                self.on_query_prepare(txn, participant, coordinator, world);
+            }
+            Msg::Writeback { txn, coordinator, verdict, .. } => {
+                self.on_writeback(txn, coordinator, verdict, world);
+            }
+            Msg::Forget { txns, coordinator, .. } => self.on_forget(coordinator, txns, world),
+            Msg::ReadOnly { txn, keys, at_least, .. } => {
+                self.on_read_only(from, txn, keys, at_least, world);
+            }
+            Msg::ReadResult { .. }
+            | Msg::FollowerReadResult { .. }
+            | Msg::CollectPending { .. }
+            | Msg::PendingList { .. }
+            | Msg::FastDecided { .. }
+            | Msg::Decided { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::NotLeader { .. }
+            | Msg::Replication { .. } => {
+                unreachable!("{} is not for a partition's leader", self.id)
+            }
+        }
+    }
+
+    /// This replica leads, and everything that earlier leaders left has been applied. On the fast
+    /// path, what the lists of the group show comes first.
+    pub(super) fn on_leading(
+        &mut self,
+        examined: BTreeMap<TxnId, (Prepared, bool)>,
+        world: &mut World<'_>,
+    ) {
+        let now = world.cx.now();
+        let mut leader = Leader {
+            // C12, R8: a predecessor may have promised anything up to its ceiling.
+            floor: self.state.ceiling.max(self.state.floor),
+            logged: self.state.ceiling.max(self.state.floor),
+            ceiling_proposed: self.state.ceiling,
+            settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
+            ..Leader::default()
+        };
+        if world.config.teeth.no_lease {
+            leader.floor = self.state.floor;
+        }
+        for (&txn, prepared) in &self.state.prepared {
+            leader.hold(txn, prepared);
+            leader.asked.insert(txn, Asked { at: now, times: 0 });
+        }
+        if !self.state.prepared.is_empty() {
+            world.cx.note(Note::ParticipantTakeover);
+        }
+        let asked = Asked { at: now, times: 0 };
+        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, asked)).collect();
+        self.leader = Some(leader);
+        self.replicate_recovered(examined, world);
+        self.take_over_coordination(world);
+        self.set_sweep_timer(world);
+        self.reserve(world.cx.clock().now, world);
+    }
+
+    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
+    /// there what this replica, as leader, wants of it.
+    pub(super) fn on_not_leader(
+        &mut self,
+        partition: PartitionId,
+        txn: TxnId,
+        world: &mut World<'_>,
+    ) {
+        let Some(leader) = &self.leader else { return };
+        if let Some(prepared) = self.state.prepared.get(&txn)
+            && prepared.coordinator == partition
+        {
+            let vote = prepared.vote();
+            if leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
+                let query =
+                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
+                world.send_to_leader(partition, query);
+            } else {
+                self.send_vote(txn, partition, vote, world);
+            }
+        }
+        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
+            self.state.ended.get(&txn)
+            && *coordinator == partition
+        {
+            self.send_vote(txn, partition, Vote::Refused(*reason), world);
+        }
+        if let Some(coordinating) = leader.coordinating.get(&txn) {
+            if coordinating.is_told {
+                self.write_back(txn, world);
+            } else if coordinating.is_requested {
+                self.ask_for_votes(txn, world);
+            }
+        }
+    }
+
+    /// The leader looks for overdue work; a follower, for what its list should not hold any more.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
+        if world.config.is_fast {
+            self.collect(world);
+            self.sweep_list(world);
+        }
+        if self.leader.is_some() {
+            self.sweep_participant(world);
+            self.sweep_coordinator(world);
+        } else if self.own.recovery.is_none() && self.own.list.len() == 0 {
+            return;
+        }
+        self.set_sweep_timer(world);
+    }
+}
+
+impl Leader {
+    /// Takes the keys of a transaction.
+    pub(super) fn hold(&mut self, txn: TxnId, prepared: &Prepared) {
+        self.pending.insert(txn, prepared.versions.iter().map(|(key, _)| key), &prepared.writes);
+        self.held.insert(txn, prepared.keys().cloned().collect());
+    }
+
+    /// Frees the keys of a transaction, if it holds any.
+    pub(super) fn free(&mut self, txn: TxnId) {
+        if let Some(held) = self.held.remove(&txn) {
+            self.pending.remove(txn, held.iter());
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What one server node does for the replicas of partitions that it holds, whatever the protocol:
+//! one store, one stream of durable records, checkpoints, snapshots, and the way in and out of each
+//! replicated log. A protocol gives its [`Role`]: what a partition's leader does.
+
+mod outside;
+mod partition;
+mod server;
+mod world;
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::{Leftover, Message};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::Duration;
+use orthodrome_core::txn::Key;
+
+pub(crate) use self::outside::{RecordOf, Way};
+pub(crate) use self::partition::Partition;
+pub(crate) use self::server::Server;
+pub(crate) use self::world::World;
+use crate::replication::{self, Index, Replicated};
+
+/// A piece of a partition's state, for a replica that fell too far behind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chunk<S> {
+    /// The first piece: everything but the data.
+    pub state: Option<Box<S>>,
+    /// Keys with all their versions.
+    pub keys: Vec<(Key, Versions)>,
+}
+
+/// What a server remembers of one partition. `O` is what the protocol's replicas remember beside the
+/// log; most have nothing of the kind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record<R: Replicated, S, O = Infallible> {
+    /// A partition's state at a checkpoint; the data is in the state engine.
+    State(PartitionId, Box<S>),
+    /// A record of a partition's log.
+    Replication(PartitionId, replication::Record<R>),
+    /// What this replica did on its own.
+    Own(PartitionId, Box<O>),
+}
+
+/// Settings of hosting.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The replicated log's own settings.
+    pub replication: replication::Config,
+    /// A node makes a checkpoint after this many bytes of records.
+    pub checkpoint_bytes: usize,
+    /// Versions that are not the newest of their key are kept for this long.
+    pub version_retention: Duration,
+    /// Keys per piece of a snapshot.
+    pub chunk_keys: usize,
+    /// Messages that a leader holds back until it is ready to serve, and commands that it queues
+    /// while its log takes none.
+    pub early_max: usize,
+}
+
+impl Config {
+    /// Settings for a cluster whose longest round trip is `round_trip`.
+    pub(crate) fn for_round_trip(round_trip: Duration) -> Self {
+        Self {
+            replication: replication::Config::with_election_timeout(round_trip * 4),
+            checkpoint_bytes: 16 << 20,
+            version_retention: Duration::from_secs(10),
+            chunk_keys: 1_000,
+            early_max: 1_024,
+        }
+    }
+
+    /// Draws other settings, for swarms; what is promised must not rest on those that suit.
+    pub(crate) fn vary(&mut self, rng: &mut Rng) {
+        let size = |low: u64, high: u64, rng: &mut Rng| {
+            // Each order of magnitude is as likely as the next.
+            let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
+            usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
+        };
+        self.version_retention = vary(self.version_retention, 1, 100, rng);
+        let election_timeout = vary(self.replication.election_timeout, 75, 150, rng);
+        self.checkpoint_bytes = size(10_000, 16 << 20, rng);
+        self.chunk_keys = size(1, 1_000, rng);
+        self.early_max = size(64, 1_024, rng);
+        let mut replication = replication::Config::with_election_timeout(election_timeout);
+        // Above what would make the log the bottleneck: a swarm's seed has no time to wait for it.
+        replication.max_batch_bytes = size(16 << 10, 256 << 10, rng);
+        replication.max_inflight = size(8, 64, rng);
+        replication.max_unchosen = size(256, 64 << 10, rng);
+        replication.snapshot_window = size(1, 4, rng);
+        self.replication = replication;
+    }
+}
+
+/// Between `low` and `high` per cent of `span`.
+pub(crate) fn vary(span: Duration, low: u32, high: u32, rng: &mut Rng) -> Duration {
+    let percent = rng.range(u64::from(low), u64::from(high));
+    span * u32::try_from(percent).unwrap_or(high) / 100
+}
+
+/// Rare events of hosting.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Note {
+    /// A replica took a snapshot of the state from its leader.
+    SnapshotInstalled,
+    /// A leader whose log takes no commands dropped a request.
+    Shed,
+    /// A membership change was refused.
+    ChangeRefused,
+    /// A node made a checkpoint.
+    Checkpoint,
+}
+
+/// What a protocol's partitions replicate and how their leaders serve. Implemented by what only a
+/// leader knows: it exists while a replica leads and has applied all that earlier leaders left.
+pub(crate) trait Role: Debug + Sized {
+    /// The log.
+    type Log: Replicated<Chunk = Chunk<Self::State>, Cursor = Key>;
+    /// The state that the log gives, data apart.
+    type State: Clone + Eq + Debug + Default;
+    /// What a replica keeps beside that, leading or not; `()` if nothing.
+    type Own: Debug + Default;
+    /// What it persists of that; [`Infallible`] if nothing.
+    type OwnRecord: Clone + Eq + Debug;
+    /// The protocol's settings.
+    type Config;
+    /// Its messages.
+    type Msg: Message;
+    /// Its timers.
+    type Timer: Copy;
+    /// Its rare events.
+    type Note: From<Note>;
+
+    fn hosting(config: &Self::Config) -> &Config;
+    fn applied(state: &Self::State) -> Index;
+    fn set_applied(state: &mut Self::State, index: Index);
+    fn log_message(partition: PartitionId, message: replication::Message<Self::Log>) -> Self::Msg;
+    fn log_timer(partition: PartitionId, timer: replication::Timer) -> Self::Timer;
+    fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Self::Msg;
+
+    /// A message for this partition's leader.
+    fn serve(
+        partition: &mut Partition<Self>,
+        from: NodeId,
+        msg: Self::Msg,
+        world: &mut World<'_, Self>,
+    );
+    /// A command is chosen: apply it, and do what follows.
+    fn on_chosen(
+        partition: &mut Partition<Self>,
+        command: &<Self::Log as Replicated>::Command,
+        world: &mut World<'_, Self>,
+    );
+    /// This replica leads, and everything that earlier leaders left has been applied.
+    fn on_leading(partition: &mut Partition<Self>, world: &mut World<'_, Self>);
+    /// This replica no longer leads; what its leader knew is gone.
+    fn on_deposed(partition: &mut Partition<Self>, world: &mut World<'_, Self>);
+    /// A leadership check that was asked for has been answered.
+    fn on_read_index(
+        partition: &mut Partition<Self>,
+        id: u64,
+        is_leader: bool,
+        world: &mut World<'_, Self>,
+    );
+    /// Whoever was asked about `txn` does not lead `other`, and somebody else does.
+    fn on_not_leader(
+        partition: &mut Partition<Self>,
+        other: PartitionId,
+        txn: TxnId,
+        world: &mut World<'_, Self>,
+    );
+    /// Panics if the partition's state contradicts itself.
+    fn assert_invariants(partition: &Partition<Self>);
+    /// What its leader holds that must be gone after quiet, see `Machine::leftovers`.
+    fn leftovers(&self, state: &Self::State) -> Vec<Leftover>;
+
+    // For protocols whose replicas do something beside their log.
+
+    /// A replica starts, with all that survived of its own records, in order.
+    fn on_opened(
+        _partition: &mut Partition<Self>,
+        _records: Vec<Self::OwnRecord>,
+        _world: &mut World<'_, Self>,
+    ) {
+    }
+    /// What a checkpoint must keep of the replica's own records.
+    fn own_records(_partition: &Partition<Self>) -> Vec<Self::OwnRecord> {
+        Vec::new()
+    }
+    /// Everything persisted up to `_ticket` is durable.
+    fn on_durable(_partition: &mut Partition<Self>, _ticket: Ticket, _world: &mut World<'_, Self>) {
+    }
+    /// A snapshot has replaced the state.
+    fn on_installed(_partition: &mut Partition<Self>) {}
+    /// A message for this partition. Gives back what only a leader can answer.
+    fn on_message(
+        _partition: &mut Partition<Self>,
+        _from: NodeId,
+        msg: Self::Msg,
+        _world: &mut World<'_, Self>,
+    ) -> Option<Self::Msg> {
+        Some(msg)
+    }
+    /// This replica was elected, and what earlier leaders left has yet to be applied. Told more than
+    /// once.
+    fn on_elected(_partition: &mut Partition<Self>, _world: &mut World<'_, Self>) {}
+    /// False while a new leader is still busy with what it found: requests wait until it calls
+    /// [`Partition::serve_early`], and the members stay as they are.
+    fn is_ready(_partition: &Partition<Self>) -> bool {
+        true
+    }
+}

@@ -1,0 +1,190 @@
+//! One replica of one partition.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem::take;
+
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::machine::{Claim, Message as _};
+use orthodrome_core::txn::Key;
+
+use super::{Chunk, Note, Role, World};
+use crate::replication::{Event, Index, Payload, Replica, Replicated};
+
+/// One replica of one partition: the replicated log, the state it gives, and, where this replica
+/// leads, what only a leader knows.
+#[derive(Debug)]
+pub(crate) struct Partition<R: Role> {
+    pub id: PartitionId,
+    pub replica: Replica<R::Log>,
+    pub state: R::State,
+    /// What the protocol keeps here beside the state, leading or not.
+    pub own: R::Own,
+    /// Present while this replica leads and has applied all that earlier leaders left.
+    pub leader: Option<R>,
+    /// Requests that came while this replica led but was not ready.
+    pub(super) early: Vec<(NodeId, R::Msg)>,
+    /// Commands that the log did not take yet.
+    pub(super) backlog: VecDeque<<R::Log as Replicated>::Command>,
+    /// A snapshot that is arriving in pieces. It replaces the state only when it is whole: until
+    /// then this replica may have to go on with the state it has.
+    staged: Option<Chunk<R::State>>,
+}
+
+impl<R: Role> Partition<R> {
+    pub(super) fn new(id: PartitionId, replica: Replica<R::Log>, state: R::State) -> Self {
+        Self {
+            id,
+            replica,
+            state,
+            own: R::Own::default(),
+            leader: None,
+            early: Vec::new(),
+            backlog: VecDeque::new(),
+            staged: None,
+        }
+    }
+
+    /// True if requests can be answered now.
+    fn is_serving(&self) -> bool {
+        self.leader.is_some() && R::is_ready(self)
+    }
+
+    /// Takes a message.
+    pub(super) fn on_message(&mut self, from: NodeId, msg: R::Msg, world: &mut World<'_, R>) {
+        let Some(msg) = R::on_message(self, from, msg, world) else { return };
+        let early_max = R::hosting(world.config).early_max;
+        if self.is_serving() && self.backlog.len() < early_max {
+            R::serve(self, from, msg, world);
+        } else if self.is_serving() {
+            // Overloaded, or handing over for long: the sender asks again.
+            world.cx.note(Note::Shed.into());
+        } else if self.replica.is_leader() && self.early.len() < early_max {
+            self.early.push((from, msg));
+        } else {
+            let leader = self.replica.leader().filter(|&leader| leader != world.node);
+            world.send(from, R::not_leader(self.id, leader, msg.txn()));
+        }
+    }
+
+    /// Takes what came while this leader was not ready, if it is now.
+    pub fn serve_early(&mut self, world: &mut World<'_, R>) {
+        if self.is_serving() {
+            for (from, msg) in take(&mut self.early) {
+                R::serve(self, from, msg, world);
+            }
+        }
+    }
+
+    /// Proposes a command. While the log takes none, because leadership is being handed over or too
+    /// much waits to be chosen, commands queue up in order: a leader that stays has to propose what
+    /// it acted on. One that is deposed loses them, like one that crashes.
+    pub fn propose(&mut self, command: <R::Log as Replicated>::Command, world: &mut World<'_, R>) {
+        self.backlog.push_back(command);
+        self.propose_backlog(world);
+        world.touch(self.id);
+    }
+
+    fn propose_backlog(&mut self, world: &mut World<'_, R>) {
+        while self.replica.takes_commands()
+            && let Some(command) = self.backlog.pop_front()
+        {
+            self.replica.propose(command, &mut world.door(self.id));
+        }
+    }
+
+    /// Asks the group whether this replica still leads; [`Role::on_read_index`] has the answer.
+    pub fn read_index(&mut self, id: u64, world: &mut World<'_, R>) {
+        self.replica.read_index(id, &mut world.door(self.id));
+        world.touch(self.id);
+    }
+
+    /// Carries out everything that the replicated log has to say.
+    pub(super) fn drain_events(&mut self, world: &mut World<'_, R>) {
+        while let Some(event) = self.replica.next_event() {
+            match event {
+                Event::Chosen { index, term, payload } => {
+                    let (partition, at) = (self.id, index.0);
+                    world.cx.claim(Claim::Chosen { partition, index: at, term: term.0 });
+                    self.on_chosen(index, &payload, world);
+                }
+                Event::Leading { term } => {
+                    world.cx.claim(Claim::Leads { partition: self.id, term: term.0 });
+                    world.routes.follow(self.id, Some(world.node), world.cx.now());
+                    R::on_leading(self, world);
+                    self.serve_early(world);
+                }
+                Event::Deposed { .. } => {
+                    self.leader = None;
+                    self.early.clear();
+                    self.backlog.clear();
+                    R::on_deposed(self, world);
+                }
+                Event::ReadReady { id } => R::on_read_index(self, id, true, world),
+                Event::ReadFailed { id } => R::on_read_index(self, id, false, world),
+                Event::SnapshotWanted { to, cursor } => self.send_chunk(to, cursor, world),
+                Event::SnapshotChunk { chunk, last, .. } => self.on_chunk(chunk, last, world),
+            }
+        }
+        self.propose_backlog(world);
+        world.routes.follow(self.id, self.replica.leader(), world.cx.now());
+        if self.leader.is_none() && self.replica.is_leader() {
+            R::on_elected(self, world);
+        }
+    }
+
+    fn on_chosen(
+        &mut self,
+        index: Index,
+        payload: &Payload<<R::Log as Replicated>::Command>,
+        world: &mut World<'_, R>,
+    ) {
+        if index <= R::applied(&self.state) {
+            // The checkpoint that this replica started from covers it.
+            return;
+        }
+        R::set_applied(&mut self.state, index);
+        if let Payload::Command(command) = payload {
+            R::on_chosen(self, command.as_ref(), world);
+        }
+    }
+
+    fn send_chunk(&mut self, to: NodeId, cursor: Option<Key>, world: &mut World<'_, R>) {
+        let limit = R::hosting(world.config).chunk_keys;
+        let keys = world.store.scan(self.id, cursor.as_ref(), limit);
+        let state = cursor.is_none().then(|| Box::new(self.state.clone()));
+        let next = (keys.len() == limit).then(|| keys.last().map(|(key, _)| key.clone())).flatten();
+        self.replica.send_chunk(to, Chunk { state, keys }, next, &mut world.door(self.id));
+        world.touch(self.id);
+    }
+
+    /// A piece of the leader's state arrived. The data may be newer than the state that came with
+    /// the first piece; applying the log from there on changes nothing that is there already.
+    fn on_chunk(&mut self, chunk: Chunk<R::State>, last: bool, world: &mut World<'_, R>) {
+        if chunk.state.is_some() {
+            self.staged = Some(chunk);
+        } else if let Some(staged) = &mut self.staged {
+            staged.keys.extend(chunk.keys);
+        }
+        if !last {
+            return;
+        }
+        let Some(Chunk { state: Some(state), keys }) = self.staged.take() else { return };
+        world.cx.note(Note::SnapshotInstalled.into());
+        world.store.clear(self.id);
+        for (key, versions) in keys {
+            for (version, value) in versions {
+                world.store.put(self.id, key.clone(), version, value);
+            }
+        }
+        self.state = *state;
+        R::on_installed(self);
+        world.ledger.installed.insert(self.id);
+    }
+}
+
+impl<R: Role> fmt::Display for Partition<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.id, self.replica)
+    }
+}

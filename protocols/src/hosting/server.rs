@@ -1,0 +1,351 @@
+//! One server node.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem::take;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::{Admin, Leftover, Message as _, StateCopy};
+use orthodrome_core::store::{StateEngine, Store};
+
+use super::world::{Door, Few, Ledger};
+use super::{Note, Partition, Record, RecordOf, Role, Way, World};
+use crate::replication::{self, Group, Replica};
+use crate::routes::Routes;
+
+/// Log entries kept for followers that are behind, before they need a snapshot.
+const LOG_KEPT: usize = 10_000;
+
+/// One server node: its replicas of many partitions, one store, one stream of durable records.
+#[derive(Debug)]
+pub(crate) struct Server<R: Role> {
+    node: NodeId,
+    cluster: Arc<Cluster>,
+    config: Arc<R::Config>,
+    pub partitions: BTreeMap<PartitionId, Partition<R>>,
+    store: Store,
+    routes: Routes,
+    local: VecDeque<R::Msg>,
+    ledger: Ledger,
+    /// Empty; keeps its memory between two calls of [`Server::on_durable`].
+    concerned: Few,
+    checkpoint: Option<Ticket>,
+    /// Partitions whose installed snapshot the checkpoint under way makes durable.
+    installed: Few,
+}
+
+impl<R: Role> Server<R> {
+    /// Starts the node with what survived of it.
+    pub fn new(
+        node: NodeId,
+        cluster: Arc<Cluster>,
+        config: Arc<R::Config>,
+        engine: Box<dyn StateEngine>,
+        recovered: Vec<RecordOf<R>>,
+        cx: &mut Way<'_, R>,
+    ) -> Self {
+        let mut states: BTreeMap<PartitionId, R::State> = BTreeMap::new();
+        let mut logs: BTreeMap<PartitionId, Vec<replication::Record<R::Log>>> = BTreeMap::new();
+        let mut own: BTreeMap<PartitionId, Vec<R::OwnRecord>> = BTreeMap::new();
+        for record in recovered {
+            match record {
+                Record::State(partition, state) => drop(states.insert(partition, *state)),
+                Record::Replication(partition, record) => {
+                    logs.entry(partition).or_default().push(record);
+                }
+                Record::Own(partition, record) => own.entry(partition).or_default().push(*record),
+            }
+        }
+        // The placement says which partitions are here; a replica that a membership change brought
+        // here is known from its records.
+        let placed = cluster.partitions().filter(|p| p.replicas.contains(&node)).map(|p| p.id);
+        let hosted: BTreeSet<PartitionId> = placed.chain(logs.keys().copied()).collect();
+        let mut server = Self {
+            node,
+            routes: Routes::new(cluster.clone()),
+            cluster,
+            config,
+            partitions: BTreeMap::new(),
+            store: Store::new(engine),
+            local: VecDeque::new(),
+            ledger: Ledger::default(),
+            concerned: Few::default(),
+            checkpoint: None,
+            installed: Few::default(),
+        };
+        for id in hosted {
+            let log = logs.remove(&id).unwrap_or_default();
+            let state = states.remove(&id).unwrap_or_default();
+            let own = own.remove(&id).unwrap_or_default();
+            server.open(id, log, state, own, cx);
+        }
+        server
+    }
+
+    /// Starts a replica with what survived of it.
+    fn open(
+        &mut self,
+        id: PartitionId,
+        log: Vec<replication::Record<R::Log>>,
+        state: R::State,
+        own: Vec<R::OwnRecord>,
+        cx: &mut Way<'_, R>,
+    ) {
+        let placed = self.cluster.partition(id);
+        let group = Group {
+            voters: placed.map(|placed| placed.replicas.clone()).unwrap_or_default(),
+            learners: Vec::new(),
+            preferred_leader: placed.map(|placed| placed.preferred_leader),
+        };
+        let config = R::hosting(&self.config).replication.clone();
+        let mut door = Door::<R> { partition: id, ledger: &mut self.ledger, cx };
+        let replica = Replica::new(self.node, group, config, log, &mut door);
+        let applied = R::applied(&state);
+        assert!(
+            applied >= replica.base_index(),
+            "{id} at {}: the checkpoint ends at {applied:?}, but its log begins after {:?}",
+            self.node,
+            replica.base_index()
+        );
+        self.ledger.touched.insert(id);
+        self.partitions.insert(id, Partition::new(id, replica, state));
+        self.with(id, cx, |partition, world| R::on_opened(partition, own, world));
+    }
+
+    /// Does something with one of the partitions; nothing if it is not here.
+    pub fn with(
+        &mut self,
+        id: PartitionId,
+        cx: &mut Way<'_, R>,
+        act: impl FnOnce(&mut Partition<R>, &mut World<'_, R>),
+    ) {
+        let Self { node, cluster, config, partitions, store, routes, local, ledger, .. } = self;
+        let (cluster, config): (&Cluster, &R::Config) = (cluster, config);
+        let mut world = World { node: *node, cluster, config, store, routes, local, ledger, cx };
+        if let Some(partition) = partitions.get_mut(&id) {
+            act(partition, &mut world);
+        }
+    }
+
+    /// A message for partition `id`.
+    pub fn on_message(&mut self, id: PartitionId, from: NodeId, msg: R::Msg, cx: &mut Way<'_, R>) {
+        if self.partitions.contains_key(&id) {
+            self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
+        } else {
+            cx.send(from, R::not_leader(id, None, msg.txn()));
+        }
+    }
+
+    /// A message of partition `id`'s log.
+    pub fn on_log_message(
+        &mut self,
+        id: PartitionId,
+        from: NodeId,
+        message: replication::Message<R::Log>,
+        cx: &mut Way<'_, R>,
+    ) {
+        if !self.partitions.contains_key(&id) {
+            // A membership change made this node a member; it learns the rest from the leader.
+            self.open(id, Vec::new(), R::State::default(), Vec::new(), cx);
+        }
+        self.with(id, cx, |partition, world| {
+            partition.replica.step(from, message, &mut world.door(id));
+            world.touch(id);
+        });
+    }
+
+    /// `from` does not lead `partition`.
+    pub fn on_not_leader(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        leader: Option<NodeId>,
+        txn: Option<TxnId>,
+        cx: &mut Way<'_, R>,
+    ) {
+        if !self.routes.redirect(partition, from, leader, cx.now()) {
+            return;
+        }
+        let Some(txn) = txn else { return };
+        let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
+        for id in hosted {
+            self.with(id, cx, |replica, world| R::on_not_leader(replica, partition, txn, world));
+        }
+    }
+
+    /// A timer of partition `id`'s log.
+    pub fn on_log_timer(
+        &mut self,
+        id: PartitionId,
+        timer: replication::Timer,
+        cx: &mut Way<'_, R>,
+    ) {
+        self.with(id, cx, |partition, world| {
+            partition.replica.on_timer(timer, &mut world.door(id));
+            world.touch(id);
+        });
+    }
+
+    /// Everything persisted up to `ticket` is durable.
+    pub fn on_durable(&mut self, ticket: Ticket, cx: &mut Way<'_, R>) {
+        let mut concerned = take(&mut self.concerned);
+        while let Some(&(next, id)) = self.ledger.tickets.front()
+            && next <= ticket
+        {
+            self.ledger.tickets.pop_front();
+            concerned.insert(id);
+        }
+        while let Some(id) = concerned.pop_first() {
+            self.with(id, cx, |partition, world| {
+                partition.replica.on_durable(ticket, &mut world.door(id));
+                R::on_durable(partition, ticket, world);
+                world.touch(id);
+            });
+        }
+        self.concerned = concerned;
+        if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.checkpoint = None;
+            self.store.thaw();
+            while let Some(id) = self.installed.pop_first() {
+                self.with(id, cx, |partition, world| {
+                    partition.replica.snapshot_durable(&mut world.door(id));
+                    world.touch(id);
+                });
+            }
+        }
+    }
+
+    /// An operator's order.
+    pub fn on_admin(&mut self, admin: Admin, cx: &mut Way<'_, R>) {
+        match admin {
+            Admin::TransferLeader { partition: id, to } => {
+                self.with(id, cx, |partition, world| {
+                    partition.replica.transfer(to, &mut world.door(id));
+                    world.touch(id);
+                });
+            }
+            Admin::ChangeMembers { partition: id, voters, learners } => {
+                self.with(id, cx, |partition, world| {
+                    if !R::is_ready(partition) {
+                        // What the members of now know must be in the log first.
+                        world.cx.note(Note::ChangeRefused.into());
+                        return;
+                    }
+                    let mut door = world.door(id);
+                    // A refused change is visible in the members; the operator looks and retries.
+                    if partition.replica.change_members(voters, learners, &mut door).is_err() {
+                        world.cx.note(Note::ChangeRefused.into());
+                    }
+                    world.touch(id);
+                });
+            }
+        }
+    }
+
+    /// Handles everything that one input set in motion inside this node; messages of the node to
+    /// itself go through `deliver`.
+    pub fn settle(
+        &mut self,
+        cx: &mut Way<'_, R>,
+        deliver: impl Fn(&mut Self, NodeId, R::Msg, &mut Way<'_, R>),
+    ) {
+        loop {
+            if let Some(id) = self.ledger.touched.pop_first() {
+                self.with(id, cx, Partition::drain_events);
+            } else if let Some(msg) = self.local.pop_front() {
+                deliver(self, self.node, msg, cx);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Sends what several inputs can share, and makes a checkpoint if one is due.
+    pub fn flush(&mut self, cx: &mut Way<'_, R>) {
+        // Flushing one log can make another's work visible only through the network, so one round
+        // is enough.
+        let mut unflushed = take(&mut self.ledger.unflushed);
+        while let Some(id) = unflushed.pop_first() {
+            self.with(id, cx, |partition, world| {
+                partition.replica.flush(&mut world.door(id));
+                partition.drain_events(world);
+            });
+        }
+        if self.ledger.unflushed.is_empty() {
+            self.ledger.unflushed = unflushed;
+        }
+        self.checkpoint_if_due(cx);
+    }
+
+    /// Makes a checkpoint if enough has been persisted since the last one, or a snapshot that was
+    /// installed must become durable.
+    fn checkpoint_if_due(&mut self, cx: &mut Way<'_, R>) {
+        let config = R::hosting(&self.config);
+        let is_due =
+            !self.ledger.installed.is_empty() || self.ledger.bytes >= config.checkpoint_bytes;
+        if !is_due || self.store.is_frozen() {
+            return;
+        }
+        cx.note(Note::Checkpoint.into());
+        let keep_from = cx.clock().now - config.version_retention;
+        let mut records = Vec::new();
+        for (&id, partition) in &mut self.partitions {
+            let applied = R::applied(&partition.state);
+            let through = partition.replica.compactable(LOG_KEPT).min(applied);
+            partition.replica.compact(through);
+            self.store.collect_below(id, keep_from);
+            records.push(Record::State(id, Box::new(partition.state.clone())));
+            let log = partition.replica.checkpoint_records();
+            records.extend(log.into_iter().map(|record| Record::Replication(id, record)));
+            let own = R::own_records(partition).into_iter();
+            records.extend(own.map(|record| Record::Own(id, Box::new(record))));
+        }
+        self.installed = take(&mut self.ledger.installed);
+        self.ledger.bytes = 0;
+        self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
+    }
+
+    /// What must be gone after quiet. What is replicated counts where it is led: a replica that was
+    /// removed while it was cut off never learns how things ended, and does not matter.
+    pub fn leftovers(&self) -> Vec<Leftover> {
+        let of = |partition: &Partition<R>| {
+            let leader = partition.leader.as_ref();
+            let mut left =
+                leader.map_or_else(Vec::new, |leader| leader.leftovers(&partition.state));
+            left.push(("early requests", partition.early.len()));
+            left.push(("waiting commands", partition.backlog.len()));
+            left
+        };
+        self.partitions.values().flat_map(of).collect()
+    }
+
+    /// The copies of replicated state that are here.
+    pub fn copies(&self) -> Vec<StateCopy> {
+        let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
+            let mut digest = Digest::default();
+            digest.add_debug(&held.state);
+            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                // Older versions go when a node makes a checkpoint, which each does by itself.
+                digest.add_debug(&(key, versions.last()));
+            }
+            let position = R::applied(&held.state).0;
+            StateCopy { partition, position, digest: digest.value() }
+        };
+        self.partitions.iter().map(copy).collect()
+    }
+
+    /// Panics if the state contradicts itself.
+    pub fn assert_invariants(&self) {
+        for partition in self.partitions.values() {
+            partition.replica.assert_invariants();
+            if partition.leader.is_some() {
+                let id = partition.id;
+                assert!(partition.replica.is_leader(), "{id} serves without leading");
+            }
+            R::assert_invariants(partition);
+        }
+        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+    }
+}

@@ -1,0 +1,152 @@
+//! What surrounds one partition while its handlers run.
+
+use std::collections::VecDeque;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::store::Store;
+use orthodrome_core::time::Time;
+
+use super::{Record, Role, Way};
+use crate::replication;
+use crate::routes::Routes;
+
+/// A few partitions, in order.
+#[derive(Debug, Default)]
+pub(super) struct Few(
+    /// The last one first. A list keeps its memory where a tree would ask for some each time.
+    Vec<PartitionId>,
+);
+
+impl Few {
+    pub fn insert(&mut self, id: PartitionId) {
+        let at = self.0.partition_point(|&held| held > id);
+        if self.0.get(at) != Some(&id) {
+            self.0.insert(at, id);
+        }
+    }
+
+    pub fn pop_first(&mut self) -> Option<PartitionId> {
+        self.0.pop()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What was persisted for whom, and who has something to say.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    /// Records under way, in order.
+    pub tickets: VecDeque<(Ticket, PartitionId)>,
+    /// Size of the records since the last checkpoint.
+    pub bytes: usize,
+    /// Partitions whose snapshots have been installed; they count once a checkpoint makes them
+    /// durable.
+    pub installed: Few,
+    /// Partitions whose logs may hold events.
+    pub touched: Few,
+    /// Partitions whose logs may hold messages to be sent together.
+    pub unflushed: Few,
+}
+
+/// Everything around one partition that its handlers need.
+pub(crate) struct World<'a, R: Role> {
+    pub node: NodeId,
+    pub cluster: &'a Cluster,
+    pub config: &'a R::Config,
+    pub store: &'a mut Store,
+    pub routes: &'a mut Routes,
+    pub(super) local: &'a mut VecDeque<R::Msg>,
+    pub(super) ledger: &'a mut Ledger,
+    pub cx: &'a mut Way<'a, R>,
+}
+
+/// The replicated log's way out.
+pub(super) struct Door<'a, R: Role> {
+    pub partition: PartitionId,
+    pub ledger: &'a mut Ledger,
+    pub cx: &'a mut Way<'a, R>,
+}
+
+impl<R: Role> replication::Door<R::Log> for Door<'_, R> {
+    fn now(&self) -> Time {
+        self.cx.now()
+    }
+
+    fn rng(&mut self) -> &mut Rng {
+        self.cx.rng()
+    }
+
+    fn send(&mut self, to: NodeId, message: replication::Message<R::Log>) {
+        self.cx.send(to, R::log_message(self.partition, message));
+    }
+
+    fn persist(&mut self, record: replication::Record<R::Log>) -> Ticket {
+        self.ledger.bytes += record.disk_size();
+        let ticket = self.cx.persist(Record::Replication(self.partition, record));
+        self.ledger.tickets.push_back((ticket, self.partition));
+        ticket
+    }
+
+    fn set_timer(&mut self, timer: replication::Timer, at: Time) {
+        self.cx.set_timer(R::log_timer(self.partition, timer), at);
+    }
+
+    fn cancel_timer(&mut self, timer: replication::Timer) {
+        self.cx.cancel_timer(R::log_timer(self.partition, timer));
+    }
+}
+
+impl<R: Role> World<'_, R> {
+    /// Sends a message; one to this node itself is delivered before the step ends.
+    pub fn send(&mut self, to: NodeId, msg: R::Msg) {
+        if to == self.node {
+            self.local.push_back(msg);
+        } else {
+            self.cx.send(to, msg);
+        }
+    }
+
+    /// Sends a message to whoever leads `partition`, as far as is known.
+    pub fn send_to_leader(&mut self, partition: PartitionId, msg: R::Msg) {
+        self.send(self.routes.leader(partition), msg);
+    }
+
+    /// The supposed leader of `partition` has not answered what it was asked at `asked`.
+    pub fn suspect(&mut self, partition: PartitionId, asked: Time) {
+        self.routes.suspect(partition, asked, self.cx.now());
+    }
+
+    /// Persists a record of the protocol's own for `partition`, of about so many bytes;
+    /// [`Role::on_durable`] tells when it is durable.
+    pub fn persist(
+        &mut self,
+        partition: PartitionId,
+        record: R::OwnRecord,
+        bytes: usize,
+    ) -> Ticket {
+        self.ledger.bytes += bytes;
+        let ticket = self.cx.persist(Record::Own(partition, Box::new(record)));
+        self.ledger.tickets.push_back((ticket, partition));
+        ticket
+    }
+
+    /// The last record of `partition` that is not durable yet.
+    pub fn last_ticket(&self, partition: PartitionId) -> Option<Ticket> {
+        let mut open = self.ledger.tickets.iter().rev();
+        open.find(|(_, id)| *id == partition).map(|(ticket, _)| *ticket)
+    }
+
+    pub(super) fn door(&mut self, partition: PartitionId) -> Door<'_, R> {
+        Door { partition, ledger: self.ledger, cx: self.cx }
+    }
+
+    /// The log of `partition` may have events and messages.
+    pub(super) fn touch(&mut self, partition: PartitionId) {
+        self.ledger.touched.insert(partition);
+        self.ledger.unflushed.insert(partition);
+    }
+}
