@@ -12,3 +12,4 @@ mod routes;
 mod sizes;
 pub mod tapir;
 pub mod two_phase_locking;
+mod waiting;

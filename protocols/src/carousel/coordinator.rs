@@ -8,11 +8,12 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
-use super::leader::{Asked, Coordinating, Leader, Partition, World};
+use super::leader::{Coordinating, Leader, Partition, World};
 use super::message::{Command, Msg, Participant, Verdict, Vote};
 use super::participant::FORGET_BATCH;
 use super::state::{Coordinated, Request, decide};
 use super::{Note, Timer};
+use crate::waiting::Asked;
 
 impl Coordinating {
     fn new(now: Time) -> Self {
@@ -27,9 +28,15 @@ impl Coordinating {
             is_told: false,
             acks: BTreeSet::new(),
             heard: now,
-            asked: Asked { at: now, times: 0 },
+            asked: Asked::new(now),
         }
     }
+}
+
+/// Who takes part in a transaction, as far as this group's log says.
+fn partitions_of(known: Option<&Coordinated>) -> Vec<PartitionId> {
+    let participants = known.into_iter().flat_map(|known| &known.participants);
+    participants.map(|participant| participant.partition).collect()
 }
 
 impl Leader {
@@ -280,32 +287,30 @@ impl Partition {
             // Decided, or about to be by an entry that is in the log already.
             return;
         }
-        let unknown = Coordinated::default();
-        let known = self.state.coordinated.get(&txn).unwrap_or(&unknown);
+        let known = self.state.coordinated.get(&txn);
         let votes = &coordinating.votes;
-        let mut partitions: BTreeSet<PartitionId> =
-            known.participants.iter().map(|participant| participant.partition).collect();
-        if known.request.is_none() {
+        let mut participants = partitions_of(known);
+        let request = known.and_then(|known| known.request.as_ref());
+        if request.is_none() {
             // A refusal decides even before anybody has said who takes part.
-            partitions.extend(votes.keys());
+            participants.extend(votes.keys());
         }
-        let teeth = world.config.teeth;
-        let request = known.request.as_ref().map(|request| {
-            let mut request: Request = request.clone();
-            if teeth.recovery_prepares {
-                request.versions.clear();
+        participants.sort_unstable();
+        participants.dedup();
+        let vote = |partition| votes.get(&partition);
+        let decided = match request {
+            Some(Request { writes, .. }) if world.config.teeth.recovery_prepares => {
+                let bare = Request { writes: writes.clone(), versions: vec![] };
+                decide(participants.iter().copied(), Some(&bare), vote)
             }
-            request
-        });
-        let decided =
-            decide(partitions.iter().copied(), request.as_ref(), |partition| votes.get(&partition));
+            Some(_) | None => decide(participants.iter().copied(), request, vote),
+        };
         let Some(outcome) = decided else { return };
         if outcome == Outcome::Aborted(AbortReason::StaleRead) {
             world.cx.note(Note::StaleVersions);
         }
         coordinating.outcome = Some(outcome);
         coordinating.is_decision_proposed = true;
-        let participants = partitions.into_iter().collect();
         self.propose(Command::Decide { txn, outcome, unilateral: false, participants }, world);
         self.announce(txn, world);
     }
@@ -323,12 +328,12 @@ impl Partition {
             && !world.config.teeth.no_floor
         {
             world.cx.note(Note::CommitWait);
-            leader.commit_wait.insert((timestamp, txn));
+            leader.commit_wait.insert(timestamp, txn);
             self.set_commit_wait_timer(world);
             return;
         }
         coordinating.is_told = true;
-        coordinating.asked = Asked { at: now, times: 0 };
+        coordinating.asked = Asked::new(now);
         if let Some(client) = coordinating.client {
             let votes = &coordinating.votes;
             let is_fast = !votes.is_empty()
@@ -349,26 +354,15 @@ impl Partition {
 
     fn set_commit_wait_timer(&mut self, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
-        let Some(&(timestamp, _)) = leader.commit_wait.first() else { return };
-        let clock = world.cx.clock();
-        let left = (timestamp + clock.error * 2).0.saturating_sub(clock.now.0) + 1;
-        let at = Time(world.cx.now().0.saturating_add(left));
+        let next = leader.commit_wait.next(world.cx.clock(), world.cx.now());
+        let Some(at) = next else { return };
         world.cx.set_timer(Timer::CommitWait(self.id), at);
     }
 
     /// The first of the waiting timestamps may have passed.
     pub(super) fn on_commit_wait_timeout(&mut self, world: &mut World<'_>) {
-        let clock = world.cx.clock();
         let Some(leader) = &mut self.leader else { return };
-        let mut passed = Vec::new();
-        while let Some(&(timestamp, txn)) = leader.commit_wait.first() {
-            if !clock.has_passed_everywhere(timestamp) {
-                break;
-            }
-            leader.commit_wait.pop_first();
-            passed.push(txn);
-        }
-        for txn in passed {
+        for txn in leader.commit_wait.pop_passed(world.cx.clock()) {
             self.announce(txn, world);
         }
         self.set_commit_wait_timer(world);
@@ -380,12 +374,11 @@ impl Partition {
         let Some(coordinating) = leader.coordinating.get(&txn) else { return };
         let Some(outcome) = coordinating.outcome else { return };
         let known = self.state.coordinated.get(&txn);
-        let participants: BTreeSet<PartitionId> = known
-            .into_iter()
-            .flat_map(|known| known.participants.iter().map(|p| p.partition))
-            .chain(coordinating.votes.keys().copied())
-            .filter(|partition| !coordinating.acks.contains(partition))
-            .collect();
+        let mut participants = partitions_of(known);
+        participants.extend(coordinating.votes.keys());
+        participants.retain(|partition| !coordinating.acks.contains(partition));
+        participants.sort_unstable();
+        participants.dedup();
         let request = known.and_then(|known| known.request.as_ref());
         for partition in participants {
             let verdict = match outcome {
@@ -592,8 +585,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
         leader.coordinating.retain(|&txn, coordinating| {
-            let is_due = now.since(coordinating.asked.at)
-                >= config.query_after * (1 << coordinating.asked.times.min(2));
+            let is_due = coordinating.asked.is_due(config.query_after, now);
             let is_silent = now.since(coordinating.heard) >= config.abandon_after;
             if coordinating.is_told {
                 if is_due {
@@ -619,9 +611,9 @@ impl Partition {
         for &txn in voteless.iter().chain(&unacknowledged) {
             let Some(coordinating) = leader.coordinating.get_mut(&txn) else { continue };
             let last = coordinating.asked;
-            coordinating.asked = Asked { at: now, times: last.times + 1 };
+            coordinating.asked = last.again(now);
             let known = self.state.coordinated.get(&txn);
-            let all = known.into_iter().flat_map(|k| k.participants.iter().map(|p| p.partition));
+            let all = partitions_of(known).into_iter();
             let is_missing = |partition: &PartitionId| {
                 let has_voted = coordinating.votes.contains_key(partition);
                 let has_acked = coordinating.acks.contains(partition);

@@ -17,6 +17,7 @@ use super::state::{Applied, Ended, Prepared, State};
 use super::{Config, Note, Timer};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
+use crate::waiting::{Asked, CommitWait};
 
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
@@ -63,18 +64,11 @@ pub(super) struct Leader {
     /// Transactions under way.
     pub coordinating: BTreeMap<TxnId, Coordinating>,
     /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: BTreeSet<(Timestamp, TxnId)>,
+    pub commit_wait: CommitWait,
     /// Decisions that every participant has acknowledged; to be settled together.
     pub settling: BTreeSet<TxnId>,
     /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
     pub settled_since: BTreeMap<TxnId, Time>,
-}
-
-/// When and how often somebody was asked.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub at: Time,
-    pub times: u32,
 }
 
 /// A read-only request that cannot be served yet.
@@ -288,9 +282,8 @@ impl Role for Leader {
             partition.on_pending_list(from, term, listed, world);
             return None;
         }
-        if !partition.replica.is_leader()
-            && let Some(prepare) = Prepare::fast(&msg)
-        {
+        if matches!(msg, Msg::FastPrepare { .. }) && !partition.replica.is_leader() {
+            let prepare = Prepare::fast(msg)?;
             partition.on_follower_prepare(from, prepare, world);
             return None;
         }
@@ -326,7 +319,7 @@ impl Partition {
                 self.on_read_and_prepare(from, prepare, world);
             }
             Msg::FastPrepare { .. } => {
-                if let Some(prepare) = Prepare::fast(&msg) {
+                if let Some(prepare) = Prepare::fast(msg) {
                     self.on_read_and_prepare(from, prepare, world);
                 }
             }
@@ -400,13 +393,12 @@ impl Partition {
         }
         for (&txn, prepared) in &self.state.prepared {
             leader.hold(txn, prepared);
-            leader.asked.insert(txn, Asked { at: now, times: 0 });
+            leader.asked.insert(txn, Asked::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        let asked = Asked { at: now, times: 0 };
-        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, asked)).collect();
+        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, Asked::new(now))).collect();
         self.leader = Some(leader);
         self.replicate_recovered(examined, world);
         self.take_over_coordination(world);

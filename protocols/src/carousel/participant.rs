@@ -8,9 +8,10 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
 use super::Note;
-use super::leader::{Asked, Leader, Partition, WaitingRead, World};
+use super::leader::{Leader, Partition, WaitingRead, World};
 use super::message::{Command, Msg, Participant, Snapshot, Verdict, Vote};
 use super::state::Prepared;
+use crate::waiting::Asked;
 
 /// The fields of [`Msg::ReadAndPrepare`].
 pub(super) struct Prepare {
@@ -26,7 +27,7 @@ pub(super) struct Prepare {
 
 impl Prepare {
     /// The fields of [`Msg::FastPrepare`], if it is one.
-    pub(super) fn fast(msg: &Msg) -> Option<Self> {
+    pub(super) fn fast(msg: Msg) -> Option<Self> {
         let Msg::FastPrepare {
             txn,
             participant,
@@ -39,14 +40,8 @@ impl Prepare {
         else {
             return None;
         };
-        Some(Self {
-            txn: *txn,
-            participant: participant.clone(),
-            coordinator: *coordinator,
-            acknowledged_below: *acknowledged_below,
-            timestamp: Some(*timestamp),
-            wants_reads: *wants_reads,
-        })
+        let timestamp = Some(timestamp);
+        Some(Self { txn, participant, coordinator, acknowledged_below, timestamp, wants_reads })
     }
 }
 
@@ -107,16 +102,15 @@ impl Partition {
         }
         // Keys of an abort that is not chosen yet: the slow path stands behind it in the log, but
         // votes of the fast path would not.
-        let is_clear = self.is_clear_of_endings(&participant);
+        let is_clear = voters.is_some() && self.is_clear_of_endings(&participant);
         let versions = self.versions(participant.reads, world);
         let writes = participant.writes;
         let proposal = self.propose_timestamp(timestamp, &versions, &writes, world);
         let prepared = Prepared { coordinator, versions, writes, proposal };
-        self.prepare_in_log(txn, prepared.clone(), acknowledged_below, world);
-        if let Some(voters) = voters
-            && timestamp == Some(proposal)
-            && is_clear
-        {
+        let voters = voters.filter(|_| timestamp == Some(proposal) && is_clear);
+        let by_fast = voters.map(|voters| (voters, prepared.clone()));
+        self.prepare_in_log(txn, prepared, acknowledged_below, world);
+        if let Some((voters, prepared)) = by_fast {
             self.vote_fast(txn, prepared, Some(voters), world);
         }
     }
@@ -246,7 +240,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         leader.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, Asked { at: world.cx.now(), times: 0 });
+        leader.asked.insert(txn, Asked::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -358,7 +352,7 @@ impl Partition {
         leader.floor = leader.floor.max(self.state.floor);
         let by_decision = leader.ending.remove(&txn);
         leader.refusing.remove(&txn);
-        leader.unforgotten.insert(txn, Asked { at: world.cx.now(), times: 0 });
+        leader.unforgotten.insert(txn, Asked::new(world.cx.now()));
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
             self.acknowledge(txn, ended.coordinator, world);
@@ -490,9 +484,9 @@ impl Partition {
         for (&txn, asked) in &mut leader.asked {
             // The paper's participants never ask (C9 is about them).
             let asks = !world.config.teeth.no_tombstones;
-            if asks && now.since(asked.at) >= after * (1 << asked.times.min(2)) {
+            if asks && asked.is_due(after, now) {
                 ask.push((txn, *asked));
-                *asked = Asked { at: now, times: asked.times + 1 };
+                *asked = asked.again(now);
             }
         }
         for (txn, last) in ask {
@@ -515,10 +509,10 @@ impl Partition {
         let Leader { unforgotten, forget_asked, .. } = leader;
         unforgotten.retain(|txn, asked| {
             let Some(ended) = self.state.ended.get(txn) else { return false };
-            if now.since(asked.at) >= after * (1 << asked.times.min(2)) {
+            if asked.is_due(after, now) {
                 let batch = batches.entry(ended.coordinator).or_default();
                 if batch.len() < FORGET_BATCH {
-                    *asked = Asked { at: now, times: asked.times + 1 };
+                    *asked = asked.again(now);
                     batch.push(*txn);
                 }
             }

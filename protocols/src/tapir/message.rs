@@ -15,6 +15,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 
 use super::state::{Entry, State};
 use crate::ir::{Offer, View};
+use crate::sizes::keys_size;
 
 /// Who may settle a transaction at its participants: the highest they have heard of. The client
 /// has takeover 0 and counts its own rounds; whoever takes over from it chooses a higher number.
@@ -583,10 +584,6 @@ impl Message for Msg {
 const TXN: usize = 10;
 /// Encoded size of a version with its field header: writer and timestamp.
 const VERSION: usize = 10 + TXN;
-
-fn keys_size(keys: &[Key]) -> usize {
-    keys.iter().map(|key| 2 + key.len()).sum()
-}
 
 fn reads_size(reads: &[(Key, Read)]) -> usize {
     reads

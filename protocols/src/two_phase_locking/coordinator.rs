@@ -7,10 +7,11 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Outcome};
 
-use super::leader::{Asked, Coordinating, Leader, Partition, Request, World};
+use super::leader::{Coordinating, Leader, Partition, Request, World};
 use super::message::{Command, Msg, Vote};
 use super::state::decide;
 use super::{Note, Timer};
+use crate::waiting::Asked;
 
 /// Transactions named in one housekeeping entry.
 const SETTLE_BATCH: usize = 4_096;
@@ -26,7 +27,7 @@ impl Coordinating {
             is_told: false,
             acks: BTreeSet::new(),
             since: now,
-            asked: Asked { at: now, times: 0 },
+            asked: Asked::new(now),
         }
     }
 }
@@ -65,7 +66,7 @@ impl Partition {
             let vote = Vote::Prepared { proposal: Timestamp::ZERO };
             coordinating.votes.extend(readers.map(|&partition| (partition, vote)));
         }
-        (coordinating.since, coordinating.asked) = (now, Asked { at: now, times: 0 });
+        (coordinating.since, coordinating.asked) = (now, Asked::new(now));
         coordinating.request = Some(request);
         self.ask_for_votes(txn, None, world);
         self.try_decide(txn, world);
@@ -224,12 +225,12 @@ impl Partition {
             && !clock.has_passed_everywhere(timestamp)
         {
             world.cx.note(Note::CommitWait);
-            leader.commit_wait.insert((timestamp, txn));
+            leader.commit_wait.insert(timestamp, txn);
             self.set_commit_wait_timer(world);
             return;
         }
         coordinating.is_told = true;
-        coordinating.asked = Asked { at: now, times: 0 };
+        coordinating.asked = Asked::new(now);
         if let Some(client) = coordinating.client {
             world.send(client, Msg::Decided { txn, outcome });
         }
@@ -241,26 +242,15 @@ impl Partition {
 
     fn set_commit_wait_timer(&mut self, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
-        let Some(&(timestamp, _)) = leader.commit_wait.first() else { return };
-        let clock = world.cx.clock();
-        let left = (timestamp + clock.error * 2).0.saturating_sub(clock.now.0).saturating_add(1);
-        let at = Time(world.cx.now().0.saturating_add(left));
+        let next = leader.commit_wait.next(world.cx.clock(), world.cx.now());
+        let Some(at) = next else { return };
         world.cx.set_timer(Timer::CommitWait(self.id), at);
     }
 
     /// The first of the waiting timestamps may have passed.
     pub(super) fn on_commit_wait_timeout(&mut self, world: &mut World<'_>) {
-        let clock = world.cx.clock();
         let Some(leader) = &mut self.leader else { return };
-        let mut passed = Vec::new();
-        while let Some(&(timestamp, txn)) = leader.commit_wait.first() {
-            if !clock.has_passed_everywhere(timestamp) {
-                break;
-            }
-            leader.commit_wait.pop_first();
-            passed.push(txn);
-        }
-        for txn in passed {
+        for txn in leader.commit_wait.pop_passed(world.cx.clock()) {
             self.announce(txn, world);
         }
         self.set_commit_wait_timer(world);
@@ -373,14 +363,14 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         let (mut due, mut hopeless) = (vec![], vec![]);
         for (&txn, coordinating) in &mut leader.coordinating {
-            let Asked { at, times } = coordinating.asked;
-            let is_due = now.since(at) >= config.query_after * (1 << times.min(2));
+            let last = coordinating.asked;
+            let is_due = last.is_due(config.query_after, now);
             let is_undecided = !coordinating.is_decision_proposed;
             if is_undecided && now.since(coordinating.since) >= config.abandon_after {
                 hopeless.push(txn);
             } else if is_due && (is_undecided || coordinating.is_told) {
-                coordinating.asked = Asked { at: now, times: times + 1 };
-                due.push((txn, at));
+                coordinating.asked = last.again(now);
+                due.push((txn, last.at));
             }
         }
         for (txn, at) in due {

@@ -15,6 +15,7 @@ use super::state::{Applied, Prepared, State};
 use super::{Config, Note, Timer};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
+use crate::waiting::{Asked, CommitWait};
 
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
@@ -52,19 +53,12 @@ pub(super) struct Leader {
     /// Transactions under way.
     pub coordinating: BTreeMap<TxnId, Coordinating>,
     /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: BTreeSet<(Timestamp, TxnId)>,
+    pub commit_wait: CommitWait,
     /// Decisions that every participant has acknowledged; to be settled together.
     pub settling: BTreeSet<TxnId>,
 
     /// When this leader first saw outcomes that are kept for clients to acknowledge.
     pub kept_since: BTreeMap<TxnId, Time>,
-}
-
-/// When and how often somebody was asked.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub at: Time,
-    pub times: u32,
 }
 
 /// A transaction that holds locks, or waits for some, and is not prepared.
@@ -317,7 +311,7 @@ impl Partition {
                 "{txn} is prepared at {} beside a conflicting one",
                 self.id
             );
-            leader.asked.insert(txn, Asked { at: now, times: 0 });
+            leader.asked.insert(txn, Asked::new(now));
         }
         if !state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);

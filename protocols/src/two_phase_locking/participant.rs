@@ -8,11 +8,12 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Version, Writes};
 
 use super::Note;
-use super::leader::{Asked, Partition, Session, WaitingRead, World};
+use super::leader::{Partition, Session, WaitingRead, World};
 use super::locks::{Loss, Preemption, Rank};
 use super::message::{Command, Msg, Vote, modes};
 use super::state::Prepared;
 use crate::carousel::{Participant, Snapshot};
+use crate::waiting::Asked;
 
 /// What a prepare asks for, this partition's part.
 pub(super) struct Wish {
@@ -253,7 +254,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         leader.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, Asked { at: world.cx.now(), times: 0 });
+        leader.asked.insert(txn, Asked::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -465,9 +466,9 @@ impl Partition {
         let after = world.config.query_after;
         let mut ask = Vec::new();
         for (&txn, asked) in &mut leader.asked {
-            if now.since(asked.at) >= after * (1 << asked.times.min(2)) {
+            if asked.is_due(after, now) {
                 ask.push((txn, *asked));
-                *asked = Asked { at: now, times: asked.times + 1 };
+                *asked = asked.again(now);
             }
         }
         let abandon_after = world.config.abandon_after;

@@ -1,0 +1,63 @@
+//! What leaders wait for: answers, and timestamps that must pass.
+
+use std::collections::BTreeSet;
+
+use orthodrome_core::id::TxnId;
+use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
+
+/// When and how often somebody was asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub at: Time,
+    pub times: u32,
+}
+
+impl Asked {
+    /// Patience begins now.
+    pub fn new(now: Time) -> Self {
+        Self { at: now, times: 0 }
+    }
+
+    /// Time to ask again: after `patience` at first, later after up to four times as long.
+    pub fn is_due(&self, patience: Duration, now: Time) -> bool {
+        now.since(self.at) >= patience * (1 << self.times.min(2))
+    }
+
+    /// Asked again now.
+    pub fn again(self, now: Time) -> Self {
+        Self { at: now, times: self.times + 1 }
+    }
+}
+
+/// Commits decided whose timestamps have not passed on every clock yet (C13).
+#[derive(Debug, Default)]
+pub(crate) struct CommitWait(BTreeSet<(Timestamp, TxnId)>);
+
+impl CommitWait {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn insert(&mut self, timestamp: Timestamp, txn: TxnId) {
+        self.0.insert((timestamp, txn));
+    }
+
+    /// When the first of them will have passed, by this clock.
+    pub fn next(&self, clock: Clock, now: Time) -> Option<Time> {
+        let &(timestamp, _) = self.0.first()?;
+        let left = (timestamp + clock.error * 2).0.saturating_sub(clock.now.0).saturating_add(1);
+        Some(Time(now.0.saturating_add(left)))
+    }
+
+    /// Takes out those that have passed.
+    pub fn pop_passed(&mut self, clock: Clock) -> Vec<TxnId> {
+        let mut passed = Vec::new();
+        while let Some(&(timestamp, txn)) = self.0.first()
+            && clock.has_passed_everywhere(timestamp)
+        {
+            self.0.pop_first();
+            passed.push(txn);
+        }
+        passed
+    }
+}
