@@ -3,6 +3,7 @@
 
 #![deny(clippy::float_arithmetic)]
 
+mod acknowledged;
 pub mod carousel;
 mod hosting;
 pub mod ir;

@@ -13,6 +13,7 @@ use super::message::{Command, Msg, Participant, Verdict, Vote};
 use super::participant::FORGET_BATCH;
 use super::state::{Coordinated, Request, decide};
 use super::{Note, Timer};
+use crate::acknowledged::overdue;
 use crate::waiting::Asked;
 
 impl Coordinating {
@@ -643,27 +644,19 @@ impl Partition {
         let now = world.cx.now();
         let retention = world.config.retention;
         let Some(leader) = &mut self.leader else { return };
-        let mut silent: BTreeMap<_, u64> = BTreeMap::new();
-        leader.settled_since.retain(|txn, since| {
-            let is_kept = self.state.settled.contains_key(txn);
-            if is_kept && now.since(*since) >= retention {
-                let below = silent.entry(txn.client).or_default();
-                *below = (*below).max(txn.counter + 1);
-            }
-            is_kept
-        });
-        let done: Vec<TxnId> = {
-            let batch: Vec<TxnId> = leader.settling.iter().take(FORGET_BATCH).copied().collect();
-            for txn in &batch {
-                leader.settling.remove(txn);
-            }
-            batch
-        };
+        let is_kept = |txn: &TxnId| self.state.settled.contains_key(txn);
+        let silent = overdue(&mut leader.settled_since, is_kept, retention, now);
+        let mut done = Vec::new();
+        while done.len() < FORGET_BATCH
+            && let Some(txn) = leader.settling.pop_first()
+        {
+            done.push(txn);
+        }
         if !done.is_empty() {
             self.propose(Command::Settle(done), world);
         }
         if !silent.is_empty() {
-            self.propose(Command::Acknowledge(silent.into_iter().collect()), world);
+            self.propose(Command::Acknowledge(silent), world);
         }
     }
 }

@@ -11,6 +11,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::message::{Command, Participant, Verdict, Vote};
+use crate::acknowledged::advance;
 use crate::replication::Index;
 
 /// A transaction that this partition prepared and whose decision it does not know.
@@ -277,22 +278,16 @@ impl State {
     }
 
     fn acknowledge(&mut self, client: ClientId, below: u64) {
-        let known = self.acknowledged.entry(client).or_default();
-        if *known >= below {
-            return;
-        }
-        let first = TxnId { client, counter: *known, attempt: 0 };
-        let end = TxnId { client, counter: below, attempt: 0 };
-        *known = below;
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         let gone: Vec<TxnId> = self
             .ended
-            .range(first..end)
+            .range(names.clone())
             .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
             .collect();
         for txn in gone {
             self.ended.remove(&txn);
         }
-        let gone: Vec<TxnId> = self.settled.range(first..end).map(|(txn, _)| *txn).collect();
+        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
         for txn in gone {
             self.settled.remove(&txn);
         }

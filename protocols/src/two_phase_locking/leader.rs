@@ -13,6 +13,7 @@ use super::locks::LockTable;
 use super::message::{Command, Log, Msg, Vote};
 use super::state::{Applied, Prepared, State};
 use super::{Config, Note, Timer};
+use crate::acknowledged::overdue;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
 use crate::waiting::{Asked, CommitWait};
@@ -356,18 +357,12 @@ impl Partition {
         let retention = world.config.retention;
         let Some(leader) = &mut self.leader else { return };
         let state = &self.state;
-        let mut silent: BTreeMap<_, u64> = BTreeMap::new();
-        leader.kept_since.retain(|txn, since| {
-            let is_kept = state.ended.contains_key(txn) || state.settled.contains_key(txn);
-            if is_kept && now.since(*since) >= retention {
-                let below = silent.entry(txn.client).or_default();
-                *below = (*below).max(txn.counter.saturating_add(1));
-            }
-            is_kept
-        });
+        let is_kept =
+            |txn: &TxnId| state.ended.contains_key(txn) || state.settled.contains_key(txn);
+        let silent = overdue(&mut leader.kept_since, is_kept, retention, now);
         if !silent.is_empty() {
             world.cx.note(Note::Retired);
-            self.propose(Command::Acknowledge(silent.into_iter().collect()), world);
+            self.propose(Command::Acknowledge(silent), world);
         }
     }
 }

@@ -13,6 +13,7 @@ use orthodrome_core::txn::{Key, Outcome, Version, Writes};
 
 use super::locks::Mode;
 use super::message::{Command, Vote, modes};
+use crate::acknowledged::advance;
 use crate::replication::Index;
 
 /// A transaction that this partition prepared and whose decision it does not know. It holds its
@@ -176,15 +177,9 @@ impl State {
     }
 
     fn acknowledge(&mut self, client: ClientId, below: u64) {
-        let known = self.acknowledged.entry(client).or_default();
-        if *known >= below {
-            return;
-        }
-        let first = TxnId { client, counter: *known, attempt: 0 };
-        let end = TxnId { client, counter: below, attempt: 0 };
-        *known = below;
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         for map in [&mut self.ended, &mut self.settled] {
-            let gone: Vec<TxnId> = map.range(first..end).map(|(txn, _)| *txn).collect();
+            let gone: Vec<TxnId> = map.range(names.clone()).map(|(txn, _)| *txn).collect();
             for txn in gone {
                 map.remove(&txn);
             }
