@@ -118,7 +118,16 @@ impl Course {
             None => Schedule::default(),
         };
         let config = P::configure(&cluster);
-        Simulation::new(cluster, config, workload.workload()?, &schedule, options)
+        let workload = workload.workload()?;
+        if workload.is_general() && !P::GENERAL {
+            bail!(
+                "--workload {}: {} runs no general transactions in the simulator; use one of {}",
+                workload.name(),
+                P::NAME,
+                registry::general().join(", ")
+            );
+        }
+        Simulation::new(cluster, config, workload, &schedule, options)
             .map_err(|error| anyhow!("{}: {error}", place(self.faults.as_deref())))
     }
 }

@@ -10,8 +10,9 @@ use crate::outcome::AbortReason;
 use crate::values::Reads;
 use crate::wire::Ended;
 
-/// One attempt that the library made for `Transaction::run`, `Client::execute` or `Client::read`,
-/// when it had ended. Sent to whoever asked for it by [`crate::Config::attempts`].
+/// One attempt that the library made for `Transaction::run`, `General::run`, `Client::execute` or
+/// `Client::read`, when it had ended. One at a general transaction that goes by reconnaissance is seen
+/// as the reads and the interactive transaction that it consists of. Sent to whoever asked for it by [`crate::Config::attempts`].
 #[derive(Clone, Debug)]
 pub struct Attempt {
     /// Its name.

@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub(crate) limits: api::Limits,
     pub(crate) deadline: Duration,
     pub(crate) recorder: Recorder,
+    /// The keyspace's protocol runs general transactions.
+    pub(crate) runs_general: bool,
     probing: AtomicBool,
 }
 
@@ -86,6 +88,7 @@ impl Client {
         gateways.prefer(at);
         let id = ClientId(registered.client);
         let names = Names::new(id);
+        let runs_general = about.keyspaces.first().is_some_and(|keyspace| keyspace.general);
         let inner = Inner {
             id,
             gateways,
@@ -93,6 +96,7 @@ impl Client {
             limits,
             deadline: config.deadline,
             recorder: config.recorder.clone(),
+            runs_general,
             probing: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -144,12 +148,8 @@ impl Client {
     /// # }
     /// ```
     pub fn read<K: Into<Key>>(&self, keys: impl IntoIterator<Item = K>) -> Query {
-        Query {
-            client: Arc::clone(&self.inner),
-            keys: keys.into_iter().map(Into::into).collect(),
-            priority: Priority::LOW,
-            deadline: self.inner.deadline,
-        }
+        let keys = keys.into_iter().map(Into::into).collect();
+        Query::new(&self.inner, keys, Priority::LOW, self.inner.deadline)
     }
 
     /// The cluster, as the gateway in use sees it.
@@ -442,6 +442,15 @@ pub struct Snapshot {
 }
 
 impl Query {
+    pub(crate) fn new(
+        client: &Arc<Inner>,
+        keys: Vec<Key>,
+        priority: Priority,
+        deadline: Duration,
+    ) -> Self {
+        Self { client: Arc::clone(client), keys, priority, deadline }
+    }
+
     /// How much it matters. The default is low.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
@@ -579,6 +588,8 @@ pub struct KeyspaceInfo {
     pub protocol: String,
     /// What that promises: `strict serializability`, or `serializability`.
     pub guarantee: String,
+    /// It runs general transactions; where it does not, this library reads ahead.
+    pub general: bool,
 }
 
 impl ClusterInfo {
@@ -602,6 +613,7 @@ impl ClusterInfo {
             name: keyspace.name,
             protocol: keyspace.protocol,
             guarantee: keyspace.guarantee,
+            general: keyspace.general,
         };
         let map = map(&about);
         Self {

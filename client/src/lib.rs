@@ -31,9 +31,11 @@
 //!
 //! **An [`Error`] means that nothing was committed,** and that nothing will be.
 //!
-//! **Transactions declare their keys.** [`Client::transaction`] reads its read keys in one round,
-//! computes in a closure, and writes among its write keys in a second; [`Client::execute`] runs
-//! guarded operations in one call; [`Client::read`] reads one consistent snapshot.
+//! **Transactions declare their keys, if they can.** [`Client::transaction`] reads its read keys in one
+//! round, computes in a closure, and writes among its write keys in a second; [`Client::execute`] runs
+//! guarded operations in one call; [`Client::read`] reads one consistent snapshot. Where one key leads to
+//! another, [`Client::general`] runs a closure that reads as it goes along, at the price of a round
+//! for every step.
 //!
 //! **Cancellation** is dropping the future: an undecided transaction is aborted in the background.
 
@@ -48,6 +50,7 @@ mod client;
 mod config;
 mod error;
 mod gateway;
+mod general;
 mod names;
 mod outcome;
 mod pace;
@@ -62,6 +65,7 @@ pub use client::{
 };
 pub use config::{Config, Tls};
 pub use error::Error;
+pub use general::{General, GeneralTxn, OpenGeneral};
 pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
 pub use status::StatusInfo;
 pub use txn::{Abort, Begun, OpenTransaction, Transaction};

@@ -1,4 +1,5 @@
-//! Interactive transactions: read in one round, compute, write and commit in a second.
+//! Interactive transactions: read in one round, compute, write and commit in a second. Those of
+//! [`crate::general`] may read in several.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,6 +40,10 @@ impl Abort {
     /// Gives up, for this reason, which [`Aborted::because`] repeats.
     pub fn because(reason: impl fmt::Display) -> Self {
         Self { because: reason.to_string() }
+    }
+
+    pub(crate) fn into_reason(self) -> String {
+        self.because
     }
 }
 
@@ -189,8 +194,34 @@ impl Transaction {
     }
 }
 
+/// Why an open transaction cannot go on.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It has aborted.
+    Ended(Ended),
+    /// It was not committed, and will not be.
+    Error(Error),
+}
+
+impl Stop {
+    pub(crate) fn to_error(&self) -> Error {
+        match self {
+            Self::Ended(Ended::Aborted(aborted)) => Error::Aborted(aborted.reason),
+            Self::Ended(Ended::Committed(_)) => Error::Unexpected("it has committed".into()),
+            Self::Ended(Ended::Unknown(text)) => Error::Deadline(text.clone()),
+            Self::Error(error) => error.clone(),
+        }
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
 /// Begins one attempt, in the region that is returned.
-async fn open(
+pub(crate) async fn open(
     client: &Arc<Inner>,
     name: &mut Name,
     declared: &api::BeginRequest,
@@ -254,7 +285,8 @@ pub struct OpenTransaction {
     reads: Reads,
     /// Everything another gateway needs, the decision too once it is made.
     question: Box<api::ResolveRequest>,
-    write_keys: Vec<bytes::Bytes>,
+    /// What it may write; none: anything.
+    write_keys: Option<Vec<bytes::Bytes>>,
     deadline: Duration,
     is_undecided: bool,
     keeper: Option<JoinHandle<()>>,
@@ -276,7 +308,7 @@ impl OpenTransaction {
             at,
             reads: Reads::default(),
             question: Box::new(api::ResolveRequest { begun, ..Default::default() }),
-            write_keys: begin.write_keys.clone(),
+            write_keys: (!begin.general).then(|| begin.write_keys.clone()),
             is_undecided: true,
             keeper: None,
         }
@@ -331,10 +363,73 @@ impl OpenTransaction {
         }
     }
 
-    async fn decide(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
+    /// What to ask when its outcome is in doubt.
+    pub(crate) fn question(&self) -> Box<api::ResolveRequest> {
+        self.question.clone()
+    }
+
+    /// Reads more in a general transaction. A round that was lost is not sent again: nobody can tell
+    /// whether it is still under way, so the transaction is ended.
+    pub(crate) async fn read_round(
+        &mut self,
+        keys: Vec<Key>,
+        pace: &mut Pace,
+    ) -> Result<(), Stop> {
+        use api::read_round_response::Result as Answer;
+        let request =
+            api::ReadRoundRequest { txn: wire::txn_id(self.id()), keys: wire::keys(keys) };
+        self.client.check_size(&request)?;
+        let ended = loop {
+            let rpc = |stubs: Stubs, request| async move { stubs.txns().read_round(request).await };
+            let send = self.client.gateways.send(self.at, pace.deadline, request.clone(), rpc);
+            break match send.await {
+                Ok(api::ReadRoundResponse { result }) => match result {
+                    Some(Answer::Opened(opened)) => {
+                        let mut reads = std::mem::take(&mut self.reads);
+                        reads.0.extend(wire::reads(opened.reads).0);
+                        self.set_reads(reads);
+                        return Ok(());
+                    }
+                    Some(Answer::Finished(outcome)) => wire::ended(Some(outcome)),
+                    None => Ended::Unknown("the gateway's answer is empty".into()),
+                },
+                Err(failure @ (Failure::Busy(_) | Failure::Never(_))) => {
+                    self.client.after_failure(self.at, failure, pace).await?;
+                    continue;
+                }
+                Err(Failure::NotOpen(text) | Failure::Unavailable(text) | Failure::Lost(text)) => {
+                    Ended::Unknown(text)
+                }
+            };
+        };
+        // Nobody asked to commit it, so that it cannot commit; ending it frees its keys.
+        let ended = match ended {
+            Ended::Unknown(_) => self.client.ask(&self.question, Some(self.at), pace).await,
+            known @ (Ended::Committed(_) | Ended::Aborted(_)) => known,
+        };
+        match ended {
+            Ended::Unknown(text) => Err(Stop::Error(Error::Deadline(text))),
+            Ended::Aborted(_) => {
+                self.is_undecided = false;
+                Err(Stop::Ended(ended))
+            }
+            Ended::Committed(_) => {
+                self.is_undecided = false;
+                let text = format!("{} committed, but was never asked to", self.id());
+                Err(Stop::Error(Error::Unexpected(text)))
+            }
+        }
+    }
+
+    pub(crate) async fn decide(
+        &mut self,
+        writes: Writes,
+        pace: &mut Pace,
+    ) -> Result<Ended, Error> {
         use api::resolve_request::Decision;
-        let stray = writes.0.keys().find(|key| self.write_keys.binary_search(&key.0).is_err());
-        if let Some(key) = stray {
+        let declared = self.write_keys.as_ref();
+        let is_stray = |key: &Key| declared.is_some_and(|all| all.binary_search(&key.0).is_err());
+        if let Some(key) = writes.0.keys().find(|key| is_stray(key)) {
             return Err(Error::Invalid(format!("key {key} was not declared as a write key")));
         }
         let writes = wire::writes(writes);
@@ -365,7 +460,7 @@ impl OpenTransaction {
     }
 
     /// Extends the lease until the transaction is decided.
-    fn keep_alive(&mut self) {
+    pub(crate) fn keep_alive(&mut self) {
         let client = Arc::downgrade(&self.client);
         let at = self.at;
         let txns: Vec<api::TxnId> = wire::txn_id(self.id()).into_iter().collect();

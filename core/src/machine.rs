@@ -15,7 +15,7 @@ use crate::id::{NodeId, PartitionId, Ticket, TxnId};
 use crate::rng::Rng;
 use crate::store::{Memtable, StateEngine};
 use crate::time::{Clock, Time};
-use crate::txn::{Decision, Outcome, Reads, Txn};
+use crate::txn::{Decision, Key, Outcome, Reads, Txn};
 
 /// A zero-sized name for a family of types: one transaction protocol.
 pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
@@ -28,6 +28,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// after it. Tests then bound the time from one end to the next; of other protocols, the time
     /// until the last.
     const QUEUES: bool = false;
+    /// Runs general transactions ([`crate::txn::Kind::General`]), whose keys are not declared. One
+    /// that does not refuses them as invalid.
+    const GENERAL: bool = false;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;
@@ -184,8 +187,17 @@ pub enum Admin {
 pub enum Input<P: Protocol> {
     /// To a client: run this transaction.
     Begin(Txn),
-    /// To a client: the second round of an interactive transaction that it began. Ignored if the
-    /// transaction has ended.
+    /// To a client: the next round of reads of a general transaction that it began and that waits
+    /// for its caller. Keys that it has read already are told again as they were then. Ignored if the
+    /// transaction has ended, or a round is under way.
+    Read {
+        /// Which transaction.
+        txn: TxnId,
+        /// What its caller wants to know.
+        keys: Vec<Key>,
+    },
+    /// To a client: the end of an interactive or general transaction that it began and that waits
+    /// for its caller. Ignored if the transaction has ended.
     Decide {
         /// Which transaction.
         txn: TxnId,
@@ -198,7 +210,7 @@ pub enum Input<P: Protocol> {
     Resolve {
         /// The transaction as it was begun.
         txn: Txn,
-        /// What its reads returned, if they did.
+        /// What its reads returned, if they did, in all rounds.
         reads: Reads,
         /// What its caller had decided, if it had.
         decision: Option<Decision>,
@@ -245,7 +257,8 @@ pub enum Effect<P: Protocol> {
         /// What to remember instead of everything before.
         records: Vec<P::Record>,
     },
-    /// To the caller: what the transaction read. Once per attempt at most.
+    /// To the caller: what the transaction read. Once per attempt at most; of a general transaction
+    /// once for each round, with the keys of that round.
     Reads {
         /// Which transaction.
         txn: TxnId,

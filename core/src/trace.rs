@@ -16,7 +16,7 @@ use crate::time::Time;
 pub enum Event {
     /// A caller began a transaction.
     Begin,
-    /// A caller decided an interactive transaction.
+    /// A caller decided an interactive or general transaction.
     Decide,
     /// A caller asked what became of a transaction.
     Resolve,
@@ -36,10 +36,12 @@ pub enum Event {
     Note,
     /// The environment changed: a crash, a partition, a clock.
     Fault,
+    /// A caller wants the next round of reads of a general transaction.
+    Read,
 }
 
 impl Event {
-    const NAMES: [(Self, &'static str); 11] = [
+    const NAMES: [(Self, &'static str); 12] = [
         (Self::Begin, "begin"),
         (Self::Decide, "decide"),
         (Self::Resolve, "resolve"),
@@ -51,6 +53,7 @@ impl Event {
         (Self::Finish, "finish"),
         (Self::Note, "note"),
         (Self::Fault, "fault"),
+        (Self::Read, "read"),
     ];
 }
 

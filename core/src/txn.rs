@@ -137,7 +137,7 @@ pub type Writes = BTreeMap<Key, Option<Value>>;
 /// The end of a transaction's read round: write and commit, or give up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// Commit these writes, a subset of the declared write keys.
+    /// Commit these writes: of keys declared to be written, or, in a general transaction, of any.
     Commit(Writes),
     /// Abort; nothing is written.
     Abort,
@@ -201,6 +201,11 @@ pub enum Kind {
     /// Two rounds, fixed sets: the reads go back to the caller, who answers with a [`Decision`]
     /// (Carousel §3.2).
     Interactive,
+    /// As many rounds of reads as the caller likes, each of keys that it chose after the round before;
+    /// then a [`Decision`], which may write any key. Not every protocol runs them
+    /// ([`crate::Protocol::GENERAL`]); for the others the client library reads first and declares
+    /// what it found (reconnaissance).
+    General,
     /// A deterministic function of its reads: guarded operations.
     Procedure(Vec<Op>),
     /// Reads only; one consistent snapshot.
@@ -219,9 +224,11 @@ pub struct Txn {
     pub priority: Priority,
     /// How its writes come about.
     pub kind: Kind,
-    /// Keys it reads; sorted, without duplicates.
+    /// Keys it reads, in a general transaction those of its first round, if any; sorted, without
+    /// duplicates.
     pub reads: Vec<Key>,
-    /// Keys it may write; sorted, without duplicates; may overlap `reads`.
+    /// Keys it may write; sorted, without duplicates; may overlap `reads`. Empty in a general
+    /// transaction, which declares none.
     pub writes: Vec<Key>,
     /// The client knows the outcome of every transaction of its own with a smaller counter, and
     /// will never ask again (`protocol-pitfalls` R6).
@@ -233,6 +240,12 @@ impl Txn {
     #[must_use]
     pub fn interactive(id: TxnId, home: RegionId, reads: Vec<Key>, writes: Vec<Key>) -> Self {
         Self::new(id, home, Kind::Interactive, reads, writes)
+    }
+
+    /// A general transaction, whose first round reads these keys.
+    #[must_use]
+    pub fn general(id: TxnId, home: RegionId, reads: Vec<Key>) -> Self {
+        Self::new(id, home, Kind::General, reads, Vec::new())
     }
 
     /// A read-only transaction.
@@ -258,6 +271,15 @@ impl Txn {
         txn.writes.sort_unstable();
         txn.writes.dedup();
         txn
+    }
+
+    /// True if it is known from the start that it writes nothing, so that a snapshot will do.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        match self.kind {
+            Kind::Interactive | Kind::General => false,
+            Kind::Procedure(_) | Kind::ReadOnly => self.writes.is_empty(),
+        }
     }
 
     /// Runs the transaction's procedure over what it read.

@@ -107,6 +107,7 @@ impl Diagram {
             let ends = match line.event {
                 Event::Receive => [line.peer, Some(line.node)],
                 Event::Begin
+                | Event::Read
                 | Event::Decide
                 | Event::Resolve
                 | Event::Lose
@@ -145,6 +146,7 @@ impl Diagram {
                 format!("{node}-x{peer}: {kind}{attempt}, {left} ms, lost")
             }
             (Event::Begin, ..) => note(format!("begin {}", line.txn.map(name).unwrap_or_default())),
+            (Event::Read, ..) => note(format!("read{attempt}")),
             (Event::Decide, ..) => note(format!("decide{attempt}")),
             (Event::Resolve, ..) => note(format!("what became of it?{attempt}")),
             (Event::Reads, ..) => note(format!("reads{attempt}")),

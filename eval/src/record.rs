@@ -86,7 +86,10 @@ pub fn entry(attempt: &Attempt<'_>, values: Values) -> Result<Entry, RecordError
 fn read_ops(attempt: &Attempt<'_>, values: Values, status: Status) -> Result<Vec<Op>, RecordError> {
     let txn = attempt.txn;
     let mut ops = Vec::new();
-    for key in &attempt.request.reads {
+    // A general transaction reads more than it declared.
+    let more = attempt.reads.into_iter().flat_map(|reads| reads.keys());
+    let more = more.filter(|key| !attempt.request.reads.contains(key));
+    for key in attempt.request.reads.iter().chain(more) {
         let Some(read) = attempt.reads.and_then(|reads| reads.get(key)) else {
             if status == Status::Ok {
                 return Err(RecordError::Unread { txn, key: key.clone() });
@@ -114,12 +117,14 @@ fn write_ops(
 ) -> Result<Vec<Op>, RecordError> {
     let is_committed = status == Status::Ok;
     let keys: Vec<&Key> = match (&attempt.request.kind, attempt.decision) {
-        (Kind::Interactive, Some(Decision::Commit(writes))) => writes.keys().collect(),
-        (Kind::Interactive, Some(Decision::Abort) | None) if is_committed => {
+        (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
+            writes.keys().collect()
+        }
+        (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) if is_committed => {
             return Err(RecordError::Undecided(attempt.txn));
         }
         // What its client never asked for cannot have been written.
-        (Kind::Interactive, Some(Decision::Abort) | None) => Vec::new(),
+        (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) => Vec::new(),
         // A procedure whose guards hold writes every key that it declared.
         (Kind::Procedure(_), _) => attempt.request.writes.iter().collect(),
         (Kind::ReadOnly, _) => Vec::new(),

@@ -80,7 +80,7 @@ const fn locking<V: Variant>(paper: &'static str) -> Row {
         paper,
         guarantee: Guarantee::StrictSerializable,
         conditions: "serializable always; strictly so while clocks keep their stated error bound",
-        model: "interactive with fixed sets (2FI), procedures, read-only",
+        model: "interactive with fixed sets (2FI) and general, procedures, read-only",
         round_trips: "at most 4; read-only 1",
     }
 }
@@ -110,6 +110,19 @@ pub fn find(name: &str) -> Result<&'static Row, UnknownProtocol> {
         name: name.into(),
         known: ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
     })
+}
+
+/// The names of the protocols that run general transactions ([`Protocol::GENERAL`]).
+#[must_use]
+pub fn general() -> Vec<&'static str> {
+    struct Named;
+    impl Visitor for Named {
+        type Out = Option<&'static str>;
+        fn visit<P: Protocol>(self, row: &'static Row) -> Self::Out {
+            P::GENERAL.then_some(row.name)
+        }
+    }
+    ROWS.iter().filter_map(|row| with(row.name, Named).ok().flatten()).collect()
 }
 
 /// Does something with the protocol called `name`.

@@ -1,5 +1,5 @@
-//! The door between callers and the client side of a protocol: begin a transaction, decide it, ask
-//! what became of it.
+//! The door between callers and the client side of a protocol: begin a transaction, read on in it,
+//! decide it, ask what became of it.
 //!
 //! A [`Gateway`] is a cheap handle on the task that owns the client machine. It bounds the
 //! transactions in flight, and a caller that goes away (its future is dropped) leaves no undecided
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use orthodrome_core::machine::Admin;
 use orthodrome_core::txn::{Kind, Reads};
-use orthodrome_core::{ClientId, Decision, NodeId, Outcome, PartitionId, Txn, TxnId};
+use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
 /// How a transaction ended.
@@ -29,7 +29,8 @@ pub struct Finished {
 /// What beginning a transaction led to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Begun {
-    /// An interactive transaction has read; it waits for [`Gateway::decide`].
+    /// An interactive or general transaction has read what this round asked for; it waits for
+    /// [`Gateway::decide`], a general one perhaps for [`Gateway::read`].
     Reads(Reads),
     /// It has ended already: it was not interactive, or it aborted early.
     Finished(Finished),
@@ -59,8 +60,8 @@ pub enum GatewayError {
     /// abort counts up the attempt, and a retry after no answer asks for the outcome.
     #[error("transaction {0} was begun already; ask for its outcome, or use the next attempt")]
     AlreadyBegun(TxnId),
-    /// [`Gateway::decide`] on a transaction that is not waiting for a decision.
-    #[error("transaction {0} is not waiting for a decision: {1}")]
+    /// [`Gateway::decide`] or [`Gateway::read`] on a transaction that is not waiting for it.
+    #[error("transaction {0} is not waiting for its caller: {1}")]
     NotUndecided(TxnId, &'static str),
     /// The node stopped while the call was under way; the outcome is unknown.
     #[error("this node stopped before transaction {0} finished; its outcome is unknown")]
@@ -101,6 +102,8 @@ pub struct Description {
     pub protocol: &'static str,
     /// What the protocol promises: `strict-serializable` or `serializable`.
     pub guarantee: &'static str,
+    /// The protocol runs general transactions.
+    pub general: bool,
     /// The node's server side.
     pub node: NodeId,
     /// The node's client side.
@@ -123,6 +126,11 @@ pub(crate) enum Command {
     Begin {
         txn: Txn,
         slot: Slot,
+        reply: oneshot::Sender<Result<Begun, GatewayError>>,
+    },
+    Read {
+        txn: TxnId,
+        keys: Vec<Key>,
         reply: oneshot::Sender<Result<Begun, GatewayError>>,
     },
     Decide {
@@ -248,7 +256,21 @@ impl Gateway {
         self.call(id, Command::Begin { txn, slot, reply }, answer).await
     }
 
-    /// Decides an interactive transaction whose reads [`Gateway::begin`] returned.
+    /// Reads more in a general transaction that [`Gateway::begin`] began. If the returned future is
+    /// dropped before it is ready, the transaction is aborted.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub async fn read(&self, txn: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError> {
+        // As with a decision: a node that is stopping still finishes what it has begun.
+        if let Health::Failed(why) = self.backend.health() {
+            return Err(GatewayError::Failed(why));
+        }
+        let (reply, answer) = oneshot::channel();
+        self.call(txn, Command::Read { txn, keys, reply }, answer).await
+    }
+
+    /// Decides an interactive or general transaction whose reads [`Gateway::begin`] returned.
     ///
     /// # Errors
     /// See [`GatewayError`].
@@ -330,10 +352,10 @@ impl Gateway {
     }
 }
 
-/// True if the transaction has a second round.
+/// True if the transaction waits for its caller after a round.
 pub(crate) fn is_interactive(txn: &Txn) -> bool {
     match txn.kind {
-        Kind::Interactive => true,
+        Kind::Interactive | Kind::General => true,
         Kind::Procedure(_) | Kind::ReadOnly => false,
     }
 }

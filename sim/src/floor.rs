@@ -18,7 +18,8 @@ use orthodrome_eval::workload::Request;
 /// - read-only: *read*;
 /// - procedure: max(*reach*, *durable*), for its text can be made durable while its reads travel;
 /// - interactive: max(*reach*, *read* + *durable*), for what it writes is known only after its
-///   reads have returned.
+///   reads have returned;
+/// - general: *read* + *durable*, with the keys of the first round, for the others may be anywhere.
 #[derive(Clone, Debug)]
 pub struct Floor {
     cluster: Cluster,
@@ -58,6 +59,7 @@ impl Floor {
             Kind::ReadOnly => read,
             Kind::Procedure(_) => reach.max(durable),
             Kind::Interactive => reach.max(read + durable),
+            Kind::General => read + durable,
         }
     }
 

@@ -7,8 +7,9 @@
 //! | command | effect |
 //! |---|---|
 //! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [tooth=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
-//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [put="k:v,…"] [add="k:n,…"] [high] [below=N]` | begins a transaction: interactive; read-only with `ro`; a procedure with `put` or `add` |
-//! | `decide TXN [k=v …] [abort]` | answers an interactive transaction's reads |
+//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N]` | begins a transaction: interactive; read-only with `ro`; general with `general`; a procedure with `put` or `add` |
+//! | `read TXN KEY…` | the next round of a general transaction |
+//! | `decide TXN [k=v …] [abort]` | answers the reads of an interactive or general transaction |
 //! | `resolve GATEWAY TXN` | asks another gateway what became of a transaction |
 //! | `run [for=MS] [until=MS] [quiet]` | lets time pass; shows nothing if `quiet` |
 //! | `messages` | lists what is in flight (with `steps`) |
@@ -145,6 +146,7 @@ impl<P: Protocol> Runner for Golden<P> {
         match command.name.as_str() {
             "cluster" => self.cluster(&mut args)?,
             "begin" => self.begin(&mut args)?,
+            "read" => self.read(&mut args)?,
             "decide" => self.decide(&mut args)?,
             "resolve" => self.resolve(&mut args)?,
             "run" => self.pass(&mut args)?,
@@ -287,6 +289,19 @@ impl<P: Protocol> Golden<P> {
         let begun = Begun { txn: txn.clone(), gateway, decision: None };
         self.begun.insert(id, begun);
         self.simulation()?.call(index, Input::Begin(txn), 0);
+        Ok(())
+    }
+
+    fn read(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
+        let txn: TxnId = args.next_pos().ok_or("read in which TXN")?.parse()?;
+        let mut keys = Vec::new();
+        while let Some(key) = args.next_pos() {
+            keys.push(Key::from(key));
+        }
+        let begun = self.begun.get(&txn).ok_or_else(|| format!("{txn} was not begun"))?;
+        let gateway = begun.gateway.to_string();
+        let index = self.index(&gateway)?;
+        self.simulation()?.call(index, Input::Read { txn, keys }, 0);
         Ok(())
     }
 
@@ -615,7 +630,7 @@ impl std::fmt::Display for Short<'_> {
             Event::Receive => write!(f, "{node} <- {peer} {detail}"),
             Event::Lose => write!(f, "{node} -> {peer} lost {kind} {txn}"),
             Event::Begin => write!(f, "{node} begin {txn}"),
-            Event::Decide | Event::Resolve => write!(f, "{node} {event} {txn} {detail}"),
+            Event::Read | Event::Decide | Event::Resolve => write!(f, "{node} {event} {txn} {detail}"),
             Event::Timer | Event::Durable | Event::Note => write!(f, "{node} {event} {detail}"),
             Event::Reads => write!(f, "{node} reads {txn} {detail}"),
             Event::Finish => write!(f, "{node} finish {txn} {detail} ({kind})"),
@@ -656,10 +671,12 @@ fn transaction(id: TxnId, home: RegionId, args: &mut ArgumentConsumer<'_>) -> Ou
         Txn::procedure(id, home, ops)
     } else if words.contains(&"ro") {
         Txn::read_only(id, home, reads)
+    } else if words.contains(&"general") {
+        Txn::general(id, home, reads)
     } else {
         Txn::interactive(id, home, reads, writes)
     };
-    if let Some(other) = words.iter().find(|word| !["ro", "high"].contains(word)) {
+    if let Some(other) = words.iter().find(|word| !["ro", "general", "high"].contains(word)) {
         return Err(format!("unexpected argument {other:?}").into());
     }
     if words.contains(&"high") {

@@ -12,7 +12,7 @@ use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, 
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::metrics::{Counters, Latencies, Retry};
 use orthodrome_eval::record::{Attempt, entry};
-use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
+use orthodrome_eval::workload::{Issuer, Request, Step, Values, Workload};
 
 use crate::floor::Floor;
 use crate::oracle::Oracle;
@@ -73,6 +73,7 @@ const FINAL_READ: &str = "final-read";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Action {
     Begin,
+    Read,
     Decide,
     Resolve,
 }
@@ -85,7 +86,10 @@ struct Active {
     began: Time,
     attempt_began: Time,
     gateway: u32,
+    /// What it read, in all rounds.
     reads: Option<Reads>,
+    /// What it asked for in the round that is under way.
+    round: Vec<Key>,
     decision: Option<Decision>,
     hops: u16,
     floor: Duration,
@@ -357,6 +361,7 @@ impl Load {
             attempt_began: now,
             gateway: client.gateway,
             reads: None,
+            round: Vec::new(),
             decision: None,
             hops: 0,
             floor,
@@ -390,6 +395,10 @@ impl Load {
             return None;
         }
         let active = client.active.as_ref()?;
+        if active.next == Action::Read {
+            let input = Input::Read { txn: active.txn, keys: active.round.clone() };
+            return Some((active.gateway, input, active.hops));
+        }
         if active.next == Action::Decide {
             let decision = active.decision.clone()?;
             let input = Input::Decide { txn: active.txn, decision };
@@ -411,9 +420,10 @@ impl Load {
         let input = match active.next {
             Action::Begin => {
                 active.attempt_began = now;
+                active.round.clone_from(&txn.reads);
                 Input::Begin(txn)
             }
-            Action::Resolve | Action::Decide => {
+            Action::Resolve | Action::Read | Action::Decide => {
                 active.is_resolved = true;
                 Input::Resolve {
                     txn,
@@ -458,21 +468,36 @@ impl Load {
             // A resolved attempt reports its reads again; the decision stands.
             return;
         }
-        let missing = active.request.reads.iter().find(|key| !reads.contains_key(*key));
+        let missing = active.round.iter().find(|key| !reads.contains_key(*key));
         if let Some(key) = missing {
             let problem = format!("{txn} got its reads without {key}, which it asked for");
             self.failure.get_or_insert(problem);
             return;
         }
         active.hops = hops;
-        let interactive = active.request.kind == Kind::Interactive;
-        if interactive {
-            active.decision = Some(workload.decide(&active.request, &reads));
-        }
-        active.reads = Some(reads);
-        if interactive {
+        let mut all = active.reads.take().unwrap_or_default();
+        all.extend(reads);
+        let next = match active.request.kind {
+            Kind::Procedure(_) | Kind::ReadOnly => None,
+            Kind::Interactive => {
+                active.decision = Some(workload.decide(&active.request, &all));
+                Some(Action::Decide)
+            }
+            Kind::General => Some(match workload.step(&active.request, &all) {
+                Step::Read(keys) => {
+                    active.round = keys;
+                    Action::Read
+                }
+                Step::Decide(decision) => {
+                    active.decision = Some(decision);
+                    Action::Decide
+                }
+            }),
+        };
+        active.reads = Some(all);
+        if let Some(next) = next {
             let at = now + self.model.decide;
-            self.schedule(slot, at, Action::Decide);
+            self.schedule(slot, at, next);
         }
     }
 
@@ -530,6 +555,7 @@ impl Load {
         if let Some(active) = self.client(slot).active.as_mut() {
             active.txn = next;
             active.reads = None;
+            active.round.clear();
             active.decision = None;
             active.hops = 0;
             active.is_resolved = false;
@@ -678,8 +704,11 @@ impl Load {
 /// The keys that a transaction wrote if it committed with those reads.
 fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
     match (&active.request.kind, &active.decision) {
-        (Kind::ReadOnly, _) | (Kind::Interactive, None | Some(Decision::Abort)) => BTreeSet::new(),
-        (Kind::Interactive, Some(Decision::Commit(writes))) => writes.keys().cloned().collect(),
+        (Kind::ReadOnly, _) => BTreeSet::new(),
+        (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeSet::new(),
+        (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
+            writes.keys().cloned().collect()
+        }
         // Its guards held, and it writes every key that it declared.
         (Kind::Procedure(_), _) if active.has_lost_reads() => {
             active.request.writes.iter().cloned().collect()

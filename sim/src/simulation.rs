@@ -631,6 +631,7 @@ impl<P: Protocol> Simulation<P> {
         let (now, life) = (self.world.now, self.world.life(gateway));
         let keys = match &input {
             Input::Begin(txn) | Input::Resolve { txn, .. } => txn.reads.len() + txn.writes.len(),
+            Input::Read { keys, .. } => keys.len(),
             Input::Decide { .. }
             | Input::Message { .. }
             | Input::Timer(_)
@@ -1117,6 +1118,11 @@ impl<P: Protocol> World<P> {
             Input::Begin(txn) => {
                 self.log(node, TraceEvent::Begin, None, None, Some(txn.id), "-", || {
                     format!("{txn:?}")
+                });
+            }
+            Input::Read { txn, keys } => {
+                self.log(node, TraceEvent::Read, None, None, Some(*txn), "-", || {
+                    format!("{keys:?}")
                 });
             }
             Input::Decide { txn, decision } => {

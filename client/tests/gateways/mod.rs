@@ -42,6 +42,7 @@ pub enum Twist {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Call {
     Begin,
+    Read,
     Decide,
     Resolve,
 }
@@ -106,7 +107,7 @@ impl State {
         let reads = self.read(&txn.reads);
         let finished = |outcome, reads| Begun::Finished(Finished { outcome, reads, path: "test" });
         match &txn.kind {
-            Kind::Interactive => {
+            Kind::Interactive | Kind::General => {
                 self.open.insert(txn.id, (txn, reads.clone()));
                 Begun::Reads(reads)
             }
@@ -118,6 +119,22 @@ impl State {
                 finished(self.end(txn.id, Outcome::Committed(Timestamp(self.clock))), Some(reads))
             }
         }
+    }
+
+    /// Another round of a general transaction; it holds no locks, for its versions are compared at the
+    /// end.
+    fn read_on(&mut self, id: TxnId, keys: &[Key]) -> Result<Begun, GatewayError> {
+        let now = self.read(keys);
+        let Some((_, before)) = self.open.get_mut(&id) else {
+            let outcome = self.ended.get(&id).copied();
+            let finished = |outcome| Begun::Finished(finished(outcome));
+            return outcome.map(finished).ok_or(GatewayError::UnknownTransaction(id));
+        };
+        for (key, read) in now {
+            before.entry(key).or_insert(read);
+        }
+        let told = before.iter().filter(|(key, _)| keys.contains(key));
+        Ok(Begun::Reads(told.map(|(key, read)| (key.clone(), read.clone())).collect()))
     }
 
     fn resolve(&mut self, txn: &Txn, reads: &Reads, decision: Option<Decision>) -> Outcome {
@@ -167,6 +184,7 @@ pub struct Node {
     pub address: String,
     cluster: String,
     number: u32,
+    general: bool,
     twists: Mutex<BTreeMap<Call, VecDeque<Twist>>>,
     proxy: watch::Sender<Proxy>,
 }
@@ -179,6 +197,11 @@ struct Proxy {
 }
 
 impl Node {
+    /// Starts a gateway whose protocol runs no general transactions.
+    pub async fn start_plain(store: &Arc<Store>) -> Arc<Self> {
+        Self::start_as(store, 0, "test", false, Access::open(), Limits::default()).await
+    }
+
     /// Starts gateway `number` (its region too) in front of `store`.
     pub async fn start(store: &Arc<Store>, number: u16) -> Arc<Self> {
         Self::start_with(store, number, "test", Access::open(), Limits::default()).await
@@ -191,6 +214,17 @@ impl Node {
         access: Access,
         limits: Limits,
     ) -> Arc<Self> {
+        Self::start_as(store, number, cluster, true, access, limits).await
+    }
+
+    async fn start_as(
+        store: &Arc<Store>,
+        number: u16,
+        cluster: &str,
+        general: bool,
+        access: Access,
+        limits: Limits,
+    ) -> Arc<Self> {
         let backend = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let node = Arc::new(Self {
@@ -198,6 +232,7 @@ impl Node {
             address: front.local_addr().unwrap().to_string(),
             cluster: cluster.into(),
             number: number.into(),
+            general,
             twists: Mutex::default(),
             proxy: watch::Sender::new(Proxy { cuts: 0, open: true }),
         });
@@ -302,6 +337,11 @@ impl Transactions for Handle {
         self.0.call(Call::Begin, id, begin, |outcome| Begun::Finished(finished(outcome))).await
     }
 
+    async fn read(&self, id: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError> {
+        let read = |state: &mut State| state.read_on(id, &keys);
+        self.0.call(Call::Read, id, read, |outcome| Ok(Begun::Finished(finished(outcome)))).await?
+    }
+
     async fn decide(&self, id: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
         let decide = |state: &mut State| match state.open.get(&id).cloned() {
             Some((_, reads)) => Ok(finished(state.decide(id, &reads, decision))),
@@ -327,6 +367,7 @@ impl Transactions for Handle {
             cluster: self.0.cluster.clone(),
             protocol: "test",
             guarantee: "strict serializability",
+            general: self.0.general,
             node: NodeId(self.0.number + 1),
             gateway: NodeId(self.0.number + 4),
             region: format!("R{}", self.0.number),

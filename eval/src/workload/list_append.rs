@@ -4,6 +4,10 @@
 //!
 //! Lists stay short, and a long history stays checkable, because the keys in use are a window: a
 //! key that got its share of appends is replaced by a fresh one.
+//!
+//! A *dependent* transaction (`list-append:dependent`) reads one list, chooses another by the last
+//! element that it found there, reads that too, and appends to it, or to both: its keys follow from
+//! what it reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +16,12 @@ use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writ
 
 use super::options::{Priorities, bounded, share};
 use super::spread::{Spread, Zipf, chance};
-use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError, list_elements};
+use super::{
+    Form, Issuer, Options, Request, Step, Values, Workload, WorkloadError, list_elements,
+};
 
 const APPEND: &str = "append";
+const FOLLOW: &str = "follow";
 const READ: &str = "read";
 
 /// Largest number of keys in one transaction.
@@ -40,6 +47,7 @@ pub struct ListAppend {
     appends_per_key: u64,
     spread: Spread,
     read_only: f64,
+    dependent: f64,
     form: Form,
     priorities: Priorities,
     /// How many appending transactions each issuer, by index, has begun.
@@ -48,13 +56,25 @@ pub struct ListAppend {
 
 impl ListAppend {
     /// A window of `keys` lists (16), chosen by `zipf` (0), each replaced after `appends_per_key`
-    /// (64) appends; a share `read_only` (0.2) of transactions appends nothing.
+    /// (64) appends; a share `read_only` (0.2) of transactions appends nothing, and of the others a
+    /// share `dependent` (0, or 1 with the parameter `dependent`) is dependent.
     ///
     /// # Errors
     /// Which option makes no sense.
-    pub fn new(options: &Options) -> Result<Self, WorkloadError> {
-        let known = ["keys", "zipf", "read_only", "form", "appends_per_key"];
+    pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
+        let known = ["keys", "zipf", "read_only", "form", "appends_per_key", "dependent"];
         options.only("list-append", &known)?;
+        let dependent = match parameter {
+            None => 0.0,
+            Some("dependent") => 1.0,
+            Some(other) => {
+                return Err(WorkloadError::Parameter {
+                    spec: format!("list-append:{other}"),
+                    problem: format!("list-append has no variant {other:?}"),
+                    remedy: "write \"list-append\" or \"list-append:dependent\"".into(),
+                });
+            }
+        };
         let keys = bounded("keys", options.keys, 16, (1, 100_000))?;
         Ok(Self {
             window: (0..keys).map(|number| List { number, appends: 0 }).collect(),
@@ -62,8 +82,9 @@ impl ListAppend {
             appends_per_key: bounded("appends_per_key", options.appends_per_key, 64, (1, 100_000))?,
             spread: Spread::Zipf(Zipf::new(keys, options.theta(0.0)?)),
             read_only: share("read_only", options.read_only, 0.2)?,
+            dependent: share("dependent", options.dependent, dependent)?,
             form: options.form.unwrap_or_default(),
-            priorities: options.priorities(&[APPEND, READ])?,
+            priorities: options.priorities(&[APPEND, FOLLOW, READ])?,
             counters: BTreeMap::new(),
         })
     }
@@ -82,6 +103,17 @@ impl ListAppend {
         Some(key)
     }
 
+    /// Reads the first key, and appends to one of the others.
+    fn next_dependent(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
+        let count = KEYS_MAX.min(self.spread.widest());
+        let slots = self.spread.pick(usize::try_from(count).unwrap_or(1), issuer, rng);
+        let keys: Vec<Key> = slots.into_iter().filter_map(|slot| self.key(slot, true)).collect();
+        let priority = self.priorities.draw(FOLLOW, rng);
+        let reads = keys.first().cloned().into_iter().collect();
+        let parameter = self.element(issuer);
+        Request { name: FOLLOW, kind: Kind::General, reads, writes: keys, priority, parameter }
+    }
+
     /// An element that no other transaction of the run appends.
     fn element(&mut self, issuer: Issuer) -> u64 {
         let counter = self.counters.entry(issuer.index).or_default();
@@ -96,7 +128,7 @@ fn name(number: u64) -> Key {
 
 impl Workload for ListAppend {
     fn name(&self) -> String {
-        "list-append".into()
+        if self.dependent >= 1.0 { "list-append:dependent" } else { "list-append" }.into()
     }
 
     fn values(&self) -> Values {
@@ -105,6 +137,10 @@ impl Workload for ListAppend {
 
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
         let is_read_only = chance(self.read_only, rng);
+        // Nothing is drawn where there is nothing to choose, so that other runs stay as they are.
+        if !is_read_only && self.dependent > 0.0 && chance(self.dependent, rng) {
+            return self.next_dependent(issuer, rng);
+        }
         let count = rng.range(1, KEYS_MAX.min(self.spread.widest()));
         let slots = self.spread.pick(usize::try_from(count).unwrap_or(1), issuer, rng);
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -143,7 +179,15 @@ impl Workload for ListAppend {
 
     fn decide(&self, request: &Request, reads: &Reads) -> Decision {
         let mut writes = Writes::new();
-        for key in &request.writes {
+        // Every second dependent transaction appends to both lists that it read.
+        let is_wanted = |key: &&Key| match request.kind {
+            Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly => true,
+            Kind::General => {
+                let leaves_first = request.parameter % 2 == 0 && reads.len() > 1;
+                reads.contains_key(*key) && !(leaves_first && request.reads.contains(key))
+            }
+        };
+        for key in request.writes.iter().filter(is_wanted) {
             let before = reads.get(key).and_then(|read| read.value.as_ref());
             let mut list = before.map(|value| value.0.to_vec()).unwrap_or_default();
             list.extend_from_slice(&request.parameter.to_le_bytes());
@@ -152,9 +196,31 @@ impl Workload for ListAppend {
         Decision::Commit(writes)
     }
 
+    fn step(&self, request: &Request, reads: &Reads) -> Step {
+        if let Some(unread) = request.reads.iter().find(|key| !reads.contains_key(*key)) {
+            return Step::Read(vec![unread.clone()]);
+        }
+        let first = request.reads.first().and_then(|key| reads.get(key));
+        let elements = list_elements(first.and_then(|read| read.value.as_ref()));
+        let last = elements.and_then(|elements| elements.last().copied()).unwrap_or_default();
+        // The first key is the first of those it may write; the others are what it may lead to.
+        let others = request.writes.get(1..).unwrap_or_default();
+        let turn = last.checked_rem(others.len() as u64).and_then(|turn| usize::try_from(turn).ok());
+        match turn.and_then(|turn| others.get(turn)) {
+            Some(next) if !reads.contains_key(next) => Step::Read(vec![next.clone()]),
+            Some(_) | None => Step::Decide(self.decide(request, reads)),
+        }
+    }
+
+    fn is_general(&self) -> bool {
+        self.dependent > 0.0
+    }
+
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
-        for key in &request.reads {
-            let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+        if let Some(key) = request.reads.iter().find(|key| !reads.contains_key(*key)) {
+            return Err(format!("{key} was asked for but not read"));
+        }
+        for (key, read) in reads {
             let list = list_elements(read.value.as_ref())
                 .ok_or_else(|| format!("{key} holds {:?}, which is no list", read.value))?;
             let mut seen = BTreeSet::new();

@@ -57,7 +57,8 @@ pub enum WorkloadError {
     Syntax(String),
 }
 
-/// The workload called `spec`: a name, for some with a parameter after a colon (`ycsbt:6`).
+/// The workload called `spec`: a name, for some with a parameter after a colon (`ycsbt:6`,
+/// `list-append:dependent`).
 ///
 /// # Errors
 /// What is wrong with the name or an option, and what to do.
@@ -77,7 +78,7 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         "retwis" => plain().and_then(|()| boxed(retwis::Retwis::new(options))),
         "smallbank" => plain().and_then(|()| boxed(smallbank::SmallBank::new(options))),
         "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
-        "list-append" => plain().and_then(|()| boxed(list_append::ListAppend::new(options))),
+        "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
         _ => Err(WorkloadError::Unknown(spec.into())),
     }
 }
@@ -124,9 +125,9 @@ pub struct Request {
     pub name: &'static str,
     /// How its writes come about.
     pub kind: Kind,
-    /// Keys it reads.
+    /// Keys it reads; of a general transaction those of its first round.
     pub reads: Vec<Key>,
-    /// Keys it writes.
+    /// Keys it writes; of a general transaction some that it may.
     pub writes: Vec<Key>,
     /// How much it matters.
     pub priority: Priority,
@@ -141,6 +142,7 @@ impl Request {
         let (reads, writes) = (self.reads.clone(), self.writes.clone());
         let mut txn = match &self.kind {
             Kind::Interactive => Txn::interactive(id, home, reads, writes),
+            Kind::General => Txn::general(id, home, reads),
             Kind::ReadOnly => Txn::read_only(id, home, reads),
             Kind::Procedure(ops) => Txn::procedure(id, home, ops.clone()),
         };
@@ -160,6 +162,15 @@ pub enum Values {
     Versions,
 }
 
+/// What the issuer of a general transaction wants next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Another round of reads.
+    Read(Vec<Key>),
+    /// The end.
+    Decide(Decision),
+}
+
 /// A source of transactions.
 pub trait Workload: Debug + Send {
     /// Its name, parameters included: `ycsbt:4`.
@@ -174,6 +185,17 @@ pub trait Workload: Debug + Send {
     /// What the issuer of an interactive transaction answers to its reads. A function of its
     /// arguments alone.
     fn decide(&self, request: &Request, reads: &Reads) -> Decision;
+
+    /// What the issuer of a general transaction wants after it has read this much, in all rounds so
+    /// far. A function of its arguments alone.
+    fn step(&self, request: &Request, reads: &Reads) -> Step {
+        Step::Decide(self.decide(request, reads))
+    }
+
+    /// True if some of its transactions are general, which not every protocol runs.
+    fn is_general(&self) -> bool {
+        false
+    }
 
     /// Checks what a committed transaction read against the workload's invariant, if it can tell.
     ///

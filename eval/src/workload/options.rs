@@ -77,6 +77,10 @@ pub struct Options {
     /// `list-append`: appends to one key before a fresh key takes its place; from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub appends_per_key: Option<u64>,
+    /// `list-append`: share of the appending transactions that are general, and append to a list that
+    /// depends on what they read first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dependent: Option<f64>,
     /// `smallbank`: how many of the users are hot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_users: Option<u64>,
@@ -102,6 +106,7 @@ impl Options {
             form,
             accounts_per_transfer,
             appends_per_key,
+            dependent,
             hot_users,
             hot_share,
         } = self;
@@ -118,6 +123,7 @@ impl Options {
             ("form", form.is_some()),
             ("accounts_per_transfer", accounts_per_transfer.is_some()),
             ("appends_per_key", appends_per_key.is_some()),
+            ("dependent", dependent.is_some()),
             ("hot_users", hot_users.is_some()),
             ("hot_share", hot_share.is_some()),
         ]

@@ -24,7 +24,8 @@ fn every() -> Vec<(&'static str, Options)> {
             all.push((name, options.clone()));
         }
         all.push(("bank", Options { accounts_per_transfer: Some(5), ..options.clone() }));
-        all.push(("list-append", Options { keys: Some(2), ..options }));
+        all.push(("list-append", Options { keys: Some(2), ..options.clone() }));
+        all.push(("list-append:dependent", options));
     }
     all
 }
@@ -44,9 +45,9 @@ struct Serial {
 }
 
 impl Serial {
-    fn read(&self, txn: &Txn) -> Reads {
+    fn read(&self, keys: &[Key]) -> Reads {
         let read = |key: &Key| (key.clone(), self.data.get(key).cloned().unwrap_or_default());
-        txn.reads.iter().map(read).collect()
+        keys.iter().map(read).collect()
     }
 
     /// Runs one request to its end, audits what it read if it commits, and records it.
@@ -60,14 +61,25 @@ impl Serial {
         let id = TxnId::new(issuer.client, self.counter);
         let txn = request.to_txn(id, issuer.region, 0);
         assert_sets(request, &txn);
-        let reads = self.read(&txn);
+        let mut reads = self.read(&txn.reads);
         let decision = match &request.kind {
             Kind::Interactive => Some(workload.decide(request, &reads)),
+            Kind::General => loop {
+                match workload.step(request, &reads) {
+                    Step::Read(keys) => {
+                        assert!(keys.iter().any(|key| !reads.contains_key(key)), "{keys:?}");
+                        reads.extend(self.read(&keys));
+                    }
+                    Step::Decide(decision) => break Some(decision),
+                }
+            },
             Kind::Procedure(_) | Kind::ReadOnly => None,
         };
         let writes = match (&request.kind, &decision) {
-            (Kind::Interactive, Some(Decision::Commit(writes))) => Ok(writes.clone()),
-            (Kind::Interactive, _) => Err(AbortReason::Client),
+            (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
+                Ok(writes.clone())
+            }
+            (Kind::Interactive | Kind::General, _) => Err(AbortReason::Client),
             (Kind::Procedure(ops), _) => Txn::execute(ops, &reads),
             (Kind::ReadOnly, _) => Ok(Writes::new()),
         };
@@ -76,10 +88,11 @@ impl Serial {
             Ok(_) => Outcome::Committed(timestamp),
             Err(reason) => Outcome::Aborted(*reason),
         };
+        let first = writes.as_ref().ok().and_then(|writes| writes.keys().next());
         for (key, value) in writes.iter().flatten() {
-            assert!(txn.writes.contains(key), "{key} is written but not declared");
+            assert!(request.writes.contains(key), "{key} is written but not declared");
             let is_lost = self.loses_every.is_some_and(|every| self.counter.is_multiple_of(every));
-            if !is_lost || Some(key) != txn.writes.first() {
+            if !is_lost || Some(key) != first {
                 let version = Version { timestamp, writer: id };
                 self.data.insert(key.clone(), Read { value: value.clone(), version });
             }
@@ -126,7 +139,8 @@ impl Serial {
 
 /// A request's sets are those of the transaction it becomes, and name no key twice.
 fn assert_sets(request: &Request, txn: &Txn) {
-    for (declared, derived) in [(&request.reads, &txn.reads), (&request.writes, &txn.writes)] {
+    let writes = if request.kind == Kind::General { &Vec::new() } else { &request.writes };
+    for (declared, derived) in [(&request.reads, &txn.reads), (writes, &txn.writes)] {
         let mut sorted = declared.clone();
         sorted.sort_unstable();
         assert_eq!(&sorted, derived, "{request:?}");
@@ -169,14 +183,18 @@ fn a_serial_run_of_every_workload_keeps_its_invariants() {
         let forms: BTreeSet<&str> = requests
             .iter()
             .map(|(request, _)| match request.kind {
-                Kind::Interactive => "interactive",
+                // Whatever the form: what it reads decides what it reads next.
+                Kind::Interactive | Kind::General => "interactive",
                 Kind::Procedure(_) => "procedure",
                 Kind::ReadOnly => "read-only",
             })
             .collect();
         let form = options.form.unwrap_or_default();
-        assert_eq!(forms.contains("interactive"), form != Form::Procedure, "{spec} {form:?}");
-        assert_eq!(forms.contains("procedure"), form != Form::Interactive, "{spec} {form:?}");
+        let is_interactive = form != Form::Procedure || spec.ends_with("dependent");
+        assert_eq!(forms.contains("interactive"), is_interactive, "{spec} {form:?}");
+        if !spec.ends_with("dependent") {
+            assert_eq!(forms.contains("procedure"), form != Form::Interactive, "{spec} {form:?}");
+        }
     }
 }
 

@@ -79,6 +79,8 @@ impl<const FAST: bool> Machine<Carousel<FAST>> for Client {
     fn step(&mut self, input: Input<Carousel<FAST>>, cx: &mut Cx<'_, Carousel<FAST>>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
+            // Nothing waits for one: general transactions are refused.
+            Input::Read { .. } => {}
             Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
             Input::Resolve { txn, reads, decision } => {
                 self.on_resolve_request(txn, reads, decision, cx);
@@ -149,9 +151,13 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
+        if matches!(txn.kind, Kind::General) {
+            cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
+            return;
+        }
         let mut open = self.open(txn, cx.now());
         open.timestamp = self.timestamp(&open, cx);
-        if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
+        if open.txn.is_read_only() {
             open.phase = Phase::Snapshotting {
                 snapshots: BTreeMap::new(),
                 at_least: Timestamp::ZERO,
@@ -421,6 +427,7 @@ impl Client {
                 self.end(id, decision, cx);
             }
             (_, Kind::ReadOnly) => unreachable!("a read-only transaction takes its own path"),
+            (_, Kind::General) => unreachable!("a general transaction is refused"),
         }
     }
 
@@ -476,8 +483,8 @@ impl Client {
     ) {
         let id = txn.id;
         let mut open = self.open(txn, cx.now());
-        if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
-            // It changes nothing, so it can simply be read again.
+        if open.txn.is_read_only() || matches!(open.txn.kind, Kind::General) {
+            // It changes nothing, so it can simply be read again; or it is refused again.
             self.open.remove(&id);
             self.on_begin(open.txn, cx);
             return;
@@ -558,7 +565,7 @@ impl Client {
         let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
         let guards = match &open.txn.kind {
             Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
-            Kind::Interactive | Kind::ReadOnly => Ok(()),
+            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(()),
         };
         let outcome = match guards {
             Ok(()) => Outcome::Committed(snapshot_at),

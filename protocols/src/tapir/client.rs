@@ -91,6 +91,8 @@ impl Machine<Tapir> for Client {
     fn step(&mut self, input: Input<Tapir>, cx: &mut Cx<'_, Tapir>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
+            // Nothing waits for one: general transactions are refused.
+            Input::Read { .. } => {}
             Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
             Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
             Input::Message { from, msg } => self.on_message(from, msg, cx),
@@ -127,8 +129,12 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
+        if matches!(txn.kind, Kind::General) {
+            cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
+            return;
+        }
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
-        let is_read_only = txn.writes.is_empty() && !matches!(txn.kind, Kind::Interactive);
+        let is_read_only = txn.is_read_only();
         let mut keys = BTreeMap::<PartitionId, (Vec<Key>, Vec<Key>)>::new();
         for key in &txn.reads {
             keys.entry(self.cluster.partition_of(key)).or_default().0.push(key.clone());
@@ -223,6 +229,7 @@ impl Client {
                 Err(_) => self.snapshot(id, cx),
             },
             Kind::ReadOnly => unreachable!("{id} reads at one timestamp"),
+            Kind::General => unreachable!("{id} is refused"),
         }
     }
 
@@ -432,8 +439,8 @@ impl Client {
         if self.open.contains_key(&id) {
             return;
         }
-        if txn.writes.is_empty() && !matches!(txn.kind, Kind::Interactive) {
-            // It changes nothing, so it can simply be read again.
+        if txn.is_read_only() || matches!(txn.kind, Kind::General) {
+            // It changes nothing, so it can simply be read again; or it is refused again.
             self.on_begin(txn, cx);
             return;
         }
@@ -550,7 +557,7 @@ impl Client {
         open.reads = reads;
         let writes = match &open.txn.kind {
             Kind::Procedure(ops) => Txn::execute(ops, &open.reads),
-            Kind::Interactive | Kind::ReadOnly => Ok(Writes::new()),
+            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(Writes::new()),
         };
         match writes {
             Err(reason) => self.finish(id, Outcome::Aborted(reason), "read-only", cx),

@@ -42,11 +42,17 @@ pub struct Client {
 struct Open {
     txn: Txn,
     rank: Rank,
+    /// What it touches where, in all rounds so far.
     participants: BTreeMap<PartitionId, Participant>,
     coordinator: PartitionId,
+    /// What it read, in all rounds so far.
     reads: Reads,
-    /// Participants that have not answered.
-    silent: BTreeSet<PartitionId>,
+    /// Counts its rounds of locks, from 1.
+    round: u32,
+    /// What its caller asked for in this round.
+    asked_for: Vec<Key>,
+    /// Participants that have not answered this round, with what it asks of them.
+    silent: BTreeMap<PartitionId, Participant>,
     /// Participants that said that it waits for a lock there.
     waiting: BTreeSet<PartitionId>,
     phase: Phase,
@@ -64,6 +70,8 @@ enum Phase {
     Locking,
     /// The caller thinks.
     Deciding,
+    /// The caller of a general transaction has decided; what it writes is being locked.
+    LockingWrites(Writes),
     /// The coordinator was asked to commit.
     Committing(Writes),
     /// The caller lost track, and had not decided.
@@ -93,6 +101,7 @@ impl<V: Variant> Machine<Locking<V>> for Client {
     fn step(&mut self, input: Input<Locking<V>>, cx: &mut Cx<'_, Locking<V>>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Read { txn, keys } => self.on_read(txn, keys, cx),
             Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
             Input::Resolve { txn, reads, decision } => {
                 self.on_resolve_request(txn, reads, decision, cx);
@@ -111,7 +120,7 @@ impl<V: Variant> Machine<Locking<V>> for Client {
     fn assert_invariants(&self) {
         for (id, open) in &self.open {
             assert!(
-                open.silent.iter().all(|partition| open.participants.contains_key(partition)),
+                open.silent.keys().all(|partition| open.participants.contains_key(partition)),
                 "{id} waits for a partition that takes no part"
             );
         }
@@ -124,25 +133,25 @@ impl<V: Variant> Machine<Locking<V>> for Client {
 
 impl Client {
     fn open(&mut self, txn: Txn, cx: &mut Way<'_>) -> Open {
-        let mut participants: BTreeMap<PartitionId, Participant> = BTreeMap::new();
-        let bare = |partition| Participant { partition, reads: vec![], writes: vec![] };
-        for key in &txn.reads {
-            let at = self.cluster.partition_of(key);
-            participants.entry(at).or_insert_with(|| bare(at)).reads.push(key.clone());
-        }
-        for key in &txn.writes {
-            let at = self.cluster.partition_of(key);
-            participants.entry(at).or_insert_with(|| bare(at)).writes.push(key.clone());
-        }
-        let coordinator =
-            coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
+        let participants = split(&self.cluster, &txn.reads, &txn.writes);
+        // Where a general transaction will take part is not known, and another gateway that is asked
+        // what became of it may never learn: its coordinator follows from its name alone.
+        let near: Vec<PartitionId> = match txn.kind {
+            Kind::General => Vec::new(),
+            Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly => {
+                participants.keys().copied().collect()
+            }
+        };
+        let coordinator = coordinator_of(&self.cluster, txn.id, txn.home, near.into_iter());
         Open {
             rank: Rank { priority: txn.priority, age: self.age(&txn, cx) },
-            silent: participants.keys().copied().collect(),
+            silent: participants.clone(),
             waiting: BTreeSet::new(),
             participants,
             coordinator,
             reads: Reads::new(),
+            round: 1,
+            asked_for: txn.reads.clone(),
             phase: Phase::Locking,
             resent: 0,
             begun: cx.now(),
@@ -175,7 +184,7 @@ impl Client {
             return;
         }
         let mut open = self.open(txn, cx);
-        if open.txn.writes.is_empty() && !matches!(open.txn.kind, Kind::Interactive) {
+        if open.txn.is_read_only() {
             open.phase = Phase::Snapshotting {
                 snapshots: BTreeMap::new(),
                 at_least: Timestamp::ZERO,
@@ -198,16 +207,15 @@ impl Client {
     fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match &open.phase {
-            Phase::Locking => {
-                for partition in &open.silent {
+            Phase::Locking | Phase::LockingWrites(_) => {
+                for partition in open.silent.keys() {
                     self.send_lock(open, *partition, cx);
                 }
             }
             Phase::Deciding => {}
             Phase::Committing(_) | Phase::Resolving => self.send_end(open, cx),
             Phase::Snapshotting { at_least, .. } => {
-                for partition in &open.silent {
-                    let Some(participant) = open.participants.get(partition) else { continue };
+                for (partition, participant) in &open.silent {
                     let keys = participant.reads.clone();
                     let (partition, at_least) = (*partition, *at_least);
                     let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
@@ -218,9 +226,9 @@ impl Client {
     }
 
     fn send_lock(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
-        let Some(participant) = open.participants.get(&partition) else { return };
-        let (txn, rank, participant) = (open.txn.id, open.rank, participant.clone());
-        cx.send(self.routes.leader(partition), Msg::Lock { txn, rank, participant });
+        let Some(participant) = open.silent.get(&partition).cloned() else { return };
+        let (txn, round, rank) = (open.txn.id, open.round, open.rank);
+        cx.send(self.routes.leader(partition), Msg::Lock { txn, round, rank, participant });
     }
 
     /// Asks the coordinator to commit, or what became of the transaction.
@@ -242,7 +250,10 @@ impl Client {
                 let participants = open.participants.keys().copied().collect();
                 Msg::Resolve { txn, coordinator, participants }
             }
-            Phase::Locking | Phase::Deciding | Phase::Snapshotting { .. } => return,
+            Phase::Locking
+            | Phase::Deciding
+            | Phase::LockingWrites(_)
+            | Phase::Snapshotting { .. } => return,
         };
         cx.send(self.routes.leader(coordinator), msg);
     }
@@ -279,7 +290,9 @@ impl Client {
             self.routes.learn(led, from, cx.now());
         }
         match msg {
-            Msg::Locked { txn, partition, reads } => self.on_locked(txn, partition, reads, cx),
+            Msg::Locked { txn, round, partition, reads } => {
+                self.on_locked((txn, round), partition, reads, cx);
+            }
             Msg::Waiting { txn, partition } => self.on_waiting(txn, partition, cx),
             Msg::Wounded { txn, partition, reason } => {
                 self.on_wounded(txn, partition, reason, cx);
@@ -314,7 +327,7 @@ impl Client {
     /// One participant holds every lock.
     fn on_locked(
         &mut self,
-        txn: TxnId,
+        (txn, round): (TxnId, u32),
         partition: PartitionId,
         reads: Vec<(Key, Read)>,
         cx: &mut Way<'_>,
@@ -324,7 +337,7 @@ impl Client {
             self.release(txn, [partition], cx);
             return;
         };
-        if !matches!(open.phase, Phase::Locking) || !open.silent.remove(&partition) {
+        if !open.is_locking() || open.round != round || open.silent.remove(&partition).is_none() {
             // A repetition: the caller may have computed from the first answer.
             return;
         }
@@ -339,7 +352,7 @@ impl Client {
     /// could be preempted for it.
     fn on_waiting(&mut self, txn: TxnId, partition: PartitionId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&txn) else { return };
-        if !open.silent.contains(&partition) || !open.waiting.insert(partition) {
+        if !open.silent.contains_key(&partition) || !open.waiting.insert(partition) {
             return;
         }
         if self.config.preemption != Preemption::OnWait || open.rank.priority != Priority::LOW {
@@ -363,7 +376,7 @@ impl Client {
     ) {
         let Some(open) = self.open.get(&txn) else { return };
         match open.phase {
-            Phase::Locking | Phase::Deciding => {
+            Phase::Locking | Phase::Deciding | Phase::LockingWrites(_) => {
                 let others = open.participants.keys().copied();
                 self.release(txn, others.filter(|&other| other != partition), cx);
                 self.finish(txn, Outcome::Aborted(reason), "locking", cx);
@@ -375,8 +388,19 @@ impl Client {
     /// The read round is complete: ask the caller, or compute in its stead.
     fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        match (&open.phase, &open.txn.kind) {
+        match (&mut open.phase, &open.txn.kind) {
             (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (Phase::LockingWrites(writes), _) => {
+                let writes = std::mem::take(writes);
+                self.commit(id, writes, cx);
+            }
+            (_, Kind::General) => {
+                let told = |key: Key| Some((key.clone(), open.reads.get(&key)?.clone()));
+                let round = std::mem::take(&mut open.asked_for).into_iter().filter_map(told);
+                cx.reads(id, round.collect());
+                open.phase = Phase::Deciding;
+                cx.cancel_timer(Timer::Resend(id));
+            }
             (_, Kind::Interactive) => {
                 cx.reads(id, open.reads.clone());
                 open.phase = Phase::Deciding;
@@ -390,10 +414,58 @@ impl Client {
         }
     }
 
-    /// The caller of an interactive transaction has decided.
+    /// The caller of a general transaction wants to know more. What it has read already stays as it
+    /// was, under its locks.
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
+            return;
+        }
+        let unread = keys.iter().filter(|key| !open.reads.contains_key(*key));
+        let wanted = split(&self.cluster, unread, []);
+        open.asked_for = keys;
+        open.phase = Phase::Locking;
+        self.next_round(id, wanted, cx);
+    }
+
+    /// Locks more for a general transaction.
+    fn next_round(
+        &mut self,
+        id: TxnId,
+        wanted: BTreeMap<PartitionId, Participant>,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if wanted.is_empty() {
+            self.on_all_answered(id, cx);
+            return;
+        }
+        for (&at, more) in &wanted {
+            let all = open.participants.entry(at).or_insert_with(|| bare(at));
+            all.reads.extend(more.reads.iter().cloned());
+            all.writes.extend(more.writes.iter().cloned());
+        }
+        open.silent = wanted;
+        open.round += 1;
+        open.resent = 0;
+        open.asked = cx.now();
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+    }
+
+    /// The caller of an interactive or general transaction has decided. What a general one writes is
+    /// locked before anybody is asked to prepare, so that here too a prepared transaction waits for
+    /// nobody.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
-        let Some(open) = self.open.get(&id) else { return };
+        let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, decision) {
+            (Phase::Deciding, Decision::Commit(writes))
+                if matches!(open.txn.kind, Kind::General) =>
+            {
+                let wanted = split(&self.cluster, [], writes.keys());
+                open.phase = Phase::LockingWrites(writes);
+                self.next_round(id, wanted, cx);
+            }
             (Phase::Deciding, Decision::Commit(writes)) if is_declared(&open.txn, &writes) => {
                 self.commit(id, writes, cx);
             }
@@ -402,6 +474,7 @@ impl Client {
             }
             (
                 Phase::Locking
+                | Phase::LockingWrites(_)
                 | Phase::Committing(_)
                 | Phase::Resolving
                 | Phase::Snapshotting { .. },
@@ -444,14 +517,21 @@ impl Client {
         cx: &mut Way<'_>,
     ) {
         let id = txn.id;
-        if txn.writes.is_empty() && !matches!(txn.kind, Kind::Interactive) {
+        if txn.is_read_only() {
             // It changes nothing, so it can simply be read again.
             self.open.remove(&id);
             self.on_begin(txn, cx);
             return;
         }
         let mut open = self.open(txn, cx);
-        if open.participants.is_empty() {
+        let is_general = matches!(open.txn.kind, Kind::General);
+        if is_general {
+            let written = decision.iter().flat_map(|decision| match decision {
+                Decision::Commit(writes) => writes.keys().collect(),
+                Decision::Abort => Vec::new(),
+            });
+            open.participants = split(&self.cluster, reads.keys(), written);
+        } else if open.participants.is_empty() {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
@@ -460,7 +540,7 @@ impl Client {
         open.phase = Phase::Resolving;
         let has_reads = open.txn.reads.iter().all(|key| reads.contains_key(key));
         open.reads = reads;
-        let is_declared = |writes: &Writes| is_declared(&open.txn, writes);
+        let is_declared = |writes: &Writes| is_general || is_declared(&open.txn, writes);
         match decision {
             Some(Decision::Commit(writes)) if has_reads && is_declared(&writes) => {
                 self.open.insert(id, open);
@@ -489,7 +569,7 @@ impl Client {
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
-        if snapshot.valid_until < *at_least || !open.silent.remove(&partition) {
+        if snapshot.valid_until < *at_least || open.silent.remove(&partition).is_none() {
             // An answer to the round before.
             return;
         }
@@ -517,7 +597,8 @@ impl Client {
             cx.note(Note::SecondRound);
             for partition in short {
                 snapshots.remove(&partition);
-                open.silent.insert(partition);
+                let again = open.participants.get(&partition).cloned();
+                open.silent.extend(again.map(|participant| (partition, participant)));
             }
             *at_least = snapshot_at;
             *round += 1;
@@ -532,7 +613,7 @@ impl Client {
         let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
         let guards = match &open.txn.kind {
             Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
-            Kind::Interactive | Kind::ReadOnly => Ok(()),
+            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(()),
         };
         let outcome = match guards {
             Ok(()) => Outcome::Committed(snapshot_at),
@@ -548,9 +629,11 @@ impl Client {
         cx.cancel_timer(Timer::Resend(id));
         if let Outcome::Committed(_) = outcome {
             self.ages.remove(&(id.client, id.counter));
-            let is_interactive = matches!(open.txn.kind, Kind::Interactive);
-            if !is_interactive && !open.is_resolved {
-                cx.reads(id, open.reads);
+            match open.txn.kind {
+                Kind::Procedure(_) | Kind::ReadOnly if !open.is_resolved => {
+                    cx.reads(id, open.reads);
+                }
+                Kind::Interactive | Kind::General | Kind::Procedure(_) | Kind::ReadOnly => {}
             }
         }
         cx.finish(id, outcome, path);
@@ -570,10 +653,8 @@ impl Client {
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
         let id = open.txn.id;
         match &open.phase {
-            Phase::Locking if open.silent.contains(&partition) => {
-                self.send_lock(open, partition, cx);
-            }
-            Phase::Locking | Phase::Deciding => {}
+            Phase::Locking | Phase::LockingWrites(_) => self.send_lock(open, partition, cx),
+            Phase::Deciding => {}
             Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
                 self.send_outstanding(id, cx);
             }
@@ -588,8 +669,8 @@ impl Client {
         let patience = self.config.resend_after * (1 << open.resent.min(2));
         let asked = std::mem::replace(&mut open.asked, cx.now());
         match &open.phase {
-            Phase::Locking | Phase::Snapshotting { .. } => {
-                for &partition in &open.silent {
+            Phase::Locking | Phase::LockingWrites(_) | Phase::Snapshotting { .. } => {
+                for &partition in open.silent.keys() {
                     self.routes.suspect(partition, asked, cx.now());
                 }
             }
@@ -608,7 +689,7 @@ impl Client {
         let interval = self.config.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, (Vec<TxnId>, Vec<TxnId>)> = BTreeMap::new();
         for (&id, open) in &self.open {
-            let is_undecided = matches!(open.phase, Phase::Locking | Phase::Deciding);
+            let is_undecided = open.is_locking() || matches!(open.phase, Phase::Deciding);
             if !is_undecided || now.since(open.begun) < interval / 2 {
                 continue;
             }
@@ -631,6 +712,35 @@ impl Client {
     }
 }
 
+impl Open {
+    /// It asks for locks.
+    fn is_locking(&self) -> bool {
+        matches!(self.phase, Phase::Locking | Phase::LockingWrites(_))
+    }
+}
+
+fn bare(partition: PartitionId) -> Participant {
+    Participant { partition, reads: vec![], writes: vec![] }
+}
+
+/// Which keys lie where.
+fn split<'a>(
+    cluster: &Cluster,
+    reads: impl IntoIterator<Item = &'a Key>,
+    writes: impl IntoIterator<Item = &'a Key>,
+) -> BTreeMap<PartitionId, Participant> {
+    let mut participants: BTreeMap<PartitionId, Participant> = BTreeMap::new();
+    for key in reads {
+        let at = cluster.partition_of(key);
+        participants.entry(at).or_insert_with(|| bare(at)).reads.push(key.clone());
+    }
+    for key in writes {
+        let at = cluster.partition_of(key);
+        participants.entry(at).or_insert_with(|| bare(at)).writes.push(key.clone());
+    }
+    participants
+}
+
 /// Every written key must be among those declared.
 fn is_declared(txn: &Txn, writes: &Writes) -> bool {
     writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
@@ -646,13 +756,14 @@ impl fmt::Display for Client {
             let phase = match &open.phase {
                 Phase::Locking => "locking",
                 Phase::Deciding => "deciding",
+                Phase::LockingWrites(_) => "locking writes",
                 Phase::Committing(_) => "committing",
                 Phase::Resolving => "resolving",
                 Phase::Snapshotting { .. } => "snapshotting",
             };
             write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
             if !open.silent.is_empty() {
-                write!(f, " waits {:?}", open.silent)?;
+                write!(f, " waits {:?}", open.silent.keys())?;
             }
         }
         Ok(())

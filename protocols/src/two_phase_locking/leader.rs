@@ -67,7 +67,9 @@ pub(super) struct Leader {
 pub(super) struct Session {
     /// Its gateway.
     pub client: NodeId,
-    /// What it reads here.
+    /// The last round that asked for something here.
+    pub round: u32,
+    /// What that round reads here.
     pub reads: Vec<Key>,
     /// When its client was last heard of.
     pub heard: Time,
@@ -251,8 +253,8 @@ impl Partition {
             world.routes.learn(led, from, world.cx.now());
         }
         match msg {
-            Msg::Lock { txn, rank, participant } => {
-                self.on_lock(from, txn, rank, participant, world);
+            Msg::Lock { txn, round, rank, participant } => {
+                self.on_lock(from, (txn, round), rank, participant, world);
             }
             Msg::KeepAlive { txns, waiting, .. } => self.on_heartbeat(&txns, &waiting, world),
             Msg::Release { txn, .. } => self.on_release(txn, world),

@@ -318,6 +318,16 @@ impl LockTable {
         self.owners.get(&txn).is_some_and(|owner| owner.waits.is_empty())
     }
 
+    /// True if `txn` waits for nothing and holds all of these locks, or stronger ones. One that waits
+    /// for nothing may hold less than it thinks: another leader gave it the rest.
+    #[must_use]
+    pub fn holds(&self, txn: TxnId, keys: &BTreeMap<Key, Mode>) -> bool {
+        self.owners.get(&txn).is_some_and(|owner| {
+            let has = |(key, mode): (&Key, &Mode)| owner.keys.get(key).is_some_and(|h| h >= mode);
+            owner.waits.is_empty() && keys.iter().all(has)
+        })
+    }
+
     /// Prepared transactions that hold one of these keys for writing.
     #[must_use]
     pub fn prepared_writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {

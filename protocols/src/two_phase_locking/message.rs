@@ -39,13 +39,16 @@ pub enum Vote {
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Msg {
-    /// Client → participant leader: lock these keys, and read.
+    /// Client → participant leader: lock these keys, and read. A general transaction sends one for
+    /// each round that touches the partition.
     Lock {
         /// The transaction.
         txn: TxnId,
+        /// Which of its rounds, from 1; the others have one only.
+        round: u32,
         /// Who gives way to whom.
         rank: Rank,
-        /// What it touches here.
+        /// What it touches here in this round.
         participant: Participant,
     },
     /// Participant leader → client: every lock is held here, and these are the values. Holds until
@@ -53,9 +56,11 @@ pub enum Msg {
     Locked {
         /// The transaction.
         txn: TxnId,
+        /// Which of its rounds is complete here.
+        round: u32,
         /// Whose keys these are.
         partition: PartitionId,
-        /// Every key read here.
+        /// Every key read here in this round.
         reads: Vec<(Key, Read)>,
     },
     /// Participant leader → client: the transaction waits for a lock here. Sent when asked again;
@@ -385,8 +390,8 @@ impl Message for Msg {
 
     fn wire_size(&self) -> usize {
         match self {
-            Self::Lock { participant, .. } => 36 + participant_size(participant),
-            Self::Locked { reads, .. } => 16 + reads_size(reads),
+            Self::Lock { participant, .. } => 38 + participant_size(participant),
+            Self::Locked { reads, .. } => 18 + reads_size(reads),
             Self::Waiting { .. } | Self::Release { .. } => 16,
             Self::Wounded { .. } | Self::DecisionAck { .. } => 18,
             Self::KeepAlive { txns, waiting, .. } => 8 + TXN * (txns.len() + waiting.len()),

@@ -209,6 +209,8 @@ pub enum Note {
     LateLock,
     /// A lock request came twice.
     RepeatedLock,
+    /// A general transaction asked for more where it had locks already.
+    LaterRound,
     /// A prepare came after the transaction had ended here.
     LatePrepare,
     /// A prepare came twice.
@@ -276,6 +278,7 @@ impl<V: Variant> Protocol for Locking<V> {
     const NAME: &'static str = V::NAME;
     const TEETH: &'static [&'static str] = &["T4", "T5", "T5-early", "R3", "C12", "C13"];
     const QUEUES: bool = true;
+    const GENERAL: bool = true;
 
     type Config = Config;
     type Msg = Msg;

@@ -24,11 +24,13 @@ pub(super) struct Wish {
 
 impl Partition {
     /// Natto §4: lock everything that the transaction declared here, then read. It may wait, and
-    /// others may lose their locks to it.
+    /// others may lose their locks to it. A later round of a general transaction adds to what it has
+    /// here, or makes it stronger; if nothing is known of the earlier ones, because another leader gave
+    /// those locks or they are lost, that shows at the prepare.
     pub(super) fn on_lock(
         &mut self,
         client: NodeId,
-        txn: TxnId,
+        (txn, round): (TxnId, u32),
         rank: Rank,
         participant: Participant,
         world: &mut World<'_>,
@@ -52,7 +54,13 @@ impl Partition {
             world.cx.note(Note::LateLock);
             return;
         }
-        if let Some(session) = leader.sessions.get_mut(&txn) {
+        if let Some(session) = leader.sessions.get_mut(&txn)
+            && session.round >= round
+        {
+            if session.round > round {
+                world.cx.note(Note::LateLock);
+                return;
+            }
             world.cx.note(Note::RepeatedLock);
             (session.client, session.heard) = (client, now);
             if leader.locks.is_granted(txn) {
@@ -64,7 +72,10 @@ impl Partition {
         }
         let Participant { reads, writes, .. } = participant;
         let wanted = modes(&reads, &writes);
-        leader.sessions.insert(txn, Session { client, reads, heard: now });
+        let before = leader.sessions.insert(txn, Session { client, round, reads, heard: now });
+        if before.is_some() {
+            world.cx.note(Note::LaterRound);
+        }
         let lost = leader.locks.request(txn, rank, wanted);
         let waits = !leader.locks.is_granted(txn);
         for (victim, loss) in lost {
@@ -95,7 +106,8 @@ impl Partition {
             return;
         };
         let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
-        let locked = Msg::Locked { txn, partition: self.id, reads: reads.collect() };
+        let (round, partition) = (session.round, self.id);
+        let locked = Msg::Locked { txn, round, partition, reads: reads.collect() };
         world.send(session.client, locked);
     }
 
@@ -205,17 +217,18 @@ impl Partition {
         }
         let Wish { versions, writes, acknowledged_below } = wish;
         let reads: Vec<Key> = versions.iter().map(|(key, _)| key.clone()).collect();
+        let locks = modes(&reads, writes.keys());
         leader.sessions.remove(&txn);
         let is_current =
             versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
         let refusal = if !is_current && !world.config.teeth.no_version_check {
             Some((Note::StaleVersions, AbortReason::StaleRead))
-        } else if leader.locks.is_granted(txn) {
+        } else if leader.locks.holds(txn, &locks) {
             leader.locks.prepare(txn);
             None
         } else {
             leader.locks.release(txn);
-            let is_free = leader.locks.seize(txn, modes(&reads, writes.keys()));
+            let is_free = leader.locks.seize(txn, locks);
             if is_free {
                 world.cx.note(Note::LocksRegained);
             }

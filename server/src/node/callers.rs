@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::time::Duration;
-use orthodrome_core::txn::Reads;
-use orthodrome_core::{Decision, Input, Outcome, Protocol, Time, TxnId};
+use orthodrome_core::txn::{Kind, Reads, Txn};
+use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
 use tokio::sync::oneshot::Sender;
 
 use crate::gateway::{Begun, Command, Finished, GatewayError, Slot, is_interactive};
@@ -27,10 +27,21 @@ enum State {
 }
 
 struct Entry {
+    /// It waits for its caller after a round.
     is_interactive: bool,
+    /// It may have many rounds.
+    is_general: bool,
+    /// What it read, in all rounds.
     reads: Option<Reads>,
     state: State,
     _slot: Slot,
+}
+
+impl Entry {
+    fn new(txn: &Txn, state: State, slot: Slot) -> Self {
+        let is_general = matches!(txn.kind, Kind::General);
+        Self { is_interactive: is_interactive(txn), is_general, reads: None, state, _slot: slot }
+    }
 }
 
 /// All transactions in flight at one gateway.
@@ -58,24 +69,54 @@ impl Callers {
                     answer(reply, Err(GatewayError::AlreadyBegun(txn.id)));
                     return None;
                 }
-                let (is_interactive, state) = (is_interactive(&txn), State::Reading(reply));
-                let entry = Entry { is_interactive, reads: None, state, _slot: slot };
+                let entry = Entry::new(&txn, State::Reading(reply), slot);
                 self.entries.insert(txn.id, entry);
                 Some(Input::Begin(txn))
             }
+            Command::Read { txn, keys, reply } => self.read_on(txn, keys, reply),
             Command::Decide { txn, decision, reply } => self.decide(txn, decision, reply),
             Command::Resolve { txn, reads, decision, slot, reply } => {
                 if self.entries.contains_key(&txn.id) {
                     return self.join(txn.id, decision, reply);
                 }
                 let state = State::Ending { replies: vec![reply], abort_once_read: false };
-                let entry =
-                    Entry { is_interactive: is_interactive(&txn), reads: None, state, _slot: slot };
+                let entry = Entry::new(&txn, state, slot);
                 self.entries.insert(txn.id, entry);
                 Some(Input::Resolve { txn, reads, decision })
             }
             Command::Abandon(txn) => self.abandon(now, txn),
         }
+    }
+
+    /// The next round of a general transaction.
+    fn read_on<P: Protocol>(
+        &mut self,
+        txn: TxnId,
+        keys: Vec<Key>,
+        reply: Reply<Begun>,
+    ) -> Option<Input<P>> {
+        let Some(entry) = self.entries.get_mut(&txn) else {
+            answer(reply, Err(GatewayError::UnknownTransaction(txn)));
+            return None;
+        };
+        let why = match &entry.state {
+            State::Undecided { until } if entry.is_general => {
+                self.expiries.remove(&(*until, txn));
+                entry.state = State::Reading(reply);
+                return Some(Input::Read { txn, keys });
+            }
+            State::Ended { .. } => {
+                if let Some(finished) = self.take_ended(txn) {
+                    answer(reply, Ok(Begun::Finished(finished)));
+                }
+                return None;
+            }
+            State::Undecided { .. } => "its keys were declared when it began",
+            State::Reading(_) => "it is reading",
+            State::Ending { .. } => "it was decided already",
+        };
+        answer(reply, Err(GatewayError::NotUndecided(txn, why)));
+        None
     }
 
     fn decide<P: Protocol>(
@@ -95,7 +136,9 @@ impl Callers {
                 return Some(Input::Decide { txn, decision });
             }
             State::Ended { .. } => {
-                self.take_ended(txn, reply);
+                if let Some(finished) = self.take_ended(txn) {
+                    answer(reply, Ok(finished));
+                }
                 return None;
             }
             State::Reading(_) => "it has not read yet",
@@ -131,19 +174,21 @@ impl Callers {
                 None
             }
             State::Ended { .. } => {
-                self.take_ended(txn, reply);
+                if let Some(finished) = self.take_ended(txn) {
+                    answer(reply, Ok(finished));
+                }
                 None
             }
         }
     }
 
-    fn take_ended(&mut self, txn: TxnId, reply: Reply<Finished>) {
-        if let Some(Entry { state: State::Ended { finished, until }, .. }) =
-            self.entries.remove(&txn)
-        {
-            self.expiries.remove(&(until, txn));
-            answer(reply, Ok(finished));
-        }
+    /// The end that was kept for whoever asks; it is told once.
+    fn take_ended(&mut self, txn: TxnId) -> Option<Finished> {
+        let State::Ended { finished, until } = self.entries.remove(&txn)?.state else {
+            return None;
+        };
+        self.expiries.remove(&(until, txn));
+        Some(finished)
     }
 
     fn abandon<P: Protocol>(&mut self, now: Time, txn: TxnId) -> Option<Input<P>> {
@@ -182,7 +227,7 @@ impl Callers {
         reads: Reads,
     ) -> Option<Input<P>> {
         let entry = self.entries.get_mut(&txn)?;
-        entry.reads = Some(reads.clone());
+        entry.reads.get_or_insert_default().extend(reads.clone());
         if !entry.is_interactive {
             return None;
         }
@@ -210,7 +255,9 @@ impl Callers {
 
     /// The machine knows the transaction's outcome.
     pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
-        let Some(Entry { is_interactive, reads, state, _slot }) = self.entries.remove(&txn) else {
+        let Some(Entry { is_interactive, is_general, reads, state, _slot }) =
+            self.entries.remove(&txn)
+        else {
             return;
         };
         let finished = Finished { outcome, reads, path };
@@ -222,16 +269,18 @@ impl Callers {
                 }
             }
             State::Undecided { until } => {
-                // An early abort: its caller hears of it when it decides.
+                // An early abort: its caller hears of it when it decides or reads on.
                 self.expiries.remove(&(until, txn));
                 let until = now + DECIDE_WITHIN;
                 self.expiries.insert((until, txn));
                 let state = State::Ended { finished, until };
-                self.entries.insert(txn, Entry { is_interactive, reads: None, state, _slot });
+                let entry = Entry { is_interactive, is_general, reads: None, state, _slot };
+                self.entries.insert(txn, entry);
             }
             State::Ended { finished, until } => {
                 let state = State::Ended { finished, until };
-                self.entries.insert(txn, Entry { is_interactive, reads: None, state, _slot });
+                let entry = Entry { is_interactive, is_general, reads: None, state, _slot };
+                self.entries.insert(txn, entry);
             }
         }
     }

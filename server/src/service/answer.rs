@@ -110,6 +110,7 @@ pub(super) fn description(about: &Description, cluster: &Cluster) -> api::Descri
             name: DEFAULT_KEYSPACE.into(),
             protocol: about.protocol.into(),
             guarantee: about.guarantee.into(),
+            general: about.general,
         }],
         region: cluster.region_of(about.gateway).0.into(),
         partitioning: Some(partitioning(cluster.partitioning())),

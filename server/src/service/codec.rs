@@ -27,8 +27,8 @@ pub(super) trait Shape {
 macro_rules! flat {
     ($($request:ident)*) => { $(impl Shape for api::$request {})* };
 }
-flat! { RegisterRequest BeginRequest CommitRequest AbortRequest KeepAliveRequest ExecuteRequest
-ReadRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
+flat! { RegisterRequest BeginRequest ReadRoundRequest CommitRequest AbortRequest KeepAliveRequest
+ExecuteRequest ReadRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
 
 impl Shape for api::ResolveRequest {
     // `begun` and `decision.commit`.

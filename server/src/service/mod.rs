@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use orthodrome_core::machine::Admin;
-use orthodrome_core::txn::Reads;
-use orthodrome_core::{ClientId, Cluster, Decision, Outcome, Txn, TxnId};
+use orthodrome_core::txn::{Kind, Reads, Writes};
+use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::service::interceptor::InterceptedService;
@@ -42,7 +42,7 @@ pub use access::{Access, AccessError, Credential, DEFAULT_KEYSPACE, Principal, R
 pub use limits::{Limits, LimitsError};
 
 use admission::{Admission, Admitted};
-use open::OpenTxns;
+use open::{OpenTxns, Scope};
 use request::{Checker, Resolve};
 
 mod api {
@@ -68,6 +68,12 @@ pub trait Transactions: Send + Sync + 'static {
     fn register(&self) -> impl Future<Output = Result<ClientId, GatewayError>> + Send;
     /// See [`Gateway::begin`].
     fn begin(&self, txn: Txn) -> impl Future<Output = Result<Begun, GatewayError>> + Send;
+    /// See [`Gateway::read`].
+    fn read(
+        &self,
+        txn: TxnId,
+        keys: Vec<Key>,
+    ) -> impl Future<Output = Result<Begun, GatewayError>> + Send;
     /// See [`Gateway::decide`].
     fn decide(
         &self,
@@ -94,6 +100,10 @@ impl Transactions for Gateway {
 
     async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
         Self::begin(self, txn).await
+    }
+
+    async fn read(&self, txn: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError> {
+        Self::read(self, txn, keys).await
     }
 
     async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
@@ -312,7 +322,8 @@ impl<T: Transactions> Service<T> {
     }
 
     fn check(&self) -> Checker<'_> {
-        Checker { limits: &self.inner.limits, cluster: &self.inner.cluster }
+        let Inner { limits, cluster, transactions, .. } = &*self.inner;
+        Checker { limits, cluster, general: transactions.describe().general }
     }
 
     /// Who sent the request: the interceptor left it there.
@@ -324,6 +335,26 @@ impl<T: Transactions> Service<T> {
     fn allow(caller: &Principal, txn: &Txn) -> Result<(), Status> {
         let wanted = if txn.writes.is_empty() { Role::Read } else { Role::Write };
         caller.require(DEFAULT_KEYSPACE, wanted)
+    }
+
+    /// Whether a commit of these writes is within what the transaction declared, or, if it is general,
+    /// within what its caller may do and the bound on its keys.
+    fn check_commit(
+        &self,
+        caller: &Principal,
+        scope: &Scope,
+        writes: &Writes,
+    ) -> Result<(), Status> {
+        match scope {
+            Scope::Declared(keys) => request::check_declared("writes", writes, keys),
+            Scope::General { keys, .. } => {
+                if !writes.is_empty() {
+                    caller.require(DEFAULT_KEYSPACE, Role::Write)?;
+                }
+                let unread = writes.keys().filter(|key| !keys.contains(*key)).count();
+                self.check().count("writes", keys.len() + unread, self.inner.limits.keys_max)
+            }
+        }
     }
 
     fn tell(&self, outcome: Outcome) -> Option<api::Outcome> {
@@ -445,7 +476,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let txn = self.check().begin(request.into_inner())?;
         Self::allow(&caller, &txn)?;
         let room = self.inner.open.room()?;
-        let (id, write_keys) = (txn.id, txn.writes.clone());
+        let (id, is_general) = (txn.id, matches!(txn.kind, Kind::General));
+        let (read_keys, write_keys) = (txn.reads.clone(), txn.writes.clone());
         let begun = self.inner.transactions.begin(txn).await;
         let answer = match begun {
             Ok(Begun::Reads(reads)) => {
@@ -455,7 +487,13 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                     return Err(self.too_large("read_keys", bytes));
                 }
                 let held = admitted.as_ref().map(Admitted::bytes);
-                room.open(id, caller, write_keys, held);
+                let scope = if is_general {
+                    let keys = read_keys.into_iter().collect();
+                    Scope::General { keys, bytes: answer::reads_bytes(&reads) }
+                } else {
+                    Scope::Declared(write_keys)
+                };
+                room.open(id, caller, scope, held);
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }
             Ok(Begun::Finished(finished)) => {
@@ -469,6 +507,49 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         Ok(Response::new(api::BeginResponse { result: Some(answer) }))
     }
 
+    async fn read_round(
+        &self,
+        request: Request<api::ReadRoundRequest>,
+    ) -> Result<Response<api::ReadRoundResponse>, Status> {
+        use api::read_round_response::Result as Answer;
+        let caller = Self::caller(&request)?;
+        let admitted = Admitted::of(&request);
+        let api::ReadRoundRequest { txn, keys } = request.into_inner();
+        let id = request::txn_id("txn", txn.as_ref())?;
+        let keys = self.check().read_round(keys)?;
+        let round = self.inner.open.read(id, &caller, |open| match &open.scope {
+            Scope::Declared(_) => Err(refuse(Status::failed_precondition(format!(
+                "transaction {id} declared its keys when it began; only a general one reads on"
+            )))),
+            Scope::General { keys: before, .. } => {
+                let new = keys.iter().filter(|key| !before.contains(*key)).count();
+                self.check().count("keys", before.len() + new, self.inner.limits.keys_max)
+            }
+        })?;
+        let answer = match self.inner.transactions.read(id, keys).await {
+            Ok(Begun::Reads(reads)) => {
+                let held = admitted.as_ref().map(Admitted::bytes);
+                let (names, more) = (reads.keys().cloned(), answer::reads_bytes(&reads));
+                let bytes = round.complete(names, more, held);
+                if bytes > self.inner.limits.response_bytes_max as usize {
+                    self.inner.open.take(id, &caller, |_| Ok(()))?;
+                    let ended = self.inner.transactions.decide(id, Decision::Abort).await;
+                    Self::finished(ended)?;
+                    return Err(self.too_large("keys", bytes));
+                }
+                Answer::Opened(api::Opened { reads: answer::reads(reads) })
+            }
+            Ok(Begun::Finished(finished)) => {
+                Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
+            }
+            Err(error) => {
+                let outcome = Self::finished(Err(error))?.outcome;
+                Answer::Finished(self.tell(outcome).unwrap_or_default())
+            }
+        };
+        Ok(Response::new(api::ReadRoundResponse { result: Some(answer) }))
+    }
+
     async fn commit(
         &self,
         request: Request<api::CommitRequest>,
@@ -478,9 +559,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let api::CommitRequest { txn, writes } = request.into_inner();
         let id = request::txn_id("txn", txn.as_ref())?;
         let writes = self.check().writes("writes", writes)?;
-        self.inner.open.take(id, &caller, |open| {
-            request::check_declared("writes", &writes, &open.write_keys)
-        })?;
+        let check = |open: &open::Open| self.check_commit(&caller, &open.scope, &writes);
+        self.inner.open.take(id, &caller, check)?;
         let ended = self.inner.transactions.decide(id, Decision::Commit(writes)).await;
         let outcome = self.tell(Self::finished(ended)?.outcome);
         Ok(Response::new(api::CommitResponse { outcome }))
@@ -560,6 +640,11 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let _admitted = Admitted::of(&request);
         let Resolve { txn, reads, decision } = self.check().resolve(request.into_inner())?;
         Self::allow(&caller, &txn)?;
+        if let Some(Decision::Commit(writes)) = &decision
+            && !writes.is_empty()
+        {
+            caller.require(DEFAULT_KEYSPACE, Role::Write)?;
+        }
         let ended = self.inner.transactions.resolve(txn, reads, decision).await;
         let outcome = self.tell(Self::finished(ended)?.outcome);
         Ok(Response::new(api::ResolveResponse { outcome }))

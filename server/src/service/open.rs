@@ -1,6 +1,6 @@
-//! Interactive transactions that wait for their clients, each on a lease.
+//! Interactive and general transactions that wait for their clients, each on a lease.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,11 +16,27 @@ use super::refuse;
 #[derive(Debug)]
 pub(super) struct Open {
     owner: Arc<Principal>,
-    /// What it may write.
-    pub(super) write_keys: Vec<Key>,
+    /// What it may touch.
+    pub(super) scope: Scope,
     expires: Instant,
-    /// The bytes of the request that began it, which the write keys still take.
-    _held: Option<Arc<Held>>,
+    /// A round of reads is under way: nothing else can be asked of it, and no lease runs out.
+    is_reading: bool,
+    /// The bytes of the requests whose keys are kept here.
+    held: Vec<Arc<Held>>,
+}
+
+/// What an open transaction may touch.
+#[derive(Debug)]
+pub(super) enum Scope {
+    /// It may write these keys.
+    Declared(Vec<Key>),
+    /// Anything.
+    General {
+        /// What it has read.
+        keys: BTreeSet<Key>,
+        /// The bytes of keys and values that it has read.
+        bytes: usize,
+    },
 }
 
 /// The open transactions of one gateway, and room for those that are being begun.
@@ -35,6 +51,26 @@ pub(super) struct OpenTxns {
 struct Table {
     open: BTreeMap<TxnId, Open>,
     beginning: usize,
+}
+
+impl Table {
+    /// A transaction of `caller` that waits for it.
+    fn idle(&mut self, id: TxnId, caller: &Principal) -> Result<&mut Open, Status> {
+        // Somebody else's is reported as none: names of transactions are easy to guess.
+        let open = self.open.get_mut(&id).filter(|open| open.owner.name == caller.name);
+        let open = open.ok_or_else(|| {
+            refuse(Status::not_found(format!(
+                "transaction {id} is not open here: its lease ran out, it was decided, or it began \
+                 at another gateway; ask Resolve"
+            )))
+        })?;
+        if open.is_reading {
+            return Err(refuse(Status::failed_precondition(format!(
+                "transaction {id} is reading; wait for that round, or ask Resolve"
+            ))));
+        }
+        Ok(open)
+    }
 }
 
 /// Room for one transaction that is being begun; given back when dropped.
@@ -53,13 +89,57 @@ impl Room<'_> {
         self,
         id: TxnId,
         owner: Arc<Principal>,
-        write_keys: Vec<Key>,
+        scope: Scope,
         held: Option<Arc<Held>>,
     ) {
         let expires = Instant::now() + self.0.lease;
-        let open = Open { owner, write_keys, expires, _held: held };
+        let held = held.into_iter().collect();
+        let open = Open { owner, scope, expires, is_reading: false, held };
         // The gateway refuses a name that is in use, so nothing is replaced here.
         self.0.lock().open.insert(id, open);
+    }
+}
+
+/// A round of reads that is under way. Dropped before [`Round::complete`], it takes the transaction
+/// out: it has ended, or the gateway aborts it because nobody waits for the round any more.
+#[derive(Debug)]
+pub(super) struct Round<'a> {
+    open: &'a OpenTxns,
+    id: TxnId,
+    is_over: bool,
+}
+
+impl Round<'_> {
+    /// The round has returned, and the transaction waits for its client again. Returns the bytes that
+    /// it has read so far.
+    pub(super) fn complete(
+        mut self,
+        keys: impl IntoIterator<Item = Key>,
+        more: usize,
+        hold: Option<Arc<Held>>,
+    ) -> usize {
+        let expires = Instant::now() + self.open.lease;
+        self.is_over = true;
+        let mut table = self.open.lock();
+        let Some(open) = table.open.get_mut(&self.id) else { return more };
+        (open.is_reading, open.expires) = (false, expires);
+        open.held.extend(hold);
+        match &mut open.scope {
+            Scope::Declared(_) => more,
+            Scope::General { keys: all, bytes } => {
+                all.extend(keys);
+                *bytes += more;
+                *bytes
+            }
+        }
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.open.lock().open.remove(&self.id);
+        }
     }
 }
 
@@ -100,17 +180,23 @@ impl OpenTxns {
         check: impl FnOnce(&Open) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let mut table = self.lock();
-        // Somebody else's is reported as none: names of transactions are easy to guess.
-        let open = table.open.get(&id).filter(|open| open.owner.name == caller.name);
-        let open = open.ok_or_else(|| {
-            refuse(Status::not_found(format!(
-                "transaction {id} is not open here: its lease ran out, it was decided, or it began \
-                 at another gateway; ask Resolve"
-            )))
-        })?;
-        check(open)?;
+        check(table.idle(id, caller)?)?;
         table.open.remove(&id);
         Ok(())
+    }
+
+    /// Begins a round of reads of a transaction of `caller`, if `check` accepts it.
+    pub(super) fn read(
+        &self,
+        id: TxnId,
+        caller: &Principal,
+        check: impl FnOnce(&Open) -> Result<(), Status>,
+    ) -> Result<Round<'_>, Status> {
+        let mut table = self.lock();
+        let open = table.idle(id, caller)?;
+        check(open)?;
+        open.is_reading = true;
+        Ok(Round { open: self, id, is_over: false })
     }
 
     /// Extends the lease of a transaction of `caller`; false if it has none.
@@ -128,7 +214,8 @@ impl OpenTxns {
 
     /// Takes out every transaction whose lease ran out before `now`.
     pub(super) fn take_expired(&self, now: Instant) -> Vec<TxnId> {
-        self.lock().open.extract_if(.., |_, open| open.expires < now).map(|(id, _)| id).collect()
+        let is_expired = |open: &Open| open.expires < now && !open.is_reading;
+        self.lock().open.extract_if(.., |_, open| is_expired(open)).map(|(id, _)| id).collect()
     }
 
     /// How often to look for expired leases, so that none lives more than a quarter too long.

@@ -19,6 +19,8 @@ use super::refuse;
 pub(super) struct Checker<'a> {
     pub(super) limits: &'a Limits,
     pub(super) cluster: &'a Cluster,
+    /// General transactions are served.
+    pub(super) general: bool,
 }
 
 /// What `Resolve` asks, checked.
@@ -66,6 +68,19 @@ impl Checker<'_> {
         };
         let reads = self.keys("read_keys", read_keys)?;
         let writes = self.keys("write_keys", write_keys)?;
+        if request.general {
+            if !self.general {
+                return Err(invalid(
+                    "general",
+                    "this keyspace's protocol runs no general transactions; read first with `Read`, \
+                     then declare the keys and compare",
+                ));
+            }
+            if !writes.is_empty() {
+                return Err(invalid("write_keys", "a general transaction declares none"));
+            }
+            return self.txn(head, Kind::General, reads, writes);
+        }
         if reads.is_empty() && writes.is_empty() {
             return Err(invalid("read_keys", "the transaction names no key to read or write"));
         }
@@ -114,16 +129,19 @@ impl Checker<'_> {
             None => Err(invalid("begun", "missing; give the transaction as it was begun")),
         }?;
         let interactive = match txn.kind {
-            Kind::Interactive => true,
+            Kind::Interactive | Kind::General => true,
             Kind::Procedure(_) | Kind::ReadOnly => false,
         };
+        let general = matches!(txn.kind, Kind::General);
         if !interactive && request.decision.is_some() {
             return Err(invalid("decision", "only an interactive transaction has one"));
         }
         let decision = match request.decision {
             Some(Asked::Commit(commit)) => {
                 let writes = self.writes("commit.writes", commit.writes)?;
-                check_declared("commit.writes", &writes, &txn.writes)?;
+                if !general {
+                    check_declared("commit.writes", &writes, &txn.writes)?;
+                }
                 Some(Decision::Commit(writes))
             }
             Some(Asked::Abort(api::GiveUp {})) => Some(Decision::Abort),
@@ -131,8 +149,12 @@ impl Checker<'_> {
         };
         let reads = self.versions(request.reads, &txn)?;
         let commits = matches!(decision, Some(Decision::Commit(_)));
-        if commits && reads.len() != txn.reads.len() {
+        if commits && !txn.reads.iter().all(|key| reads.contains_key(key)) {
             return Err(invalid("reads", "give the version of every read key with a commit"));
+        }
+        if let Some(Decision::Commit(writes)) = &decision {
+            let unread = writes.keys().filter(|key| !reads.contains_key(*key)).count();
+            self.count("keys", reads.len() + unread, self.limits.keys_max)?;
         }
         Ok(Resolve { txn, reads, decision })
     }
@@ -158,7 +180,8 @@ impl Checker<'_> {
         for (at, read) in reads.into_iter().enumerate() {
             let field = || format!("reads[{at}]");
             let key = self.key(&field, read.key)?;
-            if txn.reads.binary_search(&key).is_err() {
+            let general = matches!(txn.kind, Kind::General);
+            if !general && txn.reads.binary_search(&key).is_err() {
                 return Err(invalid(&field(), "not a read key of the transaction"));
             }
             let version = read.version.ok_or_else(|| invalid(&field(), "version is missing"))?;
@@ -206,6 +229,15 @@ impl Checker<'_> {
         self.count("keys", reads.len() + writes.len() - both, self.limits.keys_max)?;
         let acknowledged_below = head.acknowledged_below;
         Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below })
+    }
+
+    /// The next round of a general transaction.
+    pub(super) fn read_round(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Key>, Status> {
+        let keys = self.keys("keys", keys)?;
+        if keys.is_empty() {
+            return Err(invalid("keys", "no key to read"));
+        }
+        Ok(keys)
     }
 
     /// Sorted, without duplicates.
@@ -355,7 +387,7 @@ mod tests {
     }
 
     fn checked<T>(check: impl FnOnce(Checker<'_>) -> Result<T, Status>) -> Result<T, Status> {
-        check(Checker { limits: &limits(), cluster: &map() })
+        check(Checker { limits: &limits(), cluster: &map(), general: true })
     }
 
     fn name() -> Option<api::TxnId> {
@@ -519,9 +551,10 @@ mod tests {
             priority in -1_i32..3,
             acknowledged_below in 0_u64..4,
         ) -> api::BeginRequest {
-            let keyspace = String::new();
+            let (keyspace, general) = (String::new(), false);
             api::BeginRequest {
                 txn, home_region, read_keys, write_keys, priority, acknowledged_below, keyspace,
+                general,
             }
         }
     }

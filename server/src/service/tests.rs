@@ -65,11 +65,22 @@ impl Transactions for Script {
         let read = Read { value: Some(value), ..Read::default() };
         let reads: Reads = txn.reads.iter().map(|key| (key.clone(), read.clone())).collect();
         match txn.kind {
-            Kind::Interactive => Ok(Begun::Reads(reads)),
+            Kind::Interactive | Kind::General => Ok(Begun::Reads(reads)),
             Kind::Procedure(_) | Kind::ReadOnly => {
                 Ok(Begun::Finished(Finished { reads: Some(reads), ..self.finished()? }))
             }
         }
+    }
+
+    async fn read(&self, _txn: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError> {
+        self.arrived.notify_one();
+        let gate = self.gate.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            gate.notified().await;
+        }
+        let value = Value::from(self.value.lock().unwrap().clone());
+        let read = Read { value: Some(value), ..Read::default() };
+        Ok(Begun::Reads(keys.into_iter().map(|key| (key, read.clone())).collect()))
     }
 
     async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
@@ -95,6 +106,7 @@ impl Transactions for Script {
             cluster: "test".into(),
             protocol: "script",
             guarantee: "serializability",
+            general: true,
             node: NodeId(1),
             gateway: NodeId(5),
             region: "R1".into(),
@@ -163,6 +175,7 @@ impl Running {
 }
 
 const BEGIN: &str = "/orthodrome.v1.Orthodrome/Begin";
+const ROUND: &str = "/orthodrome.v1.Orthodrome/ReadRound";
 const COMMIT: &str = "/orthodrome.v1.Orthodrome/Commit";
 const EXECUTE: &str = "/orthodrome.v1.Orthodrome/Execute";
 const RESOLVE: &str = "/orthodrome.v1.Orthodrome/Resolve";
@@ -249,6 +262,105 @@ async fn a_commit_needs_an_open_transaction_of_its_own_and_declared_keys() {
     assert_eq!(running.commit(1).await.unwrap_err().code(), Code::NotFound, "twice");
     let decided = running.script.decided.lock().unwrap().len();
     assert_eq!(decided, 1);
+}
+
+fn general(counter: u64) -> api::BeginRequest {
+    api::BeginRequest { txn: Some(name(counter)), general: true, ..Default::default() }
+}
+
+fn round(counter: u64, keys: &[&str]) -> api::ReadRoundRequest {
+    let keys = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
+    api::ReadRoundRequest { txn: Some(name(counter)), keys }
+}
+
+#[tokio::test]
+async fn a_general_transaction_reads_on_within_its_bounds_and_writes_what_it_likes() {
+    use api::read_round_response::Result as Answer;
+    let limits = Limits { keys_max: 3, ..Limits::default() };
+    let running = start(limits).await;
+    let read = |token, request| running.call_as::<_, api::ReadRoundResponse>(token, ROUND, request);
+    let begun: api::BeginResponse = running.call_as(TOKEN, BEGIN, general(1)).await.unwrap();
+    let Some(api::begin_response::Result::Opened(opened)) = begun.result else { panic!("closed") };
+    assert_eq!(opened.reads, []);
+    for keys in [&["a"][..], &["b", "a"]] {
+        let Some(Answer::Opened(opened)) = read(TOKEN, round(1, keys)).await.unwrap().result else {
+            panic!("closed")
+        };
+        assert_eq!(opened.reads.len(), keys.len());
+    }
+    // Keys count over all rounds, and none of these refusals ends the transaction.
+    for (token, request, code) in [
+        (TOKEN, round(1, &["c", "d"]), Code::InvalidArgument),
+        (TOKEN, round(1, &[]), Code::InvalidArgument),
+        (TOKEN, round(1, &["c", "c"]), Code::InvalidArgument),
+        (OTHER, round(1, &["c"]), Code::NotFound),
+        (TOKEN, round(2, &["c"]), Code::NotFound),
+    ] {
+        let status = read(token, request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        assert!(refused(&status));
+    }
+    let write = |key: &str| api::KeyWrite { key: key.as_bytes().to_vec(), value: None };
+    let commit = |writes| {
+        let commit = api::CommitRequest { txn: Some(name(1)), writes };
+        running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit)
+    };
+    let too_many = commit(vec![write("c"), write("d")]).await.unwrap_err();
+    assert_eq!(too_many.code(), Code::InvalidArgument);
+    commit(vec![write("c")]).await.unwrap();
+    assert_eq!(read(TOKEN, round(1, &["a"])).await.unwrap_err().code(), Code::NotFound);
+    // One that declared its keys does not read on.
+    running.begin(3).await.unwrap();
+    let declared = read(TOKEN, round(3, &["a"])).await.unwrap_err();
+    assert_eq!(declared.code(), Code::FailedPrecondition);
+    running.commit(3).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_round_under_way_lets_nothing_else_in_and_holds_off_the_lease() {
+    let limits = Limits { lease: Duration::from_millis(50), ..Limits::default() };
+    let running = Arc::new(start(limits).await);
+    running.call_as::<_, api::BeginResponse>(TOKEN, BEGIN, general(1)).await.unwrap();
+    // The signal of the begin is still there.
+    running.script.arrived.notified().await;
+    let gate = Arc::new(Notify::new());
+    *running.script.gate.lock().unwrap() = Some(Arc::clone(&gate));
+    let reader = {
+        let running = Arc::clone(&running);
+        tokio::spawn(async move {
+            running.call_as::<_, api::ReadRoundResponse>(TOKEN, ROUND, round(1, &["a"])).await
+        })
+    };
+    running.script.arrived.notified().await;
+    assert_eq!(running.commit(1).await.unwrap_err().code(), Code::FailedPrecondition);
+    // Far longer than the lease, and the transaction is still there.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    gate.notify_one();
+    assert!(reader.await.unwrap().is_ok());
+    assert_eq!(running.script.decided.lock().unwrap().len(), 0);
+    running.commit(1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_general_transaction_that_reads_too_much_is_aborted() {
+    let limits = Limits {
+        value_bytes_max: 1_000,
+        key_bytes_max: 100,
+        response_bytes_max: 2_200,
+        ..Limits::default()
+    };
+    let running = start(limits).await;
+    *running.script.value.lock().unwrap() = vec![b'x'; 1_000];
+    running.call_as::<_, api::BeginResponse>(TOKEN, BEGIN, general(1)).await.unwrap();
+    let read = |key| running.call_as::<_, api::ReadRoundResponse>(TOKEN, ROUND, round(1, &[key]));
+    read("a").await.unwrap();
+    read("b").await.unwrap();
+    let status = read("c").await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(refused(&status) && status.message().contains("3003 bytes"), "{status}");
+    let decided = running.script.decided.lock().unwrap().clone();
+    assert!(matches!(decided[..], [(_, Decision::Abort)]), "{decided:?}");
+    assert_eq!(running.commit(1).await.unwrap_err().code(), Code::NotFound);
 }
 
 #[tokio::test]

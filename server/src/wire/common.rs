@@ -323,6 +323,7 @@ fn op_from_wire(op: wire::Op) -> Result<Op, WireError> {
 pub fn kind_to_wire(kind: &Kind) -> wire::txn::Kind {
     match kind {
         Kind::Interactive => wire::txn::Kind::Interactive(wire::txn::Interactive {}),
+        Kind::General => wire::txn::Kind::General(wire::txn::General {}),
         Kind::Procedure(ops) => {
             let ops = ops.iter().map(op_to_wire).collect();
             wire::txn::Kind::Procedure(wire::txn::Procedure { ops })
@@ -338,6 +339,7 @@ pub fn kind_to_wire(kind: &Kind) -> wire::txn::Kind {
 pub fn kind_from_wire(kind: wire::txn::Kind) -> Result<Kind, WireError> {
     Ok(match kind {
         wire::txn::Kind::Interactive(wire::txn::Interactive {}) => Kind::Interactive,
+        wire::txn::Kind::General(wire::txn::General {}) => Kind::General,
         wire::txn::Kind::Procedure(procedure) => {
             let ops = procedure.ops.into_iter().map(op_from_wire);
             Kind::Procedure(ops.collect::<Result<_, _>>()?)

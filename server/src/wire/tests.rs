@@ -496,7 +496,7 @@ fn common_types_come_back_as_they_were() {
             Op::Append(key.clone(), Value(draw.bytes(9))),
             Op::Delete(key),
         ];
-        for kind in [Kind::Interactive, Kind::Procedure(ops), Kind::ReadOnly] {
+        for kind in [Kind::Interactive, Kind::General, Kind::Procedure(ops), Kind::ReadOnly] {
             let txn = Txn {
                 id: draw.txn_id(),
                 home: RegionId(draw.below(9) as u16),

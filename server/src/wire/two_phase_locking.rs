@@ -66,13 +66,16 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
     use wire::msg as m;
     use wire::msg::Msg as Wire;
     let wire = match msg {
-        Msg::Lock { rank, participant, .. } => Wire::Lock(m::Lock {
+        Msg::Lock { round, rank, participant, .. } => Wire::Lock(m::Lock {
+            round: *round,
             rank: Some(rank_to_wire(*rank)),
             participant: Some(participant_to_wire(participant)),
         }),
-        Msg::Locked { partition, reads, .. } => {
-            Wire::Locked(m::Locked { partition: partition.0, reads: reads_to_wire(reads) })
-        }
+        Msg::Locked { round, partition, reads, .. } => Wire::Locked(m::Locked {
+            round: *round,
+            partition: partition.0,
+            reads: reads_to_wire(reads),
+        }),
         Msg::Waiting { partition, .. } => Wire::Waiting(m::Waiting { partition: partition.0 }),
         Msg::Wounded { partition, reason, .. } => {
             Wire::Wounded(m::Wounded { partition: partition.0, reason: reason_to_wire(*reason) })
@@ -159,11 +162,13 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
     Ok(match need(msg.msg, "Msg.msg")? {
         Wire::Lock(m) => Msg::Lock {
             txn: txn()?,
+            round: m.round,
             rank: rank_from_wire(m.rank)?,
             participant: participant_from_wire(need(m.participant, "Msg.participant")?),
         },
         Wire::Locked(m) => Msg::Locked {
             txn: txn()?,
+            round: m.round,
             partition: PartitionId(m.partition),
             reads: reads_from_wire(m.reads)?,
         },

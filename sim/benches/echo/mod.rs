@@ -74,6 +74,7 @@ impl Machine<Echo> for Node {
             }
             Input::Timer(timer) => cx.set_timer(timer, cx.now() + TICK),
             Input::Begin(_)
+            | Input::Read { .. }
             | Input::Decide { .. }
             | Input::Resolve { .. }
             | Input::Durable(_)

@@ -166,6 +166,7 @@ impl Client {
         pending.reads = reads.clone();
         cx.reads(txn, reads.clone());
         match pending.txn.kind.clone() {
+            Kind::General => unreachable!("no toy runs general transactions"),
             // The caller decides; until then there is nothing to send again.
             Kind::Interactive => cx.cancel_timer(txn),
             Kind::ReadOnly => self.finish(txn, Outcome::Committed(Timestamp(cx.now().0)), cx),
@@ -194,6 +195,7 @@ impl Machine<Toy> for Client {
                 let sent = Msg::Read { txn: txn.id, keys };
                 self.ask(Pending { txn, sent, reads: Reads::new() }, cx);
             }
+            Input::Read { .. } => unreachable!("no toy runs general transactions"),
             Input::Decide { txn, decision: Decision::Commit(writes) } => {
                 self.commit(txn, writes, cx);
             }
@@ -407,6 +409,7 @@ impl Machine<Toy> for Server {
             Input::Message { msg: Msg::ReadReply { .. } | Msg::Outcome { .. }, .. }
             | Input::Timer(_)
             | Input::Begin(_)
+            | Input::Read { .. }
             | Input::Decide { .. }
             | Input::Resolve { .. } => unreachable!("not for a server"),
         }

@@ -246,16 +246,18 @@ fn agrees_with_the_definition() {
     }
 }
 
-/// One transaction over several tables, which asks each in its own order and tries again when it
-/// loses.
+/// One transaction over several tables, which asks each in its own order, more than once when it
+/// reads before it knows what it writes, and tries again when it loses.
 #[derive(Debug)]
 struct Job {
     rank: Rank,
+    /// What it asks for: rounds for three tables, in the order of their numbers, then again.
     wanted: Vec<Vec<(u64, Mode)>>,
     attempt: u32,
     /// Tables that have been asked, in this attempt.
     asked: Vec<usize>,
     to_ask: VecDeque<usize>,
+    is_long: bool,
     is_done: bool,
 }
 
@@ -267,12 +269,15 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
     let mut tables: Vec<LockTable> = (0..3).map(|_| LockTable::new(preemption, false)).collect();
     let mut jobs: BTreeMap<u64, Job> = BTreeMap::new();
     for number in 1..=12 {
-        let wanted: Vec<Vec<(u64, Mode)>> = (0..3).map(|_| wishes(rng)).collect();
-        let mut order = vec![0, 1, 2];
+        let wanted: Vec<Vec<(u64, Mode)>> = (0..9).map(|_| wishes(rng)).collect();
+        // One round, or three; a later round may make a lock of an earlier one stronger.
+        let is_long = rng.chance(1, 2);
+        let mut order: Vec<usize> = (0..if is_long { 9 } else { 3 }).collect();
         rng.shuffle(&mut order);
         let to_ask = order.into();
         let (rank, asked) = (rank(rng), Vec::new());
-        jobs.insert(number, Job { rank, wanted, attempt: 0, asked, to_ask, is_done: false });
+        let job = Job { rank, wanted, attempt: 0, asked, to_ask, is_long, is_done: false };
+        jobs.insert(number, job);
     }
     let mut losses = 0;
     for step in 0_u64.. {
@@ -282,11 +287,17 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
         let job = jobs.get_mut(&number).unwrap();
         let id = TxnId { attempt: job.attempt, ..txn(number) };
         let mut lost = Vec::new();
-        if let Some(at) = job.to_ask.pop_front() {
+        let has_all = job.asked.iter().all(|&at| tables[at].is_granted(id));
+        if let Some(round) = job.to_ask.front().copied()
+            // Only after an answer does it know what to ask for next; the first round goes out whole.
+            && (has_all || job.asked.len() < 3)
+        {
+            let at = round % 3;
+            job.to_ask.pop_front();
             job.asked.push(at);
-            let keys: Vec<_> = job.wanted[at].iter().map(|&(k, mode)| (key(k), mode)).collect();
+            let keys: Vec<_> = job.wanted[round].iter().map(|&(k, mode)| (key(k), mode)).collect();
             lost.extend(tables[at].request(id, job.rank, keys));
-        } else if job.asked.iter().all(|&at| tables[at].is_granted(id)) {
+        } else if has_all && job.to_ask.is_empty() {
             // It has every lock, so it prepares and ends.
             for table in &mut tables {
                 table.prepare(id);
@@ -315,7 +326,7 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
             }
             job.attempt += 1;
             job.asked.clear();
-            job.to_ask = vec![0, 1, 2].into();
+            job.to_ask = (0..if job.is_long { 9 } else { 3 }).collect();
         }
         for table in &tables {
             table.assert_invariants();

@@ -25,9 +25,13 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
     match kind {
         0 => {
             let rank = Rank { priority: Priority(draw.below(3) as u8), age: draw.timestamp() };
-            Msg::Lock { txn, rank, participant: draw.participant() }
+            let round = 1 + draw.below(9) as u32;
+            Msg::Lock { txn, round, rank, participant: draw.participant() }
         }
-        1 => Msg::Locked { txn, partition, reads: draw.reads() },
+        1 => {
+            let round = 1 + draw.below(9) as u32;
+            Msg::Locked { txn, round, partition, reads: draw.reads() }
+        }
         2 => Msg::Waiting { txn, partition },
         3 => Msg::Wounded { txn, partition, reason: draw.reason() },
         4 => Msg::KeepAlive {

@@ -1,0 +1,501 @@
+//! General transactions: which keys they touch follows from what they read.
+//!
+//! Where the cluster's protocol runs them, every round of reads is a call of the gateway, under the
+//! transaction's locks. Where it does not, the library reads ahead with read-only transactions
+//! (*reconnaissance*), then declares every key that was seen in one interactive transaction, and
+//! commits only if that reads the very versions that were seen before. Callers see no difference but
+//! in speed.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use orthodrome_core::txn::{Key, Priority, Value};
+use orthodrome_core::{RegionId, Timestamp, TxnId};
+use tokio::time::Instant;
+
+use crate::client::{Client, Inner, Query};
+use crate::names::Name;
+use crate::outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
+use crate::pace::Pace;
+use crate::txn::{Begun, OpenTransaction, Stop, Transaction, open};
+use crate::values::{Reads, Writes};
+use crate::wire::{self, Ended, api};
+use crate::{Abort, Error};
+
+/// A general transaction to run.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before `run` or `begin`"]
+pub struct General {
+    client: Arc<Inner>,
+    priority: Priority,
+    deadline: Duration,
+}
+
+impl Client {
+    /// A transaction that finds its keys by reading.
+    ///
+    /// ```no_run
+    /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
+    /// use orthodrome_client::Abort;
+    /// // Whoever leads the queue is served; who that is, one key says.
+    /// let outcome = client
+    ///     .general()
+    ///     .run(|txn| async move {
+    ///         let Some(first) = txn.text("queue/first").await? else {
+    ///             return Err(Abort::because("nobody waits"));
+    ///         };
+    ///         let next = txn.get(format!("queue/after/{first}")).await?;
+    ///         txn.put(format!("served/{first}"), "yes");
+    ///         match next {
+    ///             Some(next) => txn.put("queue/first", next),
+    ///             None => txn.delete("queue/first"),
+    ///         }
+    ///         Ok(())
+    ///     })
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn general(&self) -> General {
+        let client = Arc::clone(&self.inner);
+        General { priority: Priority::LOW, deadline: client.deadline, client }
+    }
+}
+
+impl General {
+    /// How much it matters. The default is low.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// How long it may take, retries included; of one that is begun by [`General::begin`], how long
+    /// each call may take.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs the transaction: `compute` reads and says what to write, and that is committed. If it
+    /// aborts for a reason that may pass, all of it is tried again until the deadline, so that
+    /// `compute` may be called more than once and must have no effects of its own.
+    ///
+    /// `compute` must also bear reads that do not fit together: a run of it that saw such reads does
+    /// not commit, nor is it believed when it gives up, but that is found out only afterwards.
+    ///
+    /// Dropping the future aborts the transaction unless its commit was already asked for.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case nothing was
+    /// committed.
+    pub async fn run<F, T>(self, mut compute: F) -> Result<Outcome, Error>
+    where
+        F: FnMut(GeneralTxn) -> T,
+        T: Future<Output = Result<(), Abort>>,
+    {
+        let mut pace = Pace::new(self.deadline);
+        let mut name = self.client.names.take();
+        loop {
+            let rounds = OpenGeneral::new(&self, name, Some(pace.deadline));
+            let attempt = Arc::new(Attempt {
+                rounds: tokio::sync::Mutex::new(Some(rounds)),
+                writes: Mutex::default(),
+            });
+            let computed = compute(GeneralTxn(Arc::clone(&attempt))).await;
+            // What outlives its closure finds the transaction over.
+            let Some(mut rounds) = attempt.rounds.lock().await.take() else {
+                return Err(Error::Unexpected("the transaction ended twice".into()));
+            };
+            let writes = std::mem::take(&mut *attempt.writes());
+            let outcome = match computed {
+                Ok(()) => rounds.end(writes).await?,
+                Err(abort) => rounds.give_up(abort).await?,
+            };
+            match outcome {
+                Outcome::Aborted(aborted) if aborted.retryable && pace.pause().await => {
+                    name = rounds.into_name();
+                    name.retry();
+                }
+                outcome @ (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown(_)) => {
+                    return Ok(outcome);
+                }
+            }
+        }
+    }
+
+    /// A transaction for a caller that needs more than a closure between its rounds. It is not tried
+    /// again after an abort. It is kept open until it is decided or dropped.
+    pub fn begin(self) -> OpenGeneral {
+        let name = self.client.names.take();
+        OpenGeneral::new(&self, name, None)
+    }
+}
+
+/// One call of a closure.
+struct Attempt {
+    rounds: tokio::sync::Mutex<Option<OpenGeneral>>,
+    writes: Mutex<Writes>,
+}
+
+impl Attempt {
+    fn writes(&self) -> MutexGuard<'_, Writes> {
+        // No code that holds the lock can leave the writes half changed.
+        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A general transaction as the closure of [`General::run`] sees it.
+///
+/// If a read fails, so does everything after it; the closure should return the error, and what it
+/// returns then does not matter.
+pub struct GeneralTxn(Arc<Attempt>);
+
+impl fmt::Debug for GeneralTxn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GeneralTxn").finish_non_exhaustive()
+    }
+}
+
+impl GeneralTxn {
+    /// What the key holds, the transaction's own writes included.
+    ///
+    /// # Errors
+    /// The transaction cannot go on.
+    pub async fn get(&self, key: impl Into<Key>) -> Result<Option<Value>, Abort> {
+        Ok(self.get_all([key]).await?.pop().flatten())
+    }
+
+    /// The same, as text; none also if it is not UTF-8.
+    ///
+    /// # Errors
+    /// The transaction cannot go on.
+    pub async fn text(&self, key: impl Into<Key>) -> Result<Option<String>, Abort> {
+        let value = self.get(key).await?;
+        Ok(value.and_then(|value| String::from_utf8(value.0.to_vec()).ok()))
+    }
+
+    /// What several keys hold, in their order, in one round.
+    ///
+    /// # Errors
+    /// The transaction cannot go on.
+    pub async fn get_all<K: Into<Key>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>, Abort> {
+        let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        let unwritten: Vec<Key> = {
+            let writes = self.0.writes();
+            keys.iter().filter(|key| !writes.0.contains_key(*key)).cloned().collect()
+        };
+        let mut rounds = self.0.rounds.lock().await;
+        let rounds = rounds.as_mut().ok_or_else(|| Abort::because("the transaction is over"))?;
+        rounds.read(unwritten).await?;
+        let writes = self.0.writes();
+        let value = |key: &Key| match writes.0.get(key) {
+            Some(written) => written.clone(),
+            None => rounds.reads.0.get(key).and_then(|read| read.value.clone()),
+        };
+        Ok(keys.iter().map(value).collect())
+    }
+
+    /// Sets a key when the transaction commits.
+    pub fn put(&self, key: impl Into<Key>, value: impl Into<Value>) {
+        self.0.writes().0.insert(key.into(), Some(value.into()));
+    }
+
+    /// Removes a key when the transaction commits.
+    pub fn delete(&self, key: impl Into<Key>) {
+        self.0.writes().0.insert(key.into(), None);
+    }
+}
+
+/// A general transaction between its rounds. Dropping it aborts it.
+#[must_use = "dropping it aborts the transaction"]
+pub struct OpenGeneral {
+    client: Arc<Inner>,
+    priority: Priority,
+    deadline: Duration,
+    /// When all of it must be over, rather than each call after `deadline`.
+    until: Option<Instant>,
+    name: Name,
+    /// What it read, in all rounds.
+    reads: Reads,
+    /// As the gateway has it, once there was a round.
+    native: Option<Native>,
+    /// By reconnaissance: how many snapshots the reads are from, and when the last was taken.
+    snapshots: (u32, Timestamp),
+    /// Why it cannot go on.
+    stopped: Option<Stop>,
+}
+
+/// A transaction that a gateway has.
+struct Native {
+    txn: OpenTransaction,
+    home: RegionId,
+    began: std::time::Instant,
+}
+
+impl fmt::Debug for OpenGeneral {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenGeneral").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+impl OpenGeneral {
+    fn new(general: &General, name: Name, until: Option<Instant>) -> Self {
+        let General { client, priority, deadline } = general;
+        Self {
+            client: Arc::clone(client),
+            priority: *priority,
+            deadline: *deadline,
+            until,
+            name,
+            reads: Reads::default(),
+            native: None,
+            snapshots: (0, Timestamp::ZERO),
+            stopped: None,
+        }
+    }
+
+    /// Its name; by reconnaissance, what it commits under is named after it.
+    #[must_use]
+    pub fn id(&self) -> TxnId {
+        self.name.id()
+    }
+
+    /// What it read, in all rounds.
+    #[must_use]
+    pub fn reads(&self) -> &Reads {
+        &self.reads
+    }
+
+    /// Reads these keys, in one round; those that were read before stay as they were.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`] if the transaction was aborted; otherwise as [`Error`] says. It cannot go on.
+    pub async fn read<K: Into<Key>>(
+        &mut self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<(), Error> {
+        if let Some(stop) = &self.stopped {
+            return Err(stop.to_error());
+        }
+        let mut keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        keys.retain(|key| !self.reads.0.contains_key(key));
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let read = if self.client.runs_general {
+            self.read_natively(keys).await
+        } else {
+            self.read_ahead(keys).await
+        };
+        read.map_err(|stop| self.stopped.insert(stop).to_error())
+    }
+
+    /// Writes and commits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case nothing was
+    /// committed, and the transaction is aborted.
+    pub async fn commit(mut self, writes: Writes) -> Result<Outcome, Error> {
+        self.end(writes).await
+    }
+
+    /// Gives up, and waits until the gateway knows. If it cannot be told, it finds out by itself when
+    /// the lease runs out.
+    pub async fn abort(mut self) {
+        if let Some(native) = self.native.take() {
+            native.txn.abort().await;
+        }
+    }
+
+    fn into_name(self) -> Name {
+        self.name
+    }
+
+    fn pace(&self) -> Pace {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        Pace::new(left.unwrap_or(self.deadline))
+    }
+
+    /// One more round at the gateway; the first begins the transaction.
+    async fn read_natively(&mut self, keys: Vec<Key>) -> Result<(), Stop> {
+        let mut pace = self.pace();
+        match &mut self.native {
+            Some(native) => native.txn.read_round(keys, &mut pace).await?,
+            None => self.begin_natively(keys, &mut pace).await?,
+        }
+        let native = self.native.iter();
+        self.reads = native.map(|native| native.txn.reads().clone()).next().unwrap_or_default();
+        Ok(())
+    }
+
+    async fn begin_natively(&mut self, keys: Vec<Key>, pace: &mut Pace) -> Result<(), Stop> {
+        let began = std::time::Instant::now();
+        let declared = api::BeginRequest {
+            read_keys: wire::keys(keys),
+            priority: wire::priority(self.priority)?,
+            general: true,
+            ..Default::default()
+        };
+        self.client.check_size(&declared)?;
+        let (home, begun) = open(&self.client, &mut self.name, &declared, pace).await?;
+        match begun {
+            Begun::Open(mut txn) => {
+                txn.keep_alive();
+                self.native = Some(Native { txn, home, began });
+                Ok(())
+            }
+            Begun::Aborted(aborted) => {
+                let ended = Ended::Aborted(aborted);
+                self.client.recorder.record(self.name.id(), home, began, &ended, None);
+                Err(Stop::Ended(ended))
+            }
+        }
+    }
+
+    fn query(&self, keys: Vec<Key>) -> Query {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        Query::new(&self.client, keys, self.priority, left.unwrap_or(self.deadline))
+    }
+
+    /// One more round of reconnaissance.
+    async fn read_ahead(&mut self, keys: Vec<Key>) -> Result<(), Stop> {
+        let snapshot = self.query(keys).await?;
+        self.reads.0.extend(snapshot.reads.0);
+        self.snapshots = (self.snapshots.0 + 1, snapshot.timestamp);
+        Ok(())
+    }
+
+    /// Commits what the closure or caller made of the reads.
+    async fn end(&mut self, writes: Writes) -> Result<Outcome, Error> {
+        let ended = if self.stopped.is_none() && self.client.runs_general {
+            self.end_natively(writes).await
+        } else if self.stopped.is_none() {
+            return self.end_ahead(writes).await;
+        } else {
+            self.end_stopped()
+        };
+        Ok(match ended? {
+            Ended::Committed(timestamp) => {
+                let reads = Some(std::mem::take(&mut self.reads));
+                Outcome::Committed(Committed { timestamp, reads })
+            }
+            Ended::Aborted(aborted) => Outcome::Aborted(aborted),
+            Ended::Unknown(trouble) => Outcome::Unknown(InDoubt {
+                client: Arc::clone(&self.client),
+                name: self.name.clone(),
+                question: self.native.take().map(|native| native.txn.question()).unwrap_or_default(),
+                reads: Some(std::mem::take(&mut self.reads)),
+                trouble,
+            }),
+        })
+    }
+
+    /// A round failed, so that the transaction has ended, or never was.
+    fn end_stopped(&mut self) -> Result<Ended, Error> {
+        match self.stopped.take() {
+            Some(Stop::Ended(ended)) => {
+                self.record(&ended);
+                Ok(ended)
+            }
+            Some(Stop::Error(error)) => Err(error),
+            None => Err(Error::Unexpected("the transaction has not stopped".into())),
+        }
+    }
+
+    async fn end_natively(&mut self, writes: Writes) -> Result<Ended, Error> {
+        let mut pace = self.pace();
+        if self.native.is_none()
+            && let Err(stop) = self.begin_natively(Vec::new(), &mut pace).await
+        {
+            self.stopped = Some(stop);
+            return self.end_stopped();
+        }
+        let Some(native) = &mut self.native else {
+            return Err(Error::Unexpected("the transaction was not begun".into()));
+        };
+        let ended = native.txn.decide(writes, &mut pace).await?;
+        self.record(&ended);
+        Ok(ended)
+    }
+
+    /// Tells of this attempt, if a gateway had it.
+    fn record(&self, ended: &Ended) {
+        if let Some(Native { txn, home, began }) = &self.native {
+            self.client.recorder.record(txn.id(), *home, *began, ended, Some(&self.reads));
+        }
+    }
+
+    /// By reconnaissance: everything seen is declared, read again, and compared.
+    async fn end_ahead(&mut self, writes: Writes) -> Result<Outcome, Error> {
+        if writes.is_empty() {
+            return Ok(match self.is_one_snapshot().await? {
+                Some(timestamp) => {
+                    let reads = Some(std::mem::take(&mut self.reads));
+                    Outcome::Committed(Committed { timestamp, reads })
+                }
+                None => stale(),
+            });
+        }
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        let mut txn = Transaction::new(Arc::clone(&self.client))
+            .priority(self.priority)
+            .deadline(left.unwrap_or(self.deadline));
+        for key in self.reads.0.keys() {
+            txn = txn.read(key.clone());
+        }
+        for key in writes.0.keys() {
+            txn = txn.write(key.clone());
+        }
+        let mut has_changed = false;
+        let compare = |now: &Reads| {
+            has_changed = !is_same(now, &self.reads);
+            if has_changed { Err(Abort::because("what was seen has changed")) } else { Ok(writes.clone()) }
+        };
+        let outcome = txn.run(compare).await?;
+        Ok(if has_changed { stale() } else { outcome })
+    }
+
+    /// When all that was read held at once, if it did.
+    async fn is_one_snapshot(&mut self) -> Result<Option<Timestamp>, Error> {
+        let (count, at) = self.snapshots;
+        if count <= 1 {
+            return Ok(Some(at));
+        }
+        let now = self.query(self.reads.0.keys().cloned().collect()).await?;
+        Ok(is_same(&now.reads, &self.reads).then_some(now.timestamp))
+    }
+
+    /// The closure gave up, for a reason of its own or because a round failed.
+    async fn give_up(&mut self, abort: Abort) -> Result<Outcome, Error> {
+        if self.stopped.is_some() {
+            return self.end(Writes::new()).await;
+        }
+        if !self.client.runs_general && self.is_one_snapshot().await?.is_none() {
+            // It may have given up for something that never was.
+            return Ok(stale());
+        }
+        let because = Some(abort.into_reason());
+        let aborted = Aborted { reason: AbortReason::Client, retryable: false, because };
+        self.record(&Ended::Aborted(aborted.clone()));
+        if let Some(native) = self.native.take() {
+            native.txn.abort().await;
+        }
+        Ok(Outcome::Aborted(aborted))
+    }
+}
+
+fn stale() -> Outcome {
+    Outcome::Aborted(Aborted { reason: AbortReason::StaleRead, retryable: true, because: None })
+}
+
+/// True if both saw the same writes.
+fn is_same(now: &Reads, before: &Reads) -> bool {
+    let version = |reads: &Reads, key: &Key| reads.0.get(key).map(|read| read.version);
+    before.0.keys().all(|key| version(now, key) == version(before, key))
+}
