@@ -56,8 +56,8 @@ fn replicas(text: &str) -> Result<u32, String> {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// ycsbt, ycsbt:KEYS, retwis, smallbank, bank or list-append, or a file with a workload and its
-    /// options
+    /// ycsbt, ycsbt:KEYS, retwis, smallbank, bank, list-append or list-append:dependent, or a file with
+    /// a workload and its options
     #[arg(long, value_name = "W")]
     pub workload: String,
     /// Transactions begun a second, over all clients, whatever the answers [default: 100]

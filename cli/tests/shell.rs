@@ -105,6 +105,45 @@ aborted
     assert_eq!(node.store.open(), 0, "no transaction is left open");
 }
 
+/// With a protocol that runs general transactions, and with one that does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_begun_without_keys_reads_as_it_goes_along() {
+    let store = Arc::<Store>::default;
+    for node in [Node::start(&store(), 0).await, Node::start_plain(&store(), 0).await] {
+        let script = r#"
+            put a b b 5
+            begin
+            get a
+            get b
+            add b 1
+            cas a x y
+            put c new
+            get b c a
+            commit
+            get b c
+            begin
+            append d x
+            commit
+            get d
+            begin
+            put e 1
+            abort
+            begin
+            get e
+        "#;
+        let output = shell(&node, &[], script).await;
+        assert_eq!(
+            text(&output.stderr),
+            "error: line 7: refused: the key does not hold what that needs; the transaction is \
+             still open\n"
+        );
+        let expected = "committed\nopen\na = b\nb = 5\nb = 6\nc = new\na = b\ncommitted\nb = 6\n\
+                        c = new\nopen\ncommitted\nd = x\nopen\naborted\nopen\ne: nothing\n";
+        assert_eq!(text(&output.stdout), expected);
+        assert_eq!(node.store.open(), 0, "no transaction is left open");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_wrong_is_said_with_its_line_and_the_rest_still_runs() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;

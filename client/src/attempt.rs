@@ -28,6 +28,8 @@ pub struct Attempt {
     pub outcome: Outcome,
     /// What it read, if that was learned.
     pub reads: Option<Reads>,
+    /// It was a read-only transaction: a `Client::read`, or reconnaissance for a general transaction.
+    pub is_read_only: bool,
 }
 
 /// Where attempts are sent, if anywhere.
@@ -44,6 +46,30 @@ impl Recorder {
         ended: &Ended,
         reads: Option<&Reads>,
     ) {
+        self.send(txn, home, began, ended, reads, false);
+    }
+
+    /// Sends one attempt at a read-only transaction that ends now.
+    pub(crate) fn record_read(
+        &self,
+        txn: TxnId,
+        home: RegionId,
+        began: Instant,
+        ended: &Ended,
+        reads: Option<&Reads>,
+    ) {
+        self.send(txn, home, began, ended, reads, true);
+    }
+
+    fn send(
+        &self,
+        txn: TxnId,
+        home: RegionId,
+        began: Instant,
+        ended: &Ended,
+        reads: Option<&Reads>,
+        is_read_only: bool,
+    ) {
         let Some(sender) = &self.0 else { return };
         let outcome = match ended {
             Ended::Committed(timestamp) => Outcome::Committed(*timestamp),
@@ -52,7 +78,8 @@ impl Recorder {
         };
         let reads = reads.cloned();
         // Whoever asked may have stopped listening.
-        let _ = sender.send(Attempt { txn, home, began, ended: Instant::now(), outcome, reads });
+        let ended = Instant::now();
+        let _ = sender.send(Attempt { txn, home, began, ended, outcome, reads, is_read_only });
     }
 }
 

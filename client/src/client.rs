@@ -488,12 +488,12 @@ impl Query {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = wire::reads(answer.reads);
-                        client.recorder.record(name.id(), home, began, &ended, Some(&reads));
+                        client.recorder.record_read(name.id(), home, began, &ended, Some(&reads));
                         return Ok(Snapshot { timestamp, reads });
                     }
                     Ended::Aborted(aborted) => {
                         let ended = Ended::Aborted(aborted.clone());
-                        client.recorder.record(name.id(), home, began, &ended, None);
+                        client.recorder.record_read(name.id(), home, began, &ended, None);
                         if !aborted.retryable || !pace.pause().await {
                             return Err(Error::Aborted(aborted.reason));
                         }

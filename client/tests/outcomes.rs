@@ -9,14 +9,19 @@
 )]
 
 mod gateways;
+/// The example is held to what it says.
+#[allow(dead_code, reason = "its `main` runs elsewhere")]
+#[path = "../examples/queue.rs"]
+mod queue;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gateways::{Call, Node, Store, Twist};
 use orthodrome_client::{
-    Abort, AbortReason, Aborted, Begun, Client, Committed, Config, Error, Op, Outcome, Priority,
-    Reads, Timestamp, Writes,
+    Abort, AbortReason, Aborted, Begun, Client, Committed, Config, Error, GeneralTxn, Op, Outcome,
+    Priority, Reads, Timestamp, Writes,
 };
 use orthodrome_core::txn::AbortReason as Why;
 use orthodrome_server::service::{Access, Credential, Limits, Principal, Role};
@@ -371,4 +376,213 @@ async fn many_transactions_of_one_client_run_at_once() {
     timestamps.dedup();
     assert_eq!(timestamps.len(), 50);
     assert_eq!(node.store.text("n").unwrap(), "50", "an update was lost");
+}
+
+/// A gateway that runs general transactions, and one that does not, with a client of each.
+async fn both() -> [(Arc<Node>, Client); 2] {
+    let plain = Node::start_plain(&Arc::default(), 0).await;
+    let client = Client::connect(Config::new([&plain.address])).await.unwrap();
+    [one().await, (plain, client)]
+}
+
+async fn set(client: &Client, pairs: &[(&str, &str)]) {
+    let puts = pairs.iter().map(|&(key, value)| Op::Put(key.into(), value.into()));
+    committed(client.execute(puts).await);
+}
+
+/// Reads the key that `a` names, and writes what it holds to `c`.
+async fn follow(txn: GeneralTxn) -> Result<(), Abort> {
+    let next = txn.text("a").await?.unwrap_or_default();
+    let found = txn.text(next).await?.unwrap_or_default();
+    txn.put("c", found);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_general_transaction_reads_what_its_reads_lead_to() {
+    for (node, client) in both().await {
+        set(&client, &[("a", "b"), ("b", "treasure"), ("z", "0")]).await;
+        let done = committed(client.general().priority(Priority::HIGH).run(follow).await);
+        assert_eq!(node.store.text("c").unwrap(), "treasure");
+        let reads = done.reads.unwrap();
+        assert_eq!((reads.text("a"), reads.text("b")), (Some("b"), Some("treasure")));
+        let own = client.general().run(|txn| async move {
+            txn.put("a", "mine");
+            txn.delete("b");
+            let seen = txn.get_all(["a", "z", "b", "a"]).await?;
+            let seen: Vec<_> = seen.iter().map(|v| v.as_ref().map(ToString::to_string)).collect();
+            let mine = Some("mine".to_owned());
+            assert_eq!(seen, [mine.clone(), Some("0".into()), None, mine], "its own writes");
+            Ok(())
+        });
+        assert_eq!(committed(own.await).reads.unwrap().iter().len(), 1);
+        assert_eq!((node.store.text("a").as_deref(), node.store.text("b")), (Some("mine"), None));
+        // One that only reads, in two rounds; one that does nothing.
+        let two = |txn: GeneralTxn| async move {
+            txn.get("z").await?;
+            txn.get("a").await.map(drop)
+        };
+        assert_eq!(committed(client.general().run(two).await).reads.unwrap().iter().len(), 2);
+        committed(client.general().run(|_| async { Ok(()) }).await);
+        assert_eq!(node.store.open(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_changes_between_its_rounds_makes_it_begin_again() {
+    for (node, client) in both().await {
+        set(&client, &[("a", "b"), ("b", "old"), ("d", "new")]).await;
+        let calls = AtomicU32::new(0);
+        let step = |txn: GeneralTxn| {
+            let is_first = calls.fetch_add(1, Ordering::Relaxed) == 0;
+            let other = client.clone();
+            async move {
+                let next = txn.text("a").await?.unwrap_or_default();
+                if is_first {
+                    set(&other, &[("a", "d")]).await;
+                }
+                let found = txn.text(next).await?.unwrap_or_default();
+                txn.put("c", found);
+                Ok(())
+            }
+        };
+        committed(client.general().run(step).await);
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        assert_eq!(node.store.text("c").unwrap(), "new");
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_for_something_that_never_was_is_not_believed() {
+    let node = Node::start_plain(&Arc::default(), 0).await;
+    let client = Client::connect(Config::new([&node.address])).await.unwrap();
+    set(&client, &[("a", "1"), ("b", "1")]).await;
+    let calls = AtomicU32::new(0);
+    // The two are always equal; reads of different snapshots are not.
+    let step = |writes: bool| {
+        let (calls, client) = (&calls, &client);
+        move |txn: GeneralTxn| {
+            let call = calls.fetch_add(1, Ordering::Relaxed);
+            let other = client.clone();
+            async move {
+                let a = txn.text("a").await?;
+                if call == 0 {
+                    set(&other, &[("a", "2"), ("b", "2")]).await;
+                }
+                let b = txn.text("b").await?;
+                if writes && a != b {
+                    return Err(Abort::because("torn"));
+                }
+                Ok(())
+            }
+        }
+    };
+    for writes in [true, false] {
+        calls.store(0, Ordering::Relaxed);
+        let done = committed(client.general().run(step(writes)).await).reads.unwrap();
+        assert_eq!(done.text("a"), done.text("b"));
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+    }
+    // One whose reads fit together is believed at once.
+    let giving_up = |txn: GeneralTxn| async move {
+        txn.get("a").await?;
+        txn.get("b").await?;
+        Err(Abort::because("enough"))
+    };
+    let gave_up = aborted(client.general().run(giving_up).await);
+    assert_eq!(gave_up.because.as_deref(), Some("enough"));
+}
+
+#[tokio::test]
+async fn rounds_that_abort_are_tried_again_and_busy_ones_under_the_same_name() {
+    let (node, client) = one().await;
+    set(&client, &[("a", "b"), ("b", "found")]).await;
+    node.twist(Call::Read, [Twist::Busy, Twist::Abort(Why::Conflict), Twist::Do]);
+    committed(client.general().run(follow).await);
+    let attempts: Vec<u32> =
+        node.store.calls(Call::Read).into_iter().map(|id| id.attempt).collect();
+    assert_eq!(attempts, [0, 0, 1]);
+    node.twist(Call::Read, [Twist::Abort(Why::Invalid)]);
+    assert_eq!(aborted(client.general().run(follow).await).reason, AbortReason::Invalid);
+    let giving_up = |txn: GeneralTxn| async move {
+        txn.get("a").await?;
+        Err(Abort::because("no funds"))
+    };
+    assert_eq!(
+        aborted(client.general().run(giving_up).await).because.as_deref(),
+        Some("no funds")
+    );
+    assert_eq!(node.store.open(), 0, "the gateway was told");
+}
+
+#[tokio::test]
+async fn a_lost_round_is_ended_and_all_begins_again() {
+    for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang] {
+        let (near, _far, client) = two().await;
+        set(&client, &[("a", "b"), ("b", "found")]).await;
+        near.twist(Call::Read, [twist]);
+        committed(client.general().run(follow).await);
+        assert_eq!(near.store.text("c").unwrap(), "found");
+        assert_eq!(near.store.open(), 0, "{twist:?} left a transaction open");
+        assert_eq!(near.store.calls(Call::Resolve).len(), 1, "{twist:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_general_commit_that_is_lost_is_found_or_taken_up_and_not_applied_twice() {
+    for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang, Twist::Unknown, Twist::Stopping] {
+        let (near, _far, client) = two().await;
+        set(&client, &[("a", "b"), ("b", "found")]).await;
+        near.twist(Call::Decide, [twist]);
+        committed(client.general().run(follow).await);
+        assert_eq!(near.store.text("c").unwrap(), "found", "{twist:?}");
+        assert_eq!(near.store.applied_max(), 1, "{twist:?}");
+        let begun = near.store.calls(Call::Begin);
+        assert_eq!(begun.len(), 2, "{twist:?}: {begun:?}: one is the setting up");
+    }
+}
+
+#[tokio::test]
+async fn an_open_general_transaction_reads_on_and_one_that_is_dropped_is_aborted() {
+    for (node, client) in both().await {
+        set(&client, &[("a", "b"), ("b", "found")]).await;
+        let mut open = client.general().begin();
+        open.read(["a"]).await.unwrap();
+        let next = open.reads().text("a").unwrap().to_owned();
+        open.read([next.as_str(), "a"]).await.unwrap();
+        assert_eq!(open.reads().text("b"), Some("found"));
+        committed(open.commit(Writes::new().put("c", "1")).await);
+        assert_eq!(node.store.text("c").unwrap(), "1");
+        let mut open = client.general().begin();
+        open.read(["a"]).await.unwrap();
+        set(&client, &[("a", "d")]).await;
+        let late = aborted(open.commit(Writes::new().put("c", "2")).await);
+        assert_eq!((late.reason, late.retryable), (AbortReason::StaleRead, true));
+        let mut open = client.general().begin();
+        open.read(["a"]).await.unwrap();
+        open.abort().await;
+        let mut open = client.general().begin();
+        open.read(["a"]).await.unwrap();
+        drop(open);
+        gone(&node).await;
+        assert_eq!(node.store.text("c").unwrap(), "1");
+    }
+}
+
+#[tokio::test]
+async fn the_line_of_the_example_moves_in_order() {
+    for (node, client) in both().await {
+        for name in ["ada", "bob", "cy"] {
+            committed(queue::join(&client, name).await);
+        }
+        let twice = aborted(queue::join(&client, "cy").await);
+        assert_eq!(twice.because.as_deref(), Some("cy cannot stand behind cy"));
+        for name in ["ada", "bob", "cy"] {
+            assert_eq!(node.store.text("line/first").unwrap(), name);
+            committed(queue::next(&client).await);
+        }
+        assert_eq!((node.store.text("line/first"), node.store.text("line/last")), (None, None));
+        let nobody = aborted(queue::next(&client).await);
+        assert_eq!(nobody.because.as_deref(), Some("nobody waits"));
+    }
 }

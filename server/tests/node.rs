@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use orthodrome_core::topology::Topology;
-use orthodrome_core::txn::{Op, Reads, Writes};
+use orthodrome_core::txn::{AbortReason, Op, Reads, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, Protocol as _, RegionId, Txn, TxnId, Value,
 };
 use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_protocols::two_phase_locking::{ByAge, Locking};
 use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::node::{Durability, StartError};
@@ -379,5 +380,80 @@ async fn one_machine_is_a_planet() {
     println!("read-only latencies over {rtt:?}: {spans:?}");
     let far = spans.iter().filter(|span| **span >= rtt).count();
     assert!(far > 0 && far < 10, "{spans:?}");
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+/// Two-phase locking on real sockets: rounds that depend on each other, a conflict between two of
+/// them, callers that go away between and within rounds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn general_transactions_read_as_they_go_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let config = Locking::<ByAge>::configure(&plan.map);
+    let cluster = EmbeddedCluster::<Locking<ByAge>>::start(plan, config).await.unwrap();
+    let gateway = cluster.gateway(NodeId(1)).unwrap();
+    assert!(gateway.describe().general);
+    let mut client = Client { id: gateway.register().await.unwrap(), gateway, counter: 0 };
+    client.run(&[Op::Put("a".into(), "b".into()), Op::Put("b".into(), "treasure".into())]).await;
+    let reads = |begun: Begun| match begun {
+        Begun::Reads(reads) => reads,
+        Begun::Finished(finished) => panic!("{finished:?}"),
+    };
+
+    let id = client.next();
+    let first = vec![Key::from("a")];
+    let begun = client.gateway.begin(Txn::general(id, RegionId(0), first)).await.unwrap();
+    let next = reads(begun).remove(&Key::from("a")).unwrap().value.unwrap();
+    let next = Key(next.0);
+    let round = client.gateway.read(id, vec![next.clone(), "a".into()]).await.unwrap();
+    let found = reads(round);
+    assert_eq!(found.len(), 2);
+    let found = found[&next].value.clone();
+    let decision = Decision::Commit(Writes::from([("c".into(), found)]));
+    let ended = client.gateway.decide(id, decision).await.unwrap();
+    assert!(matches!(ended.outcome, Outcome::Committed(_)), "{ended:?}");
+    assert_eq!(ended.reads.unwrap().len(), 2, "all rounds together");
+    assert_eq!(client.read("c").await.as_deref(), Some("treasure"));
+    let over = client.gateway.read(id, vec!["a".into()]).await.unwrap_err();
+    assert_eq!(over, GatewayError::UnknownTransaction(id));
+
+    // One that reads what an older one then writes hears of its end when it reads on.
+    let (old, young) = (client.next(), client.next());
+    for id in [old, young] {
+        let general = Txn::general(id, RegionId(0), Vec::new());
+        assert_eq!(reads(client.gateway.begin(general).await.unwrap()), Reads::new());
+        // Ages are those of the gateway's clock.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    reads(client.gateway.read(young, vec!["a".into()]).await.unwrap());
+    let decision = Decision::Commit(Writes::from([("a".into(), Some("d".into()))]));
+    let ended = client.gateway.decide(old, decision).await.unwrap();
+    assert!(matches!(ended.outcome, Outcome::Committed(_)), "{ended:?}");
+    let wounded = client.gateway.read(young, vec!["b".into()]).await.unwrap();
+    let Begun::Finished(finished) = wounded else { panic!("{wounded:?}") };
+    assert_eq!(finished.outcome, Outcome::Aborted(AbortReason::Conflict));
+
+    // A caller that goes away while it waits in a round frees what it holds.
+    let (holder, waiter) = (client.open("a").await.0, client.next());
+    let general = Txn::general(waiter, RegionId(0), vec!["b".into()]);
+    reads(client.gateway.begin(general).await.unwrap());
+    let waiting = client.gateway.read(waiter, vec!["a".into()]);
+    assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
+    client.gateway.decide(holder.id, Decision::Abort).await.unwrap();
+    let writer = client.run(&[Op::Put("b".into(), "new".into())]).await;
+    assert!(matches!(writer.outcome, Outcome::Committed(_)));
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_protocol_without_general_transactions_refuses_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    assert!(!client.gateway.describe().general);
+    let txn = Txn::general(client.next(), RegionId(0), vec!["a".into()]);
+    let begun = client.gateway.begin(txn).await.unwrap();
+    let Begun::Finished(finished) = begun else { panic!("{begun:?}") };
+    assert_eq!(finished.outcome, Outcome::Aborted(AbortReason::Invalid));
     cluster.shutdown(Duration::from_secs(5)).await;
 }

@@ -1,16 +1,18 @@
 //! One caller: asks for one transaction at a time through the client library, and keeps what it saw.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use orthodrome_client::{
-    Abort, Attempt as Seen, Client, Config, InDoubt, Op, Outcome as Told, Reads as ReadBack, Writes,
+    Abort, Attempt as Seen, Client, Config, GeneralTxn, InDoubt, Op, Outcome as Told,
+    Reads as ReadBack, Version, Writes,
 };
 use orthodrome_core::time::{Time, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads};
 use orthodrome_core::{RegionId, TxnId};
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::record::{Attempt, RecordError, entry};
-use orthodrome_eval::workload::{Issuer, Request};
+use orthodrome_eval::workload::{Issuer, Request, Step};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::driver::{Shared, Source};
@@ -116,6 +118,36 @@ impl Caller {
                 };
                 txn.run(compute).await
             }
+            Kind::General => {
+                let follow = |txn: GeneralTxn| async move {
+                    let mut known = Reads::new();
+                    loop {
+                        match source.step(request, &known) {
+                            Step::Read(keys) => {
+                                let values = txn.get_all(keys.iter().map(place)).await?;
+                                let reads = values.into_iter().map(|value| Read {
+                                    value,
+                                    version: Version::INITIAL,
+                                });
+                                known.extend(keys.into_iter().zip(reads));
+                            }
+                            Step::Decide(Decision::Abort) => {
+                                return Err(Abort::because("the workload refuses"));
+                            }
+                            Step::Decide(Decision::Commit(writes)) => {
+                                for (key, value) in writes {
+                                    match value {
+                                        Some(value) => txn.put(place(&key), value),
+                                        None => txn.delete(place(&key)),
+                                    }
+                                }
+                                return Ok(());
+                            }
+                        }
+                    }
+                };
+                self.client.general().priority(request.priority).run(follow).await
+            }
             Kind::Procedure(ops) => {
                 let ops = ops.iter().map(|op| moved(op, place));
                 self.client.execute(ops).priority(request.priority).await
@@ -162,7 +194,8 @@ impl Shared {
         let last = seen.last().map(|last| last.txn);
         for attempt in seen {
             let reads = attempt.reads.as_ref().map(|r| stripped(&self.prefix, r.as_map()));
-            if let (Outcome::Committed(_), Some(reads)) = (attempt.outcome, &reads)
+            let is_whole = !(attempt.is_read_only && request.kind == Kind::General);
+            if let (Outcome::Committed(_), Some(reads), true) = (attempt.outcome, &reads, is_whole)
                 && let Err(finding) = source.audit(request, reads)
             {
                 ended.findings.push(format!("{}: {finding}", attempt.txn));
@@ -182,10 +215,24 @@ impl Shared {
         reads: Option<&Reads>,
         last: Option<TxnId>,
     ) -> Result<Entry, RecordError> {
+        // Reconnaissance for a general transaction stands for itself.
+        let mut request = Cow::Borrowed(request);
+        if seen.is_read_only && request.kind == Kind::General {
+            let reads = reads.into_iter().flat_map(|reads| reads.keys().cloned()).collect();
+            let all = request.to_mut();
+            (all.kind, all.reads, all.writes) = (Kind::ReadOnly, reads, Vec::new());
+        }
+        let request = &*request;
         let time = |at: Instant| Time(nanos(at.saturating_duration_since(self.started)));
         let decision = match (&request.kind, reads) {
             (Kind::Interactive, Some(reads)) => Some(source.decide(request, reads)),
-            (Kind::Interactive, None) | (Kind::Procedure(_) | Kind::ReadOnly, _) => None,
+            // An attempt that ended before its last round decided nothing.
+            (Kind::General, Some(reads)) => match source.step(request, reads) {
+                Step::Read(_) => None,
+                Step::Decide(decision) => Some(decision),
+            },
+            (Kind::Interactive | Kind::General, None) => None,
+            (Kind::Procedure(_) | Kind::ReadOnly, _) => None,
         };
         let completed = match seen.outcome {
             Outcome::Unknown => None,

@@ -8,7 +8,7 @@ use orthodrome_client::Config;
 use orthodrome_core::RegionId;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Reads};
-use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
+use orthodrome_eval::workload::{Issuer, Request, Step, Values, Workload};
 use orthodrome_sim::floor::Floor;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -49,6 +49,11 @@ impl Source {
     /// See [`Workload::decide`].
     pub fn decide(&self, request: &Request, reads: &Reads) -> Decision {
         self.lock().decide(request, reads)
+    }
+
+    /// See [`Workload::step`].
+    pub fn step(&self, request: &Request, reads: &Reads) -> Step {
+        self.lock().step(request, reads)
     }
 
     /// See [`Workload::audit`].

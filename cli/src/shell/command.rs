@@ -12,6 +12,7 @@ pub(super) enum Command {
     Get(Vec<Key>),
     /// Guarded operations: at once, or as part of the open transaction.
     Ops(Vec<Op>),
+    /// Without keys: a general transaction.
     Begin {
         reads: Vec<Key>,
         writes: Vec<Key>,
@@ -59,11 +60,13 @@ pub(super) const COMMANDS: &[Usage] = &[
     usage(
         "begin",
         "[READ…] [-> WRITE…]",
-        "open a transaction that reads and may write these keys",
+        "open a transaction that reads and may write these keys, or any",
         "The keys are read at once, in one round. Then put, delete, add, append and cas are kept \
          until `commit`\nsends them, in a second round. Example:\n  begin tea coffee -> tea\n  add \
          tea -1\n  commit\nA key must stand on the left to be read or added to, and on the right to \
-         be written.",
+         be written.\nWithout keys: every `get` reads at once, in a round of its own, and any key may be \
+         written. Where\nthe protocol has no such transactions, `commit` fails if something that was \
+         read has changed.",
     ),
     usage("commit", "", "write what the open transaction holds, and commit it", ""),
     usage("abort", "", "give the open transaction up", ""),
@@ -147,6 +150,7 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
             let write = optional(new).map_or(Op::Delete(key(k)), |value| Op::Put(key(k), value));
             Command::Ops(vec![compare, write])
         }
+        ("begin", []) => Command::Begin { reads: Vec::new(), writes: Vec::new() },
         ("begin", [_, ..]) => {
             let mut sides = arguments.split(|word| word.is("->"));
             let reads = keys(sides.next().unwrap_or_default());
@@ -206,6 +210,7 @@ mod tests {
             ),
             ("begin a", Command::Begin { reads: vec!["a".into()], writes: vec![] }),
             ("begin -> c", Command::Begin { reads: vec![], writes: vec!["c".into()] }),
+            ("begin", Command::Begin { reads: vec![], writes: vec![] }),
             ("priority high", Command::Priority(Some(Priority::HIGH))),
             ("exit", Command::Quit),
         ] {
@@ -221,8 +226,7 @@ mod tests {
             ("put a", "usage: put KEY VALUE"),
             ("put a 1 b", "usage: put KEY VALUE"),
             ("add a x", "usage: add KEY NUMBER"),
-            ("begin", "usage: begin [READ…] [-> WRITE…]"),
-            ("begin ->", "usage: begin"),
+            ("begin ->", "usage: begin [READ…] [-> WRITE…]"),
             ("begin a -> b -> c", "usage: begin"),
             ("commit now", "usage: commit"),
             ("priority urgent", "usage: priority [low|high]"),

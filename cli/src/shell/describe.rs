@@ -39,8 +39,12 @@ pub(super) fn cluster(about: &ClusterInfo, style: Style) -> String {
     let _ = writeln!(text, "cluster    {} (map epoch {})", about.cluster, about.epoch);
     let _ = writeln!(text, "gateway    in {}", here(about));
     for space in &about.keyspaces {
-        let _ =
-            writeln!(text, "keyspace   {}: {}, {}", space.name, space.protocol, space.guarantee);
+        let general = if space.general { "general transactions" } else { "no general transactions" };
+        let _ = writeln!(
+            text,
+            "keyspace   {}: {}, {}, {general}",
+            space.name, space.protocol, space.guarantee
+        );
     }
     let _ = writeln!(text, "\n{}", style.bold("round trips, ms"));
     let _ = writeln!(text, "{}", distances(about));

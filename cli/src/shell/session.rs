@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use orthodrome_client::{
-    AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenTransaction, Outcome, Priority, Reads,
-    Writes,
+    AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenGeneral, OpenTransaction, Outcome,
+    Priority, Reads, Writes,
 };
-use orthodrome_core::Txn;
+use orthodrome_core::{Txn, TxnId};
 
 use super::command::{COMMANDS, Command, find};
 use super::describe;
@@ -22,13 +22,48 @@ pub(super) struct Session {
     style: Style,
 }
 
-/// An interactive transaction between its two rounds.
+/// A transaction between its rounds.
 struct Open {
-    txn: OpenTransaction,
-    reads: Vec<Key>,
-    writes: Vec<Key>,
+    txn: Between,
     /// What was asked for so far, in order.
     ops: Vec<Op>,
+}
+
+enum Between {
+    /// It declared its keys.
+    Declared { txn: OpenTransaction, reads: Vec<Key>, writes: Vec<Key> },
+    /// It reads as it goes along.
+    General(Box<OpenGeneral>),
+}
+
+impl Between {
+    fn id(&self) -> TxnId {
+        match self {
+            Self::Declared { txn, .. } => txn.id(),
+            Self::General(txn) => txn.id(),
+        }
+    }
+
+    fn reads(&self) -> &Reads {
+        match self {
+            Self::Declared { txn, .. } => txn.reads(),
+            Self::General(txn) => txn.reads(),
+        }
+    }
+
+    async fn commit(self, writes: Writes) -> Result<Outcome, Error> {
+        match self {
+            Self::Declared { txn, .. } => txn.commit(writes).await,
+            Self::General(txn) => txn.commit(writes).await,
+        }
+    }
+
+    async fn abort(self) {
+        match self {
+            Self::Declared { txn, .. } => txn.abort().await,
+            Self::General(txn) => txn.abort().await,
+        }
+    }
 }
 
 impl Session {
@@ -87,6 +122,9 @@ impl Session {
     }
 
     async fn get(&mut self, keys: Vec<Key>) -> Result<String, String> {
+        if self.open.is_some() {
+            self.learn(&keys).await?;
+        }
         if let Some(open) = &self.open {
             return open.get(&keys);
         }
@@ -95,7 +133,22 @@ impl Session {
         Ok(show(&keys, |key| snapshot.reads.get(key.clone()).map(<[u8]>::to_vec)))
     }
 
+    /// Reads what the open transaction does not know yet, if it may.
+    async fn learn(&mut self, keys: &[Key]) -> Result<(), String> {
+        let Some(Open { txn: Between::General(txn), ops }) = &mut self.open else { return Ok(()) };
+        let is_written = |key: &Key| ops.iter().any(|op| op.writes() && op.key() == key);
+        let unknown = keys.iter().filter(|key| !is_written(key)).cloned();
+        if let Err(error) = txn.read(unknown).await {
+            self.open = None;
+            return Err(format!("{error}; the transaction is over"));
+        }
+        Ok(())
+    }
+
     async fn ops(&mut self, ops: Vec<Op>) -> Result<String, String> {
+        let needed: Vec<Key> =
+            ops.iter().filter(|op| op.reads()).map(|op| op.key().clone()).collect();
+        self.learn(&needed).await?;
         if let Some(open) = &mut self.open {
             return open.push(ops);
         }
@@ -106,6 +159,11 @@ impl Session {
     async fn begin(&mut self, reads: Vec<Key>, writes: Vec<Key>) -> Result<String, String> {
         if let Some(open) = &self.open {
             return Err(format!("{} is open; `commit` or `abort` it first", open.txn.id()));
+        }
+        if reads.is_empty() && writes.is_empty() {
+            let txn = self.client.general().priority(self.priority).begin();
+            self.open = Some(Open { txn: Between::General(Box::new(txn)), ops: Vec::new() });
+            return Ok("open".into());
         }
         let mut txn = self.client.transaction().priority(self.priority);
         for key in &reads {
@@ -118,7 +176,8 @@ impl Session {
             Begun::Aborted(aborted) => Err(format!("aborted: {}", reason(aborted.reason))),
             Begun::Open(txn) => {
                 let text = show(&reads, |key| txn.reads().get(key.clone()).map(<[u8]>::to_vec));
-                self.open = Some(Open { txn, reads, writes, ops: Vec::new() });
+                let txn = Between::Declared { txn, reads, writes };
+                self.open = Some(Open { txn, ops: Vec::new() });
                 Ok(if text.is_empty() { "open".into() } else { text })
             }
         }
@@ -183,8 +242,9 @@ impl Open {
     fn get(&self, keys: &[Key]) -> Result<String, String> {
         let written = Txn::execute(&self.ops, self.txn.reads().as_map())
             .map_err(|reason| reason.to_string())?;
-        if let Some(key) =
-            keys.iter().find(|key| !self.reads.contains(key) && !written.contains_key(key))
+        if let Between::Declared { reads, .. } = &self.txn
+            && let Some(key) =
+                keys.iter().find(|key| !reads.contains(key) && !written.contains_key(*key))
         {
             return Err(undeclared(key, "read", "left"));
         }
@@ -198,14 +258,16 @@ impl Open {
     /// Keeps operations for the commit, if they are declared and their guards hold.
     fn push(&mut self, ops: Vec<Op>) -> Result<String, String> {
         let kept = self.ops.len();
-        for op in &ops {
-            let key = op.key();
-            if op.writes() && !self.writes.contains(key) {
-                return Err(undeclared(key, "written", "right"));
-            }
-            let is_written = self.ops.iter().any(|op| op.writes() && op.key() == key);
-            if op.reads() && !is_written && !self.reads.contains(key) {
-                return Err(undeclared(key, "read", "left"));
+        if let Between::Declared { reads, writes, .. } = &self.txn {
+            for op in &ops {
+                let key = op.key();
+                if op.writes() && !writes.contains(key) {
+                    return Err(undeclared(key, "written", "right"));
+                }
+                let is_written = self.ops.iter().any(|op| op.writes() && op.key() == key);
+                if op.reads() && !is_written && !reads.contains(key) {
+                    return Err(undeclared(key, "read", "left"));
+                }
             }
         }
         self.ops.extend(ops);

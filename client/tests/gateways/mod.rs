@@ -197,14 +197,14 @@ struct Proxy {
 }
 
 impl Node {
-    /// Starts a gateway whose protocol runs no general transactions.
-    pub async fn start_plain(store: &Arc<Store>) -> Arc<Self> {
-        Self::start_as(store, 0, "test", false, Access::open(), Limits::default()).await
-    }
-
     /// Starts gateway `number` (its region too) in front of `store`.
     pub async fn start(store: &Arc<Store>, number: u16) -> Arc<Self> {
         Self::start_with(store, number, "test", Access::open(), Limits::default()).await
+    }
+
+    /// The same, of a protocol that runs no general transactions.
+    pub async fn start_plain(store: &Arc<Store>, number: u16) -> Arc<Self> {
+        Self::start_as(store, number, "test", false, Access::open(), Limits::default()).await
     }
 
     pub async fn start_with(

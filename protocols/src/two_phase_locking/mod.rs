@@ -21,6 +21,9 @@
 //! other, which costs a wide-area round trip more than Carousel does, and no transaction ever aborts
 //! for a conflict with an older one that finishes.
 //!
+//! A *general* transaction declares nothing: it locks and reads in as many rounds as its caller likes,
+//! and what it writes in one more, before the coordinator is asked.
+//!
 //! With `2pl-p`, a transaction of high priority takes locks from all of low priority that are not
 //! prepared, and turns away older ones that wait where it wants a lock. With `2pl-pow`, it takes them
 //! only from those that themselves wait for a lock, here or elsewhere. In both, one of low priority
@@ -29,7 +32,7 @@
 //! # Messages
 //! | message | from → to | when |
 //! |---|---|---|
-//! | `Lock` | client → participant leaders | a transaction begins |
+//! | `Lock` | client → participant leaders | a transaction begins; a general one reads on, or is decided |
 //! | `Locked` | participant leader → client | every lock there is held; with the values |
 //! | `Waiting` | participant leader → client | asked again; or at once, for preempt-on-wait |
 //! | `Wounded` | participant leader → client | the locks there are lost |
@@ -52,7 +55,8 @@
 //!   are current: that moment is the transaction's place in the serial order.
 //! - **A prepared transaction is neither wounded nor timed out by its participants** (T5). Locks go
 //!   when a commit is applied. A transaction is asked to prepare only once it has every lock, so a
-//!   prepared one waits for nobody, and waiting for it is no deadlock.
+//!   prepared one waits for nobody, and waiting for it is no deadlock. For that, general transactions
+//!   lock what they write, upgrades included, before and not at the prepare.
 //! - **The first decision in the coordinator's log is the decision** (R2, R7), and nobody hears of
 //!   one that is not chosen. A new coordinator that finds none has told nobody anything. It never
 //!   asks participants how they voted (C1): the client asks to commit again, or a participant asks,
@@ -70,8 +74,10 @@
 //! # Deviations
 //! Natto gives the system one paragraph and no recovery.
 //! - **A key that is read and written is locked for writing at once**, and written keys are locked
-//!   with the reads, not at the prepare as in Spanner: the sets are declared, so upgrades, which make
+//!   with the reads, not at the prepare as in Spanner: where the sets are declared, upgrades, which make
 //!   two readers of one key wound each other, and prepared transactions that wait are both needless.
+//! - **The coordinator of a general transaction follows from its name alone**, for another gateway that
+//!   is asked what became of it may know none of its keys.
 //! - **Ages survive retries** (T5): the gateway remembers when a transaction's first attempt began. A
 //!   caller that goes on at another gateway starts young again; only fairness rests on it.
 //! - **Low never wounds high** under `2pl-p` and `2pl-pow`, where wound-wait by age alone would let
@@ -81,8 +87,7 @@
 //!   one that waits for it.
 //!
 //! # Not implemented
-//! - Several rounds of reads in one transaction. The lock table grants further locks, and upgrades,
-//!   to a transaction that has some; callers cannot ask for them yet.
+//! - Reads that lock for writing at once, in a general transaction. The lock table would grant them.
 //! - One-phase commit of transactions with one participant.
 
 mod client;
@@ -181,6 +186,9 @@ pub struct Config {
 pub struct Teeth {
     /// T4: participants that are only read are not asked to prepare.
     pub skips_readers: bool,
+    /// T4: a transaction that waits for nothing is taken to hold everything, though another leader may
+    /// have given it the locks of its earlier rounds.
+    pub trusts_rounds: bool,
     /// T5: prepared transactions are wounded like others.
     pub wounds_prepared: bool,
     /// T5: locks go when a commit is proposed, not when it is applied.
@@ -276,7 +284,7 @@ pub enum Timer {
 
 impl<V: Variant> Protocol for Locking<V> {
     const NAME: &'static str = V::NAME;
-    const TEETH: &'static [&'static str] = &["T4", "T5", "T5-early", "R3", "C12", "C13"];
+    const TEETH: &'static [&'static str] = &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"];
     const QUEUES: bool = true;
     const GENERAL: bool = true;
 
@@ -308,6 +316,7 @@ impl<V: Variant> Protocol for Locking<V> {
         let teeth = &mut config.teeth;
         match tooth {
             "T4" => teeth.skips_readers = true,
+            "T4-rounds" => teeth.trusts_rounds = true,
             "T5" => teeth.wounds_prepared = true,
             "T5-early" => teeth.releases_early = true,
             "R3" => teeth.no_version_check = true,

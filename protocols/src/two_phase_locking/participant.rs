@@ -221,9 +221,11 @@ impl Partition {
         leader.sessions.remove(&txn);
         let is_current =
             versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
+        let has_locks = leader.locks.holds(txn, &locks)
+            || (world.config.teeth.trusts_rounds && leader.locks.is_granted(txn));
         let refusal = if !is_current && !world.config.teeth.no_version_check {
             Some((Note::StaleVersions, AbortReason::StaleRead))
-        } else if leader.locks.holds(txn, &locks) {
+        } else if has_locks {
             leader.locks.prepare(txn);
             None
         } else {

@@ -542,6 +542,11 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             Ok(Begun::Finished(finished)) => {
                 Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
             }
+            Err(error) if error.is_retryable() => {
+                // Nothing was done, and the transaction is as it was.
+                round.complete([], 0, None);
+                return Err(answer::status(&error));
+            }
             Err(error) => {
                 let outcome = Self::finished(Err(error))?.outcome;
                 Answer::Finished(self.tell(outcome).unwrap_or_default())
