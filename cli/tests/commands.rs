@@ -107,6 +107,27 @@ fn sim_prints_the_published_fields_and_equal_seeds_give_equal_runs() {
 }
 
 #[test]
+fn dependent_transactions_are_simulated_where_the_protocol_runs_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let history = directory.path().join("history.jsonl");
+    let history = history.to_str().unwrap();
+    let map = ["sim", "--topology", "azure5", "--duration", "3s", "--workload"];
+    let load = ["list-append:dependent", "--rate", "60", "--verify", "--json"];
+    let kept = ["--protocol", "2pl-pow", "--history", history];
+    let result = json(0, &[&map[..], &load, &kept].concat());
+    assert_eq!(result["workload"], "list-append:dependent");
+    assert_eq!(result["check"]["ok"], true, "{result}");
+    assert!(result["notes"]["LaterRound"].as_u64().unwrap() > 20, "upgrades: {result}");
+    let line = refused(&[&map[..], &load, &["--protocol", "tapir"]].concat());
+    assert!(
+        line.contains("tapir runs no general transactions") && line.contains("2pl-p"),
+        "{line}"
+    );
+    let line = refused(&sim(&["--workload", "list-append:independent"]));
+    assert!(line.contains("list-append:dependent"), "{line}");
+}
+
+#[test]
 fn sim_keeps_a_history_that_check_accepts_and_a_trace_that_diagrams() {
     let folder = tempfile::tempdir().unwrap();
     let history = folder.path().join("run.jsonl").display().to_string();

@@ -17,6 +17,37 @@ use orthodrome_core::NodeId;
 use orthodrome_server::tls::Authority;
 use processes::{Cluster, Load, run, text};
 
+/// By rounds at the gateway, and by reconnaissance: the same shell script, and dependent transactions
+/// under load while a node dies.
+#[test]
+fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
+    for protocol in ["2pl", "carousel-basic"] {
+        let arguments = ["--topology", "local3", "--protocol", protocol];
+        let mut cluster = Cluster::init(3, &arguments, &[]);
+        cluster.start(1..=3);
+        let first = cluster.endpoint(1);
+        let shell = ["shell", "--deadline", "20s", "--connect", &first];
+        let script =
+            "-e|put a b b 5|-e|begin|-e|get a|-e|get b|-e|add b 1|-e|put c d|-e|commit|-e|get b c";
+        let script: Vec<&str> = script.split('|').collect();
+        let output = run(&[&shell[..], &script].concat());
+        assert_eq!(output.status.code(), Some(0), "{protocol}: {}", text(&output.stderr));
+        let expected = "committed\nopen\na = b\nb = 5\ncommitted\nb = 6\nc = d\n";
+        assert_eq!(text(&output.stdout), expected, "{protocol}");
+
+        let all = cluster.endpoints(1..=3);
+        let arguments =
+            ["--workload", "list-append:dependent", "--clients", "6", "--duration", "1h"];
+        let load = Load::start(&[&["--connect", &all], &arguments[..]].concat());
+        load.commits(20);
+        cluster.kill([3]);
+        load.commits(20);
+        let (result, status, said) = load.stop();
+        assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
+        assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
+    }
+}
+
 #[test]
 fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
     let mut cluster = Cluster::init(5, &["--topology", "local5"], &[]);

@@ -258,7 +258,7 @@ impl OpenGeneral {
         }
     }
 
-    /// Its name; by reconnaissance, what it commits under is named after it.
+    /// Its name. By reconnaissance, nothing is known of it in the cluster: it commits under a later one.
     #[must_use]
     pub fn id(&self) -> TxnId {
         self.name.id()
@@ -389,7 +389,11 @@ impl OpenGeneral {
             Ended::Unknown(trouble) => Outcome::Unknown(InDoubt {
                 client: Arc::clone(&self.client),
                 name: self.name.clone(),
-                question: self.native.take().map(|native| native.txn.question()).unwrap_or_default(),
+                question: self
+                    .native
+                    .take()
+                    .map(|native| native.txn.question())
+                    .unwrap_or_default(),
                 reads: Some(std::mem::take(&mut self.reads)),
                 trouble,
             }),
@@ -455,7 +459,11 @@ impl OpenGeneral {
         let mut has_changed = false;
         let compare = |now: &Reads| {
             has_changed = !is_same(now, &self.reads);
-            if has_changed { Err(Abort::because("what was seen has changed")) } else { Ok(writes.clone()) }
+            if has_changed {
+                Err(Abort::because("what was seen has changed"))
+            } else {
+                Ok(writes.clone())
+            }
         };
         let outcome = txn.run(compare).await?;
         Ok(if has_changed { stale() } else { outcome })

@@ -370,11 +370,7 @@ impl OpenTransaction {
 
     /// Reads more in a general transaction. A round that was lost is not sent again: nobody can tell
     /// whether it is still under way, so the transaction is ended.
-    pub(crate) async fn read_round(
-        &mut self,
-        keys: Vec<Key>,
-        pace: &mut Pace,
-    ) -> Result<(), Stop> {
+    pub(crate) async fn read_round(&mut self, keys: Vec<Key>, pace: &mut Pace) -> Result<(), Stop> {
         use api::read_round_response::Result as Answer;
         let request =
             api::ReadRoundRequest { txn: wire::txn_id(self.id()), keys: wire::keys(keys) };
@@ -421,11 +417,7 @@ impl OpenTransaction {
         }
     }
 
-    pub(crate) async fn decide(
-        &mut self,
-        writes: Writes,
-        pace: &mut Pace,
-    ) -> Result<Ended, Error> {
+    pub(crate) async fn decide(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
         use api::resolve_request::Decision;
         let declared = self.write_keys.as_ref();
         let is_stray = |key: &Key| declared.is_some_and(|all| all.binary_search(&key.0).is_err());

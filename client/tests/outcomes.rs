@@ -508,10 +508,7 @@ async fn rounds_that_abort_are_tried_again_and_busy_ones_under_the_same_name() {
         txn.get("a").await?;
         Err(Abort::because("no funds"))
     };
-    assert_eq!(
-        aborted(client.general().run(giving_up).await).because.as_deref(),
-        Some("no funds")
-    );
+    assert_eq!(aborted(client.general().run(giving_up).await).because.as_deref(), Some("no funds"));
     assert_eq!(node.store.open(), 0, "the gateway was told");
 }
 

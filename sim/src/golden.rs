@@ -630,7 +630,9 @@ impl std::fmt::Display for Short<'_> {
             Event::Receive => write!(f, "{node} <- {peer} {detail}"),
             Event::Lose => write!(f, "{node} -> {peer} lost {kind} {txn}"),
             Event::Begin => write!(f, "{node} begin {txn}"),
-            Event::Read | Event::Decide | Event::Resolve => write!(f, "{node} {event} {txn} {detail}"),
+            Event::Read | Event::Decide | Event::Resolve => {
+                write!(f, "{node} {event} {txn} {detail}")
+            }
             Event::Timer | Event::Durable | Event::Note => write!(f, "{node} {event} {detail}"),
             Event::Reads => write!(f, "{node} reads {txn} {detail}"),
             Event::Finish => write!(f, "{node} finish {txn} {detail} ({kind})"),

@@ -125,10 +125,9 @@ impl Caller {
                         match source.step(request, &known) {
                             Step::Read(keys) => {
                                 let values = txn.get_all(keys.iter().map(place)).await?;
-                                let reads = values.into_iter().map(|value| Read {
-                                    value,
-                                    version: Version::INITIAL,
-                                });
+                                let reads = values
+                                    .into_iter()
+                                    .map(|value| Read { value, version: Version::INITIAL });
                                 known.extend(keys.into_iter().zip(reads));
                             }
                             Step::Decide(Decision::Abort) => {

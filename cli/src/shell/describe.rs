@@ -39,7 +39,8 @@ pub(super) fn cluster(about: &ClusterInfo, style: Style) -> String {
     let _ = writeln!(text, "cluster    {} (map epoch {})", about.cluster, about.epoch);
     let _ = writeln!(text, "gateway    in {}", here(about));
     for space in &about.keyspaces {
-        let general = if space.general { "general transactions" } else { "no general transactions" };
+        let general =
+            if space.general { "general transactions" } else { "no general transactions" };
         let _ = writeln!(
             text,
             "keyspace   {}: {}, {}, {general}",

@@ -16,9 +16,7 @@ use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writ
 
 use super::options::{Priorities, bounded, share};
 use super::spread::{Spread, Zipf, chance};
-use super::{
-    Form, Issuer, Options, Request, Step, Values, Workload, WorkloadError, list_elements,
-};
+use super::{Form, Issuer, Options, Request, Step, Values, Workload, WorkloadError, list_elements};
 
 const APPEND: &str = "append";
 const FOLLOW: &str = "follow";
@@ -205,7 +203,8 @@ impl Workload for ListAppend {
         let last = elements.and_then(|elements| elements.last().copied()).unwrap_or_default();
         // The first key is the first of those it may write; the others are what it may lead to.
         let others = request.writes.get(1..).unwrap_or_default();
-        let turn = last.checked_rem(others.len() as u64).and_then(|turn| usize::try_from(turn).ok());
+        let turn =
+            last.checked_rem(others.len() as u64).and_then(|turn| usize::try_from(turn).ok());
         match turn.and_then(|turn| others.get(turn)) {
             Some(next) if !reads.contains_key(next) => Step::Read(vec![next.clone()]),
             Some(_) | None => Step::Decide(self.decide(request, reads)),

@@ -125,10 +125,7 @@ impl Machine<Tapir> for Server {
             Input::Admin(Admin::TransferLeader { .. } | Admin::ChangeMembers { .. }) => {
                 cx.note(Note::OrderRefused);
             }
-            Input::Begin(_)
-            | Input::Read { .. }
-            | Input::Decide { .. }
-            | Input::Resolve { .. } => {
+            Input::Begin(_) | Input::Read { .. } | Input::Decide { .. } | Input::Resolve { .. } => {
                 unreachable!("callers talk to gateways, not to server {}", self.node)
             }
         }

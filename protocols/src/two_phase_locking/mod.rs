@@ -284,7 +284,8 @@ pub enum Timer {
 
 impl<V: Variant> Protocol for Locking<V> {
     const NAME: &'static str = V::NAME;
-    const TEETH: &'static [&'static str] = &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"];
+    const TEETH: &'static [&'static str] =
+        &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"];
     const QUEUES: bool = true;
     const GENERAL: bool = true;
 

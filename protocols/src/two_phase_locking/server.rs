@@ -30,10 +30,7 @@ impl<V: Variant> Machine<Locking<V>> for Server {
             Input::Timer(timer) => self.on_timer(timer, cx),
             Input::Durable(ticket) => self.0.on_durable(ticket, cx),
             Input::Admin(admin) => self.0.on_admin(admin, cx),
-            Input::Begin(_)
-            | Input::Read { .. }
-            | Input::Decide { .. }
-            | Input::Resolve { .. } => {
+            Input::Begin(_) | Input::Read { .. } | Input::Decide { .. } | Input::Resolve { .. } => {
                 unreachable!("callers talk to gateways, not to servers")
             }
         }
