@@ -181,7 +181,7 @@ impl Workload for ListAppend {
         let is_wanted = |key: &&Key| match request.kind {
             Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly => true,
             Kind::General => {
-                let leaves_first = request.parameter % 2 == 0 && reads.len() > 1;
+                let leaves_first = request.parameter.is_multiple_of(2) && reads.len() > 1;
                 reads.contains_key(*key) && !(leaves_first && request.reads.contains(key))
             }
         };
