@@ -20,8 +20,6 @@ use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::node::{Durability, StartError};
 
-type Carousel = EmbeddedCluster<CarouselBasic>;
-
 fn map(regions: u16, rtt: Duration) -> Arc<Cluster> {
     let topology = Topology::uniform(regions, Duration::from_micros(100), rtt);
     Arc::new(Cluster::spread(topology, 1, 1, u32::from(regions), 3).unwrap())
@@ -29,6 +27,7 @@ fn map(regions: u16, rtt: Duration) -> Arc<Cluster> {
 
 fn plan(dir: &Path, map: Arc<Cluster>) -> Plan {
     Plan {
+        protocol: CarouselBasic::NAME,
         map,
         dir: dir.to_owned(),
         durability: Durability::Sync,
@@ -38,12 +37,11 @@ fn plan(dir: &Path, map: Arc<Cluster>) -> Plan {
     }
 }
 
-async fn cluster(plan: Plan) -> Carousel {
+async fn cluster(plan: Plan) -> EmbeddedCluster {
     // Shown with a failure, or with `--nocapture`; `RUST_LOG` says how much.
     let filter = tracing_subscriber::EnvFilter::from_default_env();
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
-    let config = CarouselBasic::configure(&plan.map);
-    Carousel::start(plan, config).await.unwrap()
+    EmbeddedCluster::start(plan).await.unwrap()
 }
 
 /// A client of one gateway.
@@ -54,7 +52,7 @@ struct Client {
 }
 
 impl Client {
-    async fn at(cluster: &Carousel, node: u32) -> Self {
+    async fn at(cluster: &EmbeddedCluster, node: u32) -> Self {
         let gateway = cluster.gateway(NodeId(node)).unwrap();
         let id = gateway.register().await.unwrap();
         Self { gateway, id, counter: 0 }
@@ -389,8 +387,8 @@ async fn one_machine_is_a_planet() {
 async fn general_transactions_read_as_they_go_along() {
     let dir = tempfile::tempdir().unwrap();
     let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
-    let config = Locking::<ByAge>::configure(&plan.map);
-    let cluster = EmbeddedCluster::<Locking<ByAge>>::start(plan, config).await.unwrap();
+    let plan = Plan { protocol: Locking::<ByAge>::NAME, ..plan };
+    let cluster = EmbeddedCluster::start(plan).await.unwrap();
     let gateway = cluster.gateway(NodeId(1)).unwrap();
     assert!(gateway.describe().general);
     let mut client = Client { id: gateway.register().await.unwrap(), gateway, counter: 0 };

@@ -16,8 +16,7 @@ use orthodrome_core::{Cluster, RegionId};
 use orthodrome_eval::checker::{Model, Verdict};
 use orthodrome_eval::metrics::{Check, FloorRatio, LatencyMs, Run, RunResult, Summary};
 use orthodrome_eval::workload::{self, Form, Options, Workload};
-use orthodrome_server::node;
-use orthodrome_server::wire::WireProtocol;
+use orthodrome_protocols::registry;
 use orthodrome_sim::floor::Floor;
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -109,35 +108,23 @@ struct Printed {
 /// # Errors
 /// It could not run.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
-    node::run::with(&args.protocol, Demo { args })?
-}
-
-struct Demo<'a> {
-    args: &'a Args,
-}
-
-impl node::run::Visitor for Demo<'_> {
-    type Out = anyhow::Result<Status>;
-
-    fn visit<P: WireProtocol>(self) -> anyhow::Result<Status> {
-        let args = self.args;
-        let model = protocols::model(P::NAME)?;
-        let dir = directory(args)?;
-        let runtime = Runtime::new().context("cannot start the runtime")?;
-        let seen = runtime.block_on(show::<P>(args, &dir))?;
-        // Threads of nodes that were killed may still be winding up.
-        runtime.shutdown_background();
-        seen.shared.ledger().finish_history()?;
-        let verdict = check::judge(&history(&dir), model)?;
-        let printed = seen.print(args, P::NAME, &dir, &verdict);
-        let is_kept = printed.total_ok && verdict.ok && printed.findings.is_empty();
-        if args.json {
-            output::print_json(&printed)?;
-        } else {
-            output::print(&summary(&printed, &verdict, model))?;
-        }
-        Ok(if is_kept { Status::Held } else { Status::Broken })
+    let row = registry::find(&args.protocol).context("--protocol")?;
+    let model = protocols::model(row.name)?;
+    let dir = directory(args)?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let seen = runtime.block_on(show(args, row.name, &dir))?;
+    // Threads of nodes that were killed may still be winding up.
+    runtime.shutdown_background();
+    seen.shared.ledger().finish_history()?;
+    let verdict = check::judge(&history(&dir), model)?;
+    let printed = seen.print(args, row.name, &dir, &verdict);
+    let is_kept = printed.total_ok && verdict.ok && printed.findings.is_empty();
+    if args.json {
+        output::print_json(&printed)?;
+    } else {
+        output::print(&summary(&printed, &verdict, model))?;
     }
+    Ok(if is_kept { Status::Held } else { Status::Broken })
 }
 
 fn history(dir: &Path) -> PathBuf {
@@ -197,7 +184,7 @@ struct Outage {
 }
 
 /// Starts the planet, lets callers loose, breaks a region and mends it, and winds up.
-async fn show<P: WireProtocol>(args: &Args, dir: &Path) -> anyhow::Result<Seen> {
+async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result<Seen> {
     let map = cluster()?;
     let names: Vec<String> =
         map.topology.regions().map(|r| map.topology.name_of(r).to_owned()).collect();
@@ -205,9 +192,9 @@ async fn show<P: WireProtocol>(args: &Args, dir: &Path) -> anyhow::Result<Seen> 
         "Starting {} regions ({}) with {PARTITIONS} partitions × {REPLICAS} replicas, {}.",
         names.len(),
         names.join(", "),
-        P::NAME
+        protocol
     );
-    let mut planet = Planet::<P>::start(map.clone(), &dir.join("data")).await?;
+    let mut planet = Planet::start(protocol, map.clone(), &dir.join("data")).await?;
     planet.ready().await?;
     let regions: Vec<RegionId> = map.topology.regions().collect();
     let site = |&region: &RegionId| Site { region, config: planet.config(region) };
@@ -241,8 +228,8 @@ async fn show<P: WireProtocol>(args: &Args, dir: &Path) -> anyhow::Result<Seen> 
 }
 
 /// Three phases of a third each: all regions, one dead, all again.
-async fn break_and_mend<P: WireProtocol>(
-    planet: &mut Planet<P>,
+async fn break_and_mend(
+    planet: &mut Planet,
     view: &mut View,
     regions: &[RegionId],
     third: Duration,

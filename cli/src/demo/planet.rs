@@ -12,7 +12,6 @@ use orthodrome_core::{Cluster, Key, NodeId, RegionId};
 use orthodrome_server::node::Durability;
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig};
-use orthodrome_server::wire::WireProtocol;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -36,21 +35,21 @@ struct Door {
 }
 
 /// A running planet.
-pub struct Planet<P: WireProtocol> {
+pub struct Planet {
     map: Arc<Cluster>,
-    nodes: EmbeddedCluster<P>,
+    nodes: EmbeddedCluster,
     doors: Vec<Door>,
 }
 
-impl<P: WireProtocol> Planet<P> {
-    /// Starts one node and one gateway in each region, data under `dir`.
+impl Planet {
+    /// Starts one node and one gateway in each region, which speak `protocol`, data under `dir`.
     ///
     /// # Errors
     /// What the system refused.
-    pub async fn start(map: Cluster, dir: &Path) -> anyhow::Result<Self> {
-        let config = P::configure(&map);
+    pub async fn start(protocol: &'static str, map: Cluster, dir: &Path) -> anyhow::Result<Self> {
         let map = Arc::new(map);
         let plan = Plan {
+            protocol,
             map: Arc::clone(&map),
             dir: dir.to_owned(),
             durability: Durability::Sync,
@@ -59,7 +58,7 @@ impl<P: WireProtocol> Planet<P> {
             tls: false,
             in_flight_max: IN_FLIGHT_MAX,
         };
-        let nodes = EmbeddedCluster::<P>::start(plan, config).await.context("cannot start")?;
+        let nodes = EmbeddedCluster::start(plan).await.context("cannot start")?;
         let mut planet = Self { map, nodes, doors: Vec::new() };
         let servers: Vec<NodeId> = planet.nodes.nodes().collect();
         for node in servers {

@@ -158,13 +158,13 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
     let ended = runtime.block_on(async {
         // Signals that come while it starts must not be lost.
         let stopped = stop_signal()?;
-        let ready = |place: SocketAddr| {
+        let ready = move |place: SocketAddr| {
             // For scripts that wait for it. Nobody has to.
             let mut stdout = std::io::stdout().lock();
             let _ = writeln!(stdout, "ready: {node} serves clients on {place}");
             let _ = stdout.flush();
         };
-        let stop = async {
+        let stop = async move {
             let signal = stopped.await;
             eprintln!(
                 "{signal}: taking nothing new, finishing what was begun (at most {within:?})"

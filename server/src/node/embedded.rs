@@ -10,14 +10,16 @@ use std::time::Duration;
 use orthodrome_core::{Cluster, NodeId};
 use tokio::net::TcpListener;
 
-use super::{Durability, Endpoint, NodeHandle, Settings, StartError, start};
+use super::run::start_by_name;
+use super::{Durability, Endpoint, NodeHandle, Settings, StartError};
 use crate::gateway::Gateway;
 use crate::tls::{Authority, Tls};
-use crate::wire::WireProtocol;
 
 /// How to start an embedded cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The protocol, by name.
+    pub protocol: &'static str,
     /// The map; each server shares a process with one gateway of its region.
     pub map: Arc<Cluster>,
     /// Each node's data goes into a directory of its own in here.
@@ -34,21 +36,20 @@ pub struct Plan {
 
 /// A running cluster.
 #[derive(Debug)]
-pub struct EmbeddedCluster<P: WireProtocol> {
+pub struct EmbeddedCluster {
     plan: Plan,
-    config: P::Config,
     endpoints: Vec<Endpoint>,
     tls: BTreeMap<NodeId, Tls>,
     skews: BTreeMap<NodeId, Arc<AtomicI64>>,
     nodes: BTreeMap<NodeId, NodeHandle>,
 }
 
-impl<P: WireProtocol> EmbeddedCluster<P> {
+impl EmbeddedCluster {
     /// Starts every node, on ports of loopback that the system chooses.
     ///
     /// # Errors
     /// The first node that cannot start.
-    pub async fn start(plan: Plan, config: P::Config) -> Result<Self, StartError> {
+    pub async fn start(plan: Plan) -> Result<Self, StartError> {
         let mut gateways: Vec<_> = plan.map.gateways().copied().collect();
         let mut endpoints = Vec::new();
         let mut listeners = Vec::new();
@@ -66,13 +67,21 @@ impl<P: WireProtocol> EmbeddedCluster<P> {
         }
         let tls = if plan.tls { certificates(&plan.dir, &endpoints)? } else { BTreeMap::new() };
         let skews = endpoints.iter().map(|e| (e.node, Arc::default())).collect();
-        let mut cluster = Self { plan, config, endpoints, tls, skews, nodes: BTreeMap::new() };
+        let mut cluster = Self { plan, endpoints, tls, skews, nodes: BTreeMap::new() };
         for (node, listener) in listeners {
-            let handle =
-                start::<P>(cluster.settings(node), cluster.config.clone(), listener).await?;
+            let handle = cluster.start_node(node, listener).await?;
             cluster.nodes.insert(node, handle);
         }
         Ok(cluster)
+    }
+
+    async fn start_node(
+        &self,
+        node: NodeId,
+        listener: TcpListener,
+    ) -> Result<NodeHandle, StartError> {
+        let starting = start_by_name(self.plan.protocol, self.settings(node), listener);
+        starting.map_err(|unknown| StartError::Settings(unknown.to_string()))?.await
     }
 
     fn settings(&self, node: NodeId) -> Settings {
@@ -143,7 +152,7 @@ impl<P: WireProtocol> EmbeddedCluster<P> {
         let address =
             address.ok_or_else(|| StartError::Settings(format!("{node} is not on the map")))?;
         let listener = TcpListener::bind(address).await?;
-        let handle = start::<P>(self.settings(node), self.config.clone(), listener).await?;
+        let handle = self.start_node(node, listener).await?;
         self.nodes.insert(node, handle);
         Ok(())
     }

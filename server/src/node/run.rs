@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{NodeHandle, StartError, start};
+use super::{NodeHandle, Settings, StartError, start};
 use crate::config::NodeConfig;
 use crate::service::{self, ServiceError};
 use crate::wire::WireProtocol;
@@ -48,7 +49,7 @@ pub enum RunError {
 }
 
 /// Something to do with a protocol that can be served, known only by name.
-pub trait Visitor {
+trait Visitor {
     /// What comes of it.
     type Out;
     /// Does it.
@@ -59,7 +60,7 @@ pub trait Visitor {
 ///
 /// # Errors
 /// There is no such protocol. Every protocol of the registry can be served; a test sees to that.
-pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
+fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
     registry::find(name)?;
     if name == CarouselBasic::NAME {
         return Ok(visitor.visit::<CarouselBasic>());
@@ -85,15 +86,39 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
 /// How long answers that are ready may take to reach their clients when the node ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
+/// Something that goes on elsewhere. Boxed, so that every protocol is compiled into this crate once, and
+/// not again into each program and test that runs nodes.
+type Going<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Starts a node that speaks the protocol called `name`, with the protocol's settings for its map.
+///
+/// # Errors
+/// There is no such protocol; the node itself may fail to start as [`start`] says.
+pub fn start_by_name(
+    name: &str,
+    settings: Settings,
+    listener: TcpListener,
+) -> Result<Going<Result<NodeHandle, StartError>>, UnknownProtocol> {
+    with(name, Starter { settings, listener })
+}
+
 /// Runs a node until `stop` is ready, then ends it in good order; or until it fails. `ready` is told
 /// where clients are served, once they are.
 ///
 /// # Errors
 /// [`RunError::Failed`] if the node ended because of a fault of its own; otherwise it never served.
-pub async fn run(
+pub fn run(
     config: NodeConfig,
-    ready: impl FnOnce(SocketAddr),
-    stop: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr) + Send + 'static,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Going<Result<(), RunError>> {
+    Box::pin(run_until(config, Box::new(ready), Box::pin(stop)))
+}
+
+async fn run_until(
+    config: NodeConfig,
+    ready: Box<dyn FnOnce(SocketAddr) + Send>,
+    stop: Going<()>,
 ) -> Result<(), RunError> {
     if config.node.tls.is_none() {
         warn!("no `tls`: nodes talk in the clear, on loopback only");
@@ -101,9 +126,7 @@ pub async fn run(
     let peers = listen("listen.peer", &config.listen_peer).await?;
     let clients = listen("listen.client", &config.listen_client).await?;
     let place = clients.local_addr().map_err(ServiceError::from)?;
-    let name = config.protocol;
-    let start = Starter { config: config.clone(), listener: peers };
-    let node = with(name, start)?.await?;
+    let node = start_by_name(config.protocol, config.node.clone(), peers)?.await?;
     let gateway = Arc::new(node.gateway());
     let ending = CancellationToken::new();
     let ended = ending.clone().cancelled_owned();
@@ -137,18 +160,16 @@ pub async fn run(
 }
 
 struct Starter {
-    config: NodeConfig,
+    settings: Settings,
     listener: TcpListener,
 }
 
 impl Visitor for Starter {
-    type Out = std::pin::Pin<Box<dyn Future<Output = Result<NodeHandle, StartError>> + Send>>;
+    type Out = Going<Result<NodeHandle, StartError>>;
 
     fn visit<P: WireProtocol>(self) -> Self::Out {
-        Box::pin(async move {
-            let protocol = P::configure(&self.config.node.map);
-            start::<P>(self.config.node, protocol, self.listener).await
-        })
+        let protocol = P::configure(&self.settings.map);
+        Box::pin(start::<P>(self.settings, protocol, self.listener))
     }
 }
 
