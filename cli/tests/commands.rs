@@ -332,7 +332,7 @@ fn compare_puts_protocols_side_by_side() {
     for (bad, names) in [
         (with(&["--protocols", "tapir,paxos"]), "--protocols paxos"),
         (with(&["--warmup", "4s"]), "--warmup"),
-        (with(&["--zipf", "-1"]), "--workload"),
+        (with(&["--zipf=-1"]), "--workload"),
     ] {
         let line = refused(&bad);
         assert!(line.contains(names), "{line}");

@@ -1,6 +1,6 @@
 //! A siege: five regions of three processes each under load, a leader paused, regions killed, at last
 //! everything killed at once; afterwards every promise is checked. One round runs with all tests;
-//! `cargo xtask siege --rounds N` runs more and prints the figures.
+//! `cargo xtask siege --rounds N --protocol P` runs more and prints the figures.
 
 #![allow(
     clippy::disallowed_types,
@@ -57,8 +57,11 @@ struct Siege {
 
 impl Siege {
     fn begin() -> Self {
-        let mut cluster =
-            Cluster::init(REGIONS, &["--topology", "azure5", "--servers-per-region", "3"], &[]);
+        let protocol = std::env::var("ORTHODROME_SIEGE_PROTOCOL");
+        let protocol = protocol.as_deref().unwrap_or("carousel-basic");
+        println!("protocol: {protocol}");
+        let map = ["--topology", "azure5", "--servers-per-region", "3", "--protocol", protocol];
+        let mut cluster = Cluster::init(REGIONS, &map, &[]);
         cluster.start(cluster.numbers());
         let all = cluster.endpoints(cluster.numbers());
         let mut loads = Vec::new();

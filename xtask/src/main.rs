@@ -43,6 +43,9 @@ enum Task {
         /// How often each fault comes, at other places each time.
         #[arg(long, default_value_t = 5)]
         rounds: u32,
+        /// What the processes speak; the test runs the first protocol.
+        #[arg(long, default_value = "carousel-basic")]
+        protocol: String,
     },
     /// Compares real processes that emulate distances with the simulator, and prints the figures. It is
     /// among the tests.
@@ -57,9 +60,10 @@ fn main() -> Result<()> {
         Task::Test { quick } => tests::run(quick).and_then(tests::Summary::into_result),
         Task::Golden => golden(),
         Task::Bench { filter } => bench(filter),
-        Task::Siege { rounds } => {
+        Task::Siege { rounds, protocol } => {
             let mut siege = process_test("siege");
-            run(siege.env("ORTHODROME_SIEGE_ROUNDS", rounds.to_string()))
+            siege.env("ORTHODROME_SIEGE_ROUNDS", rounds.to_string());
+            run(siege.env("ORTHODROME_SIEGE_PROTOCOL", protocol))
         }
         Task::Parity => run(&mut process_test("parity")),
         Task::Twin => twin(),

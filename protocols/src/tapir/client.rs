@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
 
@@ -348,6 +348,7 @@ impl Client {
                 drive.stage = Stage::TakingOver;
             }
             Progress::Decided(outcome) => {
+                cx.claim(Claim::Decided { txn: id, outcome });
                 let path = drive.path();
                 cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
                 self.on_decided(id, outcome, path, cx);

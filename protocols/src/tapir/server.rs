@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Outcome};
@@ -289,7 +289,8 @@ impl Server {
 
     fn on_progress(&mut self, txn: TxnId, progress: Progress, cx: &mut Cx<'_, Tapir>) {
         match progress {
-            Progress::Nothing | Progress::Decided(_) => {}
+            Progress::Nothing => {}
+            Progress::Decided(outcome) => cx.claim(Claim::Decided { txn, outcome }),
             // Somebody else takes care of it. If that one fails too, its watch comes round again.
             Progress::Preempted | Progress::Later(_) => drop(self.drives.remove(&txn)),
             Progress::Complete => {
