@@ -22,6 +22,17 @@ use crate::wire::internal;
 const VERSIONS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("versions");
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 
+/// Pages of the file that one node keeps in its own memory, in bytes. The system's page cache holds more
+/// of them; without a bound a node would in time keep a gibibyte, `redb`'s default.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// A file of versions is opened and made with the same settings.
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
 /// The engine of one node. Clones share one file; the driver keeps one to merge checkpoints into,
 /// and the machine's store reads through another.
 #[derive(Clone)]
@@ -47,7 +58,7 @@ impl Engine {
     /// The file cannot be written.
     pub fn create(path: &Path, identity: &Identity) -> Result<Self, StorageError> {
         let open = || -> Result<Database, redb::Error> {
-            let database = Database::create(path)?;
+            let database = builder().create(path)?;
             let write = database.begin_write()?;
             write.open_table(VERSIONS)?;
             let owner = identity.to_string();
@@ -73,7 +84,7 @@ impl Engine {
             return Err(StorageError::Missing { path: path.to_owned() });
         }
         let broken = |e| StorageError::engine("open", path, e);
-        let mut database = Database::open(path).map_err(|e| broken(e.into()))?;
+        let mut database = builder().open(path).map_err(|e| broken(e.into()))?;
         if verify {
             // A crash is repaired when the file is opened; what this finds is damage.
             let is_sound = database.check_integrity().map_err(|e| broken(e.into()))?;
