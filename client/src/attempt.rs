@@ -45,29 +45,6 @@ impl Recorder {
         began: Instant,
         ended: &Ended,
         reads: Option<&Reads>,
-    ) {
-        self.send(txn, home, began, ended, reads, false);
-    }
-
-    /// Sends one attempt at a read-only transaction that ends now.
-    pub(crate) fn record_read(
-        &self,
-        txn: TxnId,
-        home: RegionId,
-        began: Instant,
-        ended: &Ended,
-        reads: Option<&Reads>,
-    ) {
-        self.send(txn, home, began, ended, reads, true);
-    }
-
-    fn send(
-        &self,
-        txn: TxnId,
-        home: RegionId,
-        began: Instant,
-        ended: &Ended,
-        reads: Option<&Reads>,
         is_read_only: bool,
     ) {
         let Some(sender) = &self.0 else { return };

@@ -374,7 +374,14 @@ impl Execute {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = (!answer.reads_omitted).then(|| wire::reads(answer.reads));
-                        client.recorder.record(name.id(), home, began, &ended, reads.as_ref());
+                        client.recorder.record(
+                            name.id(),
+                            home,
+                            began,
+                            &ended,
+                            reads.as_ref(),
+                            false,
+                        );
                         return Ok(Outcome::Committed(Committed { timestamp, reads }));
                     }
                     Ended::Unknown(_) => client.ask(&question(&request), None, &mut pace).await,
@@ -388,7 +395,7 @@ impl Execute {
                     continue;
                 }
             };
-            client.recorder.record(name.id(), home, began, &ended, None);
+            client.recorder.record(name.id(), home, began, &ended, None, false);
             if let Some(outcome) = conclude(ended, &mut pace, || InDoubt {
                 client: Arc::clone(&client),
                 name: name.clone(),
@@ -488,12 +495,12 @@ impl Query {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = wire::reads(answer.reads);
-                        client.recorder.record_read(name.id(), home, began, &ended, Some(&reads));
+                        client.recorder.record(name.id(), home, began, &ended, Some(&reads), true);
                         return Ok(Snapshot { timestamp, reads });
                     }
                     Ended::Aborted(aborted) => {
                         let ended = Ended::Aborted(aborted.clone());
-                        client.recorder.record_read(name.id(), home, began, &ended, None);
+                        client.recorder.record(name.id(), home, began, &ended, None, true);
                         if !aborted.retryable || !pace.pause().await {
                             return Err(Error::Aborted(aborted.reason));
                         }

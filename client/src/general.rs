@@ -317,20 +317,22 @@ impl OpenGeneral {
         self.name
     }
 
-    fn pace(&self) -> Pace {
+    /// How long the next call may take.
+    fn left(&self) -> Duration {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        Pace::new(left.unwrap_or(self.deadline))
+        left.unwrap_or(self.deadline)
     }
 
     /// One more round at the gateway; the first begins the transaction.
     async fn read_natively(&mut self, keys: Vec<Key>) -> Result<(), Stop> {
-        let mut pace = self.pace();
+        let mut pace = Pace::new(self.left());
         match &mut self.native {
             Some(native) => native.txn.read_round(keys, &mut pace).await?,
             None => self.begin_natively(keys, &mut pace).await?,
         }
-        let native = self.native.iter();
-        self.reads = native.map(|native| native.txn.reads().clone()).next().unwrap_or_default();
+        if let Some(native) = &self.native {
+            self.reads.clone_from(native.txn.reads());
+        }
         Ok(())
     }
 
@@ -352,15 +354,14 @@ impl OpenGeneral {
             }
             Begun::Aborted(aborted) => {
                 let ended = Ended::Aborted(aborted);
-                self.client.recorder.record(self.name.id(), home, began, &ended, None);
+                self.client.recorder.record(self.name.id(), home, began, &ended, None, false);
                 Err(Stop::Ended(ended))
             }
         }
     }
 
     fn query(&self, keys: Vec<Key>) -> Query {
-        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        Query::new(&self.client, keys, self.priority, left.unwrap_or(self.deadline))
+        Query::new(&self.client, keys, self.priority, self.left())
     }
 
     /// One more round of reconnaissance.
@@ -373,12 +374,12 @@ impl OpenGeneral {
 
     /// Commits what the closure or caller made of the reads.
     async fn end(&mut self, writes: Writes) -> Result<Outcome, Error> {
-        let ended = if self.stopped.is_none() && self.client.runs_general {
-            self.end_natively(writes).await
-        } else if self.stopped.is_none() {
-            return self.end_ahead(writes).await;
-        } else {
+        let ended = if self.stopped.is_some() {
             self.end_stopped()
+        } else if self.client.runs_general {
+            self.end_natively(writes).await
+        } else {
+            return self.end_ahead(writes).await;
         };
         Ok(match ended? {
             Ended::Committed(timestamp) => {
@@ -413,7 +414,7 @@ impl OpenGeneral {
     }
 
     async fn end_natively(&mut self, writes: Writes) -> Result<Ended, Error> {
-        let mut pace = self.pace();
+        let mut pace = Pace::new(self.left());
         if self.native.is_none()
             && let Err(stop) = self.begin_natively(Vec::new(), &mut pace).await
         {
@@ -431,7 +432,7 @@ impl OpenGeneral {
     /// Tells of this attempt, if a gateway had it.
     fn record(&self, ended: &Ended) {
         if let Some(Native { txn, home, began }) = &self.native {
-            self.client.recorder.record(txn.id(), *home, *began, ended, Some(&self.reads));
+            self.client.recorder.record(txn.id(), *home, *began, ended, Some(&self.reads), false);
         }
     }
 
@@ -446,10 +447,9 @@ impl OpenGeneral {
                 None => stale(),
             });
         }
-        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         let mut txn = Transaction::new(Arc::clone(&self.client))
             .priority(self.priority)
-            .deadline(left.unwrap_or(self.deadline));
+            .deadline(self.left());
         for key in self.reads.0.keys() {
             txn = txn.read(key.clone());
         }

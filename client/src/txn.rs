@@ -122,14 +122,14 @@ impl Transaction {
                         let aborted = Aborted { reason, retryable: false, because };
                         let ended = Ended::Aborted(aborted.clone());
                         let reads = Some(&txn.reads);
-                        self.client.recorder.record(name.id(), home, began, &ended, reads);
+                        self.client.recorder.record(name.id(), home, began, &ended, reads, false);
                         txn.abort().await;
                         return Ok(Outcome::Aborted(aborted));
                     }
                 },
             };
             let reads = txn.as_ref().map(|txn| &txn.reads);
-            self.client.recorder.record(name.id(), home, began, &ended, reads);
+            self.client.recorder.record(name.id(), home, began, &ended, reads, false);
             let doubt = || InDoubt {
                 client: Arc::clone(&self.client),
                 name: name.clone(),
