@@ -1,8 +1,10 @@
 //! Arguments and input files that several verbs share.
 
+use std::convert::Infallible;
 use std::fmt::Display;
 use std::fs;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -52,6 +54,24 @@ fn replicas(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Which transactions have high priority.
+#[derive(Clone, Debug)]
+pub enum HighPriority {
+    /// This share of all.
+    Share(f64),
+    /// Those with these names.
+    Names(Vec<String>),
+}
+
+impl FromStr for HighPriority {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let names = || text.split(',').map(str::to_owned).collect();
+        Ok(text.parse().map_or_else(|_| Self::Names(names()), Self::Share))
+    }
+}
+
 /// What is asked of the database.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
@@ -69,9 +89,10 @@ pub struct WorkloadArgs {
     /// Zipf exponent of the choice of keys, from 0 (uniform)
     #[arg(long, value_name = "Z")]
     pub zipf: Option<f64>,
-    /// Share of transactions with high priority, from 0 to 1
-    #[arg(long, value_name = "F")]
-    pub high_priority: Option<f64>,
+    /// Share of transactions with high priority, from 0 to 1; or which of the workload's
+    /// transactions have it, by name and separated by commas (send-payment)
+    #[arg(long, value_name = "F|NAMES", allow_hyphen_values = true)]
+    pub high_priority: Option<HighPriority>,
 }
 
 impl WorkloadArgs {
@@ -92,9 +113,11 @@ impl WorkloadArgs {
             })?
         };
         options.zipf = self.zipf.or(options.zipf);
-        if self.high_priority.is_some() {
-            options.high_priority = self.high_priority;
-            options.high_priority_names = None;
+        if let Some(high) = &self.high_priority {
+            (options.high_priority, options.high_priority_names) = match high {
+                HighPriority::Share(share) => (Some(*share), None),
+                HighPriority::Names(names) => (None, Some(names.clone())),
+            };
         }
         workload::parse(&spec, &options).map_err(|error| anyhow!("--workload {text}: {error}"))
     }

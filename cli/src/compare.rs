@@ -50,7 +50,8 @@ pub struct Args {
     json: bool,
 }
 
-fn seeds(text: &str) -> Result<u64, String> {
+/// A number of seeds for which there is a confidence interval.
+pub fn seeds(text: &str) -> Result<u64, String> {
     let number = text.parse().map_err(|error: ParseIntError| error.to_string())?;
     let most = STUDENT.len() as u64 + 1;
     if (1..=most).contains(&number) { Ok(number) } else { Err(format!("use 1 to {most} seeds")) }
@@ -80,23 +81,36 @@ struct Compared {
     runs: Vec<Run>,
 }
 
+/// One run of one protocol.
 #[derive(Serialize)]
-struct Run {
+pub struct Run {
     #[serde(flatten)]
-    result: RunResult,
+    pub result: RunResult,
     /// Requests that had not ended when the run did.
-    outstanding: u32,
+    pub outstanding: u32,
     /// The promise that the run broke.
-    failure: Option<String>,
+    pub failure: Option<String>,
+}
+
+impl Args {
+    /// Finds mistakes that are the same for every run, before any begins.
+    pub fn validate(&self) -> anyhow::Result<()> {
+        self.placement.cluster()?;
+        self.course.options(&self.workload, self.course.seed)?;
+        self.workload.workload()?;
+        Ok(())
+    }
+}
+
+/// One run of the protocol called `name`.
+pub fn once(args: &Args, name: &str, seed: u64) -> anyhow::Result<Run> {
+    registry::with(name, One { args, seed }).map_err(|error| anyhow!("{error}"))?
 }
 
 /// Runs every protocol and prints the figures side by side.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let mut compared = chosen(&args.protocols)?;
-    // Mistakes in the arguments are the same for every run: find them before any begins.
-    args.placement.cluster()?;
-    args.course.options(&args.workload, args.course.seed)?;
-    args.workload.workload()?;
+    args.validate()?;
     let began = Instant::now();
     let jobs = compared.len() as u64 * args.seeds;
     let bar =
@@ -108,7 +122,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let which = (number % names.len() as u64) as usize;
         let seed = args.course.seed.wrapping_add(number / names.len() as u64);
         let name = names.get(which).copied().unwrap_or_default();
-        (which, registry::with(name, One { args, seed }).map_err(|e| anyhow!("{e}")).flatten())
+        (which, once(args, name, seed))
     };
     let pool = Pool { threads: args.threads, minutes: None };
     pool.run(0..jobs, job, |(which, run)| {
@@ -156,7 +170,6 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
     Ok(compared.collect())
 }
 
-/// One run of one protocol.
 struct One<'a> {
     args: &'a Args,
     seed: u64,
@@ -218,6 +231,12 @@ const BY_PRIORITY: &[Column] = &[
     ("p50 low", 1, |run| run.latency_ms.low.p50),
     ("p95 low", 1, |run| run.latency_ms.low.p95),
 ];
+
+/// The figure of a run that the column called `name` shows.
+pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
+    let mut all = COLUMNS.iter().chain(BY_PRIORITY);
+    all.find(|(known, ..)| *known == name).map(|(.., figure)| *figure)
+}
 
 /// The figures for people.
 fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
@@ -284,7 +303,7 @@ fn table(compared: &[Compared], columns: &[Column]) -> String {
 }
 
 /// The mean of `values`, with its confidence interval if there are several.
-fn cell(values: &[f64], decimals: usize) -> String {
+pub fn cell(values: &[f64], decimals: usize) -> String {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
     // One degree of freedom less than there are values.

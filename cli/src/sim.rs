@@ -12,6 +12,7 @@ use orthodrome_eval::checker::Verdict;
 use orthodrome_eval::metrics::{Check, RunResult, Summary};
 use orthodrome_protocols::registry::{self, Row, Visitor};
 use orthodrome_sim::load::LoadModel;
+use orthodrome_sim::network::{Delay, NetworkModel};
 use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError, Simulation};
 use serde::Serialize;
 
@@ -70,6 +71,13 @@ pub struct Course {
     /// Decides everything that is drawn
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
+    /// Draw delays between nodes from a Pareto distribution with this ratio of deviation to mean;
+    /// otherwise they are constant
+    #[arg(long, value_name = "D", value_parser = deviation, help_heading = "Network")]
+    pub pareto: Option<f64>,
+    /// Share of the packets between regions that are lost; connections repeat them
+    #[arg(long, value_name = "F", default_value = "0", value_parser = share, help_heading = "Network")]
+    pub loss: f64,
     /// What goes wrong when: a fault schedule
     #[arg(long, value_name = "FILE")]
     pub faults: Option<PathBuf>,
@@ -78,6 +86,20 @@ pub struct Course {
     /// against it
     #[arg(long)]
     pub verify: bool,
+}
+
+fn deviation(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if (0.0..=10.0).contains(&ratio) => Ok(ratio),
+        Ok(_) | Err(_) => Err("use a ratio from 0 to 10, such as 0.2".into()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        Ok(_) | Err(_) => Err("use a share from 0 to below 1, such as 0.01".into()),
+    }
 }
 
 impl Course {
@@ -97,6 +119,11 @@ impl Course {
         Ok(Options {
             seed,
             load: LoadModel { arrival: workload.arrival(), ..LoadModel::default() },
+            network: NetworkModel {
+                delay: self.pareto.map_or(Delay::Constant, Delay::Pareto),
+                loss: self.loss,
+                ..NetworkModel::default()
+            },
             warmup,
             duration,
             check_invariants: self.verify,

@@ -297,6 +297,15 @@ fn completions_know_the_verbs() {
 }
 
 #[test]
+fn reproduce_lists_its_figures() {
+    let output = run(&["reproduce"]);
+    assert_eq!(output.status.code(), Some(0));
+    let listed = text(&output.stdout);
+    assert!(listed.contains("N7a") && listed.contains("Carousel, Fig. 4"), "{listed}");
+    assert!(refused(&["reproduce", "N99"]).contains("N99: there is no such figure"));
+}
+
+#[test]
 fn compare_puts_protocols_side_by_side() {
     let base = ["compare", "--topology", "azure5", "--workload", "retwis", "--duration", "3s"];
     let with = |more: &[&'static str]| [base.as_slice(), more].concat();

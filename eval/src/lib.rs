@@ -5,5 +5,6 @@ pub mod checker;
 pub mod diagram;
 pub mod history;
 pub mod metrics;
+pub mod plot;
 pub mod record;
 pub mod workload;

@@ -1,0 +1,234 @@
+//! Experiments: what one published figure was measured with, and what its authors reported.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, anyhow, ensure};
+use clap::Parser as _;
+use orthodrome_protocols::registry;
+use serde::Deserialize;
+
+use crate::common::toml_error;
+use crate::compare;
+
+/// One file of `experiments/`.
+#[derive(Clone, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// The figure's short name: letters of the paper, number of the figure.
+    pub id: String,
+    /// Paper and figure.
+    pub source: String,
+    /// What it shows.
+    pub title: String,
+    /// Arguments of `orthodrome compare`, without the protocols and without what is swept.
+    pub options: Vec<String>,
+    /// Arguments that follow those unless the figure is asked for in full: a shorter run.
+    pub short: Vec<String>,
+    /// The protocols of the figure, by name; those that do not exist yet are left out and named.
+    pub protocols: Vec<String>,
+    /// Which figure of `orthodrome compare` it is, by the name of its column.
+    pub column: String,
+    pub sweep: Sweep,
+    #[serde(default)]
+    pub claims: Vec<Claim>,
+}
+
+/// What is varied.
+#[derive(Clone, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Sweep {
+    /// The argument of `orthodrome compare` that takes the value.
+    pub option: String,
+    /// What the value is, with its unit.
+    pub label: String,
+    /// The values of the paper.
+    pub full: Vec<f64>,
+    /// Those of them that are run unless the figure is asked for in full.
+    pub short: Vec<f64>,
+}
+
+/// Something the authors reported that can be held against what was measured.
+#[derive(Clone, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// The protocol it is about.
+    pub of: String,
+    /// The value of what is swept.
+    pub at: f64,
+    /// The figure is this.
+    pub is: Option<f64>,
+    /// It is above this.
+    pub above: Option<f64>,
+    /// It is below this.
+    pub below: Option<f64>,
+    /// It is lower than that of this other protocol.
+    pub lower_than: Option<String>,
+    /// It is that of this other protocol.
+    pub like: Option<String>,
+    /// With `lower_than`: than the other is at this value of what is swept; otherwise at the same.
+    pub than_at: Option<f64>,
+    /// With `lower_than`: by so much.
+    pub by: Option<f64>,
+    /// With `lower_than`: by this factor.
+    pub times: Option<f64>,
+    /// Of the figure's growth over its value here, as a share, is `above` or `below` said.
+    pub growth_from: Option<f64>,
+    /// How far from the reported value still agrees, as a share of it.
+    #[serde(default = "tenth")]
+    pub within: f64,
+    /// Why we differ, if we do, and which run shows it.
+    pub why: Option<String>,
+}
+
+fn tenth() -> f64 {
+    0.1
+}
+
+#[derive(clap::Parser)]
+#[command(no_binary_name = true)]
+struct Compare {
+    #[command(flatten)]
+    args: compare::Args,
+}
+
+impl Experiment {
+    /// All experiments, by id.
+    pub fn all() -> anyhow::Result<Vec<Self>> {
+        FILES.iter().map(|(name, text)| Self::parse(name, text)).collect()
+    }
+
+    /// Reads the file called `name`.
+    pub fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
+        let place = format!("experiments/{name}.toml");
+        let read: Self =
+            toml::from_str(text).map_err(|error| toml_error(&place, &error.to_string()))?;
+        read.validate().with_context(|| place.clone())?;
+        ensure!(read.id == name, "{place}: id {} is not the file's name", read.id);
+        Ok(read)
+    }
+
+    /// Refuses what cannot be run or judged.
+    fn validate(&self) -> anyhow::Result<()> {
+        ensure!(
+            compare::column(&self.column).is_some(),
+            "column {:?}: no such column",
+            self.column
+        );
+        let known: BTreeSet<&str> = self.protocols.iter().map(String::as_str).collect();
+        for claim in &self.claims {
+            let Claim {
+                of,
+                at,
+                is,
+                above,
+                below,
+                lower_than,
+                like,
+                by,
+                times,
+                growth_from,
+                than_at,
+                ..
+            } = claim;
+            for name in [Some(of), lower_than.as_ref(), like.as_ref()].into_iter().flatten() {
+                ensure!(known.contains(name.as_str()), "claims: {name} is not among the protocols");
+            }
+            for value in [Some(at), growth_from.as_ref(), than_at.as_ref()].into_iter().flatten() {
+                ensure!(self.sweep.full.contains(value), "claims: {value} is not among sweep.full");
+            }
+            let kinds = [
+                is.is_some(),
+                above.is_some(),
+                below.is_some(),
+                lower_than.is_some(),
+                like.is_some(),
+            ];
+            ensure!(
+                kinds.iter().filter(|kind| **kind).count() == 1,
+                "claims, {of} at {at}: give one of is, above, below, lower_than, like"
+            );
+            ensure!(
+                lower_than.is_some() || (by.is_none() && times.is_none() && than_at.is_none()),
+                "claims, {of} at {at}: by, times and than_at belong to lower_than"
+            );
+            ensure!(
+                growth_from.is_none() || above.is_some() || below.is_some(),
+                "claims, {of} at {at}: growth_from needs above or below"
+            );
+        }
+        for value in &self.sweep.short {
+            ensure!(
+                self.sweep.full.contains(value),
+                "sweep.short: {value} is not among sweep.full"
+            );
+        }
+        for is_full in [false, true] {
+            for &value in self.values(is_full) {
+                self.arguments(value, is_full)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is swept over.
+    pub fn values(&self, is_full: bool) -> &[f64] {
+        if is_full { &self.sweep.full } else { &self.sweep.short }
+    }
+
+    /// Those of its protocols that there are, and those that there are not.
+    pub fn protocols(&self) -> (Vec<&'static str>, Vec<&str>) {
+        let find = |name: &String| registry::find(name).map(|row| row.name).ok();
+        let there = self.protocols.iter().filter_map(find).collect();
+        let absent = self.protocols.iter().filter(|name| find(name).is_none());
+        (there, absent.map(String::as_str).collect())
+    }
+
+    /// The words after `orthodrome compare` that run one of its values.
+    pub fn words(&self, value: f64, is_full: bool) -> Vec<String> {
+        let more = if is_full { &[][..] } else { &self.short };
+        let mut words: Vec<String> = self.options.iter().chain(more).cloned().collect();
+        words.extend([self.sweep.option.clone(), value.to_string()]);
+        words
+    }
+
+    /// The same as arguments.
+    pub fn arguments(&self, value: f64, is_full: bool) -> anyhow::Result<compare::Args> {
+        let words = self.words(value, is_full);
+        let read = Compare::try_parse_from(&words);
+        let args = read.map_err(|error| anyhow!("options: {error}"))?.args;
+        args.validate()?;
+        Ok(args)
+    }
+}
+
+/// Every file of `experiments/`, by name and in order.
+const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/experiments.rs"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_experiment_in_the_repository_can_be_run() {
+        let all = Experiment::all().unwrap();
+        assert!(all.len() >= 9, "{}", all.len());
+        let ids: BTreeSet<&str> = all.iter().map(|one| one.id.as_str()).collect();
+        assert_eq!(ids.len(), all.len(), "two experiments have one id");
+    }
+
+    #[test]
+    fn what_cannot_be_judged_is_refused() {
+        let text = FILES.first().unwrap().1;
+        let (name, good) = (FILES.first().unwrap().0, text);
+        assert!(Experiment::parse(name, good).is_ok());
+        for (more, problem) in [
+            ("[[claims]]\nof = \"paxos\"\nat = 1\nis = 2\n", "paxos is not among the protocols"),
+            ("[[claims]]\nof = \"tapir\"\nat = -1\nis = 2\n", "-1 is not among sweep.full"),
+            ("[[claims]]\nof = \"tapir\"\n", "missing field `at`"),
+            ("colour = 3\n", "unknown field"),
+        ] {
+            let error = Experiment::parse(name, &format!("{good}\n{more}")).unwrap_err();
+            assert!(format!("{error:#}").contains(problem), "{error:#}");
+        }
+    }
+}

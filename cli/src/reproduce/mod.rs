@@ -1,0 +1,412 @@
+//! `reproduce`: published figures, measured again in the simulator and held against what their
+//! authors reported.
+
+mod experiment;
+mod html;
+mod verdict;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use orthodrome_eval::plot::{Figure, Series};
+use serde::Serialize;
+
+use crate::compare;
+use crate::workers::Pool;
+use crate::{Status, output};
+use experiment::Experiment;
+use verdict::{Judged, Measured, Verdict};
+
+/// Measure published figures again, and hold them against what their authors reported
+///
+/// Each figure is a file of `experiments/`: a `compare` with one of its options swept, and the
+/// values the paper gives. Figures are run in a short form (fewer points, shorter runs) unless
+/// --full is given; every point can be run alone with the command that is printed.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  orthodrome reproduce list
+  orthodrome reproduce C4
+  orthodrome reproduce N7a --full --seeds 3 --html n7a.html
+  orthodrome reproduce all --json > figures.json
+
+Exit status: 0 every claim agrees or its difference is explained, 1 one differs or a run lost its
+promise, 2 bad usage or input.")]
+pub struct Args {
+    /// list, all, or figures by id and separated by commas
+    #[arg(value_name = "list|ID|all", default_value = "list", value_delimiter = ',')]
+    figures: Vec<String>,
+    /// Runs of each point: this many seeds, counted up from 1
+    #[arg(long, value_name = "N", default_value = "1", value_parser = compare::seeds)]
+    seeds: u64,
+    /// Every point of the paper's figure, and runs as long as the paper's
+    #[arg(long)]
+    full: bool,
+    /// Threads, each with one simulation at a time [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Write a page with tables, plots and verdicts to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write each figure as ID.svg into this folder
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    figures: &'static str,
+    commit: &'static str,
+    full: bool,
+    seeds: u64,
+    wall_seconds: f64,
+    experiments: Vec<PrintedExperiment<'a>>,
+}
+
+#[derive(Serialize)]
+struct PrintedExperiment<'a> {
+    id: &'a str,
+    source: &'a str,
+    title: &'a str,
+    column: &'a str,
+    swept: &'a str,
+    absent: Vec<&'a str>,
+    points: &'a [Point],
+    claims: &'a [Judged],
+    failures: &'a [String],
+}
+
+/// All runs of one protocol with one value of what is swept.
+#[derive(Serialize)]
+struct Point {
+    protocol: &'static str,
+    at: f64,
+    /// The figure, by seed.
+    values: Vec<f64>,
+    /// Requests that had not ended when their runs did, as a share of all.
+    outstanding: f64,
+    #[serde(skip)]
+    requests: f64,
+}
+
+/// A figure, as measured.
+struct Done {
+    experiment: Experiment,
+    points: Vec<Point>,
+    claims: Vec<Judged>,
+    /// Promises that runs broke.
+    failures: Vec<String>,
+    svg: String,
+}
+
+/// Runs the figures and prints what came of them.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let all = Experiment::all()?;
+    if args.figures.iter().any(|name| name == "list") {
+        output::print(&list(&all))?;
+        return Ok(Status::Held);
+    }
+    let chosen = chosen(all, &args.figures)?;
+    if let Some(folder) = &args.plots {
+        fs::create_dir_all(folder).with_context(|| format!("--plots {}", folder.display()))?;
+    }
+    let began = Instant::now();
+    let mut done = Vec::new();
+    for experiment in chosen {
+        let one = carry_out(args, experiment)?;
+        if !args.json {
+            output::print(&describe(&one, args.full))?;
+        }
+        if let Some(folder) = &args.plots {
+            let path = folder.join(format!("{}.svg", one.experiment.id));
+            fs::write(&path, &one.svg).with_context(|| format!("--plots {}", path.display()))?;
+        }
+        done.push(one);
+    }
+    if let Some(path) = &args.html {
+        let page = html::page(&done, args.full, args.seeds);
+        fs::write(path, page).with_context(|| format!("--html {}", path.display()))?;
+    }
+    if args.json {
+        output::print_json(&Printed {
+            figures: "simulated",
+            commit: output::COMMIT,
+            full: args.full,
+            seeds: args.seeds,
+            wall_seconds: began.elapsed().as_secs_f64(),
+            experiments: done.iter().map(printed).collect(),
+        })?;
+    }
+    let differs = |one: &Done| one.claims.iter().any(|claim| claim.verdict == Verdict::Differs);
+    let is_broken = done.iter().any(|one| differs(one) || !one.failures.is_empty());
+    Ok(if is_broken { Status::Broken } else { Status::Held })
+}
+
+fn printed(done: &Done) -> PrintedExperiment<'_> {
+    let Done { experiment, points, claims, failures, .. } = done;
+    PrintedExperiment {
+        id: &experiment.id,
+        source: &experiment.source,
+        title: &experiment.title,
+        column: &experiment.column,
+        swept: &experiment.sweep.label,
+        absent: experiment.protocols().1,
+        points,
+        claims,
+        failures,
+    }
+}
+
+/// The experiments asked for.
+fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experiment>> {
+    let is_known = |name: &&String| *name == "all" || all.iter().any(|one| one.id == **name);
+    if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
+        let known = all.iter().map(|one| one.id.as_str()).collect::<Vec<_>>().join(", ");
+        bail!("{unknown}: there is no such figure; use list, all, or some of {known}");
+    }
+    let wanted = |one: &Experiment| names.iter().any(|name| name == "all" || *name == one.id);
+    Ok(all.into_iter().filter(wanted).collect())
+}
+
+fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
+    let (protocols, _) = experiment.protocols();
+    let values = experiment.values(args.full).to_vec();
+    let runs: Vec<compare::Args> = values
+        .iter()
+        .map(|&at| experiment.arguments(at, args.full))
+        .collect::<anyhow::Result<_>>()?;
+    let mut points: Vec<Point> = Vec::new();
+    for &at in &values {
+        points.extend(protocols.iter().map(|&protocol| Point {
+            protocol,
+            at,
+            values: Vec::new(),
+            outstanding: 0.0,
+            requests: 0.0,
+        }));
+    }
+    let column = compare::column(&experiment.column).context("the column was checked")?;
+    let jobs = points.len() as u64 * args.seeds;
+    let template = "{spinner} {msg} {pos}/{len} {bar:20} {elapsed}";
+    let bar = output::progress(Some(jobs), template)?;
+    bar.set_message(experiment.id.clone());
+    let names = protocols.len().max(1);
+    let job = |number: u64| {
+        let (which, seed) = (number as usize % points.len(), 1 + number / points.len() as u64);
+        let (args, name) = (runs.get(which / names), protocols.get(which % names));
+        let (Some(args), Some(name)) = (args, name) else { bail!("no such run") };
+        Ok((which, seed, compare::once(args, name, seed)?))
+    };
+    let (mut results, mut problem) = (Vec::new(), None);
+    Pool { threads: args.threads, minutes: None }.run(0..jobs, job, |result| {
+        bar.inc(1);
+        match result {
+            Ok(run) => results.push(run),
+            Err(error) => drop(problem.get_or_insert(error)),
+        }
+        problem.is_none()
+    });
+    bar.finish_and_clear();
+    if let Some(problem) = problem {
+        return Err(problem.context(experiment.id));
+    }
+    // In the order of seeds, whichever ended first.
+    results.sort_by_key(|(which, seed, _)| (*which, *seed));
+    let mut failures = Vec::new();
+    for (which, seed, run) in results {
+        let Some(point) = points.get_mut(which) else { continue };
+        point.values.push(column(&run.result));
+        point.outstanding += f64::from(run.outstanding);
+        point.requests += run.result.committed as f64 + f64::from(run.outstanding);
+        let Point { protocol, at, .. } = point;
+        failures.extend(run.failure.map(|failure| {
+            format!("{protocol} at {at} with seed {seed} LOST ITS PROMISE: {failure}")
+        }));
+    }
+    let mut measured = Measured::default();
+    for point in &mut points {
+        point.outstanding /= point.requests.max(1.0);
+        measured.record(point.protocol, point.at, mean(&point.values));
+    }
+    let claims = experiment.claims.iter().map(|claim| Judged::new(claim, &measured)).collect();
+    let svg = figure(&experiment, &protocols, &measured).svg().context(experiment.id.clone())?;
+    Ok(Done { experiment, points, claims, failures, svg })
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn figure(experiment: &Experiment, protocols: &[&str], measured: &Measured) -> Figure {
+    let reported = |name: &str| {
+        let of = experiment.claims.iter().filter(|claim| claim.of == name);
+        of.filter_map(|claim| Some((claim.at, claim.is?))).collect()
+    };
+    let series = protocols.iter().map(|&name| Series {
+        name: name.to_owned(),
+        measured: measured.of(name).to_vec(),
+        reported: reported(name),
+    });
+    Figure {
+        title: format!("{} ({}), simulated; × reported", experiment.title, experiment.source),
+        x: experiment.sweep.label.clone(),
+        y: experiment.column.clone(),
+        series: series.collect(),
+    }
+}
+
+fn list(all: &[Experiment]) -> String {
+    let rows = all.iter().map(|one| {
+        let (there, absent) = one.protocols();
+        let of = format!("{} of {}", there.len(), there.len() + absent.len());
+        [one.id.clone(), one.source.clone(), one.title.clone(), of]
+    });
+    format!("{}\n", output::table(&["id", "figure", "what it shows", "protocols"], rows).trim_fmt())
+}
+
+/// The figure for people.
+fn describe(done: &Done, is_full: bool) -> String {
+    let Done { experiment, points, claims, failures, .. } = done;
+    let Experiment { id, source, title, column, sweep, .. } = experiment;
+    let form = if is_full { "as in the paper" } else { "short form: see --full" };
+    let mut text = format!(
+        "{id}: {title} ({source})\nSimulated, {form}; {column} by {}; commit {}\n\n",
+        sweep.label,
+        output::COMMIT
+    );
+    text.push_str(&table(done, is_full));
+    let rows = claims.iter().map(|claim| {
+        [claim.reported.clone(), claim.measured.clone(), claim.verdict.name().to_owned()]
+    });
+    if !claims.is_empty() {
+        let table = output::table(&["reported", "measured", "verdict"], rows);
+        text.push_str(&format!("\n{}\n", table.trim_fmt()));
+    }
+    for claim in claims {
+        if let Some(why) = &claim.why {
+            text.push_str(&format!("\n{}: {why}", claim.reported));
+        }
+    }
+    let (_, absent) = experiment.protocols();
+    if !absent.is_empty() {
+        text.push_str(&format!("\nNot implemented yet: {}", absent.join(", ")));
+    }
+    // Those that did not end are not in the latencies.
+    for point in points.iter().filter(|point| point.outstanding > 0.01) {
+        text.push_str(&format!(
+            "\n{} at {}: {:.0} % of the requests had not ended, so its latencies are too low",
+            point.protocol,
+            point.at,
+            point.outstanding * 100.0
+        ));
+    }
+    for failure in failures {
+        text.push_str(&format!("\n{failure}"));
+    }
+    if let Some(&at) = experiment.values(is_full).first() {
+        let words = experiment.words(at, is_full).join(" ");
+        let names = experiment.protocols().0.join(",");
+        text.push_str(&format!("\nOne point: orthodrome compare {words} --protocols {names}\n"));
+    }
+    text
+}
+
+fn table(done: &Done, is_full: bool) -> String {
+    let values = done.experiment.values(is_full);
+    let header = values.iter().map(f64::to_string);
+    let header: Vec<String> = ["protocol".to_owned()].into_iter().chain(header).collect();
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let rows = done.experiment.protocols().0.into_iter().map(|name| {
+        let own = done.points.iter().filter(move |point| point.protocol == name);
+        let cells = own.map(|point| compare::cell(&point.values, 1));
+        [name.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
+    });
+    format!("{}\n", output::table(&header, rows).trim_fmt())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Reproduce {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    const SMALL: &str = r#"
+        id = "X1"
+        source = "nobody"
+        title = "two protocols, at two rates & <once>"
+        options = ["--topology", "local3", "--workload", "ycsbt:2", "--partitions", "3"]
+        short = ["--duration", "2s"]
+        protocols = ["carousel-basic", "2pl", "paxos-commit"]
+        column = "p50 ms"
+        sweep = { option = "--rate", label = "transactions a second", full = [20, 50, 80], short = [20, 50] }
+        claims = [
+            { of = "carousel-basic", at = 20, above = 8 },
+            { of = "carousel-basic", at = 20, lower_than = "2pl" },
+            { of = "2pl", at = 50, is = 1_000, why = "nobody <measured> it" },
+            { of = "2pl", at = 80, is = 1 },
+            { of = "paxos-commit", at = 20, is = 1 },
+        ]
+    "#;
+
+    #[test]
+    fn a_figure_is_measured_judged_and_drawn() {
+        let args = Reproduce::parse_from(["reproduce", "X1", "--seeds", "2"]).args;
+        let experiment = Experiment::parse("X1", SMALL).unwrap();
+        let done = carry_out(&args, experiment).unwrap();
+        let places: Vec<_> = done.points.iter().map(|point| (point.protocol, point.at)).collect();
+        let expected =
+            [("carousel-basic", 20.0), ("2pl", 20.0), ("carousel-basic", 50.0), ("2pl", 50.0)];
+        assert_eq!(places, expected);
+        assert!(done.points.iter().all(|point| point.values.len() == 2), "{:?}", done.failures);
+        let verdicts: Vec<_> = done.claims.iter().map(|claim| claim.verdict).collect();
+        let expected = [
+            Verdict::Agrees,
+            Verdict::Agrees,
+            Verdict::Explained,
+            Verdict::NotRun,
+            Verdict::NotRun,
+        ];
+        assert_eq!(verdicts, expected, "{:?}", done.claims);
+        let text = describe(&done, false);
+        for part in
+            ["X1: two protocols", "±", "nobody <measured> it", "Not implemented yet: paxos-commit"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("--rate 20 --protocols carousel-basic,2pl"), "{text}");
+        let page = html::page(&[done], false, 2);
+        for part in
+            ["&amp; &lt;once&gt;", "<svg", "nobody &lt;measured&gt; it", "class=\"explained\""]
+        {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        let addresses = page.match_indices("http").map(|(at, _)| page.split_at(at).1);
+        let mut foreign = addresses.filter(|text| !text.starts_with("http://www.w3.org/2000/svg"));
+        assert_eq!(foreign.next(), None, "the page loads something");
+    }
+
+    #[test]
+    fn figures_are_named_and_unknown_ones_refused() {
+        let all = Experiment::all().unwrap();
+        let count = all.len();
+        assert_eq!(chosen(all.clone(), &["all".into()]).unwrap().len(), count);
+        let two = chosen(all.clone(), &["N7a".into(), "C4".into()]).unwrap();
+        assert_eq!(two.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["C4", "N7a"]);
+        let error = chosen(all.clone(), &["C99".into()]).unwrap_err().to_string();
+        assert!(error.contains("C99") && error.contains("N8b"), "{error}");
+        let listed = list(&all);
+        assert!(listed.contains("Natto, Fig. 7a") && listed.lines().count() > count, "{listed}");
+    }
+}
