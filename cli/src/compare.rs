@@ -178,10 +178,11 @@ struct One<'a> {
 impl Visitor for One<'_> {
     type Out = anyhow::Result<Run>;
 
-    fn visit<P: Protocol>(self, _: &'static Row) -> anyhow::Result<Run> {
+    fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Run> {
         let Self { args, seed } = self;
         let cluster = args.placement.cluster()?;
-        let mut simulation = args.course.simulation::<P>(cluster, &args.workload, seed)?;
+        let mut simulation =
+            args.course.simulation::<P>(row.name, cluster, &args.workload, seed)?;
         let (report, failure) = sim::carry_out(&mut simulation)?;
         Ok(Run {
             result: report.result,

@@ -132,9 +132,10 @@ impl Course {
         })
     }
 
-    /// A simulation of `P` on `cluster` with the given seed, about to begin.
+    /// A simulation of the variant `name` of `P` on `cluster` with the given seed, about to begin.
     pub fn simulation<P: Protocol>(
         &self,
+        name: &str,
         cluster: Cluster,
         workload: &WorkloadArgs,
         seed: u64,
@@ -144,13 +145,12 @@ impl Course {
             Some(path) => schedule(path)?,
             None => Schedule::default(),
         };
-        let config = P::configure(&cluster);
+        let config = P::configure(&cluster, name);
         let workload = workload.workload()?;
         if workload.is_general() && !P::GENERAL {
             bail!(
-                "--workload {}: {} runs no general transactions in the simulator; use one of {}",
+                "--workload {}: {name} runs no general transactions in the simulator; use one of {}",
                 workload.name(),
-                P::NAME,
                 registry::general().join(", ")
             );
         }
@@ -219,7 +219,8 @@ impl Visitor for Runner<'_> {
         let Self { args, cluster } = self;
         let places = cluster.clone();
         let Course { seed, .. } = args.course;
-        let mut simulation = args.course.simulation::<P>(cluster, &args.workload, seed)?;
+        let mut simulation =
+            args.course.simulation::<P>(row.name, cluster, &args.workload, seed)?;
         let create = |path: &Option<PathBuf>| path.as_deref().map(Recording::create).transpose();
         let history = create(&args.history).context("--history")?;
         let trace = create(&args.trace).context("--trace")?;

@@ -19,11 +19,10 @@ use crate::txn::{Decision, Key, Outcome, Reads, Txn};
 
 /// A zero-sized name for a family of types: one transaction protocol.
 pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
-    /// Its name on the command line and in results.
-    const NAME: &'static str;
-    /// Names of the unsafe variants that exist as test-only switches: behaviours of the paper (or
-    /// mistakes of implementers) that the simulator must catch (`reliability` F11).
-    const TEETH: &'static [&'static str];
+    /// The names under which it goes on the command line and in results: one, or one for each variant.
+    /// Variants share every machine and message and differ by their settings, so that all of them are
+    /// compiled once.
+    const NAMES: &'static [&'static str];
     /// Transactions wait in line for locks, so that what piled up while a fault lasted ends one by one
     /// after it. Tests then bound the time from one end to the next; of other protocols, the time
     /// until the last.
@@ -47,10 +46,18 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Every role that one server node plays.
     type Server: Machine<Self>;
 
-    /// Settings that suit `cluster`: time-outs follow from its round-trip times.
-    fn configure(cluster: &Cluster) -> Self::Config;
+    /// Settings of the variant `name`, one of [`Protocol::NAMES`], that suit `cluster`: time-outs follow
+    /// from its round-trip times.
+    fn configure(cluster: &Cluster, name: &str) -> Self::Config;
 
-    /// Switches on the unsafe variant `tooth`, one of [`Protocol::TEETH`]. Tests only: nothing
+    /// The variant that has these settings.
+    fn name(config: &Self::Config) -> &'static str;
+
+    /// Names of the unsafe variants of `name` that exist as test-only switches: behaviours of the paper
+    /// (or mistakes of implementers) that the simulator must catch (`reliability` F11).
+    fn teeth(name: &str) -> &'static [&'static str];
+
+    /// Switches on the unsafe variant `tooth`, one of [`Protocol::teeth`]. Tests only: nothing
     /// that serves users calls this.
     fn bare(config: &mut Self::Config, tooth: &str);
 

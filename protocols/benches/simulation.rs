@@ -9,7 +9,7 @@ use orthodrome_core::machine::Protocol;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_eval::workload;
-use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_protocols::carousel::{BASIC, Carousel};
 use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::{Options, Schedule, Simulation};
 
@@ -24,7 +24,7 @@ fn main() {
 /// Ten simulated seconds of `name` at `per_second` transactions, on azure5.
 fn simulation<P: Protocol>(name: &str, per_second: f64, cpu: bool) -> Simulation<P> {
     let cluster = Cluster::spread(Topology::built_in("azure5").unwrap(), 1, 1, 5, 3).unwrap();
-    let config = P::configure(&cluster);
+    let config = P::configure(&cluster, BASIC);
     let workload = workload::parse(name, &workload::Options::default()).unwrap();
     let defaults = Options::default();
     let options = Options {
@@ -53,10 +53,10 @@ fn measure<P: Protocol>(bencher: Bencher<'_, '_>, name: &str, per_second: f64, c
 
 #[divan::bench(args = [false, true], sample_count = 5)]
 fn carousel_basic_ycsbt(bencher: Bencher<'_, '_>, cpu: bool) {
-    measure::<CarouselBasic>(bencher, "ycsbt:4", 100.0, cpu);
+    measure::<Carousel>(bencher, "ycsbt:4", 100.0, cpu);
 }
 
 #[divan::bench(args = [false, true], sample_count = 5)]
 fn carousel_basic_retwis(bencher: Bencher<'_, '_>, cpu: bool) {
-    measure::<CarouselBasic>(bencher, "retwis", 100.0, cpu);
+    measure::<Carousel>(bencher, "retwis", 100.0, cpu);
 }

@@ -10,7 +10,7 @@ use orthodrome_core::machine::Protocol;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_eval::workload;
-use orthodrome_protocols::carousel::CarouselBasic;
+use orthodrome_protocols::carousel::{BASIC, Carousel};
 use orthodrome_sim::{Options, Schedule, Simulation};
 
 const FAULTS: &str = r#"
@@ -23,7 +23,7 @@ const FAULTS: &str = r#"
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let topology = Topology::parse(include_str!("../../topologies/azure5.toml"))?;
     let cluster = Cluster::spread(topology, 1, 1, 5, 3)?;
-    let config = CarouselBasic::configure(&cluster);
+    let config = Carousel::configure(&cluster, BASIC);
     let workload = workload::parse("list-append", &workload::Options::default())?;
     let schedule = Schedule::parse(FAULTS)?;
     let options = Options {
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         check_outcomes: true,
         ..Options::default()
     };
-    let mut run = Simulation::<CarouselBasic>::new(cluster, config, workload, &schedule, options)?;
+    let mut run = Simulation::<Carousel>::new(cluster, config, workload, &schedule, options)?;
     let lines = Rc::new(RefCell::new(Vec::new()));
     let sink = lines.clone();
     run.keep_trace(Box::new(move |line| {

@@ -2,9 +2,9 @@
 
 use orthodrome_core::machine::Protocol;
 
-use crate::carousel::{CarouselBasic, CarouselFast};
-use crate::tapir::Tapir;
-use crate::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
+use crate::carousel::{self, Carousel};
+use crate::tapir::{self, Tapir};
+use crate::two_phase_locking::{self, Locking};
 
 /// What a protocol promises about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ pub struct Row {
 /// All protocols.
 pub const ROWS: &[Row] = &[
     Row {
-        name: CarouselBasic::NAME,
+        name: carousel::BASIC,
         paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
         guarantee: Guarantee::StrictSerializable,
         conditions: "serializable always; strictly so while clocks keep their stated error bound",
@@ -54,18 +54,21 @@ pub const ROWS: &[Row] = &[
         round_trips: "at most 2; read-only 1",
     },
     Row {
-        name: CarouselFast::NAME,
+        name: carousel::FAST,
         paper: "Carousel (SIGMOD 2018) §4.1–§4.4",
         guarantee: Guarantee::StrictSerializable,
         conditions: "serializable always; strictly so while clocks keep their stated error bound",
         model: "interactive with fixed sets (2FI), procedures, read-only",
         round_trips: "1 if every partition has a replica nearby; at most 2; read-only 1",
     },
-    locking::<ByAge>("Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
-    locking::<Preempt>("Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
-    locking::<PreemptOnWait>("Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait"),
+    locking(two_phase_locking::BY_AGE, "Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
+    locking(two_phase_locking::PREEMPT, "Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
+    locking(
+        two_phase_locking::PREEMPT_ON_WAIT,
+        "Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait",
+    ),
     Row {
-        name: Tapir::NAME,
+        name: tapir::NAME,
         paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",
         guarantee: Guarantee::StrictSerializable,
         conditions: "serializable always; strictly so while clocks keep their stated error bound",
@@ -74,9 +77,9 @@ pub const ROWS: &[Row] = &[
     },
 ];
 
-const fn locking<V: Variant>(paper: &'static str) -> Row {
+const fn locking(name: &'static str, paper: &'static str) -> Row {
     Row {
-        name: V::NAME,
+        name,
         paper,
         guarantee: Guarantee::StrictSerializable,
         conditions: "serializable always; strictly so while clocks keep their stated error bound",
@@ -131,23 +134,14 @@ pub fn general() -> Vec<&'static str> {
 /// If there is no such protocol.
 pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
     let row = find(name)?;
-    // One arm for each row; a row without an arm fails the test below.
-    if name == CarouselBasic::NAME {
-        return Ok(visitor.visit::<CarouselBasic>(row));
+    // One arm for each protocol; a row without an arm fails the test below.
+    if Carousel::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Carousel>(row));
     }
-    if name == CarouselFast::NAME {
-        return Ok(visitor.visit::<CarouselFast>(row));
+    if Locking::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Locking>(row));
     }
-    if name == ByAge::NAME {
-        return Ok(visitor.visit::<Locking<ByAge>>(row));
-    }
-    if name == Preempt::NAME {
-        return Ok(visitor.visit::<Locking<Preempt>>(row));
-    }
-    if name == PreemptOnWait::NAME {
-        return Ok(visitor.visit::<Locking<PreemptOnWait>>(row));
-    }
-    if name == Tapir::NAME {
+    if Tapir::NAMES.contains(&name) {
         return Ok(visitor.visit::<Tapir>(row));
     }
     unreachable!("{name} has a row but no arm")
@@ -155,6 +149,10 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::cluster::Cluster;
+    use orthodrome_core::time::Duration;
+    use orthodrome_core::topology::Topology;
+
     use super::*;
 
     struct Name;
@@ -162,8 +160,9 @@ mod tests {
     impl Visitor for Name {
         type Out = &'static str;
         fn visit<P: Protocol>(self, row: &'static Row) -> &'static str {
-            assert_eq!(row.name, P::NAME);
-            P::NAME
+            let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+            let cluster = Cluster::spread(map, 1, 1, 3, 3).unwrap();
+            P::name(&P::configure(&cluster, row.name))
         }
     }
 

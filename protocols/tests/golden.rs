@@ -3,37 +3,37 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
-use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast};
-use orthodrome_protocols::tapir::Tapir;
-use orthodrome_protocols::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait};
+use orthodrome_protocols::carousel::{BASIC, Carousel, FAST};
+use orthodrome_protocols::tapir::{self, Tapir};
+use orthodrome_protocols::two_phase_locking::{BY_AGE, Locking, PREEMPT, PREEMPT_ON_WAIT};
 use orthodrome_sim::golden::run_all;
 
 #[test]
 fn golden_traces_of_carousel() {
-    run_all::<CarouselBasic>("src/carousel/testdata").unwrap();
+    run_all::<Carousel>(BASIC, "src/carousel/testdata").unwrap();
 }
 
 #[test]
 fn golden_traces_of_carousel_fast() {
-    run_all::<CarouselFast>("src/carousel/testdata/fast").unwrap();
+    run_all::<Carousel>(FAST, "src/carousel/testdata/fast").unwrap();
 }
 
 #[test]
 fn golden_traces_of_tapir() {
-    run_all::<Tapir>("src/tapir/testdata").unwrap();
+    run_all::<Tapir>(tapir::NAME, "src/tapir/testdata").unwrap();
 }
 
 #[test]
 fn golden_traces_of_2pl() {
-    run_all::<Locking<ByAge>>("src/two_phase_locking/testdata/2pl").unwrap();
+    run_all::<Locking>(BY_AGE, "src/two_phase_locking/testdata/2pl").unwrap();
 }
 
 #[test]
 fn golden_traces_of_2pl_p() {
-    run_all::<Locking<Preempt>>("src/two_phase_locking/testdata/2pl-p").unwrap();
+    run_all::<Locking>(PREEMPT, "src/two_phase_locking/testdata/2pl-p").unwrap();
 }
 
 #[test]
 fn golden_traces_of_2pl_pow() {
-    run_all::<Locking<PreemptOnWait>>("src/two_phase_locking/testdata/2pl-pow").unwrap();
+    run_all::<Locking>(PREEMPT_ON_WAIT, "src/two_phase_locking/testdata/2pl-pow").unwrap();
 }

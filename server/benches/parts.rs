@@ -10,7 +10,7 @@ use divan::counter::{BytesCount, ItemsCount};
 use orthodrome_core::store::{StateEngine as _, Store};
 use orthodrome_core::txn::{Read, Version, Writes};
 use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Timestamp, TxnId, Value};
-use orthodrome_protocols::carousel::{CarouselBasic, Msg};
+use orthodrome_protocols::carousel::{Carousel, Msg};
 use orthodrome_server::storage::Identity;
 use orthodrome_server::storage::engine::Engine;
 use orthodrome_server::storage::log::{Log, Options};
@@ -105,7 +105,7 @@ fn commit(keys: u64) -> Msg {
 
 fn encoded(msg: &Msg) -> BytesMut {
     let mut out = BytesMut::new();
-    CarouselBasic::encode_msg(msg, &mut out);
+    Carousel::encode_msg(msg, &mut out);
     out
 }
 
@@ -124,5 +124,5 @@ fn wire_decode(bencher: Bencher<'_, '_>, keys: u64) {
     let size: usize = bytes.iter().map(|bytes| bytes.len()).sum();
     bencher
         .counter(BytesCount::new(size))
-        .bench(|| bytes.each_ref().map(|bytes| CarouselBasic::decode_msg(bytes.clone()).unwrap()));
+        .bench(|| bytes.each_ref().map(|bytes| Carousel::decode_msg(bytes.clone()).unwrap()));
 }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Op, Reads, Writes};
 use orthodrome_core::{
-    ClientId, Cluster, Decision, Key, NodeId, Outcome, Protocol as _, RegionId, Txn, TxnId, Value,
+    ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Txn, TxnId, Value,
 };
-use orthodrome_protocols::carousel::CarouselBasic;
-use orthodrome_protocols::two_phase_locking::{ByAge, Locking};
+use orthodrome_protocols::carousel;
+use orthodrome_protocols::two_phase_locking;
 use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::node::{Durability, StartError};
@@ -27,7 +27,7 @@ fn map(regions: u16, rtt: Duration) -> Arc<Cluster> {
 
 fn plan(dir: &Path, map: Arc<Cluster>) -> Plan {
     Plan {
-        protocol: CarouselBasic::NAME,
+        protocol: carousel::BASIC,
         map,
         dir: dir.to_owned(),
         durability: Durability::Sync,
@@ -387,7 +387,7 @@ async fn one_machine_is_a_planet() {
 async fn general_transactions_read_as_they_go_along() {
     let dir = tempfile::tempdir().unwrap();
     let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
-    let plan = Plan { protocol: Locking::<ByAge>::NAME, ..plan };
+    let plan = Plan { protocol: two_phase_locking::BY_AGE, ..plan };
     let cluster = EmbeddedCluster::start(plan).await.unwrap();
     let gateway = cluster.gateway(NodeId(1)).unwrap();
     assert!(gateway.describe().general);

@@ -88,7 +88,7 @@ fn whole_run(bencher: Bencher<'_, '_>, cpu: bool) {
             ..Options::default()
         };
         // The toy's checkpoints copy everything; they would be all that is measured.
-        let config = toy::Config { checkpoint_every: 1_000_000, ..Toy::configure(&cluster) };
+        let config = toy::Config { checkpoint_every: 1_000_000, ..Toy::configure(&cluster, "toy") };
         let workload = workload::parse("ycsbt", &workload::Options::default()).unwrap();
         let mut simulation =
             Simulation::<Toy>::new(cluster, config, workload, &Schedule::default(), options)

@@ -52,13 +52,13 @@ use crate::fault::Schedule;
 use crate::network::Disturbance;
 use crate::simulation::{InFlight, Options, Simulation};
 
-/// Runs the script at `path`.
+/// Runs the script at `path` for the protocol's variant `name`.
 ///
 /// # Errors
 /// What is wrong with the script. A result that differs from what the script says is a panic that
 /// shows the difference, unless `UPDATE_GOLDENFILES=1` is set, which writes it back.
-pub fn run<P: Protocol>(path: impl AsRef<Path>) -> std::io::Result<()> {
-    goldenscript::run(&mut Golden::<P>::default(), path)
+pub fn run<P: Protocol>(name: &'static str, path: impl AsRef<Path>) -> std::io::Result<()> {
+    goldenscript::run(&mut Golden::<P>::new(name), path)
 }
 
 /// Runs every script (`*.txt`) in a folder.
@@ -68,28 +68,29 @@ pub fn run<P: Protocol>(path: impl AsRef<Path>) -> std::io::Result<()> {
 ///
 /// # Panics
 /// If a script's result differs, or if there is no script.
-pub fn run_all<P: Protocol>(folder: impl AsRef<Path>) -> std::io::Result<()> {
+pub fn run_all<P: Protocol>(name: &'static str, folder: impl AsRef<Path>) -> std::io::Result<()> {
     let mut paths: Vec<_> = std::fs::read_dir(folder.as_ref())?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|ending| ending == "txt"))
         .collect();
     paths.sort();
     assert!(!paths.is_empty(), "no golden scripts in {}", folder.as_ref().display());
-    paths.into_iter().try_for_each(run::<P>)
+    paths.into_iter().try_for_each(|path| run::<P>(name, path))
 }
 
 /// What a script's text makes of `script`, without comparing.
 ///
 /// # Errors
 /// What is wrong with the script.
-pub fn generate<P: Protocol>(script: &str) -> std::io::Result<String> {
-    goldenscript::generate(&mut Golden::<P>::default(), script)
+pub fn generate<P: Protocol>(name: &'static str, script: &str) -> std::io::Result<String> {
+    goldenscript::generate(&mut Golden::<P>::new(name), script)
 }
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// A cluster under a script's control.
 struct Golden<P: Protocol> {
+    name: &'static str,
     run: Option<Simulation<P>>,
     output: Rc<RefCell<String>>,
     begun: BTreeMap<TxnId, Begun>,
@@ -100,12 +101,6 @@ struct Begun {
     txn: Txn,
     gateway: NodeId,
     decision: Option<Decision>,
-}
-
-impl<P: Protocol> Default for Golden<P> {
-    fn default() -> Self {
-        Self { run: None, output: Rc::default(), begun: BTreeMap::new() }
-    }
 }
 
 /// Scripts begin transactions themselves.
@@ -180,6 +175,10 @@ impl<P: Protocol> Runner for Golden<P> {
 }
 
 impl<P: Protocol> Golden<P> {
+    fn new(name: &'static str) -> Self {
+        Self { name, run: None, output: Rc::default(), begun: BTreeMap::new() }
+    }
+
     fn simulation(&mut self) -> Outcome<&mut Simulation<P>> {
         self.run.as_mut().ok_or_else(|| "there is no cluster yet; begin with `cluster`".into())
     }
@@ -207,9 +206,9 @@ impl<P: Protocol> Golden<P> {
         let (servers, gateways) = (count("servers", 1)?, count("gateways", 1)?);
         let (partitions, replicas) = (count("partitions", 1)?, count("replicas", 3)?);
         let cluster = Cluster::spread(topology, servers, gateways, partitions, replicas)?;
-        let mut config = P::configure(&cluster);
+        let mut config = P::configure(&cluster, self.name);
         if let Some(tooth) = args.take_key("tooth") {
-            if !P::TEETH.contains(&tooth) {
+            if !P::teeth(self.name).contains(&tooth) {
                 return Err(format!("{tooth:?} is no unsafe variant of this protocol").into());
             }
             P::bare(&mut config, tooth);

@@ -523,7 +523,7 @@ impl<P: Protocol> Simulation<P> {
         let load = &mut self.world.load;
         (load.counters.messages, load.counters.bytes) = (total.messages, total.bytes);
         let run = Run {
-            protocol: P::NAME.into(),
+            protocol: P::name(&self.config).into(),
             topology: self.cluster.topology.name.clone(),
             workload: load.workload_name(),
             seed: self.options.seed,

@@ -30,6 +30,8 @@ use crate::simulation::{Failure, FailureKind, Options, Report, Simulation, Trace
 /// What a swarm may draw, and what it holds protocols to.
 #[derive(Clone)]
 pub struct SwarmOptions<P: Protocol> {
+    /// Which variant of the protocol, one of [`Protocol::NAMES`].
+    pub name: &'static str,
     /// What the protocol guarantees while clocks keep their bound; serializability remains when
     /// they do not.
     pub model: Model,
@@ -64,6 +66,7 @@ pub struct SwarmOptions<P: Protocol> {
 impl<P: Protocol> Default for SwarmOptions<P> {
     fn default() -> Self {
         Self {
+            name: P::NAMES.first().copied().unwrap_or_default(),
             model: Model::StrictSerializable,
             tooth: None,
             temper: None,
@@ -163,9 +166,10 @@ pub fn run_seed<P: Protocol>(
     options: &SwarmOptions<P>,
 ) -> Result<SeedResult, SwarmError> {
     if let Some(tooth) = &options.tooth
-        && !P::TEETH.contains(&tooth.as_str())
+        && !P::teeth(options.name).contains(&tooth.as_str())
     {
-        return Err(SwarmError::Tooth { tooth: tooth.clone(), known: P::TEETH.join(", ") });
+        let known = P::teeth(options.name).join(", ");
+        return Err(SwarmError::Tooth { tooth: tooth.clone(), known });
     }
     let scenario = Scenario::draw(seed, options)?;
     let first = run_scenario(&scenario, options, None)?;
@@ -259,7 +263,7 @@ pub fn record_scenario<P: Protocol>(
     trace: Option<TraceSink>,
     mut keep: Option<HistorySink>,
 ) -> Result<ScenarioResult, SwarmError> {
-    let mut config = P::configure(&scenario.cluster);
+    let mut config = P::configure(&scenario.cluster, options.name);
     if scenario.varies_settings {
         P::vary(&mut config, &mut Rng::stream(scenario.seed, "settings", 0));
     }

@@ -14,12 +14,12 @@ use toy::Toy;
 
 #[test]
 fn scripts() {
-    golden::run_all::<Toy>(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).unwrap();
+    golden::run_all::<Toy>("toy", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).unwrap();
 }
 
 #[test]
 fn a_script_is_refused_with_a_reason() {
-    let reason = |script: &str| golden::generate::<Toy>(script).unwrap_err().to_string();
+    let reason = |script: &str| golden::generate::<Toy>("toy", script).unwrap_err().to_string();
     assert!(reason("begin n4 c1.1 read=a\n---\n").contains("no cluster yet"));
     assert!(reason("cluster\njump\n---\n").contains("\"jump\" is no command"));
     assert!(reason("cluster tooth=x\n---\n").contains("no unsafe variant"));

@@ -39,7 +39,7 @@ fn run_with(
 ) -> (Report, Vec<String>) {
     let topology = Topology::uniform(3, Duration::from_micros(500), Duration::from_millis(60));
     let cluster = Cluster::spread(topology, 1, 1, 1, 3).unwrap();
-    let mut config = Toy::configure(&cluster);
+    let mut config = Toy::configure(&cluster, "toy");
     config.retransmit = retransmit.unwrap_or(config.retransmit);
     let workload = workload::parse("list-append", &workload::Options::default()).unwrap();
     let mut options = Options {
@@ -244,7 +244,7 @@ fn a_schedule_that_does_not_fit_is_refused_by_name() {
     let refuse = |text: &str| {
         let topology = Topology::uniform(3, Duration::ZERO, Duration::from_millis(60));
         let cluster = Cluster::spread(topology, 1, 1, 1, 3).unwrap();
-        let config = Toy::configure(&cluster);
+        let config = Toy::configure(&cluster, "toy");
         let workload = workload::parse("bank", &workload::Options::default()).unwrap();
         let schedule = match Schedule::parse(text) {
             Ok(schedule) => schedule,
@@ -313,7 +313,7 @@ fn a_gateway_that_dies_takes_its_callers_or_leaves_them_to_ask_elsewhere() {
 fn states_and_timers_can_be_looked_at() {
     let topology = Topology::uniform(3, Duration::ZERO, Duration::from_millis(60));
     let cluster = Cluster::spread(topology, 1, 1, 1, 3).unwrap();
-    let config = Toy::configure(&cluster);
+    let config = Toy::configure(&cluster, "toy");
     let workload = workload::parse("bank", &workload::Options::default()).unwrap();
     let mut run =
         Simulation::<Toy>::new(cluster, config, workload, &Schedule::default(), Options::default())

@@ -43,7 +43,7 @@ fn options(seed: u64, per_second: f64) -> Options {
 
 fn simulation(workload: &str, schedule: &str, options: Options) -> Simulation<Toy> {
     let cluster = azure5();
-    let config = Toy::configure(&cluster);
+    let config = Toy::configure(&cluster, "toy");
     let workload = workload::parse(workload, &workload::Options::default()).unwrap();
     let schedule = Schedule::parse(schedule).unwrap();
     Simulation::new(cluster, config, workload, &schedule, options).unwrap()

@@ -45,7 +45,7 @@ impl Kept {
         let tooth = options.tooth.iter().map(|tooth| format!(" --tooth {tooth}"));
         let replay = format!(
             "swarm --protocol {}{} --seeds {seed}..{} --schedule {} --transactions {transactions}",
-            P::NAME,
+            options.name,
             tooth.collect::<String>(),
             seed.saturating_add(1),
             folder.join("schedule.toml").display(),
@@ -70,7 +70,7 @@ impl Kept {
     ) -> anyhow::Result<Self> {
         let scenario = &found.scenario;
         let tooth = options.tooth.iter().map(|tooth| format!("{tooth}-")).collect::<String>();
-        let folder = failures.join(format!("{}-{tooth}{}", P::NAME, scenario.seed));
+        let folder = failures.join(format!("{}-{tooth}{}", options.name, scenario.seed));
         let kept = Self::new(scenario, &found.failure, folder.clone(), options);
         fs::create_dir_all(&folder)
             .with_context(|| format!("--failures: {} cannot be made", folder.display()))?;

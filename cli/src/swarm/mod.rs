@@ -134,12 +134,13 @@ impl Visitor for Runner<'_> {
     fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Tally> {
         let args = self.args;
         if let Some(tooth) = &args.tooth
-            && !P::TEETH.contains(&tooth.as_str())
+            && !P::teeth(row.name).contains(&tooth.as_str())
         {
-            let known = P::TEETH.join(", ");
-            bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", P::NAME);
+            let known = P::teeth(row.name).join(", ");
+            bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", row.name);
         }
         let options = SwarmOptions::<P> {
+            name: row.name,
             model: common::model_of(row.guarantee),
             tooth: args.tooth.clone(),
             twins: args.twice,
@@ -161,9 +162,9 @@ fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<T
         Some(_) => Seeds { first: 0, end: u64::MAX },
         None => Seeds { first: 0, end: 200 },
     });
-    let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), args.twice);
+    let mut tally = Tally::new(options.name, args.tooth.as_deref(), args.twice);
     let length = (seeds.end != u64::MAX).then(|| seeds.len());
-    let bar = progress(P::NAME, length)?;
+    let bar = progress(options.name, length)?;
     let failures_max = if args.tooth.is_some() { 1 } else { args.failures_max };
     let pool = Pool { threads: args.threads, minutes: args.minutes };
     let began = Instant::now();
@@ -249,8 +250,8 @@ fn find_often<P: Protocol>(
     if span.checked_mul(trials).and_then(|all| all.checked_add(seeds.first)).is_none() {
         bail!("--trials {trials}: there are not so many seeds; make --seeds a smaller range");
     }
-    let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), false);
-    let bar = progress(P::NAME, Some(trials))?;
+    let mut tally = Tally::new(options.name, args.tooth.as_deref(), false);
+    let bar = progress(options.name, Some(trials))?;
     let pool = Pool { threads: args.threads, minutes: None };
     let began = Instant::now();
     let mut problem = None;
@@ -296,7 +297,7 @@ fn repeat<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result
     if let Some(transactions) = args.transactions {
         scenario.options.load.transactions_max = transactions;
     }
-    let mut tally = Tally::new(P::NAME, args.tooth.as_deref(), false);
+    let mut tally = Tally::new(options.name, args.tooth.as_deref(), false);
     let began = Instant::now();
     let result = run_scenario(&scenario, options, None)
         .map_err(|error| anyhow!("{}: {error}", path.display()))?;

@@ -60,12 +60,8 @@ enum Phase {
     Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
 }
 
-impl<const FAST: bool> Machine<Carousel<FAST>> for Client {
-    fn new(
-        setup: Setup<Carousel<FAST>>,
-        _recovered: Vec<Record>,
-        _cx: &mut Cx<'_, Carousel<FAST>>,
-    ) -> Self {
+impl Machine<Carousel> for Client {
+    fn new(setup: Setup<Carousel>, _recovered: Vec<Record>, _cx: &mut Cx<'_, Carousel>) -> Self {
         // A gateway keeps nothing: a caller whose gateway died resolves through another.
         Self {
             routes: Routes::new(setup.cluster.clone()),
@@ -76,7 +72,7 @@ impl<const FAST: bool> Machine<Carousel<FAST>> for Client {
         }
     }
 
-    fn step(&mut self, input: Input<Carousel<FAST>>, cx: &mut Cx<'_, Carousel<FAST>>) {
+    fn step(&mut self, input: Input<Carousel>, cx: &mut Cx<'_, Carousel>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
             // Nothing waits for one: general transactions are refused.
@@ -94,7 +90,7 @@ impl<const FAST: bool> Machine<Carousel<FAST>> for Client {
         }
     }
 
-    fn flush(&mut self, _cx: &mut Cx<'_, Carousel<FAST>>) {}
+    fn flush(&mut self, _cx: &mut Cx<'_, Carousel>) {}
 
     fn leftovers(&self) -> Vec<Leftover> {
         vec![("open transactions", self.open.len())]

@@ -140,14 +140,14 @@ use crate::{hosting, replication};
 /// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
 /// decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Carousel<const FAST: bool>;
+pub struct Carousel;
 
 /// Carousel's basic protocol (§4.1).
-pub type CarouselBasic = Carousel<false>;
+pub const BASIC: &str = "carousel-basic";
 
 /// The basic protocol with Carousel's Prepare Consensus (§4.2) and reads from the closest replica
 /// (§4.4.1).
-pub type CarouselFast = Carousel<true>;
+pub const FAST: &str = "carousel-fast";
 
 /// Settings of Carousel.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -277,13 +277,8 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl<const FAST: bool> Protocol for Carousel<FAST> {
-    const NAME: &'static str = if FAST { "carousel-fast" } else { "carousel-basic" };
-    const TEETH: &'static [&'static str] = if FAST {
-        &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12"]
-    } else {
-        &["C1", "C4", "C9", "C11", "C12"]
-    };
+impl Protocol for Carousel {
+    const NAMES: &'static [&'static str] = &[BASIC, FAST];
 
     type Config = Config;
     type Msg = Msg;
@@ -293,17 +288,30 @@ impl<const FAST: bool> Protocol for Carousel<FAST> {
     type Client = Client;
     type Server = Server;
 
-    fn configure(cluster: &Cluster) -> Config {
+    fn name(config: &Config) -> &'static str {
+        if config.is_fast { FAST } else { BASIC }
+    }
+
+    fn teeth(name: &str) -> &'static [&'static str] {
+        if name == FAST {
+            &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12"]
+        } else {
+            &["C1", "C4", "C9", "C11", "C12"]
+        }
+    }
+
+    fn configure(cluster: &Cluster, name: &str) -> Config {
+        let is_fast = name == FAST;
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
-            is_fast: FAST,
+            is_fast,
             hosting: hosting::Config::for_round_trip(round_trip),
             resend_after: round_trip * 3 + Duration::from_millis(200),
             heartbeat_interval: Duration::from_secs(1),
             abandon_after: Duration::from_secs(5),
             query_after: round_trip * 5 + Duration::from_millis(500),
             sweep_interval: Duration::from_millis(200),
-            ceiling_ahead: if FAST { Duration::ZERO } else { Duration::from_secs(1) },
+            ceiling_ahead: if is_fast { Duration::ZERO } else { Duration::from_secs(1) },
             ahead_max: round_trip * 2 + Duration::from_millis(500),
             retention: Duration::from_secs(600),
             teeth: Teeth::default(),
@@ -311,22 +319,23 @@ impl<const FAST: bool> Protocol for Carousel<FAST> {
     }
 
     fn bare(config: &mut Config, tooth: &str) {
+        let (name, is_fast) = (Self::name(config), config.is_fast);
         let teeth = &mut config.teeth;
         match tooth {
             "C1" => teeth.recovery_prepares = true,
-            "C2" if FAST => teeth.abort_told_at_once = true,
-            "C3" if FAST => teeth.leader_abort_acts = true,
+            "C2" if is_fast => teeth.abort_told_at_once = true,
+            "C3" if is_fast => teeth.leader_abort_acts = true,
             "C4" => teeth.versions_not_replicated = true,
-            "C5" if FAST => teeth.votes_volatile = true,
-            "C6" if FAST => teeth.terms_ignored = true,
-            "C8" if FAST => teeth.lists_keep_the_ended = true,
+            "C5" if is_fast => teeth.votes_volatile = true,
+            "C6" if is_fast => teeth.terms_ignored = true,
+            "C8" if is_fast => teeth.lists_keep_the_ended = true,
             "C9" => teeth.no_tombstones = true,
             "C11" => teeth.no_floor = true,
             "C12" => {
                 teeth.no_lease = true;
                 config.hosting.replication.check_quorum = false;
             }
-            other => panic!("{other} is none of {:?}", Self::TEETH),
+            other => panic!("{other} is none of {:?}", Self::teeth(name)),
         }
     }
 

@@ -15,19 +15,15 @@ use crate::hosting;
 #[derive(Debug)]
 pub struct Server(hosting::Server<Leader>);
 
-impl<const FAST: bool> Machine<Carousel<FAST>> for Server {
-    fn new(
-        setup: Setup<Carousel<FAST>>,
-        recovered: Vec<Record>,
-        cx: &mut Cx<'_, Carousel<FAST>>,
-    ) -> Self {
+impl Machine<Carousel> for Server {
+    fn new(setup: Setup<Carousel>, recovered: Vec<Record>, cx: &mut Cx<'_, Carousel>) -> Self {
         let Setup { node, cluster, config, engine } = setup;
         let mut hosted = hosting::Server::new(node, cluster, config, engine, recovered, cx);
         hosted.settle(cx, deliver);
         Self(hosted)
     }
 
-    fn step(&mut self, input: Input<Carousel<FAST>>, cx: &mut Cx<'_, Carousel<FAST>>) {
+    fn step(&mut self, input: Input<Carousel>, cx: &mut Cx<'_, Carousel>) {
         match input {
             Input::Message { from, msg } => deliver(&mut self.0, from, msg, cx),
             Input::Timer(timer) => self.on_timer(timer, cx),
@@ -40,7 +36,7 @@ impl<const FAST: bool> Machine<Carousel<FAST>> for Server {
         self.0.settle(cx, deliver);
     }
 
-    fn flush(&mut self, cx: &mut Cx<'_, Carousel<FAST>>) {
+    fn flush(&mut self, cx: &mut Cx<'_, Carousel>) {
         self.0.flush(cx);
     }
 

@@ -210,9 +210,11 @@ pub enum Timer {
     Flush,
 }
 
+/// Its name.
+pub const NAME: &str = "tapir";
+
 impl Protocol for Tapir {
-    const NAME: &'static str = "tapir";
-    const TEETH: &'static [&'static str] = &["T1", "T2", "T3", "R4"];
+    const NAMES: &'static [&'static str] = &[NAME];
 
     type Config = Config;
     type Msg = Msg;
@@ -222,7 +224,15 @@ impl Protocol for Tapir {
     type Client = Client;
     type Server = Server;
 
-    fn configure(cluster: &Cluster) -> Config {
+    fn name(_: &Config) -> &'static str {
+        NAME
+    }
+
+    fn teeth(_: &str) -> &'static [&'static str] {
+        &["T1", "T2", "T3", "R4"]
+    }
+
+    fn configure(cluster: &Cluster, _: &str) -> Config {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
             slack: Duration::from_millis(30),
@@ -251,7 +261,7 @@ impl Protocol for Tapir {
             "T2" => teeth.recovering_replicas_join = true,
             "T3" => teeth.takeover_aborts = true,
             "R4" => teeth.votes_before_fsync = true,
-            other => panic!("{other} is none of {:?}", Self::TEETH),
+            other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
         }
     }
 }

@@ -15,7 +15,7 @@ use orthodrome_core::txn::{
 use super::leader::Leader;
 use super::locks::{Preemption, Rank};
 use super::message::{Msg, Record};
-use super::{Config, Locking, Note, Timer, Variant};
+use super::{Config, Locking, Note, Timer};
 use crate::carousel::{Participant, Snapshot, coordinator_of};
 use crate::hosting;
 use crate::routes::Routes;
@@ -81,12 +81,8 @@ enum Phase {
     Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
 }
 
-impl<V: Variant> Machine<Locking<V>> for Client {
-    fn new(
-        setup: Setup<Locking<V>>,
-        _recovered: Vec<Record>,
-        _cx: &mut Cx<'_, Locking<V>>,
-    ) -> Self {
+impl Machine<Locking> for Client {
+    fn new(setup: Setup<Locking>, _recovered: Vec<Record>, _cx: &mut Cx<'_, Locking>) -> Self {
         // A gateway keeps nothing: a caller whose gateway died resolves through another.
         Self {
             routes: Routes::new(setup.cluster.clone()),
@@ -98,7 +94,7 @@ impl<V: Variant> Machine<Locking<V>> for Client {
         }
     }
 
-    fn step(&mut self, input: Input<Locking<V>>, cx: &mut Cx<'_, Locking<V>>) {
+    fn step(&mut self, input: Input<Locking>, cx: &mut Cx<'_, Locking>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
             Input::Read { txn, keys } => self.on_read(txn, keys, cx),
@@ -115,7 +111,7 @@ impl<V: Variant> Machine<Locking<V>> for Client {
         }
     }
 
-    fn flush(&mut self, _cx: &mut Cx<'_, Locking<V>>) {}
+    fn flush(&mut self, _cx: &mut Cx<'_, Locking>) {}
 
     fn assert_invariants(&self) {
         for (id, open) in &self.open {

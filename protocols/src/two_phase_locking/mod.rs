@@ -99,7 +99,6 @@ mod participant;
 mod server;
 mod state;
 
-use std::marker::PhantomData;
 use std::time::Duration;
 
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
@@ -115,44 +114,18 @@ pub use state::{Decided, Prepared, State, decide};
 
 use crate::{hosting, replication};
 
-/// One of the three protocols.
-pub trait Variant: Copy + Eq + std::fmt::Debug + Send + Sync + 'static {
-    /// Its name.
-    const NAME: &'static str;
-    /// What priorities do in it.
-    const PREEMPTION: Preemption;
-}
-
-/// Two-phase locking in the variant `V`.
+/// Two-phase locking, in one of three variants: [`Config::preemption`] decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Locking<V>(PhantomData<V>);
+pub struct Locking;
 
-/// `2pl`: wound-wait by age.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ByAge;
+/// Wound-wait by age.
+pub const BY_AGE: &str = "2pl";
 
-impl Variant for ByAge {
-    const NAME: &'static str = "2pl";
-    const PREEMPTION: Preemption = Preemption::Never;
-}
+/// High priority preempts low.
+pub const PREEMPT: &str = "2pl-p";
 
-/// `2pl-p`: high priority preempts low.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Preempt;
-
-impl Variant for Preempt {
-    const NAME: &'static str = "2pl-p";
-    const PREEMPTION: Preemption = Preemption::Always;
-}
-
-/// `2pl-pow`: high priority preempts low that waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PreemptOnWait;
-
-impl Variant for PreemptOnWait {
-    const NAME: &'static str = "2pl-pow";
-    const PREEMPTION: Preemption = Preemption::OnWait;
-}
+/// High priority preempts low that waits.
+pub const PREEMPT_ON_WAIT: &str = "2pl-pow";
 
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -282,10 +255,8 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl<V: Variant> Protocol for Locking<V> {
-    const NAME: &'static str = V::NAME;
-    const TEETH: &'static [&'static str] =
-        &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"];
+impl Protocol for Locking {
+    const NAMES: &'static [&'static str] = &[BY_AGE, PREEMPT, PREEMPT_ON_WAIT];
     const QUEUES: bool = true;
     const GENERAL: bool = true;
 
@@ -297,11 +268,27 @@ impl<V: Variant> Protocol for Locking<V> {
     type Client = Client;
     type Server = Server;
 
-    fn configure(cluster: &Cluster) -> Config {
+    fn name(config: &Config) -> &'static str {
+        match config.preemption {
+            Preemption::Never => BY_AGE,
+            Preemption::Always => PREEMPT,
+            Preemption::OnWait => PREEMPT_ON_WAIT,
+        }
+    }
+
+    fn teeth(_: &str) -> &'static [&'static str] {
+        &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"]
+    }
+
+    fn configure(cluster: &Cluster, name: &str) -> Config {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
             hosting: hosting::Config::for_round_trip(round_trip),
-            preemption: V::PREEMPTION,
+            preemption: match name {
+                PREEMPT => Preemption::Always,
+                PREEMPT_ON_WAIT => Preemption::OnWait,
+                _ => Preemption::Never,
+            },
             resend_after: round_trip * 3 + Duration::from_millis(200),
             heartbeat_interval: Duration::from_secs(1),
             abandon_after: Duration::from_secs(5),
@@ -326,7 +313,7 @@ impl<V: Variant> Protocol for Locking<V> {
                 config.hosting.replication.check_quorum = false;
             }
             "C13" => teeth.reads_do_not_wait = true,
-            other => panic!("{other} is none of {:?}", Self::TEETH),
+            other => panic!("{other} is none of {:?}", Self::teeth(BY_AGE)),
         }
     }
 

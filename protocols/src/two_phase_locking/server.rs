@@ -7,7 +7,7 @@ use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, StateCopy};
 
 use super::leader::Leader;
 use super::message::{Msg, Record};
-use super::{Locking, Timer, Variant};
+use super::{Locking, Timer};
 use crate::hosting;
 
 /// The server side: every role that one node plays.
@@ -16,15 +16,15 @@ pub struct Server(hosting::Server<Leader>);
 
 type Way<'a> = hosting::Way<'a, Leader>;
 
-impl<V: Variant> Machine<Locking<V>> for Server {
-    fn new(setup: Setup<Locking<V>>, recovered: Vec<Record>, cx: &mut Cx<'_, Locking<V>>) -> Self {
+impl Machine<Locking> for Server {
+    fn new(setup: Setup<Locking>, recovered: Vec<Record>, cx: &mut Cx<'_, Locking>) -> Self {
         let Setup { node, cluster, config, engine } = setup;
         let mut hosted = hosting::Server::new(node, cluster, config, engine, recovered, cx);
         hosted.settle(cx, deliver);
         Self(hosted)
     }
 
-    fn step(&mut self, input: Input<Locking<V>>, cx: &mut Cx<'_, Locking<V>>) {
+    fn step(&mut self, input: Input<Locking>, cx: &mut Cx<'_, Locking>) {
         match input {
             Input::Message { from, msg } => deliver(&mut self.0, from, msg, cx),
             Input::Timer(timer) => self.on_timer(timer, cx),
@@ -37,7 +37,7 @@ impl<V: Variant> Machine<Locking<V>> for Server {
         self.0.settle(cx, deliver);
     }
 
-    fn flush(&mut self, cx: &mut Cx<'_, Locking<V>>) {
+    fn flush(&mut self, cx: &mut Cx<'_, Locking>) {
         self.0.flush(cx);
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, TxnId};
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast, coordinator_of, supermajority};
+use orthodrome_protocols::carousel::{BASIC, Carousel, FAST, coordinator_of, supermajority};
 
 use super::support::{AZURE5, EC2_5, compare, majority};
 
@@ -73,20 +73,20 @@ fn implied_fast(
 
 #[test]
 fn ycsbt_on_azure5_takes_what_the_flow_implies() {
-    compare::<CarouselBasic>(AZURE5, "ycsbt:4", implied);
+    compare::<Carousel>(BASIC, AZURE5, "ycsbt:4", implied);
 }
 
 #[test]
 fn ycsbt_on_ec2_5_takes_what_the_flow_implies() {
-    compare::<CarouselBasic>(EC2_5, "ycsbt:4", implied);
+    compare::<Carousel>(BASIC, EC2_5, "ycsbt:4", implied);
 }
 
 #[test]
 fn fast_ycsbt_on_azure5_takes_what_the_flow_implies() {
-    compare::<CarouselFast>(AZURE5, "ycsbt:4", implied_fast);
+    compare::<Carousel>(FAST, AZURE5, "ycsbt:4", implied_fast);
 }
 
 #[test]
 fn fast_ycsbt_on_ec2_5_takes_what_the_flow_implies() {
-    compare::<CarouselFast>(EC2_5, "ycsbt:4", implied_fast);
+    compare::<Carousel>(FAST, EC2_5, "ycsbt:4", implied_fast);
 }

@@ -29,10 +29,11 @@ pub struct Sample {
 
 /// The transactions of one run, by the name of the region they began in.
 pub fn samples<P: Protocol>(
+    name: &str,
     topology: &str,
     workload: &str,
 ) -> (Cluster, BTreeMap<String, Vec<Sample>>) {
-    let (cluster, entries) = entries::<P>(topology, workload);
+    let (cluster, entries) = entries::<P>(name, topology, workload);
     let mut by_region: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
     for entry in entries.iter().filter(|e| e.status == Status::Ok && e.invoke_us > 5_000_000) {
         let txn: TxnId = entry.txn.parse().unwrap();
@@ -58,9 +59,9 @@ pub fn samples<P: Protocol>(
     (cluster, by_region)
 }
 
-fn entries<P: Protocol>(topology: &str, workload: &str) -> (Cluster, Vec<Entry>) {
+fn entries<P: Protocol>(name: &str, topology: &str, workload: &str) -> (Cluster, Vec<Entry>) {
     let cluster = Cluster::spread(Topology::parse(topology).unwrap(), 1, 1, 5, 3).unwrap();
-    let config = P::configure(&cluster);
+    let config = P::configure(&cluster, name);
     let workload = workload::parse(workload, &workload::Options::default()).unwrap();
     let arrival = Arrival::Open { per_second: 10.0, poisson: true };
     let options = Options {
@@ -85,8 +86,8 @@ fn entries<P: Protocol>(topology: &str, workload: &str) -> (Cluster, Vec<Entry>)
 pub type Implied = fn(&Cluster, RegionId, TxnId, &BTreeSet<PartitionId>) -> Duration;
 
 /// Holds the median of each region to the median of what the flow implies.
-pub fn compare<P: Protocol>(topology: &str, workload: &str, implied: Implied) {
-    let (cluster, by_region) = samples::<P>(topology, workload);
+pub fn compare<P: Protocol>(name: &str, topology: &str, workload: &str, implied: Implied) {
+    let (cluster, by_region) = samples::<P>(name, topology, workload);
     for (region, samples) in by_region {
         let imply = |s: &Sample| implied(&cluster, s.home, s.txn, &s.parts);
         let measured = median(samples.iter().map(|sample| sample.took));

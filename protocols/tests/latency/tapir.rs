@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId};
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::tapir::Tapir;
+use orthodrome_protocols::tapir::{NAME, Tapir};
 
 use super::support::{AZURE5, EC2_5, Sample, samples};
 
@@ -26,7 +26,7 @@ fn implied(cluster: &Cluster, home: RegionId, parts: &BTreeSet<PartitionId>) -> 
 }
 
 fn compare(topology: &str, workload: &str) {
-    let (cluster, by_region) = samples::<Tapir>(topology, workload);
+    let (cluster, by_region) = samples::<Tapir>(NAME, topology, workload);
     for (region, samples) in by_region {
         let ratio =
             |s: &Sample| s.took.as_secs_f64() / implied(&cluster, s.home, &s.parts).as_secs_f64();

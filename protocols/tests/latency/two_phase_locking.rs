@@ -6,7 +6,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
 use orthodrome_core::time::Duration;
 use orthodrome_protocols::carousel::coordinator_of;
-use orthodrome_protocols::two_phase_locking::{ByAge, Locking};
+use orthodrome_protocols::two_phase_locking::{BY_AGE, Locking};
 
 use super::support::{AZURE5, EC2_5, compare, majority};
 
@@ -35,10 +35,10 @@ fn implied(
 
 #[test]
 fn ycsbt_on_azure5_takes_what_the_flow_implies() {
-    compare::<Locking<ByAge>>(AZURE5, "ycsbt:4", implied);
+    compare::<Locking>(BY_AGE, AZURE5, "ycsbt:4", implied);
 }
 
 #[test]
 fn ycsbt_on_ec2_5_takes_what_the_flow_implies() {
-    compare::<Locking<ByAge>>(EC2_5, "ycsbt:4", implied);
+    compare::<Locking>(BY_AGE, EC2_5, "ycsbt:4", implied);
 }

@@ -2,7 +2,7 @@
 
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::carousel::{CarouselBasic, Config};
+use orthodrome_protocols::carousel::{BASIC, Carousel, Config};
 use orthodrome_protocols::replication::Tooth;
 use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
@@ -11,7 +11,7 @@ use super::support::{FIRST, catch, expect, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_twice() {
-    let notes = hold_every_promise::<CarouselBasic>(0..seeds(200), 1);
+    let notes = hold_every_promise::<Carousel>(BASIC, 0..seeds(200), 1);
     expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
 }
 
@@ -27,15 +27,16 @@ const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
 
 #[test]
 fn unsafe_variants_are_caught() {
-    assert_eq!(CAUGHT_WITHIN.map(|(tooth, ..)| tooth), CarouselBasic::TEETH);
+    assert_eq!(CAUGHT_WITHIN.map(|(tooth, ..)| tooth), Carousel::teeth(BASIC));
     for (tooth, temper, within) in CAUGHT_WITHIN {
-        catch::<CarouselBasic>(tooth, Some(temper), within);
+        catch::<Carousel>(BASIC, tooth, Some(temper), within);
     }
 }
 
 /// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.
 fn first_failure(kind: FailureKind, detail: &str, settings: fn(&mut Config)) {
-    let options = SwarmOptions::<CarouselBasic> {
+    let options = SwarmOptions::<Carousel> {
+        name: BASIC,
         settings: Some(settings),
         shrink_budget: 0,
         ..SwarmOptions::default()

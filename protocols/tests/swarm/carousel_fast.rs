@@ -1,12 +1,12 @@
 //! Carousel Fast.
 
-use orthodrome_protocols::carousel::CarouselFast;
+use orthodrome_protocols::carousel::{Carousel, FAST};
 
 use super::support::{catch, expect, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
-    let notes = hold_every_promise::<CarouselFast>(0..seeds(200), 4);
+    let notes = hold_every_promise::<Carousel>(FAST, 0..seeds(200), 4);
     let expected = [
         "CoordinatorTakeover",
         "FastVote",
@@ -28,6 +28,6 @@ const CAUGHT_WITHIN: [(&str, u64); 6] =
 #[test]
 fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
-        catch::<CarouselFast>(tooth, None, within);
+        catch::<Carousel>(FAST, tooth, None, within);
     }
 }

@@ -21,11 +21,11 @@ pub type Notes = BTreeMap<String, u64>;
 
 /// Runs these seeds, each of which must hold every promise; every `twins`-th one twice, for the same
 /// seed gives the same run.
-pub fn hold_every_promise<P: Protocol>(seeds: Range<u64>, twins: u64) -> Notes {
+pub fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>, twins: u64) -> Notes {
     let mut notes = Notes::new();
     for seed in seeds {
         let twins = seed.is_multiple_of(twins);
-        let options = SwarmOptions::<P> { twins, ..SwarmOptions::default() };
+        let options = SwarmOptions::<P> { name, twins, ..SwarmOptions::default() };
         let result = run_seed(seed, &options).unwrap();
         for (note, count) in result.notes {
             *notes.entry(note).or_insert(0) += count;
@@ -34,13 +34,13 @@ pub fn hold_every_promise<P: Protocol>(seeds: Range<u64>, twins: u64) -> Notes {
             panic!(
                 "seed {seed}: {}\northodrome swarm --protocol {} --seeds {seed}..{}\n{}",
                 found.failure,
-                P::NAME,
+                name,
                 seed + 1,
                 found.scenario.schedule.to_toml()
             );
         }
     }
-    println!("{}: {notes:?}", P::NAME);
+    println!("{name}: {notes:?}");
     notes
 }
 
@@ -56,9 +56,9 @@ pub const FIRST: u64 = 10_000;
 
 /// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
 /// that fails with it and passes without.
-pub fn catch<P: Protocol>(tooth: &str, temper: Option<Temper>, within: u64) {
-    assert!(P::TEETH.contains(&tooth));
-    let sound = SwarmOptions::<P> { temper, shrink_budget: 0, ..SwarmOptions::default() };
+pub fn catch<P: Protocol>(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
+    assert!(P::teeth(name).contains(&tooth));
+    let sound = SwarmOptions::<P> { name, temper, shrink_budget: 0, ..SwarmOptions::default() };
     let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
     let caught = (FIRST..FIRST + within).find_map(|seed| {
         let found = run_seed(seed, &options).unwrap().found?;

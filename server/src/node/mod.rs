@@ -129,6 +129,7 @@ pub enum StartError {
 struct Shared<P: WireProtocol> {
     me: Process,
     cluster: String,
+    protocol: &'static str,
     guarantee: &'static str,
     general: bool,
     map: Arc<Cluster>,
@@ -155,6 +156,7 @@ struct Clients {
 
 impl<P: WireProtocol> Shared<P> {
     fn new(
+        protocol: &'static str,
         settings: &Settings,
         me: &Process,
         clock: NodeClock,
@@ -165,7 +167,8 @@ impl<P: WireProtocol> Shared<P> {
         Self {
             me: me.clone(),
             cluster: settings.cluster.clone(),
-            guarantee: registry::find(P::NAME).map_or("none", |row| row.guarantee.name()),
+            protocol,
+            guarantee: registry::find(protocol).map_or("none", |row| row.guarantee.name()),
             general: P::GENERAL,
             map: settings.map.clone(),
             clock,
@@ -272,7 +275,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
         let leaders = self.map.partitions().map(|p| (p.id, p.preferred_leader)).collect();
         Description {
             cluster: self.cluster.clone(),
-            protocol: P::NAME,
+            protocol: self.protocol,
             guarantee: self.guarantee,
             general: self.general,
             node: self.me.node,
@@ -540,8 +543,9 @@ pub async fn start<P: WireProtocol>(
     config: P::Config,
     listener: TcpListener,
 ) -> Result<NodeHandle, StartError> {
-    let introduction = introduce::<P>(&settings)?;
-    let data = open::<P>(&settings).await?;
+    let protocol = P::name(&config);
+    let introduction = introduce(protocol, &settings)?;
+    let data = open::<P>(protocol, &settings).await?;
     let floor = data.clock;
     let system = NodeClock::system(&settings.clock_skew);
     if system + settings.clock_error < floor {
@@ -550,8 +554,14 @@ pub async fn start<P: WireProtocol>(
     }
     let clock = NodeClock::start(settings.clock_error, floor, settings.clock_skew.clone());
     let (failure, failed) = watch::channel(None);
-    let shared =
-        Arc::new(Shared::<P>::new(&settings, &introduction.me, clock, failure, data.clients));
+    let shared = Arc::new(Shared::<P>::new(
+        protocol,
+        &settings,
+        &introduction.me,
+        clock,
+        failure,
+        data.clients,
+    ));
     let writer = match data.storage {
         Some(storage) => {
             let to = shared.clone();
@@ -580,7 +590,7 @@ pub async fn start<P: WireProtocol>(
         threads.push(thread.inspect_err(|_| shared.end())?);
     }
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
-    info!(node = %shared.me.node, cluster = settings.cluster, protocol = P::NAME, "serving");
+    info!(node = %shared.me.node, cluster = settings.cluster, protocol, "serving");
     let in_flight: Arc<InFlight> = Arc::default();
     let gateway = Gateway::new(shared.clone(), in_flight.clone(), settings.in_flight_max);
     Ok(NodeHandle { gateway, parts: shared, in_flight, failure: failed, threads, writer })
@@ -661,7 +671,7 @@ impl<P: WireProtocol> Drop for Guard<P> {
     }
 }
 
-fn introduce<P: WireProtocol>(settings: &Settings) -> Result<Introduction, StartError> {
+fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartError> {
     let region = |node| settings.map.topology.name_of(settings.map.region_of(node)).to_owned();
     let mut processes: BTreeMap<NodeId, Process> = BTreeMap::new();
     for Endpoint { node, gateway, .. } in &settings.endpoints {
@@ -683,7 +693,7 @@ fn introduce<P: WireProtocol>(settings: &Settings) -> Result<Introduction, Start
         others: processes,
         map_epoch: settings.map.epoch,
         map_digest: map_digest(&settings.map),
-        protocol: P::NAME.into(),
+        protocol: protocol.into(),
     })
 }
 
@@ -716,7 +726,10 @@ struct Data<P: WireProtocol> {
     clock: Timestamp,
 }
 
-async fn open<P: WireProtocol>(settings: &Settings) -> Result<Data<P>, StartError> {
+async fn open<P: WireProtocol>(
+    protocol: &'static str,
+    settings: &Settings,
+) -> Result<Data<P>, StartError> {
     let identity = Identity { cluster: settings.cluster.clone(), node: settings.node };
     identity.check()?;
     let memory = MemoryEngine::default();
@@ -743,7 +756,7 @@ async fn open<P: WireProtocol>(settings: &Settings) -> Result<Data<P>, StartErro
     let options = storage::Settings {
         data_dir: settings.data_dir.clone(),
         identity: identity.clone(),
-        protocol: P::NAME,
+        protocol,
         sync,
         segment_bytes: 64 << 20,
         verify: settings.verify_state,

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::Protocol as _;
-use orthodrome_protocols::carousel::{CarouselBasic, CarouselFast};
+use orthodrome_protocols::carousel::Carousel;
 use orthodrome_protocols::registry::{self, UnknownProtocol};
 use orthodrome_protocols::tapir::Tapir;
-use orthodrome_protocols::two_phase_locking::{ByAge, Locking, Preempt, PreemptOnWait, Variant};
+use orthodrome_protocols::two_phase_locking::Locking;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -62,22 +62,13 @@ trait Visitor {
 /// There is no such protocol. Every protocol of the registry can be served; a test sees to that.
 fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
     registry::find(name)?;
-    if name == CarouselBasic::NAME {
-        return Ok(visitor.visit::<CarouselBasic>());
+    if Carousel::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Carousel>());
     }
-    if name == CarouselFast::NAME {
-        return Ok(visitor.visit::<CarouselFast>());
+    if Locking::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Locking>());
     }
-    if name == ByAge::NAME {
-        return Ok(visitor.visit::<Locking<ByAge>>());
-    }
-    if name == Preempt::NAME {
-        return Ok(visitor.visit::<Locking<Preempt>>());
-    }
-    if name == PreemptOnWait::NAME {
-        return Ok(visitor.visit::<Locking<PreemptOnWait>>());
-    }
-    if name == Tapir::NAME {
+    if Tapir::NAMES.contains(&name) {
         return Ok(visitor.visit::<Tapir>());
     }
     unreachable!("{name} is in the registry and has no arm here")
@@ -99,7 +90,7 @@ pub fn start_by_name(
     settings: Settings,
     listener: TcpListener,
 ) -> Result<Going<Result<NodeHandle, StartError>>, UnknownProtocol> {
-    with(name, Starter { settings, listener })
+    with(name, Starter { name, settings, listener })
 }
 
 /// Runs a node until `stop` is ready, then ends it in good order; or until it fails. `ready` is told
@@ -159,16 +150,17 @@ async fn run_until(
     outcome
 }
 
-struct Starter {
+struct Starter<'a> {
+    name: &'a str,
     settings: Settings,
     listener: TcpListener,
 }
 
-impl Visitor for Starter {
+impl Visitor for Starter<'_> {
     type Out = Going<Result<NodeHandle, StartError>>;
 
     fn visit<P: WireProtocol>(self) -> Self::Out {
-        let protocol = P::configure(&self.settings.map);
+        let protocol = P::configure(&self.settings.map, self.name);
         Box::pin(start::<P>(self.settings, protocol, self.listener))
     }
 }
@@ -185,16 +177,16 @@ mod tests {
     struct Name;
 
     impl Visitor for Name {
-        type Out = &'static str;
-        fn visit<P: WireProtocol>(self) -> &'static str {
-            P::NAME
+        type Out = &'static [&'static str];
+        fn visit<P: WireProtocol>(self) -> Self::Out {
+            P::NAMES
         }
     }
 
     #[test]
     fn every_protocol_of_the_registry_can_be_served() {
         for row in registry::ROWS {
-            assert_eq!(with(row.name, Name), Ok(row.name));
+            assert!(with(row.name, Name).unwrap().contains(&row.name));
         }
     }
 }

@@ -757,7 +757,7 @@ fn record_from_bytes(bytes: Bytes) -> Result<Record, WireError> {
     })
 }
 
-impl<const FAST: bool> WireProtocol for Carousel<FAST> {
+impl WireProtocol for Carousel {
     fn encode_msg(msg: &Msg, out: &mut BytesMut) {
         msg_to_wire(msg).encode_raw(out);
     }

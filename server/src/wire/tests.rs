@@ -11,8 +11,8 @@ use orthodrome_core::{
     Timestamp, Txn, TxnId, Value,
 };
 use orthodrome_protocols::carousel::{
-    CarouselBasic, CarouselFast, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg,
-    Participant, Prepared, Record, Request, Snapshot, State, Verdict, Vote,
+    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Participant,
+    Prepared, Record, Request, Snapshot, State, Verdict, Vote,
 };
 use orthodrome_protocols::replication::{self, Beat, Entry, Index, Members, Payload, Term};
 use proptest::prelude::*;
@@ -439,13 +439,13 @@ fn draw(seed: u64) -> Draw {
 
 fn msg_bytes(msg: &Msg) -> Bytes {
     let mut out = BytesMut::new();
-    CarouselBasic::encode_msg(msg, &mut out);
+    Carousel::encode_msg(msg, &mut out);
     out.freeze()
 }
 
 fn record_bytes(record: &Record) -> Bytes {
     let mut out = BytesMut::new();
-    CarouselBasic::encode_record(record, &mut out);
+    Carousel::encode_record(record, &mut out);
     out.freeze()
 }
 
@@ -472,12 +472,12 @@ fn every_message_and_record_comes_back_as_it_was() {
             msgs.push(Msg::Replication { partition: PartitionId(0), message });
         }
         for msg in msgs {
-            assert_eq!(CarouselBasic::decode_msg(msg_bytes(&msg)).as_ref(), Ok(&msg));
+            assert_eq!(Carousel::decode_msg(msg_bytes(&msg)).as_ref(), Ok(&msg));
         }
         for kind in 0..RECORDS {
             let record = draw.record(kind);
             let bytes = record_bytes(&record);
-            assert_eq!(CarouselBasic::decode_record(bytes).as_ref(), Ok(&record));
+            assert_eq!(Carousel::decode_record(bytes).as_ref(), Ok(&record));
         }
     }
 }
@@ -555,14 +555,14 @@ fn unknown_fields_are_skipped() {
         // Field 900 as a number, and field 901 as bytes, in front and behind.
         let unknown = [0xa0, 0x38, 0x07, 0xaa, 0x38, 0x03, 1, 2, 3];
         let mut bytes = BytesMut::from(&unknown[..]);
-        CarouselBasic::encode_msg(&msg, &mut bytes);
+        Carousel::encode_msg(&msg, &mut bytes);
         bytes.put_slice(&unknown);
-        assert_eq!(CarouselBasic::decode_msg(bytes.freeze()), Ok(msg));
+        assert_eq!(Carousel::decode_msg(bytes.freeze()), Ok(msg));
         let record = draw.any_record();
         let mut bytes = BytesMut::from(&unknown[..]);
-        CarouselBasic::encode_record(&record, &mut bytes);
+        Carousel::encode_record(&record, &mut bytes);
         bytes.put_slice(&unknown);
-        assert_eq!(CarouselBasic::decode_record(bytes.freeze()), Ok(record));
+        assert_eq!(Carousel::decode_record(bytes.freeze()), Ok(record));
     }
 }
 
@@ -572,8 +572,8 @@ fn both_variants_have_the_same_bytes() {
     for seed in 0..200 {
         let mut draw = draw(seed);
         let (msg, record) = (draw.any_msg(), draw.any_record());
-        assert_eq!(CarouselFast::decode_msg(msg_bytes(&msg)), Ok(msg));
-        assert_eq!(CarouselFast::decode_record(record_bytes(&record)), Ok(record));
+        assert_eq!(Carousel::decode_msg(msg_bytes(&msg)), Ok(msg));
+        assert_eq!(Carousel::decode_record(record_bytes(&record)), Ok(record));
     }
 }
 
@@ -586,11 +586,11 @@ fn a_message_cut_anywhere_is_never_taken_for_the_whole() {
         let (msg, record) = (draw.any_msg(), draw.any_record());
         let (msg_bytes, record_bytes) = (msg_bytes(&msg), record_bytes(&record));
         for cut in 0..msg_bytes.len() {
-            let cut = CarouselBasic::decode_msg(msg_bytes.slice(..cut));
+            let cut = Carousel::decode_msg(msg_bytes.slice(..cut));
             assert_ne!(cut.as_ref(), Ok(&msg));
         }
         for cut in 0..record_bytes.len() {
-            let cut = CarouselBasic::decode_record(record_bytes.slice(..cut));
+            let cut = Carousel::decode_record(record_bytes.slice(..cut));
             assert_ne!(cut.as_ref(), Ok(&record));
         }
     }
@@ -604,7 +604,7 @@ fn nesting_is_bounded() {
     for _ in 0..100_000 {
         bytes.extend([0xa3, 0x38]);
     }
-    assert!(CarouselBasic::decode_msg(bytes.into()).is_err());
+    assert!(Carousel::decode_msg(bytes.into()).is_err());
 }
 
 proptest! {
@@ -613,8 +613,8 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let bytes = Bytes::from(bytes);
-        let _ = CarouselBasic::decode_msg(bytes.clone());
-        let _ = CarouselBasic::decode_record(bytes.clone());
+        let _ = Carousel::decode_msg(bytes.clone());
+        let _ = Carousel::decode_record(bytes.clone());
         let _ = Log::decode_command(bytes.clone());
         let _ = Log::decode_chunk(bytes);
     }
@@ -635,8 +635,8 @@ proptest! {
                 }
             }
             let bytes = Bytes::from(bytes);
-            let _ = CarouselBasic::decode_msg(bytes.clone());
-            let _ = CarouselBasic::decode_record(bytes);
+            let _ = Carousel::decode_msg(bytes.clone());
+            let _ = Carousel::decode_record(bytes);
         }
     }
 }

@@ -7,7 +7,7 @@ use orthodrome_core::txn::{Outcome, Priority};
 use orthodrome_core::{ClientId, NodeId, PartitionId, Timestamp, TxnId};
 use orthodrome_protocols::replication::Index;
 use orthodrome_protocols::two_phase_locking::{
-    Chunk, Command, Decided, Locking, Log, Msg, Prepared, Rank, Record, State, Variant, Vote,
+    Chunk, Command, Decided, Locking, Log, Msg, Prepared, Rank, Record, State, Vote,
 };
 use prost::Message as _;
 
@@ -424,7 +424,7 @@ impl WireReplicated for Log {
     }
 }
 
-impl<V: Variant> WireProtocol for Locking<V> {
+impl WireProtocol for Locking {
     fn encode_msg(msg: &Msg, out: &mut BytesMut) {
         msg_to_wire(msg).encode_raw(out);
     }

@@ -33,8 +33,7 @@ impl Message for Msg {
 }
 
 impl Protocol for Echo {
-    const NAME: &'static str = "echo";
-    const TEETH: &'static [&'static str] = &[];
+    const NAMES: &'static [&'static str] = &["echo"];
     type Config = ();
     type Msg = Msg;
     type Timer = u8;
@@ -43,7 +42,15 @@ impl Protocol for Echo {
     type Client = Node;
     type Server = Node;
 
-    fn configure(_: &Cluster) {}
+    fn configure(_: &Cluster, _: &str) {}
+
+    fn name((): &()) -> &'static str {
+        "echo"
+    }
+
+    fn teeth(_: &str) -> &'static [&'static str] {
+        &[]
+    }
 
     fn bare((): &mut (), _: &str) {}
 }

@@ -99,9 +99,7 @@ pub enum Note {
 }
 
 impl Protocol for Toy {
-    const NAME: &'static str = "toy";
-    const TEETH: &'static [&'static str] =
-        &["told-before-durable", "no-validation", "forgets-outcomes", "gives-up"];
+    const NAMES: &'static [&'static str] = &["toy"];
     type Config = Config;
     type Msg = Msg;
     type Timer = TxnId;
@@ -110,13 +108,21 @@ impl Protocol for Toy {
     type Client = Client;
     type Server = Server;
 
-    fn configure(cluster: &Cluster) -> Config {
+    fn name(_: &Config) -> &'static str {
+        "toy"
+    }
+
+    fn teeth(_: &str) -> &'static [&'static str] {
+        &["told-before-durable", "no-validation", "forgets-outcomes", "gives-up"]
+    }
+
+    fn configure(cluster: &Cluster, _: &str) -> Config {
         let retransmit = cluster.topology.rtt_max() * 2;
         Config { retransmit, checkpoint_every: 40, tooth: None }
     }
 
     fn bare(config: &mut Config, tooth: &str) {
-        config.tooth = Self::TEETH.iter().copied().find(|known| *known == tooth);
+        config.tooth = Self::teeth("toy").iter().copied().find(|known| *known == tooth);
         assert!(config.tooth.is_some(), "{tooth} is not a tooth");
     }
 }

@@ -2,12 +2,12 @@
 
 use orthodrome_protocols::carousel::Snapshot;
 use orthodrome_protocols::two_phase_locking::{
-    ByAge, Command, Decided, Locking, Msg, Prepared, Rank, Record, State, Vote,
+    Command, Decided, Locking, Msg, Prepared, Rank, Record, State, Vote,
 };
 
 use super::*;
 
-type Protocol = Locking<ByAge>;
+type Protocol = Locking;
 
 const MSGS: u64 = 18;
 const COMMANDS: u64 = 6;
