@@ -40,6 +40,8 @@ pub struct StatusInfo {
     pub refused: u64,
     /// Transactions aborted because their lease ran out.
     pub leases_expired: u64,
+    /// Transactions that ran with low instead of high priority, because a quota was used up.
+    pub demoted: u64,
     /// How long the process has been up.
     pub uptime: Duration,
 }
@@ -79,6 +81,7 @@ impl StatusInfo {
             unknown: answer.unknown,
             refused: answer.refused,
             leases_expired: answer.leases_expired,
+            demoted: answer.demoted,
             uptime: Duration::from_millis(answer.uptime_ms),
         }
     }

@@ -199,6 +199,7 @@ struct PrincipalEntry {
     token_file: Option<PathBuf>,
     token_sha256: Option<String>,
     certificate_file: Option<PathBuf>,
+    high_priority_per_second: Option<u32>,
 }
 
 #[derive(Deserialize, Clone, Copy)]

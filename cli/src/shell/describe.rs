@@ -110,6 +110,7 @@ pub(super) fn status(status: &StatusInfo) -> String {
         ),
         row("refused for room", status.refused.to_string()),
         row("leases run out", status.leases_expired.to_string()),
+        row("demoted by quota", status.demoted.to_string()),
     ]
     .concat()
 }

@@ -278,7 +278,11 @@ impl Checker<'_> {
                 RoleName::Write => service::Role::Write,
                 RoleName::Admin => service::Role::Admin,
             };
-            all.push((self.credential(entry)?, Principal::new(&entry.name, role)));
+            let principal = Principal {
+                high_priority_per_second: entry.high_priority_per_second,
+                ..Principal::new(&entry.name, role)
+            };
+            all.push((self.credential(entry)?, principal));
         }
         Access::only(all).map_err(|error| format!("principals: {error}"))
     }

@@ -163,7 +163,8 @@ replicas = {replicas}
 
 # Who may come in: `read`, `write` or `admin`. The credential is a token in a file (`token_file`), here
 # (`token`), as the 64 hexadecimal digits of its SHA-256 (`token_sha256`: printf %s TOKEN | sha256sum), or
-# a client certificate (`certificate_file`). Without anybody, everybody may do everything, and clients
+# a client certificate (`certificate_file`). `high_priority_per_second` bounds how many attempts at transactions
+# of high priority it may begin at this gateway; what is more runs with low priority. Without anybody, everybody may do everything, and clients
 # must be on loopback.
 "#,
         )?;

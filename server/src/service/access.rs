@@ -43,13 +43,17 @@ pub struct Principal {
     pub name: String,
     /// Its role in each keyspace it may use.
     pub roles: BTreeMap<String, Role>,
+    /// How many attempts at transactions of high priority it may begin a second at this gateway; what
+    /// is more runs with low priority. None: as many as it likes.
+    pub high_priority_per_second: Option<u32>,
 }
 
 impl Principal {
     /// A principal with `role` in the default keyspace.
     #[must_use]
     pub fn new(name: &str, role: Role) -> Self {
-        Self { name: name.into(), roles: [(DEFAULT_KEYSPACE.into(), role)].into() }
+        let roles = [(DEFAULT_KEYSPACE.into(), role)].into();
+        Self { name: name.into(), roles, high_priority_per_second: None }
     }
 
     pub(super) fn require(&self, keyspace: &str, wanted: Role) -> Result<(), Status> {

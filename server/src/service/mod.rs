@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use orthodrome_core::machine::Admin;
-use orthodrome_core::txn::{Kind, Reads, Writes};
+use orthodrome_core::txn::{Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -34,6 +34,7 @@ mod codec;
 mod connections;
 mod limits;
 mod open;
+mod quota;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,7 @@ pub use limits::{Limits, LimitsError};
 
 use admission::{Admission, Admitted};
 use open::{OpenTxns, Scope};
+use quota::Quotas;
 use request::{Checker, Resolve};
 
 mod api {
@@ -294,6 +296,7 @@ struct Inner<T> {
     limits: Limits,
     admission: Admission,
     open: OpenTxns,
+    quotas: Quotas,
     told: Told,
     started: Instant,
 }
@@ -305,6 +308,7 @@ struct Told {
     aborted: AtomicU64,
     unknown: AtomicU64,
     leases_expired: AtomicU64,
+    demoted: AtomicU64,
 }
 
 impl<T: Transactions> Service<T> {
@@ -317,7 +321,8 @@ impl<T: Transactions> Service<T> {
         let open = OpenTxns::new(limits.txns_open_max, limits.lease);
         let told = Told::default();
         let started = Instant::now();
-        let inner = Inner { transactions, cluster, limits, admission, open, told, started };
+        let quotas = Quotas::default();
+        let inner = Inner { transactions, cluster, limits, admission, open, quotas, told, started };
         Self { inner: Arc::new(inner) }
     }
 
@@ -335,6 +340,17 @@ impl<T: Transactions> Service<T> {
     fn allow(caller: &Principal, txn: &Txn) -> Result<(), Status> {
         let wanted = if txn.writes.is_empty() { Role::Read } else { Role::Write };
         caller.require(DEFAULT_KEYSPACE, wanted)
+    }
+
+    /// A transaction that is about to begin: refused if its caller may not run it, of low priority if
+    /// its caller's quota is used up.
+    fn enter(&self, caller: &Principal, mut txn: Txn) -> Result<Txn, Status> {
+        Self::allow(caller, &txn)?;
+        if txn.priority > Priority::LOW && !self.inner.quotas.take(caller, Instant::now()) {
+            txn.priority = Priority::LOW;
+            self.inner.told.demoted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(txn)
     }
 
     /// Whether a commit of these writes is within what the transaction declared, or, if it is general,
@@ -473,8 +489,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         use api::begin_response::Result as Answer;
         let caller = Self::caller(&request)?;
         let admitted = Admitted::of(&request);
-        let txn = self.check().begin(request.into_inner())?;
-        Self::allow(&caller, &txn)?;
+        let txn = self.enter(&caller, self.check().begin(request.into_inner())?)?;
         let room = self.inner.open.room()?;
         let (id, is_general) = (txn.id, matches!(txn.kind, Kind::General));
         let (read_keys, write_keys) = (txn.reads.clone(), txn.writes.clone());
@@ -606,8 +621,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::ExecuteResponse>, Status> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
-        let txn = self.check().execute(request.into_inner())?;
-        Self::allow(&caller, &txn)?;
+        let txn = self.enter(&caller, self.check().execute(request.into_inner())?)?;
         let Finished { outcome, reads, .. } = self.run(txn).await?;
         let reads = reads.unwrap_or_default();
         let reads_omitted = self.over(&reads).is_some();
@@ -624,8 +638,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::ReadResponse>, Status> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
-        let txn = self.check().read(request.into_inner())?;
-        Self::allow(&caller, &txn)?;
+        let txn = self.enter(&caller, self.check().read(request.into_inner())?)?;
         let Finished { outcome, reads, .. } = self.run(txn).await?;
         let reads = reads.unwrap_or_default();
         if let Some(bytes) = self.over(&reads) {
@@ -690,6 +703,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             unknown: read(&told.unknown),
             refused: admission.refused(),
             leases_expired: read(&told.leases_expired),
+            demoted: read(&told.demoted),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         }))
     }

@@ -27,6 +27,8 @@ struct Script {
     value: Mutex<Vec<u8>>,
     decided: Mutex<Vec<(TxnId, Decision)>>,
     orders: Mutex<Vec<Admin>>,
+    /// The priorities of the transactions begun.
+    priorities: Mutex<Vec<Priority>>,
     /// While set, calls wait for it.
     gate: Mutex<Option<Arc<Notify>>>,
     arrived: Notify,
@@ -39,6 +41,7 @@ impl Script {
             value: Mutex::new(b"v".to_vec()),
             decided: Mutex::default(),
             orders: Mutex::default(),
+            priorities: Mutex::default(),
             gate: Mutex::default(),
             arrived: Notify::new(),
         })
@@ -56,6 +59,7 @@ impl Transactions for Script {
     }
 
     async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        self.priorities.lock().unwrap().push(txn.priority);
         self.arrived.notify_one();
         let gate = self.gate.lock().unwrap().clone();
         if let Some(gate) = gate {
@@ -134,7 +138,10 @@ async fn start(limits: Limits) -> Running {
     let writer = |name| Principal::new(name, Role::Write);
     let access = Access::only([
         (Credential::token(TOKEN).unwrap(), writer("writer")),
-        (Credential::token(OTHER).unwrap(), writer("other")),
+        (
+            Credential::token(OTHER).unwrap(),
+            Principal { high_priority_per_second: Some(0), ..writer("other") },
+        ),
     ]);
     let config = ServiceConfig { access: access.unwrap(), tls: None, limits };
     let serving =
@@ -244,6 +251,27 @@ async fn a_gateway_that_refuses_says_so_in_the_trailer() {
         assert_eq!(status.code(), code);
         assert!(refused(&status), "{status}");
     }
+}
+
+#[tokio::test]
+async fn high_priority_beyond_the_quota_is_low() {
+    let running = start(Limits::default()).await;
+    let urgent = |counter| api::ExecuteRequest {
+        txn: Some(name(counter)),
+        priority: api::Priority::High.into(),
+        ..add()
+    };
+    for (token, expected) in [(OTHER, [Priority::LOW; 3]), (TOKEN, [Priority::HIGH; 3])] {
+        for counter in 1..=3 {
+            let _: api::ExecuteResponse =
+                running.call_as(token, EXECUTE, urgent(counter)).await.unwrap();
+        }
+        let seen = std::mem::take(&mut *running.script.priorities.lock().unwrap());
+        assert_eq!(seen, expected, "{token}");
+    }
+    let status: api::StatusResponse =
+        running.call_as(TOKEN, STATUS, api::StatusRequest::default()).await.unwrap();
+    assert_eq!(status.demoted, 3);
 }
 
 #[tokio::test]
