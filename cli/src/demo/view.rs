@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::RegionId;
+use orthodrome_core::txn::Priority;
 
 use crate::load::driver::Shared;
 use crate::load::ledger::Watched;
@@ -124,13 +125,15 @@ impl View {
     fn line(&self, phase: Phase) -> String {
         let headline = self.headline(phase);
         let ledger = self.shared.ledger();
-        let (rate, latency) = ledger.recent(None);
+        let (rate, latency) = ledger.recent(|_, _| true);
+        let (_, high) = ledger.recent(|priority, _| priority > Priority::LOW);
         format!(
-            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5.0} ms  p95 {:>5.0} ms  p99 {:>5.0} ms  \
-             {headline}",
+            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5.0} ms  p95 {:>5.0} ms ({:.0} of high priority)  \
+             p99 {:>5.0} ms  {headline}",
             self.shared.started.elapsed().as_secs_f64(),
             latency.p50,
             latency.p95,
+            high.p95,
             latency.p99,
         )
     }
@@ -161,25 +164,28 @@ impl View {
 
     fn table(&self, phase: Phase) -> comfy_table::Table {
         let ledger = self.shared.ledger();
-        let total = {
-            let (rate, latency) = ledger.recent(None);
-            self.row("all".into(), "", rate, latency)
+        let row = |name: &str, state, wanted: &dyn Fn(Priority, RegionId) -> bool| {
+            let (rate, latency) = ledger.recent(wanted);
+            Self::row(name.to_owned(), state, rate, latency)
         };
+        let totals = [
+            row("high priority", "", &|priority, _| priority > Priority::LOW),
+            row("low priority", "", &|priority, _| priority == Priority::LOW),
+            row("all", "", &|_, _| true),
+        ];
         let regions = (0..).map(RegionId).zip(&self.names).map(|(region, name)| {
             let state = match phase {
                 Phase::Outage(dead) if dead == region => "✖ dead",
                 Phase::Back(back, _) if back == region => "↻ back",
                 Phase::Calm | Phase::Outage(_) | Phase::Back(..) => "● live",
             };
-            let (rate, latency) = ledger.recent(Some(region));
-            self.row(name.clone(), state, rate, latency)
+            row(name, state, &|_, at| at == region)
         });
         let header = ["region", "", "commits/s", "p50 ms", "p95 ms", "p99 ms"];
-        output::table(&header, regions.chain(std::iter::once(total)))
+        output::table(&header, regions.chain(totals))
     }
 
     fn row(
-        &self,
         name: String,
         state: &str,
         rate: f64,

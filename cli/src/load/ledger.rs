@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use orthodrome_core::RegionId;
 use orthodrome_core::txn::{AbortReason, Priority};
 use orthodrome_eval::history::{Entry, Writer};
-use orthodrome_eval::metrics::{Counters, Latencies, Samples, Summary};
+use orthodrome_eval::metrics::{Counters, Latencies, Summary};
 
 /// How far back the live view looks.
 const WINDOW: usize = 5;
@@ -33,8 +33,8 @@ pub struct Ledger {
     history: Option<Writer<BufWriter<File>>>,
     history_error: Option<io::Error>,
     trouble: Option<String>,
-    /// Latencies of the last seconds by region, the current second last.
-    recent: VecDeque<BTreeMap<RegionId, Samples>>,
+    /// Latencies of the last seconds, the current second last.
+    recent: VecDeque<Latencies>,
     watch: Option<Watch>,
 }
 
@@ -114,7 +114,7 @@ impl Ledger {
             history: path.map(open).transpose()?,
             history_error: None,
             trouble: None,
-            recent: VecDeque::from([BTreeMap::new()]),
+            recent: VecDeque::from([Latencies::default()]),
             watch: None,
         })
     }
@@ -131,8 +131,7 @@ impl Ledger {
                 self.counters.committed += 1;
                 self.latencies.record(priority, home, latency);
                 if let Some(second) = self.recent.back_mut() {
-                    let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-                    second.entry(home).or_default().record(nanos);
+                    second.record(priority, home, latency);
                 }
                 if let Some(floor) = floor.filter(|floor| !floor.is_zero()) {
                     let ratio = latency.as_secs_f64() / floor.as_secs_f64();
@@ -209,24 +208,20 @@ impl Ledger {
 
     /// A second has passed: the live view moves on.
     pub fn tick(&mut self) {
-        self.recent.push_back(BTreeMap::new());
+        self.recent.push_back(Latencies::default());
         while self.recent.len() > WINDOW {
             self.recent.pop_front();
         }
     }
 
     /// Commits a second and latencies of the last seconds, of one region or of all.
-    pub fn recent(&self, region: Option<RegionId>) -> (f64, Summary) {
-        let mut samples = Samples::default();
+    pub fn recent(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> (f64, Summary) {
+        let mut all = Latencies::default();
         for second in &self.recent {
-            for (at, more) in second {
-                if region.is_none_or(|region| region == *at) {
-                    samples.merge(more);
-                }
-            }
+            all.merge(second);
         }
-        let seconds = self.recent.len().max(1) as f64;
-        (samples.len() as f64 / seconds, Summary::of_nanos(&samples))
+        let latency = all.select(wanted);
+        (latency.n as f64 / self.recent.len().max(1) as f64, latency)
     }
 
     /// Starts to watch these regions for silence.
@@ -310,12 +305,12 @@ mod tests {
             findings: Vec::new(),
         };
         ledger.record(commit());
-        assert_eq!(ledger.recent(Some(RegionId(1))).1.n, 1);
-        assert_eq!(ledger.recent(Some(RegionId(0))).1.n, 0);
+        assert_eq!(ledger.recent(|_, at| at == RegionId(1)).1.n, 1);
+        assert_eq!(ledger.recent(|_, at| at == RegionId(0)).1.n, 0);
         for _ in 0..WINDOW {
             ledger.tick();
         }
-        assert_eq!(ledger.recent(None).1.n, 0);
+        assert_eq!(ledger.recent(|_, _| true).1.n, 0);
         assert_eq!(ledger.latencies.all().n, 1);
         assert_eq!((ledger.counters.committed, ledger.counters.aborted_attempts()), (1, 1));
     }

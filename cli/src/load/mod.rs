@@ -317,7 +317,7 @@ async fn drive(
 
 fn progress_line(shared: &Shared, duration: Duration) -> String {
     let mut ledger = shared.ledger();
-    let (rate, latency) = ledger.recent(None);
+    let (rate, latency) = ledger.recent(|_, _| true);
     let counters = &ledger.counters;
     let line = format!(
         "{:>3.0}/{:.0} s  {rate:>7.0} commits/s  p50 {:>6.1} ms  p95 {:>6.1} ms  p99 {:>6.1} ms  \
