@@ -33,8 +33,6 @@ use view::{Phase, View};
 const TOPOLOGY: &str = "azure5";
 const PARTITIONS: u32 = 5;
 const REPLICAS: u32 = 3;
-/// Callers in each region: as many for each of the two workloads.
-const CALLERS_PER_REGION: u32 = 8;
 /// How many accounts the bank has.
 const ACCOUNTS: u64 = 900;
 /// How many lists are in use at a time: enough that callers meet, not so few that they queue.
@@ -54,6 +52,7 @@ Examples:
   orthodrome demo
   orthodrome demo --seconds 60 --dir /tmp/demo
   orthodrome demo --no-fault --json
+  orthodrome demo --no-fault --rising --callers 60
 
 Exit status: 0 every promise was kept, 1 one was not, 2 it could not run.")]
 pub struct Args {
@@ -66,6 +65,13 @@ pub struct Args {
     /// Kill no region
     #[arg(long)]
     no_fault: bool,
+    /// Callers in each region: as many for each of the two workloads
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    callers: u32,
+    /// Let the callers join one by one until the end: the live table shows what becomes of those of
+    /// high priority as the load rises
+    #[arg(long)]
+    rising: bool,
     /// New directory for data and history [default: one among the temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -197,12 +203,13 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
     let mut planet = Planet::start(protocol, map.clone(), &dir.join("data")).await?;
     planet.ready().await?;
     let regions: Vec<RegionId> = map.topology.regions().collect();
+    let third = Duration::from_secs(args.seconds) / 3;
     let site = |&region: &RegionId| Site { region, config: planet.config(region) };
     let driver = Driver::start(Plan {
         sites: regions.iter().map(site).collect(),
         workloads: workloads()?,
-        callers: CALLERS_PER_REGION * u32::try_from(regions.len()).unwrap_or(1),
-        pace: Pace::Closed,
+        callers: args.callers * u32::try_from(regions.len()).unwrap_or(1),
+        pace: if args.rising { Pace::Rising(third * 3) } else { Pace::Closed },
         seed: 1,
         prefix: Some(String::new()),
         regions: names.clone(),
@@ -213,7 +220,6 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
     let shared = Arc::clone(driver.shared());
     let style = Style::new(std::io::stderr().is_terminal());
     let mut view = View::new(Arc::clone(&shared), names.clone(), args.seconds, style);
-    let third = Duration::from_secs(args.seconds) / 3;
     let outage = if args.no_fault {
         view.follow(third * 3, Phase::Calm).await;
         None

@@ -76,6 +76,8 @@ pub struct Site {
 pub enum Pace {
     /// Each caller begins its next when its last has ended.
     Closed,
+    /// The same, but callers join one by one, the last of them after this time.
+    Rising(Duration),
     /// So many a second over all callers, at random moments, whatever the answers.
     Open {
         /// The rate.
@@ -197,7 +199,7 @@ impl Driver {
         });
         let mut tasks = JoinSet::new();
         let queues = match pace {
-            Pace::Closed => None,
+            Pace::Closed | Pace::Rising(_) => None,
             Pace::Open { per_second } => {
                 let room = (callers as usize).div_ceil(sites.len()).max(16);
                 let (senders, receivers): (Vec<_>, Vec<_>) =
@@ -223,8 +225,12 @@ impl Driver {
                 index,
                 rng: Rng::stream(seed, "load-caller", index.into()),
             };
+            let joins = match pace {
+                Pace::Rising(time) => time * index / callers.max(1),
+                Pace::Closed | Pace::Open { .. } => Duration::ZERO,
+            };
             match queues.as_ref().and_then(|queues| queues.get(at)) {
-                None => tasks.spawn(place.closed(caller)),
+                None => tasks.spawn(place.closed(caller, joins)),
                 Some(queue) => tasks.spawn(place.open(caller, Arc::clone(queue))),
             };
         }
@@ -302,9 +308,11 @@ async fn connect_all(sites: &[Site], callers: u32) -> anyhow::Result<Vec<(usize,
 }
 
 impl Place {
-    async fn closed(mut self, caller: Caller) {
+    async fn closed(mut self, caller: Caller, joins: Duration) {
         let mut caller = Some(caller);
-        let stop = self.shared.stop.subscribe();
+        let mut stop = self.shared.stop.subscribe();
+        // Whichever comes first: its turn, or the end.
+        let _ = tokio::time::timeout(joins, stop.wait_for(|stopped| *stopped)).await;
         while !*stop.borrow() {
             self.once(&mut caller, Instant::now).await;
         }
