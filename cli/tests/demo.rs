@@ -54,7 +54,8 @@ fn a_region_dies_and_returns_and_every_promise_is_kept() {
 fn without_a_fault_there_is_no_outage_to_tell_of() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("demo");
-    let output = demo(&["--seconds", "3", "--no-fault", "--dir", dir.to_str().unwrap()]);
+    let output =
+        demo(&["--seconds", "3", "--no-fault", "--rising", "--dir", dir.to_str().unwrap()]);
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
