@@ -457,6 +457,19 @@ impl Load {
         (active.txn == txn && active.gateway == gateway).then_some(slot)
     }
 
+    /// True if a caller waits for this attempt and it only reads. That has no effect, so who is asked
+    /// what became of it may read again in its name, at another time.
+    pub fn only_reads(&self, txn: TxnId) -> bool {
+        let index = usize::try_from(txn.client.0).ok().and_then(|client| client.checked_sub(1));
+        let slot = index.and_then(|index| self.slot_of.get(index));
+        let active = slot.and_then(|&slot| self.clients.get(slot as usize)?.active.as_ref());
+        let active = active.filter(|active| active.txn == txn);
+        active.is_some_and(|active| match active.request.kind {
+            Kind::Interactive | Kind::General => false,
+            Kind::Procedure(_) | Kind::ReadOnly => active.request.writes.is_empty(),
+        })
+    }
+
     /// A gateway answered with reads.
     pub fn on_reads(&mut self, now: Time, gateway: u32, txn: TxnId, reads: Reads, hops: u16) {
         let Some(slot) = self.holder(txn, gateway) else { return };

@@ -1013,8 +1013,12 @@ impl<P: Protocol> World<P> {
                 self.log(index, TraceEvent::Finish, None, None, Some(txn), path, || {
                     outcome.to_string()
                 });
-                let told = self.watch.as_mut().map_or(Ok(()), |watch| watch.told(txn, outcome));
-                self.note_claim(told);
+                if let Some(watch) = self.watch.as_mut()
+                    && !self.load.only_reads(txn)
+                {
+                    let told = watch.told(txn, outcome);
+                    self.note_claim(told);
+                }
                 self.load.on_finish(self.now, index, (txn, outcome, path), hops);
             }
             Effect::Note(note) => {

@@ -80,7 +80,7 @@ impl Watch {
         ))
     }
 
-    /// A caller was told an outcome.
+    /// A caller was told an outcome, of a transaction that writes.
     ///
     /// # Errors
     /// If it was decided otherwise.
@@ -92,7 +92,7 @@ impl Watch {
         self.compare(txn)
     }
 
-    /// R7: told is decided. A protocol need not claim a decision for what only reads.
+    /// R7: told is decided.
     fn compare(&self, txn: TxnId) -> Result<(), String> {
         match (self.told.get(&txn), self.decided.get(&txn)) {
             (Some(&told), Some(&(decided, whose))) if !agree(told, decided) => {

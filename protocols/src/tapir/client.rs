@@ -349,9 +349,18 @@ impl Client {
             }
             Progress::Decided(outcome) => {
                 cx.claim(Claim::Decided { txn: id, outcome });
-                let path = drive.path();
+                let (path, proposed) = (drive.path(), drive.timestamp);
                 cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
-                self.on_decided(id, outcome, path, cx);
+                let is_read_only = self.open.get(&id).is_some_and(|open| open.txn.is_read_only());
+                let told = match outcome {
+                    // What is agreed on is what a gateway proposed that read before this one did.
+                    Outcome::Committed(timestamp) if is_read_only && timestamp != proposed => {
+                        cx.note(Note::OtherReads);
+                        Outcome::Aborted(AbortReason::Recovery)
+                    }
+                    Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown => outcome,
+                };
+                self.on_decided(id, told, path, cx);
             }
             Progress::Complete => {
                 cx.cancel_timer(Timer::Drive(id));

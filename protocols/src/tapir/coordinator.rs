@@ -259,6 +259,10 @@ impl Drive {
         };
         match tally {
             Tally::Wait => Progress::Nothing,
+            // What was proposed may be accepted by now, whatever further votes say.
+            Tally::Chosen(vote, true) if side.proposed.is_some_and(|(_, other)| other != vote) => {
+                Progress::Nothing
+            }
             Tally::Chosen(vote, is_fast) => {
                 side.chosen = Some(vote);
                 self.is_fast &= is_fast;
@@ -461,5 +465,57 @@ impl Side {
         };
         let is_owing = move |node: &NodeId| !self.acks.contains(node) && !counted_out(node);
         self.replicas.iter().copied().filter(is_owing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::AbortReason;
+
+    use super::*;
+    use crate::ir::View;
+    use crate::tapir::message::Cast;
+
+    const P: PartitionId = PartitionId(0);
+    const AT: Timestamp = Timestamp(100);
+
+    fn answer(vote: Vote, is_final: bool) -> (Answer, Option<Part>) {
+        let ballot = Ballot::client(0);
+        let cast = Some(Cast { ballot, vote, is_final });
+        (Answer { view: View(1), promised: ballot, cast, ended: None, absent: vec![] }, None)
+    }
+
+    /// A client that has proposed to settle on a refusal may not take back its word when enough votes
+    /// for a commit come after all: replicas that have accepted the refusal let others pass.
+    #[test]
+    fn what_was_proposed_is_not_overtaken_by_votes_that_come_late() {
+        let map = Topology::uniform(5, std::time::Duration::ZERO, std::time::Duration::ZERO);
+        let cluster = Cluster::spread(map, 1, 1, 1, 5).unwrap();
+        let txn = TxnId::new(ClientId(1), 1);
+        let mut drive = Drive::new(&cluster, txn, [(P, Some(Part::default()))]);
+        let (mut out, nobody) = (Out::new(), BTreeSet::new());
+        drive.propose(0, AT, &mut out);
+        let (ok, no) = (Vote::PrepareOk(AT), Vote::Abstain);
+        for (node, vote) in [(1, no), (2, ok), (3, ok)] {
+            drive.on_answer(NodeId(node), P, answer(vote, false), &nobody, &mut out);
+        }
+        out.clear();
+        // Nothing more came in time.
+        let (progress, _) = drive.on_timeout(NodeId(9), &nobody, &mut out);
+        let is_refusal = |(_, msg): &(NodeId, Msg)| matches!(msg, Msg::FinalizeConsensus { vote, .. } if !vote.is_ok());
+        assert!(progress == Progress::Nothing && out.iter().any(is_refusal), "{out:?}");
+        for node in [4, 5] {
+            let progress = drive.on_answer(NodeId(node), P, answer(ok, false), &nobody, &mut out);
+            assert_eq!(progress, Progress::Nothing, "told on the fast path after all");
+        }
+        for node in [1, 2] {
+            let progress = drive.on_answer(NodeId(node), P, answer(no, true), &nobody, &mut out);
+            assert_eq!(progress, Progress::Nothing);
+        }
+        let progress = drive.on_answer(NodeId(3), P, answer(no, true), &nobody, &mut out);
+        let aborted = Outcome::Aborted(AbortReason::Conflict);
+        assert_eq!(progress, Progress::Decided(aborted));
     }
 }

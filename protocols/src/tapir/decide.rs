@@ -260,15 +260,20 @@ fn committed_at(entry: &Entry) -> Option<Timestamp> {
     }
 }
 
-/// True if one of the two transactions would have had to read what the other writes.
+/// True if no replica can have prepared both transactions: one would have had to read what the other
+/// writes, or they write one key at one time. It follows [`super::occ::Validator::check`].
 fn contradict(one: (&Entry, Timestamp), other: (&Entry, Timestamp)) -> bool {
     let misses = |(reader, reads_at): (&Entry, Timestamp), (writer, at): (&Entry, Timestamp)| {
         let (Some(reader), Some(writer)) = (&reader.part, &writer.part) else { return false };
         reader.reads.iter().any(|(key, version)| {
-            version.timestamp < at && at < reads_at && writer.writes.contains_key(key)
+            version.timestamp < at && at <= reads_at && writer.writes.contains_key(key)
         })
     };
-    misses(one, other) || misses(other, one)
+    let is_one_write = |(one, at): (&Entry, Timestamp), (other, other_at): (&Entry, Timestamp)| {
+        let (Some(one), Some(other)) = (&one.part, &other.part) else { return false };
+        at == other_at && one.writes.keys().any(|key| other.writes.contains_key(key))
+    };
+    misses(one, other) || misses(other, one) || is_one_write(one, other)
 }
 
 /// What becomes of a transaction whose participants have agreed on these results: the one decision
@@ -446,11 +451,14 @@ mod tests {
             synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
             image: Image { entries, acknowledged: vec![] },
         };
-        for (is_final, expected) in [(true, false), (false, true)] {
+        // At the same time too: replicas advise all whose timestamp is too early of the same later one.
+        for (at, is_final, expected) in
+            [(90, true, false), (90, false, true), (100, true, false), (110, true, false)]
+        {
             let mut gathering = Gathering::default();
             gathering.add(NodeId(1), offer(vec![(txn(1), entry(100, false))]));
             gathering.add(NodeId(2), offer(vec![(txn(1), entry(100, false))]));
-            gathering.add(NodeId(3), offer(vec![(txn(2), entry(90, is_final))]));
+            gathering.add(NodeId(3), offer(vec![(txn(2), entry(at, is_final))]));
             let image = merge(quorums, &gathering.ready(quorums).unwrap());
             let vote = image.entries[0].1.cast.unwrap().vote;
             assert_eq!(vote.is_ok(), expected, "{image:?}");
