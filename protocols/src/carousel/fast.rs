@@ -18,7 +18,7 @@ use crate::replication::Term;
 
 /// What a replica keeps for the fast path.
 #[derive(Debug, Default)]
-pub(super) struct Fast {
+pub struct Fast {
     /// What it prepared by itself and the log has not settled.
     pub list: PendingList,
     /// How far it is, as a new leader, with the lists of its group.
@@ -39,7 +39,7 @@ enum Waiting {
 
 /// How far a new leader is with §4.3.3. Until it is done, requests wait.
 #[derive(Debug)]
-pub(super) enum Recovery {
+pub enum Recovery {
     /// Steps 1 and 2: lists arrive, by voter, while the log is being completed.
     Collecting {
         /// Those that have come.
