@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::machine::Leftover;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
@@ -52,6 +53,15 @@ pub enum Recovery {
 }
 
 impl Fast {
+    /// What must be gone after quiet.
+    pub(super) fn leftovers(&self) -> Vec<Leftover> {
+        vec![
+            ("listed transactions", self.list.len()),
+            ("votes and lists not sent", self.waiting.len()),
+            ("recoveries", usize::from(self.recovery.is_some())),
+        ]
+    }
+
     /// The replicated state was replaced as a whole.
     pub(super) fn reindex(&mut self, state: &State) {
         self.prepared = PendingKeys::default();

@@ -293,6 +293,10 @@ impl Role for Leader {
         ]
     }
 
+    fn own_leftovers(own: &Fast) -> Vec<Leftover> {
+        own.leftovers()
+    }
+
     fn on_opened(partition: &mut Partition, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {
         partition.on_opened(records, world);
     }

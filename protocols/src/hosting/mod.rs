@@ -184,6 +184,11 @@ pub trait Role: Debug + Sized + Send + 'static {
 
     // For protocols whose replicas do something beside their log.
 
+    /// What a replica keeps beside the state that must be gone after quiet, whoever leads.
+    fn own_leftovers(_own: &Self::Own) -> Vec<Leftover> {
+        Vec::new()
+    }
+
     /// A replica starts, with all that survived of its own records, in order.
     fn on_opened(
         _partition: &mut Partition<Self>,

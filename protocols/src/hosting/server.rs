@@ -86,13 +86,17 @@ where
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
     }
 
-    /// What must be gone after quiet. What is replicated counts where it is led: a replica that was
-    /// removed while it was cut off never learns how things ended, and does not matter.
+    /// What must be gone after quiet. What is replicated counts where it is led, and the replica's own
+    /// where it knows a leader: one that was removed while it was cut off never learns how things
+    /// ended, and does not matter.
     fn leftovers(&self) -> Vec<Leftover> {
         let of = |partition: &Partition<R>| {
             let leader = partition.leader.as_ref();
             let mut left =
                 leader.map_or_else(Vec::new, |leader| leader.leftovers(&partition.state));
+            if partition.replica.leader().is_some() {
+                left.extend(R::own_leftovers(&partition.own));
+            }
             left.push(("early requests", partition.early.len()));
             left.push(("waiting commands", partition.backlog.len()));
             left
