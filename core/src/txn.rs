@@ -282,6 +282,12 @@ impl Txn {
         }
     }
 
+    /// True if it declared every key of these writes.
+    #[must_use]
+    pub fn declares(&self, writes: &Writes) -> bool {
+        writes.keys().all(|key| self.writes.binary_search(key).is_ok())
+    }
+
     /// Runs the transaction's procedure over what it read.
     ///
     /// # Errors

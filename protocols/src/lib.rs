@@ -5,6 +5,7 @@
 
 mod acknowledged;
 pub mod carousel;
+pub mod gateway;
 mod hosting;
 pub mod ir;
 pub mod registry;

@@ -9,7 +9,7 @@ use orthodrome_core::time::Time;
 
 /// A cache of leaders: the placement's preferred leader until something better is known.
 #[derive(Debug)]
-pub(crate) struct Routes {
+pub struct Routes {
     cluster: Arc<Cluster>,
     known: BTreeMap<PartitionId, Route>,
 }
@@ -30,19 +30,19 @@ struct Route {
 const REDIRECTIONS_MAX: u8 = 3;
 
 impl Routes {
-    pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
+    pub fn new(cluster: Arc<Cluster>) -> Self {
         Self { cluster, known: BTreeMap::new() }
     }
 
     /// Where to send what is for the leader of `partition`.
-    pub(crate) fn leader(&self, partition: PartitionId) -> NodeId {
+    pub fn leader(&self, partition: PartitionId) -> NodeId {
         self.known.get(&partition).map(|route| route.leader).unwrap_or_else(|| {
             self.cluster.partition(partition).map(|p| p.preferred_leader).unwrap_or_default()
         })
     }
 
     /// This node holds a replica of `partition`, which knows best who leads, if it knows at all.
-    pub(crate) fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
+    pub fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
         match (leader, self.known.get_mut(&partition)) {
             (Some(leader), Some(route)) => {
                 *route = Route { leader, heard: now, is_followed: true, redirections: 0 };
@@ -59,7 +59,7 @@ impl Routes {
     }
 
     /// `leader` leads: it answered as one, or somebody who should know says so.
-    pub(crate) fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
+    pub fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
         self.replace(partition, Route { leader, heard, is_followed: false, redirections: 0 });
     }
 
@@ -67,7 +67,7 @@ impl Routes {
     /// asked should go out again at once: not if it would come back to `from`, which would answer
     /// the same, nor if this has happened several times in a row. What is not sent now is when the
     /// asker's own timer expires.
-    pub(crate) fn redirect(
+    pub fn redirect(
         &mut self,
         partition: PartitionId,
         from: NodeId,
@@ -97,7 +97,7 @@ impl Routes {
 
     /// The supposed leader of `partition` was asked something at `asked` and has not answered: try
     /// the next replica, unless it was heard of since, or has only been supposed since.
-    pub(crate) fn suspect(&mut self, partition: PartitionId, asked: Time, now: Time) {
+    pub fn suspect(&mut self, partition: PartitionId, asked: Time, now: Time) {
         if self.known.get(&partition).is_none_or(|route| route.heard < asked) {
             self.try_next(partition, now);
         }

@@ -3,6 +3,8 @@
 use orthodrome_core::store::Versions;
 use orthodrome_core::txn::{Key, Read, Value, Version, Writes};
 
+use crate::gateway::Participant;
+
 /// Of a transaction's name, with its field header.
 pub(crate) const TXN: usize = 12;
 /// Of a version, with its field header: writer and timestamp.
@@ -14,6 +16,10 @@ fn value_size(value: &Option<Value>) -> usize {
 
 pub(crate) fn keys_size(keys: &[Key]) -> usize {
     keys.iter().map(|key| 2 + key.len()).sum()
+}
+
+pub(crate) fn participant_size(participant: &Participant) -> usize {
+    6 + keys_size(&participant.reads) + keys_size(&participant.writes)
 }
 
 pub(crate) fn reads_size(reads: &[(Key, Read)]) -> usize {

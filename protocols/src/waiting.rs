@@ -1,13 +1,13 @@
 //! What leaders wait for: answers, and timestamps that must pass.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
 
 /// When and how often somebody was asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub struct Asked {
     pub at: Time,
     pub times: u32,
 }
@@ -18,9 +18,14 @@ impl Asked {
         Self { at: now, times: 0 }
     }
 
-    /// Time to ask again: after `patience` at first, later after up to four times as long.
+    /// How long to wait for an answer: `patience` at first, later up to four times as long.
+    pub fn patience(&self, patience: Duration) -> Duration {
+        patience * (1 << self.times.min(2))
+    }
+
+    /// Time to ask again.
     pub fn is_due(&self, patience: Duration, now: Time) -> bool {
-        now.since(self.at) >= patience * (1 << self.times.min(2))
+        now.since(self.at) >= self.patience(patience)
     }
 
     /// Asked again now.
@@ -29,9 +34,27 @@ impl Asked {
     }
 }
 
+/// Takes note that whatever is due is asked now, and says when each was last.
+pub(crate) fn take_due(
+    asked: &mut BTreeMap<TxnId, Asked>,
+    patience: Duration,
+    now: Time,
+) -> Vec<(TxnId, Asked)> {
+    let due = asked.iter_mut().filter(|(_, asked)| asked.is_due(patience, now));
+    due.map(|(&txn, asked)| (txn, std::mem::replace(asked, asked.again(now)))).collect()
+}
+
+/// Transactions named in one housekeeping message or log entry.
+pub(crate) const BATCH: usize = 4_096;
+
+/// Takes the first of these, no more than one message or entry may name.
+pub(crate) fn take_batch(txns: &mut BTreeSet<TxnId>) -> Vec<TxnId> {
+    std::iter::from_fn(|| txns.pop_first()).take(BATCH).collect()
+}
+
 /// Commits decided whose timestamps have not passed on every clock yet (C13).
 #[derive(Debug, Default)]
-pub(crate) struct CommitWait(BTreeSet<(Timestamp, TxnId)>);
+pub struct CommitWait(BTreeSet<(Timestamp, TxnId)>);
 
 impl CommitWait {
     pub fn len(&self) -> usize {

@@ -12,7 +12,6 @@ pub mod fault;
 pub mod floor;
 #[cfg(feature = "golden")]
 pub mod golden;
-mod hash;
 pub mod load;
 pub mod network;
 pub mod oracle;

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Role};
+use orthodrome_core::digest::Digest;
 use orthodrome_core::host::Host;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Effect, Input, Machine, Message, Protocol, Setup};
@@ -19,7 +20,6 @@ use crate::clock::{ClockModel, NodeClock};
 use crate::cpu::{Cpu, CpuModel};
 use crate::disk::{Disk, DiskFailure, DiskModel};
 use crate::fault::{Plan, Schedule, ScheduleError};
-use crate::hash::TraceHash;
 use crate::load::{HistorySink, Load, LoadModel};
 use crate::network::{Fate, Network, NetworkModel, Released};
 use crate::oracle::Oracle;
@@ -208,7 +208,7 @@ pub(crate) struct World<P: Protocol> {
     traffic: Traffic,
     notes: BTreeMap<P::Note, u64>,
     trace: Option<TraceSink>,
-    hash: TraceHash,
+    hash: Digest,
     disk_rng: Rng,
     /// Step-by-step control: messages are held, flushes and timers wait to be asked for.
     pub(crate) manual: Option<Manual<P>>,
@@ -314,7 +314,7 @@ impl<P: Protocol> Simulation<P> {
             traffic: Traffic::default(),
             notes: BTreeMap::new(),
             trace: None,
-            hash: TraceHash::default(),
+            hash: Digest::default(),
             disk_rng: stream("disk"),
             manual: None,
             events: 0,

@@ -8,12 +8,14 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Duration, Time, Timestamp};
-use orthodrome_core::txn::{AbortReason, Decision, Kind, Outcome, Read, Reads, Txn, Writes};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn};
 
 use super::leader::Way;
-use super::message::{Msg, Participant, Snapshot};
-use super::{Carousel, Config, Note, Record, Timer, coordinator_of};
+use super::message::Msg;
+use super::{Carousel, Config, Note, Record, Timer};
+use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
+use crate::waiting::Asked;
 
 /// The client side of Carousel.
 #[derive(Debug)]
@@ -35,10 +37,9 @@ struct Open {
     /// Participants that have not answered.
     silent: BTreeSet<PartitionId>,
     phase: Phase,
-    resent: u32,
     begun: Time,
     /// When the unanswered requests were last sent.
-    asked: Time,
+    asked: Asked,
     /// On the fast path: what every participant is asked to propose.
     timestamp: Timestamp,
     /// The caller lost track of it: what it knows of its reads are versions at most.
@@ -55,9 +56,8 @@ enum Phase {
     Ending(Decision),
     /// The caller lost track, and had not decided.
     Resolving,
-    /// A read-only transaction: what each partition answered, and the timestamp that the answers
-    /// of this round must reach.
-    Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
+    /// A read-only transaction.
+    Snapshotting(Snapshots),
 }
 
 impl Machine<Carousel> for Client {
@@ -108,16 +108,7 @@ impl Machine<Carousel> for Client {
 
 impl Client {
     fn open(&self, txn: Txn, now: Time) -> Open {
-        let mut participants: BTreeMap<PartitionId, Participant> = BTreeMap::new();
-        let bare = |partition| Participant { partition, reads: vec![], writes: vec![] };
-        for key in &txn.reads {
-            let at = self.cluster.partition_of(key);
-            participants.entry(at).or_insert_with(|| bare(at)).reads.push(key.clone());
-        }
-        for key in &txn.writes {
-            let at = self.cluster.partition_of(key);
-            participants.entry(at).or_insert_with(|| bare(at)).writes.push(key.clone());
-        }
+        let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let coordinator =
             coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
         Open {
@@ -131,9 +122,8 @@ impl Client {
             coordinator,
             reads: Reads::new(),
             phase: Phase::Reading,
-            resent: 0,
             begun: now,
-            asked: now,
+            asked: Asked::new(now),
             timestamp: Timestamp::ZERO,
             is_resolved: false,
             txn,
@@ -154,11 +144,7 @@ impl Client {
         let mut open = self.open(txn, cx.now());
         open.timestamp = self.timestamp(&open, cx);
         if open.txn.is_read_only() {
-            open.phase = Phase::Snapshotting {
-                snapshots: BTreeMap::new(),
-                at_least: Timestamp::ZERO,
-                round: 1,
-            };
+            open.phase = Phase::Snapshotting(Snapshots::default());
         }
         self.open.insert(id, open);
         self.send_first(id, cx);
@@ -196,11 +182,10 @@ impl Client {
             }
             Phase::Reading | Phase::Deciding => {}
             Phase::Ending(_) | Phase::Resolving => self.send_end(open, cx),
-            Phase::Snapshotting { at_least, .. } => {
-                for partition in &open.silent {
-                    let Some(participant) = open.participants.get(partition) else { continue };
-                    let keys = participant.reads.clone();
-                    let (partition, at_least) = (*partition, *at_least);
+            Phase::Snapshotting(snapshots) => {
+                for &partition in &open.silent {
+                    let Some(participant) = open.participants.get(&partition) else { continue };
+                    let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
                     let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
                     cx.send(self.routes.leader(partition), read);
                 }
@@ -295,7 +280,7 @@ impl Client {
             }
             Phase::Ending(Decision::Abort) => Msg::Abort { txn, coordinator, participants },
             Phase::Resolving => Msg::Resolve { txn, coordinator, participants },
-            Phase::Reading | Phase::Deciding | Phase::Snapshotting { .. } => return,
+            Phase::Reading | Phase::Deciding | Phase::Snapshotting(_) => return,
         };
         cx.send(self.routes.leader(coordinator), msg);
     }
@@ -364,7 +349,7 @@ impl Client {
         &mut self,
         txn: TxnId,
         partition: PartitionId,
-        reads: Vec<(orthodrome_core::Key, Read)>,
+        reads: Vec<(Key, Read)>,
         cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
@@ -384,7 +369,7 @@ impl Client {
         &mut self,
         txn: TxnId,
         partition: PartitionId,
-        reads: Vec<(orthodrome_core::Key, Read)>,
+        reads: Vec<(Key, Read)>,
         leader: Option<NodeId>,
         cx: &mut Way<'_>,
     ) {
@@ -409,7 +394,7 @@ impl Client {
     fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, &open.txn.kind) {
-            (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
             (_, Kind::Interactive) => {
                 cx.reads(id, open.reads.clone());
                 open.phase = Phase::Deciding;
@@ -433,12 +418,12 @@ impl Client {
         match open.phase {
             Phase::Deciding => {}
             Phase::Reading if decision == Decision::Abort => {}
-            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting(_) => {
                 return;
             }
         }
         if let Decision::Commit(writes) = &decision
-            && !Self::is_declared(&open.txn, writes)
+            && !open.txn.declares(writes)
         {
             self.end(id, Decision::Abort, cx);
             return;
@@ -454,17 +439,17 @@ impl Client {
         self.end(id, decision, cx);
     }
 
-    /// Every written key must be among those declared.
-    fn is_declared(txn: &Txn, writes: &Writes) -> bool {
-        writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
-    }
-
     /// §4.1.2 ⑦: asks the coordinator to commit or abort.
     fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Ending(decision);
-        open.resent = 0;
-        open.asked = cx.now();
+        self.ask(id, cx);
+    }
+
+    /// Sends what a new phase asks for.
+    fn ask(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.asked = Asked::new(cx.now());
         self.send_outstanding(id, cx);
         cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
@@ -493,15 +478,14 @@ impl Client {
         open.is_resolved = true;
         open.silent.clear();
         open.phase = match decision {
-            Some(Decision::Commit(writes)) if Self::is_declared(&open.txn, &writes) => {
+            Some(Decision::Commit(writes)) if open.txn.declares(&writes) => {
                 Phase::Ending(Decision::Commit(writes))
             }
             Some(Decision::Commit(_) | Decision::Abort) => Phase::Ending(Decision::Abort),
             None => Phase::Resolving,
         };
         self.open.insert(id, open);
-        self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        self.ask(id, cx);
     }
 
     /// §4.4.2: one participant's part of a read-only transaction.
@@ -513,13 +497,12 @@ impl Client {
         cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         let Some(snapshot) = snapshot else {
             self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
             return;
         };
-        if snapshot.valid_until < *at_least || !open.silent.remove(&partition) {
-            // An answer to the round before.
+        if !snapshots.is_current(&snapshot) || !open.silent.remove(&partition) {
             return;
         }
         snapshots.insert(partition, snapshot);
@@ -528,47 +511,22 @@ impl Client {
         }
     }
 
-    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
-    /// and within every promise; else those whose promise falls short are asked again.
+    /// Every part is here: done, or some are asked again.
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
-        let versions = snapshots
-            .values()
-            .flat_map(|snapshot| snapshot.reads.iter().map(|(_, read)| read.version.timestamp));
-        let snapshot_at = versions.max().unwrap_or_default();
-        let short: Vec<PartitionId> = snapshots
-            .iter()
-            .filter(|(_, snapshot)| snapshot.valid_until < snapshot_at)
-            .map(|(partition, _)| *partition)
-            .collect();
-        if !short.is_empty() {
-            cx.note(Note::SecondRound);
-            for partition in short {
-                snapshots.remove(&partition);
-                open.silent.insert(partition);
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        match snapshots.complete(&open.txn) {
+            Ok((reads, outcome)) => {
+                let path = snapshots.path();
+                open.reads = reads;
+                self.finish(id, outcome, path, cx);
             }
-            *at_least = snapshot_at;
-            *round += 1;
-            open.resent = 0;
-            open.asked = cx.now();
-            self.send_outstanding(id, cx);
-            cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
-            return;
+            Err(short) => {
+                cx.note(Note::SecondRound);
+                open.silent.extend(short);
+                self.ask(id, cx);
+            }
         }
-        let path = if *round == 1 { "read-only" } else { "read-only-again" };
-        let parts = std::mem::take(snapshots);
-        let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
-        let guards = match &open.txn.kind {
-            Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
-            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(()),
-        };
-        let outcome = match guards {
-            Ok(()) => Outcome::Committed(snapshot_at),
-            Err(reason) => Outcome::Aborted(reason),
-        };
-        open.reads = reads;
-        self.finish(id, outcome, path, cx);
     }
 
     /// Tells the caller, and forgets.
@@ -620,7 +578,7 @@ impl Client {
                     self.send_coordinator_prepare(open, cx);
                 }
             }
-            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting(_) => {
                 self.send_outstanding(id, cx);
             }
         }
@@ -630,11 +588,11 @@ impl Client {
     fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
-        open.resent += 1;
-        let patience = self.config.resend_after * (1 << open.resent.min(2));
-        let asked = std::mem::replace(&mut open.asked, cx.now());
+        let asked = open.asked.at;
+        open.asked = open.asked.again(cx.now());
+        let patience = open.asked.patience(self.config.resend_after);
         match &open.phase {
-            Phase::Reading | Phase::Snapshotting { .. } => {
+            Phase::Reading | Phase::Snapshotting(_) => {
                 for &partition in &open.silent {
                     self.routes.suspect(partition, asked, cx.now());
                 }
@@ -683,7 +641,7 @@ impl fmt::Display for Client {
                 Phase::Ending(Decision::Commit(_)) => "committing",
                 Phase::Ending(Decision::Abort) => "aborting",
                 Phase::Resolving => "resolving",
-                Phase::Snapshotting { .. } => "snapshotting",
+                Phase::Snapshotting(_) => "snapshotting",
             };
             write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
             if !open.silent.is_empty() {

@@ -9,12 +9,12 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
 use super::leader::{Coordinating, Leader, Partition, World};
-use super::message::{Command, Msg, Participant, Verdict, Vote};
-use super::participant::FORGET_BATCH;
+use super::message::{Command, Msg, Verdict, Vote};
 use super::state::{Coordinated, Request, decide};
 use super::{Note, Timer};
 use crate::acknowledged::overdue;
-use crate::waiting::Asked;
+use crate::gateway::Participant;
+use crate::waiting::{Asked, take_batch};
 
 impl Coordinating {
     fn new(now: Time) -> Self {
@@ -646,12 +646,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         let is_kept = |txn: &TxnId| self.state.settled.contains_key(txn);
         let silent = overdue(&mut leader.settled_since, is_kept, retention, now);
-        let mut done = Vec::new();
-        while done.len() < FORGET_BATCH
-            && let Some(txn) = leader.settling.pop_first()
-        {
-            done.push(txn);
-        }
+        let done = take_batch(&mut leader.settling);
         if !done.is_empty() {
             self.propose(Command::Settle(done), world);
         }

@@ -40,7 +40,7 @@ pub struct FastVote {
 /// nothing of yet. Its entries never conflict with each other. What the log has settled (prepared,
 /// refused, ended) is every later leader's to know, so it leaves the list.
 #[derive(Debug, Default)]
-pub(super) struct PendingList {
+pub struct PendingList {
     entries: BTreeMap<TxnId, (Listed, Time)>,
     keys: PendingKeys,
 }

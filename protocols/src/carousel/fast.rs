@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::machine::Leftover;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
@@ -18,7 +19,7 @@ use crate::replication::Term;
 
 /// What a replica keeps for the fast path.
 #[derive(Debug, Default)]
-pub(super) struct Fast {
+pub struct Fast {
     /// What it prepared by itself and the log has not settled.
     pub list: PendingList,
     /// How far it is, as a new leader, with the lists of its group.
@@ -39,7 +40,7 @@ enum Waiting {
 
 /// How far a new leader is with §4.3.3. Until it is done, requests wait.
 #[derive(Debug)]
-pub(super) enum Recovery {
+pub enum Recovery {
     /// Steps 1 and 2: lists arrive, by voter, while the log is being completed.
     Collecting {
         /// Those that have come.
@@ -52,6 +53,15 @@ pub(super) enum Recovery {
 }
 
 impl Fast {
+    /// What must be gone after quiet.
+    pub(super) fn leftovers(&self) -> Vec<Leftover> {
+        vec![
+            ("listed transactions", self.list.len()),
+            ("votes and lists not sent", self.waiting.len()),
+            ("recoveries", usize::from(self.recovery.is_some())),
+        ]
+    }
+
     /// The replicated state was replaced as a whole.
     pub(super) fn reindex(&mut self, state: &State) {
         self.prepared = PendingKeys::default();

@@ -2,10 +2,11 @@
 //! handlers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
-use orthodrome_core::machine::{Claim, Leftover};
+use orthodrome_core::machine::{Claim, Leftover, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
 
@@ -19,6 +20,8 @@ use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
 use crate::waiting::{Asked, CommitWait};
 
+/// The server side: every role that one node plays.
+pub type Server = hosting::Server<Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
 /// Everything around it that its handlers need.
@@ -28,7 +31,7 @@ pub(super) type Way<'a> = hosting::Way<'a, Leader>;
 
 /// What only the leader knows; lost with its leadership, and never needed after it.
 #[derive(Debug, Default)]
-pub(super) struct Leader {
+pub struct Leader {
     // As participant.
     /// The sets of all transactions prepared or being prepared.
     pub pending: PendingKeys,
@@ -73,7 +76,7 @@ pub(super) struct Leader {
 
 /// A read-only request that cannot be served yet.
 #[derive(Clone, Debug)]
-pub(super) struct WaitingRead {
+pub struct WaitingRead {
     pub client: NodeId,
     pub txn: TxnId,
     pub keys: Vec<Key>,
@@ -82,7 +85,7 @@ pub(super) struct WaitingRead {
 
 /// A leader's view of a transaction that it coordinates.
 #[derive(Debug)]
-pub(super) struct Coordinating {
+pub struct Coordinating {
     /// Who wants to know.
     pub client: Option<NodeId>,
     /// Votes so far.
@@ -140,6 +143,29 @@ impl Role for Leader {
 
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Msg {
         Msg::NotLeader { partition, leader, txn }
+    }
+
+    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+        if let Some(id) = msg.partition() {
+            server.on_message(id, from, msg, cx);
+        } else if let Msg::Replication { partition, message } = msg {
+            server.on_log_message(partition, from, message, cx);
+        } else if let Msg::NotLeader { partition, leader, txn } = msg {
+            server.on_not_leader(from, partition, leader, txn, cx);
+        } else {
+            unreachable!("{} answers a client", msg.kind());
+        }
+    }
+
+    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Way<'_>) {
+        match timer {
+            Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
+            Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
+            Timer::CommitWait(id) => {
+                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+            }
+            Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
+        }
     }
 
     fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
@@ -209,6 +235,21 @@ impl Role for Leader {
         partition.on_not_leader(other, txn, world);
     }
 
+    fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let State { prepared, coordinated, .. } = &partition.state;
+        if !prepared.is_empty() {
+            write!(f, " prepared {:?}", prepared.keys())?;
+        }
+        if !coordinated.is_empty() {
+            write!(f, " coordinated {:?}", coordinated.keys())?;
+        }
+        if partition.own.list.len() > 0 {
+            let listed: Vec<_> = partition.own.list.txns().collect();
+            write!(f, " listed {listed:?}")?;
+        }
+        Ok(())
+    }
+
     fn assert_invariants(partition: &Partition) {
         let (id, state) = (partition.id, &partition.state);
         assert!(state.floor <= state.ceiling, "{id}: floor above ceiling");
@@ -250,6 +291,10 @@ impl Role for Leader {
             ("waiting commits", self.commit_wait.len()),
             ("unsettled decisions", self.settling.len()),
         ]
+    }
+
+    fn own_leftovers(own: &Fast) -> Vec<Leftover> {
+        own.leftovers()
     }
 
     fn on_opened(partition: &mut Partition, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {

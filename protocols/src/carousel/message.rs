@@ -13,20 +13,12 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, W
 
 use super::cpc::{FastVote, Listed};
 use super::state::{Prepared, State};
+use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk};
 use crate::replication::{self, Replicated, Term};
-use crate::sizes::{TXN, data_size, keys_size, reads_size, versions_size, writes_size};
-
-/// A partition's share of a transaction's read and write sets.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Participant {
-    /// The partition.
-    pub partition: PartitionId,
-    /// Keys of this partition that the transaction reads.
-    pub reads: Vec<Key>,
-    /// Keys of this partition that it may write.
-    pub writes: Vec<Key>,
-}
+use crate::sizes::{
+    TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
+};
 
 /// A participant's answer to a prepare request. Sent only once it is replicated in the
 /// participant's group, so that every later leader answers the same (§4.1.4).
@@ -326,16 +318,6 @@ pub enum Msg {
     },
 }
 
-/// A partition's answer to a read-only transaction: the latest committed values, and a promise
-/// that no other version of these keys will have a timestamp up to `valid_until`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Snapshot {
-    /// Every key asked for.
-    pub reads: Vec<(Key, Read)>,
-    /// The end of the promise, inclusive.
-    pub valid_until: Timestamp,
-}
-
 /// What a partition's group replicates.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
@@ -633,10 +615,6 @@ impl Message for Msg {
             | Self::Replication { .. } => 0,
         }
     }
-}
-
-pub(crate) fn participant_size(participant: &Participant) -> usize {
-    6 + keys_size(&participant.reads) + keys_size(&participant.writes)
 }
 
 /// Encoded size of an entry of a pending-transaction list.

@@ -116,22 +116,21 @@ mod coordinator;
 mod cpc;
 mod fast;
 mod leader;
-pub(crate) mod message;
+mod message;
 mod participant;
-mod server;
 mod state;
 
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
-pub use message::{Command, Log, Msg, Participant, Record, Snapshot, Verdict, Vote};
-pub use server::Server;
+pub use leader::Server;
+pub use message::{Command, Log, Msg, Record, Verdict, Vote};
 pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
 
 use std::time::Duration;
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{PartitionId, RegionId, TxnId};
+use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 
@@ -349,28 +348,4 @@ impl Protocol for Carousel {
         config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
         config.hosting.vary(rng);
     }
-}
-
-/// The group that coordinates a transaction (§3.3): a participant that is led in the client's
-/// region if there is one, else any group led there, else the group led nearest to it. By preferred
-/// leaders, so that the answer depends on the transaction and the map alone.
-#[must_use]
-pub fn coordinator_of(
-    cluster: &Cluster,
-    txn: TxnId,
-    home: RegionId,
-    mut participants: impl Iterator<Item = PartitionId>,
-) -> PartitionId {
-    if let Some(local) = participants.find(|&partition| cluster.leader_region(partition) == home) {
-        return local;
-    }
-    let distance = |partition: PartitionId| {
-        let region = cluster.leader_region(partition);
-        if region == home { Duration::ZERO } else { cluster.topology.rtt(home, region) }
-    };
-    let nearest = cluster.partitions().map(|p| distance(p.id)).min().unwrap_or_default();
-    let near: Vec<PartitionId> =
-        cluster.partitions().map(|p| p.id).filter(|&id| distance(id) == nearest).collect();
-    let turn = txn.counter.checked_rem(near.len() as u64).unwrap_or(0);
-    near.get(usize::try_from(turn).unwrap_or(0)).copied().unwrap_or_default()
 }

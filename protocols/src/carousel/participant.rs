@@ -9,9 +9,10 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
 use super::Note;
 use super::leader::{Leader, Partition, WaitingRead, World};
-use super::message::{Command, Msg, Participant, Snapshot, Verdict, Vote};
+use super::message::{Command, Msg, Verdict, Vote};
 use super::state::Prepared;
-use crate::waiting::Asked;
+use crate::gateway::{Participant, Snapshot};
+use crate::waiting::{Asked, BATCH, take_due};
 
 /// The fields of [`Msg::ReadAndPrepare`].
 pub(super) struct Prepare {
@@ -480,16 +481,12 @@ impl Partition {
         self.reserve(world.cx.clock().now, world);
         let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
-        let mut ask = Vec::new();
-        for (&txn, asked) in &mut leader.asked {
-            // The paper's participants never ask (C9 is about them).
-            let asks = !world.config.teeth.no_tombstones;
-            if asks && asked.is_due(after, now) {
-                ask.push((txn, *asked));
-                *asked = asked.again(now);
-            }
-        }
-        for (txn, last) in ask {
+        // The paper's participants never ask (C9 is about them).
+        let due = match world.config.teeth.no_tombstones {
+            false => take_due(&mut leader.asked, after, now),
+            true => vec![],
+        };
+        for (txn, last) in due {
             let Some(prepared) = self.state.prepared.get(&txn) else { continue };
             let coordinator = prepared.coordinator;
             let vote = prepared.vote();
@@ -511,7 +508,7 @@ impl Partition {
             let Some(ended) = self.state.ended.get(txn) else { return false };
             if asked.is_due(after, now) {
                 let batch = batches.entry(ended.coordinator).or_default();
-                if batch.len() < FORGET_BATCH {
+                if batch.len() < BATCH {
                     *asked = asked.again(now);
                     batch.push(*txn);
                 }
@@ -527,6 +524,3 @@ impl Partition {
         }
     }
 }
-
-/// Transactions named in one housekeeping message.
-pub(super) const FORGET_BATCH: usize = 4_096;

@@ -10,8 +10,9 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
-use super::message::{Command, Participant, Verdict, Vote};
+use super::message::{Command, Verdict, Vote};
 use crate::acknowledged::advance;
+use crate::gateway::Participant;
 use crate::replication::Index;
 
 /// A transaction that this partition prepared and whose decision it does not know.
@@ -320,8 +321,7 @@ impl Coordinated {
     /// Learns who takes part, if nothing was known.
     fn know(&mut self, participants: &[PartitionId]) {
         if self.participants.is_empty() {
-            let bare = |&partition| Participant { partition, reads: vec![], writes: vec![] };
-            self.participants = participants.iter().map(bare).collect();
+            self.participants = participants.iter().copied().map(Participant::bare).collect();
         }
     }
 }

@@ -8,7 +8,7 @@ mod server;
 mod world;
 
 use std::convert::Infallible;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Leftover, Message};
@@ -17,10 +17,10 @@ use orthodrome_core::store::Versions;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-pub(crate) use self::outside::{RecordOf, Way};
-pub(crate) use self::partition::Partition;
-pub(crate) use self::server::Server;
-pub(crate) use self::world::World;
+pub use self::outside::{RecordOf, Way};
+pub use self::partition::Partition;
+pub use self::server::Server;
+pub use self::world::World;
 use crate::replication::{self, Index, Replicated};
 
 /// A piece of a partition's state, for a replica that fell too far behind.
@@ -115,17 +115,17 @@ pub enum Note {
 
 /// What a protocol's partitions replicate and how their leaders serve. Implemented by what only a
 /// leader knows: it exists while a replica leads and has applied all that earlier leaders left.
-pub(crate) trait Role: Debug + Sized {
+pub trait Role: Debug + Sized + Send + 'static {
     /// The log.
     type Log: Replicated<Chunk = Chunk<Self::State>, Cursor = Key>;
     /// The state that the log gives, data apart.
-    type State: Clone + Eq + Debug + Default;
+    type State: Clone + Eq + Debug + Default + Send;
     /// What a replica keeps beside that, leading or not; `()` if nothing.
-    type Own: Debug + Default;
+    type Own: Debug + Default + Send;
     /// What it persists of that; [`Infallible`] if nothing.
-    type OwnRecord: Clone + Eq + Debug;
+    type OwnRecord: Clone + Eq + Debug + Send;
     /// The protocol's settings.
-    type Config;
+    type Config: Debug + Send + Sync;
     /// Its messages.
     type Msg: Message;
     /// Its timers.
@@ -140,6 +140,10 @@ pub(crate) trait Role: Debug + Sized {
     fn log_timer(partition: PartitionId, timer: replication::Timer) -> Self::Timer;
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Self::Msg;
 
+    /// A message came to a node, or went from it to itself: hands it to one of the node's doors.
+    fn deliver(server: &mut Server<Self>, from: NodeId, msg: Self::Msg, cx: &mut Way<'_, Self>);
+    /// A timer of a node expired: likewise.
+    fn on_timer(server: &mut Server<Self>, timer: Self::Timer, cx: &mut Way<'_, Self>);
     /// A message for this partition's leader.
     fn serve(
         partition: &mut Partition<Self>,
@@ -171,12 +175,19 @@ pub(crate) trait Role: Debug + Sized {
         txn: TxnId,
         world: &mut World<'_, Self>,
     );
+    /// What goldens show of a replica beside its log, a space before each word.
+    fn describe(partition: &Partition<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result;
     /// Panics if the partition's state contradicts itself.
     fn assert_invariants(partition: &Partition<Self>);
     /// What its leader holds that must be gone after quiet, see `Machine::leftovers`.
     fn leftovers(&self, state: &Self::State) -> Vec<Leftover>;
 
     // For protocols whose replicas do something beside their log.
+
+    /// What a replica keeps beside the state that must be gone after quiet, whoever leads.
+    fn own_leftovers(_own: &Self::Own) -> Vec<Leftover> {
+        Vec::new()
+    }
 
     /// A replica starts, with all that survived of its own records, in order.
     fn on_opened(

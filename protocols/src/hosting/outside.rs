@@ -13,7 +13,7 @@ use super::{Record, Role};
 
 /// A machine's door to the world, without the name of its protocol: several names (variants of one
 /// paper) share one machine.
-pub(crate) trait Outside {
+pub trait Outside {
     /// As [`Protocol::Msg`].
     type Msg;
     /// As [`Protocol::Timer`].
@@ -82,7 +82,7 @@ impl<P: Protocol> Outside for Cx<'_, P> {
 }
 
 /// The door of a machine that hosts partitions in the role `R`.
-pub(crate) type Way<'a, R> = dyn Outside<
+pub type Way<'a, R> = dyn Outside<
         Msg = <R as Role>::Msg,
         Timer = <R as Role>::Timer,
         Record = RecordOf<R>,
@@ -90,4 +90,4 @@ pub(crate) type Way<'a, R> = dyn Outside<
     > + 'a;
 
 /// What a node that hosts partitions in the role `R` remembers.
-pub(crate) type RecordOf<R> = Record<<R as Role>::Log, <R as Role>::State, <R as Role>::OwnRecord>;
+pub type RecordOf<R> = Record<<R as Role>::Log, <R as Role>::State, <R as Role>::OwnRecord>;

@@ -14,7 +14,7 @@ use crate::replication::{Event, Index, Payload, Replica, Replicated};
 /// One replica of one partition: the replicated log, the state it gives, and, where this replica
 /// leads, what only a leader knows.
 #[derive(Debug)]
-pub(crate) struct Partition<R: Role> {
+pub struct Partition<R: Role> {
     pub id: PartitionId,
     pub replica: Replica<R::Log>,
     pub state: R::State,
@@ -185,6 +185,7 @@ impl<R: Role> Partition<R> {
 
 impl<R: Role> fmt::Display for Partition<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.id, self.replica)
+        write!(f, "{} {}", self.id, self.replica)?;
+        R::describe(self, f)
     }
 }

@@ -1,13 +1,16 @@
 //! One server node.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::mem::take;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Leftover, Message as _, StateCopy};
+use orthodrome_core::machine::{
+    Admin, Cx, Input, Leftover, Machine, Message as _, Protocol, Setup, StateCopy,
+};
 use orthodrome_core::store::{StateEngine, Store};
 
 use super::world::{Door, Few, Ledger};
@@ -20,11 +23,11 @@ const LOG_KEPT: usize = 10_000;
 
 /// One server node: its replicas of many partitions, one store, one stream of durable records.
 #[derive(Debug)]
-pub(crate) struct Server<R: Role> {
+pub struct Server<R: Role> {
     node: NodeId,
     cluster: Arc<Cluster>,
     config: Arc<R::Config>,
-    pub partitions: BTreeMap<PartitionId, Partition<R>>,
+    partitions: BTreeMap<PartitionId, Partition<R>>,
     store: Store,
     routes: Routes,
     local: VecDeque<R::Msg>,
@@ -36,9 +39,89 @@ pub(crate) struct Server<R: Role> {
     installed: Few,
 }
 
+impl<R, P> Machine<P> for Server<R>
+where
+    R: Role,
+    P: Protocol<
+            Config = R::Config,
+            Msg = R::Msg,
+            Timer = R::Timer,
+            Record = RecordOf<R>,
+            Note = R::Note,
+        >,
+{
+    fn new(setup: Setup<P>, recovered: Vec<RecordOf<R>>, cx: &mut Cx<'_, P>) -> Self {
+        let Setup { node, cluster, config, engine } = setup;
+        let mut server = Self::start(node, cluster, config, engine, recovered, cx);
+        server.settle(cx);
+        server
+    }
+
+    fn step(&mut self, input: Input<P>, cx: &mut Cx<'_, P>) {
+        match input {
+            Input::Message { from, msg } => R::deliver(self, from, msg, cx),
+            Input::Timer(timer) => R::on_timer(self, timer, cx),
+            Input::Durable(ticket) => self.on_durable(ticket, cx),
+            Input::Admin(admin) => self.on_admin(admin, cx),
+            Input::Begin(_) | Input::Read { .. } | Input::Decide { .. } | Input::Resolve { .. } => {
+                unreachable!("callers talk to gateways, not to servers")
+            }
+        }
+        self.settle(cx);
+    }
+
+    fn flush(&mut self, cx: &mut Cx<'_, P>) {
+        self.send_shared(cx);
+    }
+
+    fn assert_invariants(&self) {
+        for partition in self.partitions.values() {
+            partition.replica.assert_invariants();
+            if partition.leader.is_some() {
+                let id = partition.id;
+                assert!(partition.replica.is_leader(), "{id} serves without leading");
+            }
+            R::assert_invariants(partition);
+        }
+        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+    }
+
+    /// What must be gone after quiet. What is replicated counts where it is led, and the replica's own
+    /// where it knows a leader: one that was removed while it was cut off never learns how things
+    /// ended, and does not matter.
+    fn leftovers(&self) -> Vec<Leftover> {
+        let of = |partition: &Partition<R>| {
+            let leader = partition.leader.as_ref();
+            let mut left =
+                leader.map_or_else(Vec::new, |leader| leader.leftovers(&partition.state));
+            if partition.replica.leader().is_some() {
+                left.extend(R::own_leftovers(&partition.own));
+            }
+            left.push(("early requests", partition.early.len()));
+            left.push(("waiting commands", partition.backlog.len()));
+            left
+        };
+        self.partitions.values().flat_map(of).collect()
+    }
+
+    fn copies(&self) -> Vec<StateCopy> {
+        let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
+            let mut digest = Digest::default();
+            digest.add_debug(&held.state);
+            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                // Older versions go when a node makes a checkpoint, which each does by itself.
+                digest.add_debug(&(key, versions.last()));
+            }
+            let position = R::applied(&held.state).0;
+            StateCopy { partition, position, digest: digest.value() }
+        };
+        self.partitions.iter().map(copy).collect()
+    }
+}
+
 impl<R: Role> Server<R> {
     /// Starts the node with what survived of it.
-    pub fn new(
+    fn start(
         node: NodeId,
         cluster: Arc<Cluster>,
         config: Arc<R::Config>,
@@ -189,7 +272,7 @@ impl<R: Role> Server<R> {
     }
 
     /// Everything persisted up to `ticket` is durable.
-    pub fn on_durable(&mut self, ticket: Ticket, cx: &mut Way<'_, R>) {
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Way<'_, R>) {
         let mut concerned = take(&mut self.concerned);
         while let Some(&(next, id)) = self.ledger.tickets.front()
             && next <= ticket
@@ -218,7 +301,7 @@ impl<R: Role> Server<R> {
     }
 
     /// An operator's order.
-    pub fn on_admin(&mut self, admin: Admin, cx: &mut Way<'_, R>) {
+    fn on_admin(&mut self, admin: Admin, cx: &mut Way<'_, R>) {
         match admin {
             Admin::TransferLeader { partition: id, to } => {
                 self.with(id, cx, |partition, world| {
@@ -244,18 +327,13 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// Handles everything that one input set in motion inside this node; messages of the node to
-    /// itself go through `deliver`.
-    pub fn settle(
-        &mut self,
-        cx: &mut Way<'_, R>,
-        deliver: impl Fn(&mut Self, NodeId, R::Msg, &mut Way<'_, R>),
-    ) {
+    /// Handles everything that one input set in motion inside this node.
+    fn settle(&mut self, cx: &mut Way<'_, R>) {
         loop {
             if let Some(id) = self.ledger.touched.pop_first() {
                 self.with(id, cx, Partition::drain_events);
             } else if let Some(msg) = self.local.pop_front() {
-                deliver(self, self.node, msg, cx);
+                R::deliver(self, self.node, msg, cx);
             } else {
                 return;
             }
@@ -263,7 +341,7 @@ impl<R: Role> Server<R> {
     }
 
     /// Sends what several inputs can share, and makes a checkpoint if one is due.
-    pub fn flush(&mut self, cx: &mut Way<'_, R>) {
+    fn send_shared(&mut self, cx: &mut Way<'_, R>) {
         // Flushing one log can make another's work visible only through the network, so one round
         // is enough.
         let mut unflushed = take(&mut self.ledger.unflushed);
@@ -306,46 +384,14 @@ impl<R: Role> Server<R> {
         self.ledger.bytes = 0;
         self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
     }
+}
 
-    /// What must be gone after quiet. What is replicated counts where it is led: a replica that was
-    /// removed while it was cut off never learns how things ended, and does not matter.
-    pub fn leftovers(&self) -> Vec<Leftover> {
-        let of = |partition: &Partition<R>| {
-            let leader = partition.leader.as_ref();
-            let mut left =
-                leader.map_or_else(Vec::new, |leader| leader.leftovers(&partition.state));
-            left.push(("early requests", partition.early.len()));
-            left.push(("waiting commands", partition.backlog.len()));
-            left
-        };
-        self.partitions.values().flat_map(of).collect()
-    }
-
-    /// The copies of replicated state that are here.
-    pub fn copies(&self) -> Vec<StateCopy> {
-        let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
-            let mut digest = Digest::default();
-            digest.add_debug(&held.state);
-            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
-                // Older versions go when a node makes a checkpoint, which each does by itself.
-                digest.add_debug(&(key, versions.last()));
-            }
-            let position = R::applied(&held.state).0;
-            StateCopy { partition, position, digest: digest.value() }
-        };
-        self.partitions.iter().map(copy).collect()
-    }
-
-    /// Panics if the state contradicts itself.
-    pub fn assert_invariants(&self) {
-        for partition in self.partitions.values() {
-            partition.replica.assert_invariants();
-            if partition.leader.is_some() {
-                let id = partition.id;
-                assert!(partition.replica.is_leader(), "{id} serves without leading");
-            }
-            R::assert_invariants(partition);
+impl<R: Role> fmt::Display for Server<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, partition) in self.partitions.values().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            write!(f, "{separator}{partition}")?;
         }
-        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+        Ok(())
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Ledger {
 }
 
 /// Everything around one partition that its handlers need.
-pub(crate) struct World<'a, R: Role> {
+pub struct World<'a, R: Role> {
     pub node: NodeId,
     pub cluster: &'a Cluster,
     pub config: &'a R::Config,

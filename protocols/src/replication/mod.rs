@@ -78,7 +78,7 @@ pub use replica::Replica;
 /// What a group replicates.
 pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {
     /// One command of the embedding protocol.
-    type Command: Clone + Eq + Debug + Send + 'static;
+    type Command: Clone + Eq + Debug + Send + Sync + 'static;
     /// A piece of a snapshot of the state that the commands build.
     type Chunk: Clone + Eq + Debug + Send + 'static;
     /// Where the next piece starts.

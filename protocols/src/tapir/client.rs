@@ -14,6 +14,7 @@ use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Read
 use super::coordinator::{Drive, Out, Progress, Stage};
 use super::message::{Answer, Ballot, Msg, Part, Record};
 use super::{Config, Note, Tapir, Timer};
+use crate::gateway::{Participant, split};
 use crate::ir::Quorums;
 
 /// The client side of TAPIR.
@@ -47,8 +48,7 @@ struct Over {
 #[derive(Debug)]
 struct Open {
     txn: Txn,
-    /// Keys read and keys that may be written, by partition.
-    keys: BTreeMap<PartitionId, (Vec<Key>, Vec<Key>)>,
+    participants: BTreeMap<PartitionId, Participant>,
     reads: Reads,
     phase: Phase,
     resent: u32,
@@ -135,20 +135,14 @@ impl Client {
         }
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         let is_read_only = txn.is_read_only();
-        let mut keys = BTreeMap::<PartitionId, (Vec<Key>, Vec<Key>)>::new();
-        for key in &txn.reads {
-            keys.entry(self.cluster.partition_of(key)).or_default().0.push(key.clone());
-        }
-        for key in &txn.writes {
-            keys.entry(self.cluster.partition_of(key)).or_default().1.push(key.clone());
-        }
-        let reading = keys.iter().filter(|(_, (reads, _))| !reads.is_empty());
+        let participants = split(&self.cluster, &txn.reads, &txn.writes);
+        let reading = participants.iter().filter(|(_, part)| !part.reads.is_empty());
         let first = usize::try_from(id.attempt.saturating_sub(NEAREST_TRIES)).unwrap_or(0);
         let silent: BTreeMap<PartitionId, usize> = reading.map(|(p, _)| (*p, first)).collect();
         let owing: Vec<PartitionId> = silent.keys().copied().collect();
         let open = Open {
             txn,
-            keys,
+            participants,
             reads: Reads::new(),
             phase: Phase::Reading(silent),
             resent: 0,
@@ -189,10 +183,9 @@ impl Client {
         let replicas = self.nearest(partition);
         let tried = silent.get(&partition).copied().unwrap_or(0);
         let Some(at) = tried.checked_rem(replicas.len()) else { return };
-        let (Some(&to), Some((keys, _))) = (replicas.get(at), open.keys.get(&partition)) else {
-            return;
-        };
-        cx.send(to, Msg::Read { txn: id, partition, keys: keys.clone() });
+        let Some(participant) = open.participants.get(&partition) else { return };
+        let Some(&to) = replicas.get(at) else { return };
+        cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone() });
     }
 
     fn on_read_result(
@@ -240,7 +233,7 @@ impl Client {
         let is_reading = matches!(open.phase, Phase::Reading(_));
         match decision {
             Decision::Commit(writes) if is_asked => {
-                if writes.keys().all(|key| open.txn.writes.binary_search(key).is_ok()) {
+                if open.txn.declares(&writes) {
                     self.prepare(id, writes, cx);
                 } else {
                     self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
@@ -259,7 +252,7 @@ impl Client {
     /// Prepares at every replica of every participant, at this client's own time.
     fn prepare(&mut self, id: TxnId, writes: Writes, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        if open.keys.is_empty() {
+        if open.participants.is_empty() {
             self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
             return;
         }
@@ -475,9 +468,9 @@ impl Client {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
-        let keys = BTreeMap::new();
+        let participants = BTreeMap::new();
         let phase = Phase::Preparing;
-        let open = Open { txn, keys, reads, phase, resent: 0, is_resolved: true };
+        let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true };
         self.open.insert(id, open);
         let mut drive = Drive::new(&self.cluster, id, parts.into_iter().map(|part| (part, None)));
         let mut out = Out::new();
@@ -494,7 +487,7 @@ impl Client {
     fn snapshot(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let at = cx.clock().now;
-        let reading = open.keys.iter().filter(|(_, (reads, _))| !reads.is_empty());
+        let reading = open.participants.iter().filter(|(_, part)| !part.reads.is_empty());
         let answers = reading.map(|(partition, _)| (*partition, Snapshots::new())).collect();
         open.phase = Phase::Snapshotting { at, answers };
         open.resent = 0;
@@ -507,10 +500,10 @@ impl Client {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Snapshotting { at, answers } = &open.phase else { return };
         for (&partition, answered) in answers {
-            let Some((keys, _)) = open.keys.get(&partition) else { continue };
+            let Some(participant) = open.participants.get(&partition) else { continue };
             for to in self.nearest(partition) {
                 if !answered.contains_key(&to) {
-                    let (keys, timestamp) = (keys.clone(), *at);
+                    let (keys, timestamp) = (participant.reads.clone(), *at);
                     cx.send(to, Msg::ReadOnly { txn: id, partition, keys, timestamp });
                 }
             }

@@ -12,15 +12,13 @@ use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
 };
 
-use super::leader::Leader;
+use super::leader::Way;
 use super::locks::{Preemption, Rank};
 use super::message::{Msg, Record};
 use super::{Config, Locking, Note, Timer};
-use crate::carousel::{Participant, Snapshot, coordinator_of};
-use crate::hosting;
+use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
-
-type Way<'a> = hosting::Way<'a, Leader>;
+use crate::waiting::Asked;
 
 /// Ages remembered by one gateway, at most; beyond, those of the oldest clients are forgotten.
 const AGES_MAX: usize = 100_000;
@@ -56,10 +54,9 @@ struct Open {
     /// Participants that said that it waits for a lock there.
     waiting: BTreeSet<PartitionId>,
     phase: Phase,
-    resent: u32,
     begun: Time,
     /// When the unanswered requests were last sent.
-    asked: Time,
+    asked: Asked,
     /// The caller lost track of it: what it knows of its reads are versions at most.
     is_resolved: bool,
 }
@@ -76,9 +73,8 @@ enum Phase {
     Committing(Writes),
     /// The caller lost track, and had not decided.
     Resolving,
-    /// A read-only transaction: what each partition answered, and the timestamp that the answers
-    /// of this round must reach.
-    Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
+    /// A read-only transaction.
+    Snapshotting(Snapshots),
 }
 
 impl Machine<Locking> for Client {
@@ -149,9 +145,8 @@ impl Client {
             round: 1,
             asked_for: txn.reads.clone(),
             phase: Phase::Locking,
-            resent: 0,
             begun: cx.now(),
-            asked: cx.now(),
+            asked: Asked::new(cx.now()),
             is_resolved: false,
             txn,
         }
@@ -181,22 +176,25 @@ impl Client {
         }
         let mut open = self.open(txn, cx);
         if open.txn.is_read_only() {
-            open.phase = Phase::Snapshotting {
-                snapshots: BTreeMap::new(),
-                at_least: Timestamp::ZERO,
-                round: 1,
-            };
+            open.phase = Phase::Snapshotting(Snapshots::default());
         }
         let has_nobody_to_ask = open.silent.is_empty();
         self.open.insert(id, open);
-        self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        self.ask(id, cx);
         if !std::mem::replace(&mut self.beats, true) {
             cx.set_timer(Timer::Heartbeat, cx.now() + self.config.heartbeat_interval);
         }
         if has_nobody_to_ask {
             self.on_all_answered(id, cx);
         }
+    }
+
+    /// Sends what a new phase or round asks for.
+    fn ask(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.asked = Asked::new(cx.now());
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
 
     /// Sends whatever has not been answered yet.
@@ -210,10 +208,9 @@ impl Client {
             }
             Phase::Deciding => {}
             Phase::Committing(_) | Phase::Resolving => self.send_end(open, cx),
-            Phase::Snapshotting { at_least, .. } => {
-                for (partition, participant) in &open.silent {
-                    let keys = participant.reads.clone();
-                    let (partition, at_least) = (*partition, *at_least);
+            Phase::Snapshotting(snapshots) => {
+                for (&partition, participant) in &open.silent {
+                    let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
                     let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
                     cx.send(self.routes.leader(partition), read);
                 }
@@ -246,10 +243,9 @@ impl Client {
                 let participants = open.participants.keys().copied().collect();
                 Msg::Resolve { txn, coordinator, participants }
             }
-            Phase::Locking
-            | Phase::Deciding
-            | Phase::LockingWrites(_)
-            | Phase::Snapshotting { .. } => return,
+            Phase::Locking | Phase::Deciding | Phase::LockingWrites(_) | Phase::Snapshotting(_) => {
+                return;
+            }
         };
         cx.send(self.routes.leader(coordinator), msg);
     }
@@ -377,7 +373,7 @@ impl Client {
                 self.release(txn, others.filter(|&other| other != partition), cx);
                 self.finish(txn, Outcome::Aborted(reason), "locking", cx);
             }
-            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting { .. } => {}
+            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting(_) => {}
         }
     }
 
@@ -385,7 +381,7 @@ impl Client {
     fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&mut open.phase, &open.txn.kind) {
-            (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
             (Phase::LockingWrites(writes), _) => {
                 let writes = std::mem::take(writes);
                 self.commit(id, writes, cx);
@@ -437,16 +433,13 @@ impl Client {
             return;
         }
         for (&at, more) in &wanted {
-            let all = open.participants.entry(at).or_insert_with(|| bare(at));
+            let all = open.participants.entry(at).or_insert_with(|| Participant::bare(at));
             all.reads.extend(more.reads.iter().cloned());
             all.writes.extend(more.writes.iter().cloned());
         }
         open.silent = wanted;
         open.round += 1;
-        open.resent = 0;
-        open.asked = cx.now();
-        self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        self.ask(id, cx);
     }
 
     /// The caller of an interactive or general transaction has decided. What a general one writes is
@@ -462,7 +455,7 @@ impl Client {
                 open.phase = Phase::LockingWrites(writes);
                 self.next_round(id, wanted, cx);
             }
-            (Phase::Deciding, Decision::Commit(writes)) if is_declared(&open.txn, &writes) => {
+            (Phase::Deciding, Decision::Commit(writes)) if open.txn.declares(&writes) => {
                 self.commit(id, writes, cx);
             }
             (Phase::Deciding, _) | (Phase::Locking, Decision::Abort) => {
@@ -473,7 +466,7 @@ impl Client {
                 | Phase::LockingWrites(_)
                 | Phase::Committing(_)
                 | Phase::Resolving
-                | Phase::Snapshotting { .. },
+                | Phase::Snapshotting(_),
                 _,
             ) => {}
         }
@@ -498,10 +491,7 @@ impl Client {
         }
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Committing(writes);
-        open.resent = 0;
-        open.asked = cx.now();
-        self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        self.ask(id, cx);
     }
 
     /// A caller lost track of a transaction that it began here or elsewhere.
@@ -536,22 +526,18 @@ impl Client {
         open.phase = Phase::Resolving;
         let has_reads = open.txn.reads.iter().all(|key| reads.contains_key(key));
         open.reads = reads;
-        let is_declared = |writes: &Writes| is_general || is_declared(&open.txn, writes);
+        let is_declared = |writes: &Writes| is_general || open.txn.declares(writes);
+        let is_fit = |writes: &Writes| has_reads && is_declared(writes);
+        let decision = decision.filter(|decision| match decision {
+            Decision::Commit(writes) => is_fit(writes),
+            Decision::Abort => true,
+        });
+        self.open.insert(id, open);
         match decision {
-            Some(Decision::Commit(writes)) if has_reads && is_declared(&writes) => {
-                self.open.insert(id, open);
-                self.commit(id, writes, cx);
-            }
-            Some(Decision::Commit(_)) | None => {
-                self.open.insert(id, open);
-                self.send_outstanding(id, cx);
-                cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
-            }
-            Some(Decision::Abort) => {
-                // Its caller never asked anybody to commit it.
-                self.open.insert(id, open);
-                self.give_up(id, AbortReason::Client, cx);
-            }
+            Some(Decision::Commit(writes)) => self.commit(id, writes, cx),
+            None => self.ask(id, cx),
+            // Its caller never asked anybody to commit it.
+            Some(Decision::Abort) => self.give_up(id, AbortReason::Client, cx),
         }
     }
 
@@ -564,9 +550,8 @@ impl Client {
         cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
-        if snapshot.valid_until < *at_least || open.silent.remove(&partition).is_none() {
-            // An answer to the round before.
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        if !snapshots.is_current(&snapshot) || open.silent.remove(&partition).is_none() {
             return;
         }
         snapshots.insert(partition, snapshot);
@@ -575,48 +560,23 @@ impl Client {
         }
     }
 
-    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
-    /// and within every promise; else those whose promise falls short are asked again.
+    /// Every part is here: done, or some are asked again.
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
-        let versions = snapshots
-            .values()
-            .flat_map(|snapshot| snapshot.reads.iter().map(|(_, read)| read.version.timestamp));
-        let snapshot_at = versions.max().unwrap_or_default();
-        let short: Vec<PartitionId> = snapshots
-            .iter()
-            .filter(|(_, snapshot)| snapshot.valid_until < snapshot_at)
-            .map(|(partition, _)| *partition)
-            .collect();
-        if !short.is_empty() {
-            cx.note(Note::SecondRound);
-            for partition in short {
-                snapshots.remove(&partition);
-                let again = open.participants.get(&partition).cloned();
-                open.silent.extend(again.map(|participant| (partition, participant)));
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        match snapshots.complete(&open.txn) {
+            Ok((reads, outcome)) => {
+                let path = snapshots.path();
+                open.reads = reads;
+                self.finish(id, outcome, path, cx);
             }
-            *at_least = snapshot_at;
-            *round += 1;
-            open.resent = 0;
-            open.asked = cx.now();
-            self.send_outstanding(id, cx);
-            cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
-            return;
+            Err(short) => {
+                cx.note(Note::SecondRound);
+                let again = |id: PartitionId| Some((id, open.participants.get(&id)?.clone()));
+                open.silent.extend(short.into_iter().filter_map(again));
+                self.ask(id, cx);
+            }
         }
-        let path = if *round == 1 { "read-only" } else { "read-only-again" };
-        let parts = std::mem::take(snapshots);
-        let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
-        let guards = match &open.txn.kind {
-            Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
-            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(()),
-        };
-        let outcome = match guards {
-            Ok(()) => Outcome::Committed(snapshot_at),
-            Err(reason) => Outcome::Aborted(reason),
-        };
-        open.reads = reads;
-        self.finish(id, outcome, path, cx);
     }
 
     /// Tells the caller, and forgets.
@@ -651,7 +611,7 @@ impl Client {
         match &open.phase {
             Phase::Locking | Phase::LockingWrites(_) => self.send_lock(open, partition, cx),
             Phase::Deciding => {}
-            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting(_) => {
                 self.send_outstanding(id, cx);
             }
         }
@@ -661,11 +621,11 @@ impl Client {
     fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
-        open.resent += 1;
-        let patience = self.config.resend_after * (1 << open.resent.min(2));
-        let asked = std::mem::replace(&mut open.asked, cx.now());
+        let asked = open.asked.at;
+        open.asked = open.asked.again(cx.now());
+        let patience = open.asked.patience(self.config.resend_after);
         match &open.phase {
-            Phase::Locking | Phase::LockingWrites(_) | Phase::Snapshotting { .. } => {
+            Phase::Locking | Phase::LockingWrites(_) | Phase::Snapshotting(_) => {
                 for &partition in open.silent.keys() {
                     self.routes.suspect(partition, asked, cx.now());
                 }
@@ -715,33 +675,6 @@ impl Open {
     }
 }
 
-fn bare(partition: PartitionId) -> Participant {
-    Participant { partition, reads: vec![], writes: vec![] }
-}
-
-/// Which keys lie where.
-fn split<'a>(
-    cluster: &Cluster,
-    reads: impl IntoIterator<Item = &'a Key>,
-    writes: impl IntoIterator<Item = &'a Key>,
-) -> BTreeMap<PartitionId, Participant> {
-    let mut participants: BTreeMap<PartitionId, Participant> = BTreeMap::new();
-    for key in reads {
-        let at = cluster.partition_of(key);
-        participants.entry(at).or_insert_with(|| bare(at)).reads.push(key.clone());
-    }
-    for key in writes {
-        let at = cluster.partition_of(key);
-        participants.entry(at).or_insert_with(|| bare(at)).writes.push(key.clone());
-    }
-    participants
-}
-
-/// Every written key must be among those declared.
-fn is_declared(txn: &Txn, writes: &Writes) -> bool {
-    writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
-}
-
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.open.is_empty() {
@@ -755,7 +688,7 @@ impl fmt::Display for Client {
                 Phase::LockingWrites(_) => "locking writes",
                 Phase::Committing(_) => "committing",
                 Phase::Resolving => "resolving",
-                Phase::Snapshotting { .. } => "snapshotting",
+                Phase::Snapshotting(_) => "snapshotting",
             };
             write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
             if !open.silent.is_empty() {

@@ -11,10 +11,7 @@ use super::leader::{Coordinating, Leader, Partition, Request, World};
 use super::message::{Command, Msg, Vote};
 use super::state::decide;
 use super::{Note, Timer};
-use crate::waiting::Asked;
-
-/// Transactions named in one housekeeping entry.
-const SETTLE_BATCH: usize = 4_096;
+use crate::waiting::{Asked, take_batch};
 
 impl Coordinating {
     fn new(now: Time) -> Self {
@@ -412,12 +409,7 @@ impl Partition {
     /// Settles in one entry what every participant has acknowledged.
     fn settle(&mut self, world: &mut World<'_>) {
         let Some(leader) = &mut self.leader else { return };
-        let mut done = Vec::new();
-        while done.len() < SETTLE_BATCH
-            && let Some(txn) = leader.settling.pop_first()
-        {
-            done.push(txn);
-        }
+        let done = take_batch(&mut leader.settling);
         if !done.is_empty() {
             self.propose(Command::Settle(done), world);
         }

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Leftover};
+use orthodrome_core::machine::{Claim, Leftover, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Version, Writes};
 
@@ -18,14 +19,18 @@ use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
 use crate::waiting::{Asked, CommitWait};
 
+/// The server side: every role that one node plays.
+pub type Server = hosting::Server<Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
+/// The way out of a node or a gateway.
+pub(super) type Way<'a> = hosting::Way<'a, Leader>;
 
 /// What only the leader knows; lost with its leadership, and never needed after it.
 #[derive(Debug, Default)]
-pub(super) struct Leader {
+pub struct Leader {
     // As participant.
     /// Who holds and who waits.
     pub locks: LockTable,
@@ -64,7 +69,7 @@ pub(super) struct Leader {
 
 /// A transaction that holds locks, or waits for some, and is not prepared.
 #[derive(Debug)]
-pub(super) struct Session {
+pub struct Session {
     /// Its gateway.
     pub client: NodeId,
     /// The last round that asked for something here.
@@ -77,7 +82,7 @@ pub(super) struct Session {
 
 /// A read-only request that cannot be served yet.
 #[derive(Clone, Debug)]
-pub(super) struct WaitingRead {
+pub struct WaitingRead {
     pub client: NodeId,
     pub txn: TxnId,
     pub keys: Vec<Key>,
@@ -89,7 +94,7 @@ pub(super) struct WaitingRead {
 
 /// A leader's view of a transaction that it coordinates.
 #[derive(Debug)]
-pub(super) struct Coordinating {
+pub struct Coordinating {
     /// Who wants to know.
     pub client: Option<NodeId>,
     /// What the client asked to commit, if it did.
@@ -112,7 +117,7 @@ pub(super) struct Coordinating {
 
 /// What a client asked to commit.
 #[derive(Debug)]
-pub(super) struct Request {
+pub struct Request {
     pub participants: Vec<PartitionId>,
     pub versions: Vec<(Key, Version)>,
     pub writes: Writes,
@@ -151,6 +156,29 @@ impl Role for Leader {
 
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Msg {
         Msg::NotLeader { partition, leader, txn }
+    }
+
+    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+        if let Some(id) = msg.partition() {
+            server.on_message(id, from, msg, cx);
+        } else if let Msg::Replication { partition, message } = msg {
+            server.on_log_message(partition, from, message, cx);
+        } else if let Msg::NotLeader { partition, leader, txn } = msg {
+            server.on_not_leader(from, partition, leader, txn, cx);
+        } else {
+            unreachable!("{} answers a client", msg.kind());
+        }
+    }
+
+    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Way<'_>) {
+        match timer {
+            Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
+            Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
+            Timer::CommitWait(id) => {
+                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+            }
+            Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
+        }
     }
 
     fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
@@ -220,6 +248,22 @@ impl Role for Leader {
             ("waiting commits", self.commit_wait.len()),
             ("unsettled decisions", self.settling.len()),
         ]
+    }
+
+    fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let State { prepared, decided, .. } = &partition.state;
+        if let Some(leader) = &partition.leader
+            && !leader.sessions.is_empty()
+        {
+            write!(f, " open {:?}", leader.sessions.keys())?;
+        }
+        if !prepared.is_empty() {
+            write!(f, " prepared {:?}", prepared.keys())?;
+        }
+        if !decided.is_empty() {
+            write!(f, " decided {:?}", decided.keys())?;
+        }
+        Ok(())
     }
 
     fn assert_invariants(partition: &Partition) {

@@ -14,11 +14,12 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 
 use super::locks::{Mode, Rank};
 use super::state::State;
-use crate::carousel::message::participant_size;
-use crate::carousel::{Participant, Snapshot};
+use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk};
 use crate::replication::{self, Replicated};
-use crate::sizes::{TXN, data_size, keys_size, reads_size, versions_size, writes_size};
+use crate::sizes::{
+    TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
+};
 
 /// What a server remembers.
 pub type Record = hosting::Record<Log, State>;

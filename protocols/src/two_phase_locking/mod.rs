@@ -96,20 +96,19 @@ mod leader;
 mod locks;
 mod message;
 mod participant;
-mod server;
 mod state;
 
 use std::time::Duration;
 
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
+pub use leader::Server;
 pub use locks::{LockTable, Loss, Mode, Preemption, Rank};
 pub use message::{Command, Log, Msg, Record, Vote};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
-pub use server::Server;
 pub use state::{Decided, Prepared, State, decide};
 
 use crate::{hosting, replication};

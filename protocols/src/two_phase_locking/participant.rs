@@ -12,8 +12,8 @@ use super::leader::{Partition, Session, WaitingRead, World};
 use super::locks::{Loss, Preemption, Rank};
 use super::message::{Command, Msg, Vote, modes};
 use super::state::Prepared;
-use crate::carousel::{Participant, Snapshot};
-use crate::waiting::Asked;
+use crate::gateway::{Participant, Snapshot};
+use crate::waiting::{Asked, take_due};
 
 /// What a prepare asks for, this partition's part.
 pub(super) struct Wish {
@@ -479,18 +479,12 @@ impl Partition {
         self.reserve(world.cx.clock().now, world);
         let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
-        let mut ask = Vec::new();
-        for (&txn, asked) in &mut leader.asked {
-            if asked.is_due(after, now) {
-                ask.push((txn, *asked));
-                *asked = asked.again(now);
-            }
-        }
+        let due = take_due(&mut leader.asked, after, now);
         let abandon_after = world.config.abandon_after;
         let is_gone = |session: &Session| now.since(session.heard) >= abandon_after;
         let gone = leader.sessions.iter().filter(|(_, session)| is_gone(session));
         let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();
-        for (txn, last) in ask {
+        for (txn, last) in due {
             let Some(prepared) = self.state.prepared.get(&txn) else { continue };
             world.suspect(prepared.coordinator, last.at);
             self.query_decision(txn, world);

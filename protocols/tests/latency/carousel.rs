@@ -1,26 +1,20 @@
 //! The message flows of Carousel §4.1 and §4.2.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{NodeId, PartitionId, RegionId, TxnId};
+use orthodrome_core::id::NodeId;
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::carousel::{BASIC, Carousel, FAST, coordinator_of, supermajority};
+use orthodrome_protocols::carousel::{BASIC, Carousel, FAST, supermajority};
+use orthodrome_protocols::gateway::coordinator_of;
 
-use super::support::{AZURE5, EC2_5, compare, majority};
+use super::support::{Sample, compare_ycsbt, majority};
 
-/// What §4.1's flow implies for a transaction over `participants` begun in `home`: the client reads
-/// from the participant leaders; its commit request is replicated by the coordinator's group;
-/// meanwhile the participants replicate their votes and send them to the coordinator.
-fn implied(
-    cluster: &Cluster,
-    home: RegionId,
-    txn: TxnId,
-    parts: &BTreeSet<PartitionId>,
-) -> Duration {
+/// What §4.1's flow implies: the client reads from the participant leaders; its commit request is
+/// replicated by the coordinator's group; meanwhile the participants replicate their votes and send them to the coordinator.
+fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
+    let (home, parts) = (sample.home, sample.parts());
     let rtt = |a, b| cluster.topology.rtt(a, b);
     let leader = |p| cluster.leader_region(p);
-    let coordinator = coordinator_of(cluster, txn, home, parts.iter().copied());
+    let coordinator = coordinator_of(cluster, sample.txn, home, parts.iter().copied());
     let at = leader(coordinator);
     let reads = parts.iter().map(|&p| rtt(home, leader(p))).max().unwrap();
     let requested = reads + rtt(home, at) / 2 + majority(cluster, coordinator);
@@ -38,14 +32,10 @@ fn implied(
 
 /// What §4.2 and §4.4.1 imply: the client reads from the closest replica; a participant's vote is
 /// there when the leader's and enough others are, or when the slow path's is.
-fn implied_fast(
-    cluster: &Cluster,
-    home: RegionId,
-    txn: TxnId,
-    parts: &BTreeSet<PartitionId>,
-) -> Duration {
+fn implied_fast(cluster: &Cluster, sample: &Sample) -> Duration {
+    let (home, parts) = (sample.home, sample.parts());
     let rtt = |a, b| cluster.topology.rtt(a, b);
-    let coordinator = coordinator_of(cluster, txn, home, parts.iter().copied());
+    let coordinator = coordinator_of(cluster, sample.txn, home, parts.iter().copied());
     let decider = cluster.partition(coordinator).unwrap().preferred_leader;
     let at = cluster.region_of(decider);
     let way = |node: NodeId| {
@@ -55,7 +45,7 @@ fn implied_fast(
     };
     let mut reads = Duration::ZERO;
     let mut votes = Duration::ZERO;
-    for &partition in parts {
+    for partition in parts {
         let placed = cluster.partition(partition).unwrap();
         let nearest = placed.replicas.iter().map(|&node| rtt(home, cluster.region_of(node))).min();
         reads = reads.max(nearest.unwrap());
@@ -72,21 +62,11 @@ fn implied_fast(
 }
 
 #[test]
-fn ycsbt_on_azure5_takes_what_the_flow_implies() {
-    compare::<Carousel>(BASIC, AZURE5, "ycsbt:4", implied);
+fn ycsbt_takes_what_the_flow_implies() {
+    compare_ycsbt::<Carousel>(BASIC, implied);
 }
 
 #[test]
-fn ycsbt_on_ec2_5_takes_what_the_flow_implies() {
-    compare::<Carousel>(BASIC, EC2_5, "ycsbt:4", implied);
-}
-
-#[test]
-fn fast_ycsbt_on_azure5_takes_what_the_flow_implies() {
-    compare::<Carousel>(FAST, AZURE5, "ycsbt:4", implied_fast);
-}
-
-#[test]
-fn fast_ycsbt_on_ec2_5_takes_what_the_flow_implies() {
-    compare::<Carousel>(FAST, EC2_5, "ycsbt:4", implied_fast);
+fn fast_ycsbt_takes_what_the_flow_implies() {
+    compare_ycsbt::<Carousel>(FAST, implied_fast);
 }

@@ -11,7 +11,7 @@ use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::Key;
 use orthodrome_eval::history::{Entry, Op, Status};
-use orthodrome_eval::workload;
+use orthodrome_eval::workload::{self, Workload};
 use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::{Options, Schedule, Simulation};
 
@@ -22,47 +22,55 @@ pub const EC2_5: &str = include_str!("../../../topologies/ec2-5.toml");
 pub struct Sample {
     pub txn: TxnId,
     pub home: RegionId,
-    /// The partitions it touched.
-    pub parts: BTreeSet<PartitionId>,
+    /// The partition of each key that it read.
+    pub reads: Vec<PartitionId>,
+    /// The partition of each key that it wrote.
+    pub writes: Vec<PartitionId>,
     pub took: Duration,
 }
 
-/// The transactions of one run, by the name of the region they began in.
-pub fn samples<P: Protocol>(
-    name: &str,
-    topology: &str,
-    workload: &str,
-) -> (Cluster, BTreeMap<String, Vec<Sample>>) {
-    let (cluster, entries) = entries::<P>(name, topology, workload);
-    let mut by_region: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
-    for entry in entries.iter().filter(|e| e.status == Status::Ok && e.invoke_us > 5_000_000) {
-        let txn: TxnId = entry.txn.parse().unwrap();
-        let is_read_only = !entry.ops.iter().any(|op| matches!(op, Op::WriteVersion(..)));
-        if txn.attempt > 0 || is_read_only {
-            continue;
-        }
-        let part = |op: &Op| match op {
-            Op::Append(key, _)
-            | Op::ReadList(key, _)
-            | Op::ReadVersion(key, _)
-            | Op::WriteVersion(key, _) => cluster.partition_of(&Key::from(key.as_str())),
-        };
-        let sample = Sample {
-            txn,
-            home: cluster.topology.region_named(&entry.region).unwrap(),
-            parts: entry.ops.iter().map(part).collect(),
-            took: Duration::from_micros(entry.complete_us.unwrap() - entry.invoke_us),
-        };
-        by_region.entry(entry.region.clone()).or_default().push(sample);
+impl Sample {
+    /// The partitions it touched.
+    pub fn parts(&self) -> BTreeSet<PartitionId> {
+        self.reads.iter().chain(&self.writes).copied().collect()
     }
-    assert_eq!(by_region.len(), 5, "every region runs transactions");
-    (cluster, by_region)
 }
 
-fn entries<P: Protocol>(name: &str, topology: &str, workload: &str) -> (Cluster, Vec<Entry>) {
-    let cluster = Cluster::spread(Topology::parse(topology).unwrap(), 1, 1, 5, 3).unwrap();
-    let config = P::configure(&cluster, name);
-    let workload = workload::parse(workload, &workload::Options::default()).unwrap();
+/// The transactions of one run, by the name of the region they began in.
+fn samples<P: Protocol>(
+    protocol: &str,
+    cluster: &Cluster,
+    workload: Box<dyn Workload>,
+) -> BTreeMap<String, Vec<Sample>> {
+    let mut by_region: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
+    for entry in entries::<P>(protocol, cluster, workload) {
+        let txn: TxnId = entry.txn.parse().unwrap();
+        let is_measured = entry.status == Status::Ok && entry.invoke_us > 5_000_000;
+        let (mut reads, mut writes) = (vec![], vec![]);
+        for op in &entry.ops {
+            let (key, to) = match op {
+                Op::ReadList(key, _) | Op::ReadVersion(key, _) => (key, &mut reads),
+                Op::Append(key, _) | Op::WriteVersion(key, _) => (key, &mut writes),
+            };
+            to.push(cluster.partition_of(&Key::from(key.as_str())));
+        }
+        if !is_measured || txn.attempt > 0 || writes.is_empty() {
+            continue;
+        }
+        let home = cluster.topology.region_named(&entry.region).unwrap();
+        let took = Duration::from_micros(entry.complete_us.unwrap() - entry.invoke_us);
+        by_region.entry(entry.region).or_default().push(Sample { txn, home, reads, writes, took });
+    }
+    assert_eq!(by_region.len(), 5, "every region runs transactions");
+    by_region
+}
+
+fn entries<P: Protocol>(
+    protocol: &str,
+    cluster: &Cluster,
+    workload: Box<dyn Workload>,
+) -> Vec<Entry> {
+    let config = P::configure(cluster, protocol);
     let arrival = Arrival::Open { per_second: 10.0, poisson: true };
     let options = Options {
         warmup: Duration::from_secs(5),
@@ -79,35 +87,38 @@ fn entries<P: Protocol>(name: &str, topology: &str, workload: &str) -> (Cluster,
     run.keep_history(Box::new(move |entry| sink.borrow_mut().push(entry)));
     run.run().unwrap();
     drop(run);
-    (cluster, Rc::try_unwrap(entries).unwrap().into_inner())
+    Rc::try_unwrap(entries).unwrap().into_inner()
 }
 
-/// What a flow implies for a transaction begun in this region over these partitions.
-pub type Implied = fn(&Cluster, RegionId, TxnId, &BTreeSet<PartitionId>) -> Duration;
+/// What a flow implies for this transaction.
+pub type Implied = fn(&Cluster, &Sample) -> Duration;
 
-/// Holds the median of each region to the median of what the flow implies.
-pub fn compare<P: Protocol>(name: &str, topology: &str, workload: &str, implied: Implied) {
-    let (cluster, by_region) = samples::<P>(name, topology, workload);
-    for (region, samples) in by_region {
-        let imply = |s: &Sample| implied(&cluster, s.home, s.txn, &s.parts);
-        let measured = median(samples.iter().map(|sample| sample.took));
-        let expected = median(samples.iter().map(imply));
-        let ratio = measured.as_secs_f64() / expected.as_secs_f64();
-        let count = samples.len();
-        println!(
-            "{:8} {workload} {region:5} n={count} median {:.1} ms, implied {:.1} ms, ratio {ratio:.4}",
-            cluster.topology.name,
-            measured.as_secs_f64() * 1e3,
-            expected.as_secs_f64() * 1e3,
-        );
-        assert!(count > 300 && (0.97..=1.03).contains(&ratio), "{region}: {ratio}");
+/// Holds each transaction to what the flow implies for it: the median of each region.
+pub fn compare<P: Protocol>(
+    protocol: &str,
+    topology: &str,
+    workload: &str,
+    options: &workload::Options,
+    implied: Implied,
+) {
+    let cluster = Cluster::spread(Topology::parse(topology).unwrap(), 1, 1, 5, 3).unwrap();
+    let name = &cluster.topology.name;
+    let parsed = workload::parse(workload, options).unwrap();
+    for (region, samples) in samples::<P>(protocol, &cluster, parsed) {
+        let ratio = |s: &Sample| s.took.as_secs_f64() / implied(&cluster, s).as_secs_f64();
+        let mut ratios: Vec<f64> = samples.iter().map(ratio).collect();
+        ratios.sort_unstable_by(f64::total_cmp);
+        let (count, median) = (ratios.len(), ratios[ratios.len() / 2]);
+        println!("{protocol} {name:8} {workload} {region:5} n={count} ratio {median:.4}");
+        assert!(count > 300 && (0.97..=1.03).contains(&median), "{region}: {median}");
     }
 }
 
-fn median(values: impl Iterator<Item = Duration>) -> Duration {
-    let mut values: Vec<Duration> = values.collect();
-    values.sort_unstable();
-    values[values.len() / 2]
+/// On both maps, at low load and contention.
+pub fn compare_ycsbt<P: Protocol>(protocol: &str, implied: Implied) {
+    for topology in [AZURE5, EC2_5] {
+        compare::<P>(protocol, topology, "ycsbt:4", &workload::Options::default(), implied);
+    }
 }
 
 /// Round trip from a partition's leader to the nearest followers that make a majority with it.

@@ -2,12 +2,12 @@
 
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::carousel::{BASIC, Carousel, Config};
+use orthodrome_protocols::carousel::{BASIC, Carousel};
 use orthodrome_protocols::replication::Tooth;
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
+use orthodrome_sim::swarm::Temper;
 
-use super::support::{FIRST, catch, expect, hold_every_promise, seeds};
+use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_twice() {
@@ -33,33 +33,17 @@ fn unsafe_variants_are_caught() {
     }
 }
 
-/// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.
-fn first_failure(kind: FailureKind, detail: &str, settings: fn(&mut Config)) {
-    let options = SwarmOptions::<Carousel> {
-        name: BASIC,
-        settings: Some(settings),
-        shrink_budget: 0,
-        ..SwarmOptions::default()
-    };
-    let found = (FIRST..FIRST + 40).find_map(|seed| {
-        let failure = run_seed(seed, &options).unwrap().found?.failure;
-        (failure.kind == kind && failure.detail.contains(detail)).then_some((seed, failure))
-    });
-    let Some((seed, failure)) = found else { panic!("no seed failed with {detail:?}") };
-    println!("seed {seed}: {failure}");
-}
-
 #[test]
 fn what_is_left_over_is_noticed() {
     // Participants that never ask what they may forget.
-    first_failure(FailureKind::Stuck, "unforgotten endings", |config| {
+    first_failure::<Carousel>(BASIC, FailureKind::Stuck, "unforgotten endings", |config| {
         config.query_after = Duration::from_secs(3_600);
     });
 }
 
 #[test]
 fn a_log_that_contradicts_itself_is_noticed() {
-    first_failure(FailureKind::Claim, "was chosen in term", |config| {
+    first_failure::<Carousel>(BASIC, FailureKind::Claim, "was chosen in term", |config| {
         config.hosting.replication.tooth = Some(Tooth::AckNotDurable);
     });
 }

@@ -1,8 +1,10 @@
 //! Carousel Fast.
 
+use orthodrome_core::time::Duration;
 use orthodrome_protocols::carousel::{Carousel, FAST};
+use orthodrome_sim::FailureKind;
 
-use super::support::{catch, expect, hold_every_promise, seeds};
+use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
@@ -30,4 +32,12 @@ fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
         catch::<Carousel>(FAST, tooth, None, within);
     }
+}
+
+#[test]
+fn what_followers_leave_over_is_noticed() {
+    // Followers that never ask about what they hold and their leaders never heard of.
+    first_failure::<Carousel>(FAST, FailureKind::Stuck, "listed transactions", |config| {
+        config.query_after = Duration::from_secs(3_600);
+    });
 }

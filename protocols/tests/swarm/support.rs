@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use orthodrome_core::machine::Protocol;
+use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
 
 /// How many seeds to run.
@@ -52,7 +53,7 @@ pub fn expect(notes: &Notes, expected: &[&str]) {
 }
 
 /// Where the seeds for deliberate mistakes begin.
-pub const FIRST: u64 = 10_000;
+const FIRST: u64 = 10_000;
 
 /// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
 /// that fails with it and passes without.
@@ -66,4 +67,25 @@ pub fn catch<P: Protocol>(name: &'static str, tooth: &str, temper: Option<Temper
     });
     let Some((seed, found)) = caught else { panic!("{tooth} was not caught in {within} seeds") };
     println!("{tooth}: seed {seed}, the {}th: {}", seed - FIRST + 1, found.failure);
+}
+
+/// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.
+pub fn first_failure<P: Protocol>(
+    name: &'static str,
+    kind: FailureKind,
+    detail: &str,
+    settings: fn(&mut P::Config),
+) {
+    let options = SwarmOptions::<P> {
+        name,
+        settings: Some(settings),
+        shrink_budget: 0,
+        ..SwarmOptions::default()
+    };
+    let found = (FIRST..FIRST + 40).find_map(|seed| {
+        let failure = run_seed(seed, &options).unwrap().found?.failure;
+        (failure.kind == kind && failure.detail.contains(detail)).then_some((seed, failure))
+    });
+    let Some((seed, failure)) = found else { panic!("no seed failed with {detail:?}") };
+    println!("seed {seed}: {failure}");
 }

@@ -3,106 +3,35 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use orthodrome_core::txn::{Priority, Read, Version};
-use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Timestamp, TxnId, Value};
+use orthodrome_core::txn::Priority;
+use orthodrome_core::{NodeId, PartitionId, Timestamp, TxnId};
 use orthodrome_protocols::carousel::{
-    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Participant,
-    Prepared, Record, Request, Snapshot, State, Verdict, Vote,
+    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Prepared, Record,
+    Request, State, Verdict, Vote,
 };
+use orthodrome_protocols::gateway::Participant;
 use orthodrome_protocols::replication::{Index, Term};
 use prost::Message as _;
 
 use super::common::{
-    key_versions_from_wire, key_versions_to_wire, keys_from_wire, keys_to_wire, narrow, need,
-    nodes_from_wire, nodes_to_wire, outcome_from_wire, outcome_to_wire, partitions_from_wire,
-    partitions_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire, txn_id_to_wire,
-    version_from_wire, version_to_wire, writes_from_wire, writes_to_wire,
+    acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
+    keys_from_wire, keys_to_wire, narrow, need, nodes_from_wire, nodes_to_wire, outcome_from_wire,
+    outcome_to_wire, participant_from_wire, participant_to_wire, partitions_from_wire,
+    partitions_to_wire, read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire,
+    snapshot_from_wire, snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire,
+    txns_to_wire, versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
 };
 use super::{WireError, WireProtocol, carousel_schema as wire, internal};
 
-pub(super) fn participant_to_wire(participant: &Participant) -> wire::Participant {
-    let Participant { partition, reads, writes } = participant;
-    wire::Participant {
-        partition: partition.0,
-        reads: keys_to_wire(reads),
-        writes: keys_to_wire(writes),
-    }
-}
-
-pub(super) fn participant_from_wire(participant: wire::Participant) -> Participant {
-    Participant {
-        partition: PartitionId(participant.partition),
-        reads: keys_from_wire(participant.reads),
-        writes: keys_from_wire(participant.writes),
-    }
-}
-
-fn participants_to_wire(participants: &[Participant]) -> Vec<wire::Participant> {
+fn participants_to_wire(participants: &[Participant]) -> Vec<internal::Participant> {
     participants.iter().map(participant_to_wire).collect()
 }
 
-fn participants_from_wire(participants: Vec<wire::Participant>) -> Vec<Participant> {
+fn participants_from_wire(participants: Vec<internal::Participant>) -> Vec<Participant> {
     participants.into_iter().map(participant_from_wire).collect()
-}
-
-pub(super) fn versions_to_wire(versions: &[(Key, Version)]) -> Vec<wire::KeyVersion> {
-    let version = |(key, version): &(Key, Version)| wire::KeyVersion {
-        key: key.0.clone(),
-        version: Some(version_to_wire(version)),
-    };
-    versions.iter().map(version).collect()
-}
-
-pub(super) fn versions_from_wire(
-    versions: Vec<wire::KeyVersion>,
-) -> Result<Vec<(Key, Version)>, WireError> {
-    let version = |entry: wire::KeyVersion| {
-        let version = need(entry.version, "KeyVersion.version")?;
-        Ok((Key(entry.key), version_from_wire(&version)))
-    };
-    versions.into_iter().map(version).collect()
-}
-
-pub(super) fn reads_to_wire(reads: &[(Key, Read)]) -> Vec<internal::Read> {
-    let read = |(key, read): &(Key, Read)| internal::Read {
-        key: key.0.clone(),
-        value: read.value.as_ref().map(|value| value.0.clone()),
-        version: Some(version_to_wire(&read.version)),
-    };
-    reads.iter().map(read).collect()
-}
-
-pub(super) fn reads_from_wire(reads: Vec<internal::Read>) -> Result<Vec<(Key, Read)>, WireError> {
-    let read = |read: internal::Read| {
-        let version = version_from_wire(&need(read.version, "Read.version")?);
-        Ok((Key(read.key), Read { value: read.value.map(Value), version }))
-    };
-    reads.into_iter().map(read).collect()
-}
-
-/// Three numbers to a name: half the bytes of a list of messages.
-pub(super) fn txns_to_wire(txns: &[TxnId]) -> Vec<u64> {
-    txns.iter().flat_map(|txn| [txn.client.0, txn.counter, txn.attempt.into()]).collect()
-}
-
-pub(super) fn txns_from_wire(numbers: &[u64]) -> Result<Vec<TxnId>, WireError> {
-    let (names, rest) = numbers.as_chunks();
-    if !rest.is_empty() {
-        let found = format!("{} numbers", numbers.len());
-        return Err(WireError::Value { field: "txns", found, wanted: "three to a name" });
-    }
-    let name = |&[client, counter, attempt]: &[u64; 3]| {
-        let attempt = u32::try_from(attempt).map_err(|_| WireError::Value {
-            field: "txns",
-            found: attempt.to_string(),
-            wanted: "an attempt of 32 bits",
-        })?;
-        Ok(TxnId { client: ClientId(client), counter, attempt })
-    };
-    names.iter().map(name).collect()
 }
 
 fn vote_to_wire(vote: &Vote) -> wire::Vote {
@@ -146,16 +75,6 @@ fn verdict_from_wire(verdict: Option<wire::Verdict>) -> Result<Verdict, WireErro
         }
         wire::verdict::Verdict::Abort(reason) => Verdict::Abort(reason_from_wire(reason)?),
     })
-}
-
-pub(super) fn snapshot_to_wire(snapshot: &Snapshot) -> wire::Snapshot {
-    let Snapshot { reads, valid_until } = snapshot;
-    wire::Snapshot { reads: reads_to_wire(reads), valid_until: valid_until.0 }
-}
-
-pub(super) fn snapshot_from_wire(snapshot: wire::Snapshot) -> Result<Snapshot, WireError> {
-    let reads = reads_from_wire(snapshot.reads)?;
-    Ok(Snapshot { reads, valid_until: Timestamp(snapshot.valid_until) })
 }
 
 fn listed_to_wire(txn: &TxnId, listed: &Listed) -> wire::Listed {
@@ -204,9 +123,10 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
                 acknowledged_below: *acknowledged_below,
             })
         }
-        Msg::ReadResult { partition, reads, .. } => {
-            Wire::ReadResult(m::ReadResult { partition: partition.0, reads: reads_to_wire(reads) })
-        }
+        Msg::ReadResult { partition, reads, .. } => Wire::ReadResult(m::ReadResult {
+            partition: partition.0,
+            reads: read_list_to_wire(reads),
+        }),
         Msg::CoordinatorPrepare { coordinator, participants, acknowledged_below, .. } => {
             Wire::CoordinatorPrepare(m::CoordinatorPrepare {
                 coordinator: coordinator.0,
@@ -303,7 +223,7 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::FollowerReadResult { partition, reads, leader, .. } => {
             Wire::FollowerReadResult(m::FollowerReadResult {
                 partition: partition.0,
-                reads: reads_to_wire(reads),
+                reads: read_list_to_wire(reads),
                 leader: leader.map(|node| node.0),
             })
         }
@@ -363,7 +283,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::ReadResult(m) => Msg::ReadResult {
             txn: txn()?,
             partition: PartitionId(m.partition),
-            reads: reads_from_wire(m.reads)?,
+            reads: read_list_from_wire(m.reads)?,
         },
         Wire::CoordinatorPrepare(m) => Msg::CoordinatorPrepare {
             txn: txn()?,
@@ -457,7 +377,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::FollowerReadResult(m) => Msg::FollowerReadResult {
             txn: txn()?,
             partition: PartitionId(m.partition),
-            reads: reads_from_wire(m.reads)?,
+            reads: read_list_from_wire(m.reads)?,
             leader: m.leader.map(NodeId),
         },
         Wire::FastPrepareResult(m) => {
@@ -543,16 +463,12 @@ fn command_to_wire(command: &Command) -> wire::Command {
         Command::Settle(txns) => (None, Wire::Settle(c::Txns { txns: txns_to_wire(txns) })),
         Command::Forget(txns) => (None, Wire::Forget(c::Txns { txns: txns_to_wire(txns) })),
         Command::Acknowledge(clients) => {
-            let clients = clients.iter().map(acknowledged_to_wire).collect();
+            let clients = acknowledged_to_wire(clients.iter().copied());
             (None, Wire::Acknowledge(c::Acknowledge { clients }))
         }
         Command::Ceiling(timestamp) => (None, Wire::Ceiling(timestamp.0)),
     };
     wire::Command { txn: txn.map(txn_id_to_wire), command: Some(command) }
-}
-
-fn acknowledged_to_wire(&(client, below): &(ClientId, u64)) -> wire::Acknowledged {
-    wire::Acknowledged { client: client.0, below }
 }
 
 fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
@@ -597,9 +513,7 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
         },
         Wire::Settle(c) => Command::Settle(txns_from_wire(&c.txns)?),
         Wire::Forget(c) => Command::Forget(txns_from_wire(&c.txns)?),
-        Wire::Acknowledge(c) => Command::Acknowledge(
-            c.clients.iter().map(|entry| (ClientId(entry.client), entry.below)).collect(),
-        ),
+        Wire::Acknowledge(c) => Command::Acknowledge(acknowledged_from_wire(c.clients).collect()),
         Wire::Ceiling(timestamp) => Command::Ceiling(Timestamp(timestamp)),
     })
 }
@@ -634,8 +548,7 @@ fn state_to_wire(state: &State) -> wire::State {
         txn: Some(txn_id_to_wire(txn)),
         outcome: Some(outcome_to_wire(*outcome)),
     });
-    let acknowledged =
-        acknowledged.iter().map(|(client, below)| acknowledged_to_wire(&(*client, *below)));
+    let acknowledged = acknowledged.iter().map(|(&client, &below)| (client, below));
     wire::State {
         applied: applied.0,
         prepared: prepared.collect(),
@@ -644,7 +557,7 @@ fn state_to_wire(state: &State) -> wire::State {
         settled: settled.collect(),
         floor: floor.0,
         ceiling: ceiling.0,
-        acknowledged: acknowledged.collect(),
+        acknowledged: acknowledged_to_wire(acknowledged),
     }
 }
 
@@ -688,7 +601,6 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         let outcome = outcome_from_wire(need(entry.outcome, "Settled.outcome")?)?;
         settled.insert(txn(entry.txn)?, outcome);
     }
-    let acknowledged = state.acknowledged.iter().map(|a| (ClientId(a.client), a.below)).collect();
     Ok(State {
         applied: Index(state.applied),
         prepared,
@@ -697,7 +609,7 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         settled,
         floor: Timestamp(state.floor),
         ceiling: Timestamp(state.ceiling),
-        acknowledged,
+        acknowledged: acknowledged_from_wire(state.acknowledged).collect(),
     })
 }
 

@@ -5,6 +5,7 @@ use orthodrome_core::txn::{AbortReason, Kind, Op, Priority, Read, Reads, Version
 use orthodrome_core::{
     ClientId, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Timestamp, Txn, TxnId, Value,
 };
+use orthodrome_protocols::gateway::{Participant, Snapshot};
 
 use super::{WireError, internal as wire};
 
@@ -117,15 +118,23 @@ fn twice(field: &'static str) -> WireError {
     WireError::Value { field, found: "one key twice".into(), wanted: "a set of keys" }
 }
 
-/// To the wire.
-#[must_use]
-pub fn reads_to_wire(reads: &Reads) -> Vec<wire::Read> {
-    let read = |(key, read): (&Key, &Read)| wire::Read {
+fn read_to_wire((key, read): (&Key, &Read)) -> wire::Read {
+    wire::Read {
         key: key.0.clone(),
         value: read.value.as_ref().map(|value| value.0.clone()),
         version: Some(version_to_wire(&read.version)),
-    };
-    reads.iter().map(read).collect()
+    }
+}
+
+fn read_from_wire(read: wire::Read) -> Result<(Key, Read), WireError> {
+    let version = version_from_wire(&need(read.version, "Read.version")?);
+    Ok((Key(read.key), Read { value: read.value.map(Value), version }))
+}
+
+/// To the wire.
+#[must_use]
+pub fn reads_to_wire(reads: &Reads) -> Vec<wire::Read> {
+    reads.iter().map(read_to_wire).collect()
 }
 
 /// From the wire.
@@ -135,13 +144,130 @@ pub fn reads_to_wire(reads: &Reads) -> Vec<wire::Read> {
 pub fn reads_from_wire(reads: Vec<wire::Read>) -> Result<Reads, WireError> {
     let mut all = Reads::new();
     for read in reads {
-        let version = version_from_wire(&need(read.version, "Read.version")?);
-        let value = read.value.map(Value);
-        if all.insert(Key(read.key), Read { value, version }).is_some() {
+        let (key, read) = read_from_wire(read)?;
+        if all.insert(key, read).is_some() {
             return Err(twice("Read.key"));
         }
     }
     Ok(all)
+}
+
+/// To the wire.
+#[must_use]
+pub fn read_list_to_wire(reads: &[(Key, Read)]) -> Vec<wire::Read> {
+    reads.iter().map(|(key, read)| read_to_wire((key, read))).collect()
+}
+
+/// From the wire: in any order.
+///
+/// # Errors
+/// A version is missing.
+pub fn read_list_from_wire(reads: Vec<wire::Read>) -> Result<Vec<(Key, Read)>, WireError> {
+    reads.into_iter().map(read_from_wire).collect()
+}
+
+/// To the wire.
+#[must_use]
+pub fn versions_to_wire(versions: &[(Key, Version)]) -> Vec<wire::KeyVersion> {
+    let version = |(key, version): &(Key, Version)| wire::KeyVersion {
+        key: key.0.clone(),
+        version: Some(version_to_wire(version)),
+    };
+    versions.iter().map(version).collect()
+}
+
+/// From the wire.
+///
+/// # Errors
+/// A version is missing.
+pub fn versions_from_wire(
+    versions: Vec<wire::KeyVersion>,
+) -> Result<Vec<(Key, Version)>, WireError> {
+    let version = |entry: wire::KeyVersion| {
+        let version = need(entry.version, "KeyVersion.version")?;
+        Ok((Key(entry.key), version_from_wire(&version)))
+    };
+    versions.into_iter().map(version).collect()
+}
+
+/// To the wire.
+#[must_use]
+pub fn participant_to_wire(participant: &Participant) -> wire::Participant {
+    let Participant { partition, reads, writes } = participant;
+    wire::Participant {
+        partition: partition.0,
+        reads: keys_to_wire(reads),
+        writes: keys_to_wire(writes),
+    }
+}
+
+/// From the wire.
+#[must_use]
+pub fn participant_from_wire(participant: wire::Participant) -> Participant {
+    Participant {
+        partition: PartitionId(participant.partition),
+        reads: keys_from_wire(participant.reads),
+        writes: keys_from_wire(participant.writes),
+    }
+}
+
+/// To the wire.
+#[must_use]
+pub fn snapshot_to_wire(snapshot: &Snapshot) -> wire::Snapshot {
+    let Snapshot { reads, valid_until } = snapshot;
+    wire::Snapshot { reads: read_list_to_wire(reads), valid_until: valid_until.0 }
+}
+
+/// From the wire.
+///
+/// # Errors
+/// A version is missing.
+pub fn snapshot_from_wire(snapshot: wire::Snapshot) -> Result<Snapshot, WireError> {
+    let reads = read_list_from_wire(snapshot.reads)?;
+    Ok(Snapshot { reads, valid_until: Timestamp(snapshot.valid_until) })
+}
+
+/// To the wire: three numbers to a name, half the bytes of a list of messages.
+#[must_use]
+pub fn txns_to_wire(txns: &[TxnId]) -> Vec<u64> {
+    txns.iter().flat_map(|txn| [txn.client.0, txn.counter, txn.attempt.into()]).collect()
+}
+
+/// From the wire.
+///
+/// # Errors
+/// A name is not whole, or its attempt too large.
+pub fn txns_from_wire(numbers: &[u64]) -> Result<Vec<TxnId>, WireError> {
+    let (names, rest) = numbers.as_chunks();
+    if !rest.is_empty() {
+        let found = format!("{} numbers", numbers.len());
+        return Err(WireError::Value { field: "txns", found, wanted: "three to a name" });
+    }
+    let name = |&[client, counter, attempt]: &[u64; 3]| {
+        let attempt = u32::try_from(attempt).map_err(|_| WireError::Value {
+            field: "txns",
+            found: attempt.to_string(),
+            wanted: "an attempt of 32 bits",
+        })?;
+        Ok(TxnId { client: ClientId(client), counter, attempt })
+    };
+    names.iter().map(name).collect()
+}
+
+/// To the wire.
+#[must_use]
+pub fn acknowledged_to_wire(
+    clients: impl IntoIterator<Item = (ClientId, u64)>,
+) -> Vec<wire::Acknowledged> {
+    let one = |(client, below): (ClientId, u64)| wire::Acknowledged { client: client.0, below };
+    clients.into_iter().map(one).collect()
+}
+
+/// From the wire.
+pub fn acknowledged_from_wire(
+    clients: Vec<wire::Acknowledged>,
+) -> impl Iterator<Item = (ClientId, u64)> {
+    clients.into_iter().map(|entry| (ClientId(entry.client), entry.below))
 }
 
 /// To the wire.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use orthodrome_core::txn::{Read, Version};
-use orthodrome_core::{ClientId, Key, NodeId, Outcome, PartitionId, Timestamp, TxnId, Value};
+use orthodrome_core::txn::Read;
+use orthodrome_core::{Key, NodeId, Outcome, PartitionId, Timestamp, TxnId};
 use orthodrome_protocols::ir::{Offer, View};
 use orthodrome_protocols::tapir::{
     Answer, Ballot, Cast, Change, Entry, Image, Msg, Part, Record, State, Tapir, Vote,
@@ -12,10 +12,12 @@ use orthodrome_protocols::tapir::{
 use prost::Message as _;
 
 use super::common::{
-    key_versions_from_wire, key_versions_to_wire, keys_from_wire, keys_to_wire, need,
-    nodes_from_wire, nodes_to_wire, outcome_from_wire, outcome_to_wire, partitions_from_wire,
-    partitions_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire, txn_id_to_wire,
-    version_from_wire, version_to_wire, writes_from_wire, writes_to_wire,
+    acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
+    keys_from_wire, keys_to_wire, need, nodes_from_wire, nodes_to_wire, outcome_from_wire,
+    outcome_to_wire, partitions_from_wire, partitions_to_wire, read_list_from_wire,
+    read_list_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire, txn_id_to_wire,
+    txns_from_wire, txns_to_wire, versions_from_wire, versions_to_wire, writes_from_wire,
+    writes_to_wire,
 };
 use super::{WireError, WireProtocol, internal, tapir_schema as wire};
 
@@ -31,62 +33,15 @@ fn ballot_from_wire(ballot: Option<wire::Ballot>) -> Ballot {
 }
 
 fn part_to_wire(part: &Part) -> wire::Part {
-    let read = |(key, version): &(Key, Version)| wire::KeyVersion {
-        key: key.0.clone(),
-        version: Some(version_to_wire(version)),
-    };
-    wire::Part {
-        reads: part.reads.iter().map(read).collect(),
-        writes: writes_to_wire(&part.writes),
-    }
+    wire::Part { reads: versions_to_wire(&part.reads), writes: writes_to_wire(&part.writes) }
 }
 
 fn part_from_wire(part: wire::Part) -> Result<Part, WireError> {
-    let read = |entry: wire::KeyVersion| {
-        let version = need(entry.version, "KeyVersion.version")?;
-        Ok((Key(entry.key), version_from_wire(&version)))
-    };
-    let reads = part.reads.into_iter().map(read).collect::<Result<_, WireError>>()?;
-    Ok(Part { reads, writes: writes_from_wire(part.writes)? })
+    Ok(Part { reads: versions_from_wire(part.reads)?, writes: writes_from_wire(part.writes)? })
 }
 
 fn reads_to_wire(reads: &[(Key, Read)]) -> wire::msg::Reads {
-    let read = |(key, read): &(Key, Read)| internal::Read {
-        key: key.0.clone(),
-        value: read.value.as_ref().map(|value| value.0.clone()),
-        version: Some(version_to_wire(&read.version)),
-    };
-    wire::msg::Reads { reads: reads.iter().map(read).collect() }
-}
-
-fn reads_from_wire(reads: wire::msg::Reads) -> Result<Vec<(Key, Read)>, WireError> {
-    let read = |read: internal::Read| {
-        let version = version_from_wire(&need(read.version, "Read.version")?);
-        Ok((Key(read.key), Read { value: read.value.map(Value), version }))
-    };
-    reads.reads.into_iter().map(read).collect()
-}
-
-/// Three numbers to a name: half the bytes of a list of messages.
-fn txns_to_wire(txns: &[TxnId]) -> Vec<u64> {
-    txns.iter().flat_map(|txn| [txn.client.0, txn.counter, txn.attempt.into()]).collect()
-}
-
-fn txns_from_wire(numbers: &[u64]) -> Result<Vec<TxnId>, WireError> {
-    let (names, rest) = numbers.as_chunks();
-    if !rest.is_empty() {
-        let found = format!("{} numbers", numbers.len());
-        return Err(WireError::Value { field: "txns", found, wanted: "three to a name" });
-    }
-    let name = |&[client, counter, attempt]: &[u64; 3]| {
-        let attempt = u32::try_from(attempt).map_err(|_| WireError::Value {
-            field: "txns",
-            found: attempt.to_string(),
-            wanted: "an attempt of 32 bits",
-        })?;
-        Ok(TxnId { client: ClientId(client), counter, attempt })
-    };
-    names.iter().map(name).collect()
+    wire::msg::Reads { reads: read_list_to_wire(reads) }
 }
 
 fn vote_to_wire(vote: Vote) -> wire::Vote {
@@ -166,20 +121,11 @@ fn entry_from_wire(entry: wire::Entry) -> Result<(TxnId, Entry), WireError> {
     Ok((txn, entry))
 }
 
-fn acknowledged_to_wire(clients: &[(ClientId, u64)]) -> Vec<wire::Acknowledged> {
-    let one = |&(client, below): &(ClientId, u64)| wire::Acknowledged { client: client.0, below };
-    clients.iter().map(one).collect()
-}
-
-fn acknowledged_from_wire(clients: Vec<wire::Acknowledged>) -> Vec<(ClientId, u64)> {
-    clients.into_iter().map(|entry| (ClientId(entry.client), entry.below)).collect()
-}
-
 fn image_to_wire(image: &Image) -> wire::Image {
     let entries = image.entries.iter().map(|(txn, entry)| entry_to_wire((txn, entry)));
     wire::Image {
         entries: entries.collect(),
-        acknowledged: acknowledged_to_wire(&image.acknowledged),
+        acknowledged: acknowledged_to_wire(image.acknowledged.iter().copied()),
     }
 }
 
@@ -188,7 +134,7 @@ fn image_from_wire(image: Option<wire::Image>) -> Result<Image, WireError> {
     let entries = image.entries.into_iter().map(entry_from_wire);
     Ok(Image {
         entries: entries.collect::<Result<_, _>>()?,
-        acknowledged: acknowledged_from_wire(image.acknowledged),
+        acknowledged: acknowledged_from_wire(image.acknowledged).collect(),
     })
 }
 
@@ -268,7 +214,7 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::FinalizeInconsistent { partition, txns, acknowledged } => {
             let finalize = m::FinalizeInconsistent {
                 txns: txns_to_wire(txns),
-                acknowledged: acknowledged_to_wire(acknowledged),
+                acknowledged: acknowledged_to_wire(acknowledged.iter().copied()),
             };
             (partition, Wire::FinalizeInconsistent(finalize))
         }
@@ -338,7 +284,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
     Ok(match need(msg.msg, "Msg.msg")? {
         Wire::Read(m) => Msg::Read { txn: txn()?, partition, keys: keys_from_wire(m.keys) },
         Wire::ReadResult(m) => {
-            Msg::ReadResult { txn: txn()?, partition, reads: reads_from_wire(m)? }
+            Msg::ReadResult { txn: txn()?, partition, reads: read_list_from_wire(m.reads)? }
         }
         Wire::ProposeConsensus(m) => Msg::ProposeConsensus {
             txn: txn()?,
@@ -375,7 +321,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::FinalizeInconsistent(m) => Msg::FinalizeInconsistent {
             partition,
             txns: txns_from_wire(&m.txns)?,
-            acknowledged: acknowledged_from_wire(m.acknowledged),
+            acknowledged: acknowledged_from_wire(m.acknowledged).collect(),
         },
         Wire::CoordinatorChange(m) => Msg::CoordinatorChange {
             txn: txn()?,
@@ -396,7 +342,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             timestamp: Timestamp(m.timestamp),
         },
         Wire::ReadOnlyResult(m) => {
-            let reads = m.reads.map(reads_from_wire).transpose()?;
+            let reads = m.reads.map(|m| read_list_from_wire(m.reads)).transpose()?;
             Msg::ReadOnlyResult { txn: txn()?, partition, reads }
         }
         Wire::NotNormal(_) => Msg::NotNormal { partition, txn: txn()? },
@@ -458,9 +404,9 @@ fn change_to_wire(change: &Change) -> wire::Change {
             outcome: Some(outcome_to_wire(*outcome)),
         }),
         Change::Forget(txns) => Wire::Forget(c::Forget { txns: txns_to_wire(txns) }),
-        Change::Acknowledge(clients) => {
-            Wire::Acknowledge(c::Acknowledge { clients: acknowledged_to_wire(clients) })
-        }
+        Change::Acknowledge(clients) => Wire::Acknowledge(c::Acknowledge {
+            clients: acknowledged_to_wire(clients.iter().copied()),
+        }),
         Change::Ceiling(ceiling) => Wire::Ceiling(ceiling.0),
         Change::Enter(view) => Wire::Enter(view.0),
         Change::Install { view, synced, image, is_whole } => Wire::Install(c::Install {
@@ -498,7 +444,7 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
             outcome: decided(c.outcome)?,
         },
         Wire::Forget(c) => Change::Forget(txns_from_wire(&c.txns)?),
-        Wire::Acknowledge(c) => Change::Acknowledge(acknowledged_from_wire(c.clients)),
+        Wire::Acknowledge(c) => Change::Acknowledge(acknowledged_from_wire(c.clients).collect()),
         Wire::Ceiling(ceiling) => Change::Ceiling(Timestamp(ceiling)),
         Wire::Enter(view) => Change::Enter(View(view)),
         Wire::Install(c) => Change::Install {
@@ -513,8 +459,7 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
 
 fn state_to_wire(state: &State) -> wire::State {
     let State { view, normal_view, synced, is_whole, entries, acknowledged, ceiling } = state;
-    let clients: Vec<(ClientId, u64)> =
-        acknowledged.iter().map(|(&client, &below)| (client, below)).collect();
+    let acknowledged = acknowledged.iter().map(|(&client, &below)| (client, below));
     wire::State {
         view: view.0,
         normal_view: normal_view.0,
@@ -522,7 +467,7 @@ fn state_to_wire(state: &State) -> wire::State {
         is_whole: *is_whole,
         record: Some(wire::Image {
             entries: entries.iter().map(entry_to_wire).collect(),
-            acknowledged: acknowledged_to_wire(&clients),
+            acknowledged: acknowledged_to_wire(acknowledged),
         }),
         ceiling: ceiling.0,
     }

@@ -11,9 +11,10 @@ use orthodrome_core::{
     Timestamp, Txn, TxnId, Value,
 };
 use orthodrome_protocols::carousel::{
-    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Participant,
-    Prepared, Record, Request, Snapshot, State, Verdict, Vote,
+    Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Prepared, Record,
+    Request, State, Verdict, Vote,
 };
+use orthodrome_protocols::gateway::{Participant, Snapshot};
 use orthodrome_protocols::replication::{self, Beat, Entry, Index, Members, Payload, Term};
 use proptest::prelude::*;
 

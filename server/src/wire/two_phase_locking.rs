@@ -4,28 +4,25 @@ use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::txn::{Outcome, Priority};
-use orthodrome_core::{ClientId, NodeId, PartitionId, Timestamp, TxnId};
+use orthodrome_core::{NodeId, PartitionId, Timestamp, TxnId};
 use orthodrome_protocols::replication::Index;
 use orthodrome_protocols::two_phase_locking::{
     Chunk, Command, Decided, Locking, Log, Msg, Prepared, Rank, Record, State, Vote,
 };
 use prost::Message as _;
 
-use super::carousel::{
-    participant_from_wire, participant_to_wire, reads_from_wire, reads_to_wire, snapshot_from_wire,
-    snapshot_to_wire, txns_from_wire, txns_to_wire, versions_from_wire, versions_to_wire,
-};
 use super::common::{
-    key_versions_from_wire, key_versions_to_wire, keys_from_wire, keys_to_wire, narrow, need,
-    outcome_from_wire, outcome_to_wire, partitions_from_wire, partitions_to_wire, reason_from_wire,
-    reason_to_wire, txn_id_from_wire, txn_id_to_wire, writes_from_wire, writes_to_wire,
+    acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
+    keys_from_wire, keys_to_wire, narrow, need, outcome_from_wire, outcome_to_wire,
+    participant_from_wire, participant_to_wire, partitions_from_wire, partitions_to_wire,
+    read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire, snapshot_from_wire,
+    snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire, txns_to_wire,
+    versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
 };
-use super::{
-    WireError, WireProtocol, carousel_schema as shared, internal, two_phase_locking_schema as wire,
-};
+use super::{WireError, WireProtocol, internal, two_phase_locking_schema as wire};
 
 fn vote_to_wire(vote: Vote) -> wire::Vote {
     let vote = match vote {
@@ -74,7 +71,7 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::Locked { round, partition, reads, .. } => Wire::Locked(m::Locked {
             round: *round,
             partition: partition.0,
-            reads: reads_to_wire(reads),
+            reads: read_list_to_wire(reads),
         }),
         Msg::Waiting { partition, .. } => Wire::Waiting(m::Waiting { partition: partition.0 }),
         Msg::Wounded { partition, reason, .. } => {
@@ -170,7 +167,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             txn: txn()?,
             round: m.round,
             partition: PartitionId(m.partition),
-            reads: reads_from_wire(m.reads)?,
+            reads: read_list_from_wire(m.reads)?,
         },
         Wire::Waiting(m) => Msg::Waiting { txn: txn()?, partition: PartitionId(m.partition) },
         Wire::Wounded(m) => Msg::Wounded {
@@ -255,10 +252,6 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
     })
 }
 
-fn acknowledged_to_wire(&(client, below): &(ClientId, u64)) -> shared::Acknowledged {
-    shared::Acknowledged { client: client.0, below }
-}
-
 fn command_to_wire(command: &Command) -> wire::Command {
     use wire::command as c;
     use wire::command::Command as Wire;
@@ -287,7 +280,7 @@ fn command_to_wire(command: &Command) -> wire::Command {
         }
         Command::Settle(txns) => (None, Wire::Settle(c::Settle { txns: txns_to_wire(txns) })),
         Command::Acknowledge(clients) => {
-            let clients = clients.iter().map(acknowledged_to_wire).collect();
+            let clients = acknowledged_to_wire(clients.iter().copied());
             (None, Wire::Acknowledge(c::Acknowledge { clients }))
         }
         Command::Ceiling(timestamp) => (None, Wire::Ceiling(timestamp.0)),
@@ -320,9 +313,7 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
             acknowledged_below: c.acknowledged_below,
         },
         Wire::Settle(c) => Command::Settle(txns_from_wire(&c.txns)?),
-        Wire::Acknowledge(c) => Command::Acknowledge(
-            c.clients.iter().map(|entry| (ClientId(entry.client), entry.below)).collect(),
-        ),
+        Wire::Acknowledge(c) => Command::Acknowledge(acknowledged_from_wire(c.clients).collect()),
         Wire::Ceiling(timestamp) => Command::Ceiling(Timestamp(timestamp)),
     })
 }
@@ -352,8 +343,7 @@ fn state_to_wire(state: &State) -> wire::State {
         outcome: Some(outcome_to_wire(decided.outcome)),
         participants: partitions_to_wire(&decided.participants),
     });
-    let acknowledged =
-        acknowledged.iter().map(|(client, below)| acknowledged_to_wire(&(*client, *below)));
+    let acknowledged = acknowledged.iter().map(|(&client, &below)| (client, below));
     wire::State {
         applied: applied.0,
         prepared: prepared.collect(),
@@ -362,7 +352,7 @@ fn state_to_wire(state: &State) -> wire::State {
         settled: settled.iter().map(ended_to_wire).collect(),
         floor: floor.0,
         ceiling: ceiling.0,
-        acknowledged: acknowledged.collect(),
+        acknowledged: acknowledged_to_wire(acknowledged),
     }
 }
 
@@ -387,7 +377,6 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         };
         decided.insert(txn(entry.txn)?, value);
     }
-    let acknowledged = state.acknowledged.iter().map(|a| (ClientId(a.client), a.below)).collect();
     Ok(State {
         applied: Index(state.applied),
         prepared,
@@ -396,7 +385,7 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         settled: state.settled.into_iter().map(ended_from_wire).collect::<Result<_, _>>()?,
         floor: Timestamp(state.floor),
         ceiling: Timestamp(state.ceiling),
-        acknowledged,
+        acknowledged: acknowledged_from_wire(state.acknowledged).collect(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! The messages and records of two-phase locking: there and back, their sizes, and damage.
 
-use orthodrome_protocols::carousel::Snapshot;
+use orthodrome_protocols::gateway::Snapshot;
 use orthodrome_protocols::two_phase_locking::{
     Command, Decided, Locking, Msg, Prepared, Rank, Record, State, Vote,
 };

@@ -1,0 +1,132 @@
+//! What the gateways of all protocols with leaders do alike: find out who takes part in a
+//! transaction and who coordinates it, and read snapshots.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{PartitionId, RegionId, TxnId};
+use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::txn::{Key, Kind, Outcome, Read, Reads, Txn};
+
+/// A partition's share of a transaction's read and write sets.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Participant {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Keys of this partition that the transaction reads.
+    pub reads: Vec<Key>,
+    /// Keys of this partition that it may write.
+    pub writes: Vec<Key>,
+}
+
+impl Participant {
+    /// One whose keys are not known, or not yet.
+    pub(crate) fn bare(partition: PartitionId) -> Self {
+        Self { partition, reads: vec![], writes: vec![] }
+    }
+}
+
+/// Which keys lie where.
+pub(crate) fn split<'a>(
+    cluster: &Cluster,
+    reads: impl IntoIterator<Item = &'a Key>,
+    writes: impl IntoIterator<Item = &'a Key>,
+) -> BTreeMap<PartitionId, Participant> {
+    let mut participants = BTreeMap::new();
+    for key in reads {
+        let at = cluster.partition_of(key);
+        participants.entry(at).or_insert_with(|| Participant::bare(at)).reads.push(key.clone());
+    }
+    for key in writes {
+        let at = cluster.partition_of(key);
+        participants.entry(at).or_insert_with(|| Participant::bare(at)).writes.push(key.clone());
+    }
+    participants
+}
+
+/// The group that coordinates a transaction (Carousel §3.3): a participant that is led in the
+/// client's region if there is one, else any group led there, else the group led nearest to it. By
+/// preferred leaders, so that the answer depends on the transaction and the map alone.
+#[must_use]
+pub fn coordinator_of(
+    cluster: &Cluster,
+    txn: TxnId,
+    home: RegionId,
+    mut participants: impl Iterator<Item = PartitionId>,
+) -> PartitionId {
+    if let Some(local) = participants.find(|&partition| cluster.leader_region(partition) == home) {
+        return local;
+    }
+    let distance = |partition: PartitionId| {
+        let region = cluster.leader_region(partition);
+        if region == home { Duration::ZERO } else { cluster.topology.rtt(home, region) }
+    };
+    let nearest = cluster.partitions().map(|p| distance(p.id)).min().unwrap_or_default();
+    let near: Vec<PartitionId> =
+        cluster.partitions().map(|p| p.id).filter(|&id| distance(id) == nearest).collect();
+    let turn = txn.counter.checked_rem(near.len() as u64).unwrap_or(0);
+    near.get(usize::try_from(turn).unwrap_or(0)).copied().unwrap_or_default()
+}
+
+/// A partition's answer to a read-only transaction: the latest committed values, and a promise
+/// that no other version of these keys will have a timestamp up to `valid_until`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// Every key asked for.
+    pub reads: Vec<(Key, Read)>,
+    /// The end of the promise, inclusive.
+    pub valid_until: Timestamp,
+}
+
+/// How far a read-only transaction is (Carousel §4.4.2, with C11 to C13).
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots {
+    /// What each partition answered.
+    parts: BTreeMap<PartitionId, Snapshot>,
+    /// The promises of this round must reach it.
+    pub at_least: Timestamp,
+    /// Some partitions were asked again.
+    is_later_round: bool,
+}
+
+impl Snapshots {
+    /// True if this answers the round of now, not the one before.
+    pub fn is_current(&self, snapshot: &Snapshot) -> bool {
+        snapshot.valid_until >= self.at_least
+    }
+
+    pub fn insert(&mut self, partition: PartitionId, snapshot: Snapshot) {
+        self.parts.insert(partition, snapshot);
+    }
+
+    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
+    /// and within every promise: then what `txn` read, and how it ended. Else those must be asked
+    /// again whose promises fall short.
+    pub fn complete(&mut self, txn: &Txn) -> Result<(Reads, Outcome), Vec<PartitionId>> {
+        let reads = self.parts.values().flat_map(|part| &part.reads);
+        let at = reads.map(|(_, read)| read.version.timestamp).max().unwrap_or_default();
+        let is_short = |_: &PartitionId, part: &mut Snapshot| part.valid_until < at;
+        let short: Vec<PartitionId> =
+            self.parts.extract_if(.., is_short).map(|(partition, _)| partition).collect();
+        if !short.is_empty() {
+            self.at_least = at;
+            self.is_later_round = true;
+            return Err(short);
+        }
+        let parts = std::mem::take(&mut self.parts);
+        let reads: Reads = parts.into_values().flat_map(|part| part.reads).collect();
+        let outcome = match &txn.kind {
+            Kind::Procedure(ops) => match Txn::execute(ops, &reads) {
+                Ok(_) => Outcome::Committed(at),
+                Err(reason) => Outcome::Aborted(reason),
+            },
+            Kind::Interactive | Kind::General | Kind::ReadOnly => Outcome::Committed(at),
+        };
+        Ok((reads, outcome))
+    }
+
+    /// How it went, for reports.
+    pub fn path(&self) -> &'static str {
+        if self.is_later_round { "read-only-again" } else { "read-only" }
+    }
+}
