@@ -25,10 +25,6 @@ fn every() -> Vec<(&'static str, Options)> {
         }
         all.push(("bank", Options { accounts_per_transfer: Some(5), ..options.clone() }));
         all.push(("list-append", Options { keys: Some(2), ..options.clone() }));
-        let read_write = Options { read_only_as: Some(ReadOnlyAs::ReadWrite), ..options.clone() };
-        for name in ["retwis", "bank", "list-append"] {
-            all.push((name, read_write.clone()));
-        }
         all.push(("list-append:dependent", options));
     }
     all
