@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::topology::{Topology, TopologyError};
 use orthodrome_eval::checker::Model;
-use orthodrome_eval::workload::{self, Workload, WorkloadError};
+use orthodrome_eval::workload::{self, ReadOnlyAs, Workload, WorkloadError};
 use orthodrome_protocols::registry::Guarantee;
 use orthodrome_sim::load::Arrival;
 
@@ -89,6 +89,16 @@ pub struct WorkloadArgs {
     /// Zipf exponent of the choice of keys, from 0 (uniform)
     #[arg(long, value_name = "Z")]
     pub zipf: Option<f64>,
+    /// How many keys there are
+    #[arg(long, value_name = "N")]
+    pub keys: Option<u64>,
+    /// How many keys share each rank of the Zipf distribution, all equally likely [default: 1]
+    #[arg(long, value_name = "N")]
+    pub keys_per_rank: Option<u64>,
+    /// How transactions that only read are sent: read-only, for what they are; read-write, to prepare
+    /// and commit like any other, as in prototypes that have no other way [default: read-only]
+    #[arg(long, value_name = "HOW", value_parser = read_only_as)]
+    pub read_only_as: Option<ReadOnlyAs>,
     /// Share of transactions with high priority, from 0 to 1; or which of the workload's
     /// transactions have it, by name and separated by commas (send-payment)
     #[arg(long, value_name = "F|NAMES", allow_hyphen_values = true)]
@@ -113,6 +123,9 @@ impl WorkloadArgs {
             })?
         };
         options.zipf = self.zipf.or(options.zipf);
+        options.keys = self.keys.or(options.keys);
+        options.keys_per_rank = self.keys_per_rank.or(options.keys_per_rank);
+        options.read_only_as = self.read_only_as.or(options.read_only_as);
         if let Some(high) = &self.high_priority {
             (options.high_priority, options.high_priority_names) = match high {
                 HighPriority::Share(share) => (Some(*share), None),
@@ -128,6 +141,14 @@ impl WorkloadArgs {
             Some(clients) => Arrival::Closed { clients, think: Duration::ZERO },
             None => Arrival::Open { per_second: self.rate.unwrap_or(100.0), poisson: true },
         }
+    }
+}
+
+fn read_only_as(text: &str) -> Result<ReadOnlyAs, String> {
+    match text {
+        "read-only" => Ok(ReadOnlyAs::ReadOnly),
+        "read-write" => Ok(ReadOnlyAs::ReadWrite),
+        _ => Err("use read-only or read-write".into()),
     }
 }
 

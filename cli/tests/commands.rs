@@ -342,10 +342,29 @@ fn compare_puts_protocols_side_by_side() {
         (with(&["--protocols", "tapir,paxos"]), "--protocols paxos"),
         (with(&["--warmup", "4s"]), "--warmup"),
         (with(&["--zipf=-1"]), "--workload"),
+        (with(&["--keys", "3"]), "--workload"),
+        (with(&["--keys-per-rank", "3"]), "--workload"),
     ] {
         let line = refused(&bad);
         assert!(line.contains(names), "{line}");
     }
-    let output = run(&with(&["--seeds", "0"]));
-    assert_eq!(output.status.code(), Some(2));
+    for bad in [["--seeds", "0"], ["--read-only-as", "snapshot"]] {
+        let output = run(&with(&bad));
+        assert_eq!(output.status.code(), Some(2), "{bad:?}");
+    }
+}
+
+/// Half of Retwis only reads. Without a way of their own such transactions are prepared as well, which
+/// takes a round trip to all replicas of what they read.
+#[test]
+fn reads_that_are_prepared_take_another_round_trip() {
+    let trips = |how: &'static str| {
+        let args = ["compare", "--topology", "ec2-5", "--workload", "retwis", "--zipf", "0"];
+        let more = ["--protocols", "tapir", "--duration", "5s", "--read-only-as", how, "--json"];
+        let result = json(0, &[args.as_slice(), more.as_slice()].concat());
+        let run = &result["protocols"][0]["runs"][0];
+        (run["wan_round_trips"]["mean"].as_f64().unwrap(), run["latency_ms"]["all"]["p50"].as_f64())
+    };
+    let (short, long) = (trips("read-only"), trips("read-write"));
+    assert!(long.0 > short.0 + 0.3 && long.1 > short.1, "{short:?} {long:?}");
 }

@@ -51,7 +51,10 @@ impl Bank {
         Ok(Self {
             accounts: (0..accounts).map(|number| format!("account{number}").into()).collect(),
             per_transfer: usize::try_from(per_transfer).unwrap_or(usize::MAX),
-            spread: Spread::Zipf(Zipf::new(accounts, options.theta(0.0)?)),
+            spread: Spread::Zipf {
+                ranks: Zipf::new(accounts, options.theta(0.0)?),
+                keys_per_rank: 1,
+            },
             read_only: share("read_only", options.read_only, 0.1)?,
             form: options.form.unwrap_or_default(),
             priorities: options.priorities(&[TRANSFER, AUDIT])?,

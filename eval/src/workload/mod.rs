@@ -5,6 +5,7 @@
 mod bank;
 mod list_append;
 mod options;
+mod read_write;
 mod retwis;
 mod rows;
 mod smallbank;
@@ -21,7 +22,7 @@ use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
-pub use options::{Distribution, Form, Options};
+pub use options::{Distribution, Form, Options, ReadOnlyAs};
 
 /// The workloads that [`parse`] knows.
 pub const NAMES: &[&str] = &["ycsbt", "retwis", "smallbank", "bank", "list-append"];
@@ -73,14 +74,18 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
             remedy: format!("write {name:?}"),
         }),
     };
-    match name {
+    let workload = match name {
         "ycsbt" => boxed(ycsbt::Ycsbt::new(parameter, options)),
         "retwis" => plain().and_then(|()| boxed(retwis::Retwis::new(options))),
         "smallbank" => plain().and_then(|()| boxed(smallbank::SmallBank::new(options))),
         "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
         "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
         _ => Err(WorkloadError::Unknown(spec.into())),
-    }
+    }?;
+    Ok(match options.read_only_as.unwrap_or_default() {
+        ReadOnlyAs::ReadOnly => workload,
+        ReadOnlyAs::ReadWrite => Box::new(read_write::ReadWrite(workload)),
+    })
 }
 
 fn boxed<W: Workload + 'static>(

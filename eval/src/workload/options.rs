@@ -22,6 +22,18 @@ pub enum Form {
     Mixed,
 }
 
+/// How transactions that only read are put to the database.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReadOnlyAs {
+    /// As what they are: the protocol may have a shorter way for them.
+    #[default]
+    ReadOnly,
+    /// As interactive transactions that happen to write nothing, which prepare and commit like any
+    /// other: what a prototype without a way of their own does.
+    ReadWrite,
+}
+
 /// How keys are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -46,6 +58,11 @@ pub struct Options {
     /// Zipf exponent, from 0 (uniform) to 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zipf: Option<f64>,
+    /// How many keys share each rank of the Zipf distribution, all equally likely; 1 if absent. With
+    /// as many as there are partitions, a key is chosen as in Natto's published prototype: a rank by
+    /// the distribution, then one of the partitions at random.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys_per_rank: Option<u64>,
     /// How keys are chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distribution: Option<Distribution>,
@@ -68,6 +85,9 @@ pub struct Options {
     /// Share of transactions that only read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<f64>,
+    /// How transactions that only read are put to the database; as read-only ones if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_only_as: Option<ReadOnlyAs>,
     /// How transactions are put to the database; interactive if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub form: Option<Form>,
@@ -96,6 +116,7 @@ impl Options {
         let Self {
             keys,
             zipf,
+            keys_per_rank,
             distribution,
             contention_index,
             key_bytes,
@@ -103,6 +124,7 @@ impl Options {
             high_priority,
             high_priority_names,
             read_only,
+            read_only_as,
             form,
             accounts_per_transfer,
             appends_per_key,
@@ -113,6 +135,7 @@ impl Options {
         [
             ("keys", keys.is_some()),
             ("zipf", zipf.is_some()),
+            ("keys_per_rank", keys_per_rank.is_some()),
             ("distribution", distribution.is_some()),
             ("contention_index", contention_index.is_some()),
             ("key_bytes", key_bytes.is_some()),
@@ -120,6 +143,7 @@ impl Options {
             ("high_priority", high_priority.is_some()),
             ("high_priority_names", high_priority_names.is_some()),
             ("read_only", read_only.is_some()),
+            ("read_only_as", read_only_as.is_some()),
             ("form", form.is_some()),
             ("accounts_per_transfer", accounts_per_transfer.is_some()),
             ("appends_per_key", appends_per_key.is_some()),
@@ -132,11 +156,12 @@ impl Options {
         .collect()
     }
 
-    /// Refuses settings that have no meaning for `workload`, which understands `known` and the
-    /// priorities.
+    /// Refuses settings that have no meaning for `workload`, which understands `known` and those that
+    /// every workload does.
     pub(super) fn only(&self, workload: &str, known: &[&str]) -> Result<(), WorkloadError> {
+        let common = ["high_priority", "high_priority_names", "read_only_as"];
         for field in self.present() {
-            if !field.starts_with("high_priority") && !known.contains(&field) {
+            if !common.contains(&field) && !known.contains(&field) {
                 return Err(WorkloadError::Option {
                     field,
                     problem: format!("has no meaning for `{workload}`"),
@@ -178,9 +203,11 @@ impl Options {
     ) -> Result<Spread, WorkloadError> {
         let distribution = self.distribution.unwrap_or_default();
         let index = |is_fixed| {
-            if self.zipf.is_some() {
+            let of_zipf =
+                [("zipf", self.zipf.is_some()), ("keys_per_rank", self.keys_per_rank.is_some())];
+            if let Some((field, _)) = of_zipf.into_iter().find(|(_, is_present)| *is_present) {
                 return Err(WorkloadError::Option {
-                    field: "zipf",
+                    field,
                     problem: "has no meaning for a contention-index distribution".into(),
                     remedy: "remove it, or set `distribution` to \"zipf\"".into(),
                 });
@@ -198,7 +225,18 @@ impl Options {
                         .into(),
                 });
             }
-            Distribution::Zipf => Spread::Zipf(Zipf::new(keys, self.theta(zipf)?)),
+            Distribution::Zipf => {
+                let keys_per_rank = bounded("keys_per_rank", self.keys_per_rank, 1, (1, keys))?;
+                if !keys.is_multiple_of(keys_per_rank) {
+                    return Err(WorkloadError::Option {
+                        field: "keys_per_rank",
+                        problem: format!("{keys} keys are no multiple of {keys_per_rank}"),
+                        remedy: "choose a divisor of the number of keys".into(),
+                    });
+                }
+                let ranks = Zipf::new(keys / keys_per_rank, self.theta(zipf)?);
+                Spread::Zipf { ranks, keys_per_rank }
+            }
             Distribution::ContentionIndex => index(false)?,
             Distribution::ContentionIndexFixed => index(true)?,
         };

@@ -54,6 +54,7 @@ impl Retwis {
             &[
                 "keys",
                 "zipf",
+                "keys_per_rank",
                 "distribution",
                 "contention_index",
                 "key_bytes",

@@ -86,7 +86,12 @@ impl Zipf {
 #[derive(Clone, Debug)]
 pub enum Spread {
     /// Every key by one Zipf distribution.
-    Zipf(Zipf),
+    Zipf {
+        /// How popular each rank is.
+        ranks: Zipf,
+        /// How many keys share each rank, all equally likely.
+        keys_per_rank: u64,
+    },
     /// One of `hot` hot keys, and cold keys otherwise (Ocean Vista §6.1).
     ContentionIndex {
         /// How many of the keys, the first ones, are hot.
@@ -113,8 +118,12 @@ impl Spread {
     /// are.
     pub fn pick(&self, count: usize, issuer: Issuer, rng: &mut Rng) -> Vec<u64> {
         match *self {
-            Self::Zipf(ref zipf) => {
-                distinct(Vec::new(), count, 0, zipf.ranks(), |rng| zipf.draw(rng), rng)
+            Self::Zipf { ref ranks, keys_per_rank } => {
+                let draw = |rng: &mut Rng| match keys_per_rank {
+                    1 => ranks.draw(rng),
+                    more => ranks.draw(rng) * more + rng.below(more),
+                };
+                distinct(Vec::new(), count, 0, self.widest(), draw, rng)
             }
             Self::ContentionIndex { hot, keys } => {
                 let first = vec![rng.below(hot)];
@@ -135,7 +144,7 @@ impl Spread {
     #[must_use]
     pub fn widest(&self) -> u64 {
         match *self {
-            Self::Zipf(ref zipf) => zipf.ranks(),
+            Self::Zipf { ref ranks, keys_per_rank } => ranks.ranks() * keys_per_rank,
             Self::ContentionIndex { hot, keys } => 1 + (keys - hot),
             Self::ContentionIndexFixed { hot, keys } => 1 + (keys - hot) / hot.max(1),
         }
@@ -319,7 +328,8 @@ mod tests {
     #[test]
     fn keys_of_one_transaction_differ_whatever_the_skew() {
         for theta in [0.0, 0.95, 1.5, 8.0] {
-            let (spread, mut rng) = (Spread::Zipf(Zipf::new(12, theta)), Rng::stream(3, "t", 0));
+            let spread = Spread::Zipf { ranks: Zipf::new(12, theta), keys_per_rank: 1 };
+            let mut rng = Rng::stream(3, "t", 0);
             for _ in 0..200 {
                 let mut keys = spread.pick(10, issuer(0), &mut rng);
                 assert_eq!(keys.len(), 10, "theta {theta}");
@@ -329,6 +339,18 @@ mod tests {
                 assert!(keys.iter().all(|key| *key < 12));
             }
         }
+    }
+
+    #[test]
+    fn keys_of_one_rank_are_equally_likely() {
+        let spread = Spread::Zipf { ranks: Zipf::new(8, 0.65), keys_per_rank: 5 };
+        let (mut rng, mut counts) = (Rng::stream(3, "t", 0), vec![0; 40]);
+        for _ in 0..DRAWS {
+            counts[spread.pick(1, issuer(0), &mut rng)[0] as usize] += 1;
+        }
+        let weights: Vec<f64> = (0..40).map(|key| f64::from(key / 5 + 1).powf(-0.65)).collect();
+        assert_fits(&counts, &weights, "five keys a rank");
+        assert_eq!(spread.widest(), 40);
     }
 
     #[test]

@@ -249,6 +249,9 @@ fn errors_name_the_field_and_the_remedy() {
         ("bank", "accounts_per_transfer = 1", "`accounts_per_transfer`: 1 is out of range"),
         ("list-append", "appends_per_key = 0", "`appends_per_key`: 0 is out of range"),
         ("ycsbt", "contention_index = 0.1", "`contention_index`: has no meaning for a Zipf"),
+        ("ycsbt", "keys_per_rank = 7", "`keys_per_rank`: 1000000 keys are no multiple of 7"),
+        ("ycsbt", "keys_per_rank = 0", "`keys_per_rank`: 0 is out of range"),
+        ("smallbank", "keys_per_rank = 5", "`keys_per_rank`: has no meaning for `smallbank`"),
         (
             "ycsbt",
             "distribution = \"contention-index\"\nzipf = 0.5",
@@ -352,6 +355,30 @@ fn keys_and_values_have_the_published_size() {
         let (serial, requests) = run(spec, &Options::default(), 200);
         assert!(requests.iter().flat_map(|(r, _)| &r.reads).all(|key| key.len() == 64));
         assert!(serial.data.values().all(|read| read.value.as_ref().unwrap().len() == 64));
+    }
+}
+
+#[test]
+fn read_only_transactions_sent_as_others_are_the_same_but_for_their_kind() {
+    let read_write = Options { read_only_as: Some(ReadOnlyAs::ReadWrite), ..Options::default() };
+    for spec in ["retwis", "bank", "list-append", "smallbank"] {
+        let mut plain = parse(spec, &Options::default()).unwrap();
+        let mut other = parse(spec, &read_write).unwrap();
+        let (mut rng, mut same) = (Rng::stream(5, "t", 0), Rng::stream(5, "t", 0));
+        let mut changed = 0;
+        for _ in 0..500 {
+            let expected = plain.next(issuer(0), &mut rng);
+            let request = other.next(issuer(0), &mut same);
+            if expected.kind == Kind::ReadOnly {
+                changed += 1;
+                let decision = other.decide(&request, &Reads::new());
+                assert_eq!(decision, Decision::Commit(Writes::new()), "{spec}");
+                assert_eq!(request, Request { kind: Kind::Interactive, ..expected }, "{spec}");
+            } else {
+                assert_eq!(request, expected, "{spec}");
+            }
+        }
+        assert!(changed > 10, "{spec}: {changed} read-only transactions");
     }
 }
 

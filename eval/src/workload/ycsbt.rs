@@ -41,6 +41,7 @@ impl Ycsbt {
             &[
                 "keys",
                 "zipf",
+                "keys_per_rank",
                 "distribution",
                 "contention_index",
                 "key_bytes",
