@@ -36,8 +36,8 @@ fn unsafe_variants_are_caught() {
 
 #[test]
 fn what_followers_leave_over_is_noticed() {
-    // Followers that never ask about what they hold and their leaders never heard of.
+    // Lists that go on holding what has ended (C8): whoever leads, its followers hold them too.
     first_failure::<Carousel>(FAST, FailureKind::Stuck, "listed transactions", |config| {
-        config.query_after = Duration::from_secs(3_600);
+        config.teeth.lists_keep_the_ended = true;
     });
 }
