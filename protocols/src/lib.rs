@@ -8,6 +8,7 @@ pub mod carousel;
 pub mod gateway;
 mod hosting;
 pub mod ir;
+pub mod natto;
 pub mod registry;
 pub mod replication;
 mod routes;

@@ -3,6 +3,7 @@
 use orthodrome_core::machine::Protocol;
 
 use crate::carousel::{self, Carousel};
+use crate::natto::{self, Natto};
 use crate::tapir::{self, Tapir};
 use crate::two_phase_locking::{self, Locking};
 
@@ -75,7 +76,23 @@ pub const ROWS: &[Row] = &[
         model: "interactive with fixed sets (2FI), procedures, read-only",
         round_trips: "1 (fast path) or 2, and 1 more to read where no replica is near; read-only 1",
     },
+    natto(natto::TS, "Natto (SIGMOD 2022) §2.2, §3.1, §3.2"),
+    natto(natto::LECSF, "Natto (SIGMOD 2022) §3.2, §3.4: local early committed state forwarding"),
+    natto(natto::PA, "Natto (SIGMOD 2022) §3.2, §3.3.1, §3.4 (local)"),
+    natto(natto::CP, "Natto (SIGMOD 2022) §3.2, §3.3, §3.4 (local)"),
+    natto(natto::RECSF, "Natto (SIGMOD 2022) §3"),
 ];
+
+const fn natto(name: &'static str, paper: &'static str) -> Row {
+    Row {
+        name,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "at most 2; read-only 1",
+    }
+}
 
 const fn locking(name: &'static str, paper: &'static str) -> Row {
     Row {
@@ -140,6 +157,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     }
     if Locking::NAMES.contains(&name) {
         return Ok(visitor.visit::<Locking>(row));
+    }
+    if Natto::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Natto>(row));
     }
     if Tapir::NAMES.contains(&name) {
         return Ok(visitor.visit::<Tapir>(row));

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use orthodrome_protocols::carousel::{BASIC, Carousel, FAST};
+use orthodrome_protocols::natto::{CP, LECSF, Natto, PA, RECSF, TS};
 use orthodrome_protocols::tapir::{self, Tapir};
 use orthodrome_protocols::two_phase_locking::{BY_AGE, Locking, PREEMPT, PREEMPT_ON_WAIT};
 use orthodrome_sim::golden::run_all;
@@ -36,4 +37,29 @@ fn golden_traces_of_2pl_p() {
 #[test]
 fn golden_traces_of_2pl_pow() {
     run_all::<Locking>(PREEMPT_ON_WAIT, "src/two_phase_locking/testdata/2pl-pow").unwrap();
+}
+
+#[test]
+fn golden_traces_of_natto_ts() {
+    run_all::<Natto>(TS, "src/natto/testdata/ts").unwrap();
+}
+
+#[test]
+fn golden_traces_of_natto_lecsf() {
+    run_all::<Natto>(LECSF, "src/natto/testdata/lecsf").unwrap();
+}
+
+#[test]
+fn golden_traces_of_natto_pa() {
+    run_all::<Natto>(PA, "src/natto/testdata/pa").unwrap();
+}
+
+#[test]
+fn golden_traces_of_natto_cp() {
+    run_all::<Natto>(CP, "src/natto/testdata/cp").unwrap();
+}
+
+#[test]
+fn golden_traces_of_natto_recsf() {
+    run_all::<Natto>(RECSF, "src/natto/testdata/recsf").unwrap();
 }

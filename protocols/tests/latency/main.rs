@@ -8,6 +8,7 @@
 )]
 
 mod carousel;
+mod natto;
 mod support;
 mod tapir;
 mod two_phase_locking;

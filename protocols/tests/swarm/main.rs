@@ -6,6 +6,7 @@
 
 mod carousel;
 mod carousel_fast;
+mod natto;
 mod support;
 mod tapir;
 mod two_phase_locking;

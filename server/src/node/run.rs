@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::Carousel;
+use orthodrome_protocols::natto::Natto;
 use orthodrome_protocols::registry::{self, UnknownProtocol};
 use orthodrome_protocols::tapir::Tapir;
 use orthodrome_protocols::two_phase_locking::Locking;
@@ -67,6 +68,9 @@ fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
     }
     if Locking::NAMES.contains(&name) {
         return Ok(visitor.visit::<Locking>());
+    }
+    if Natto::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Natto>());
     }
     if Tapir::NAMES.contains(&name) {
         return Ok(visitor.visit::<Tapir>());

@@ -57,7 +57,7 @@ fn vote_from_wire(vote: Option<wire::Vote>) -> Result<Vote, WireError> {
     })
 }
 
-fn verdict_to_wire(verdict: &Verdict) -> wire::Verdict {
+pub(super) fn verdict_to_wire(verdict: &Verdict) -> wire::Verdict {
     let verdict = match verdict {
         Verdict::Commit(timestamp, writes) => {
             let (timestamp, writes) = (timestamp.0, writes_to_wire(writes));
@@ -68,7 +68,7 @@ fn verdict_to_wire(verdict: &Verdict) -> wire::Verdict {
     wire::Verdict { verdict: Some(verdict) }
 }
 
-fn verdict_from_wire(verdict: Option<wire::Verdict>) -> Result<Verdict, WireError> {
+pub(super) fn verdict_from_wire(verdict: Option<wire::Verdict>) -> Result<Verdict, WireError> {
     Ok(match need(verdict.and_then(|verdict| verdict.verdict), "Msg.verdict")? {
         wire::verdict::Verdict::Commit(commit) => {
             Verdict::Commit(Timestamp(commit.timestamp), writes_from_wire(commit.writes)?)

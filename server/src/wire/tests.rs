@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use super::replication::WireReplicated as _;
 use super::*;
 
+mod natto;
 mod tapir;
 mod two_phase_locking;
 

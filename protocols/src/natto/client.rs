@@ -1,0 +1,797 @@
+//! The client side of Natto: gives transactions their timestamps, and runs them for the callers of one
+//! gateway (§3.1, §3.2).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
+};
+
+use super::delays::{Delays, delay, shifted};
+use super::leader::Way;
+use super::message::{Elsewhere, Msg, Record, Turn};
+use super::{Config, Level, Natto, Note, Timer};
+use crate::gateway::{Participant, Snapshot, coordinator_of, split};
+use crate::routes::Routes;
+
+/// The client side of Natto.
+#[derive(Debug)]
+pub struct Client {
+    node: NodeId,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    routes: Routes,
+    open: BTreeMap<TxnId, Open>,
+    beats: bool,
+    delays: Delays,
+    /// When delays were last of use; none while they are not measured.
+    probing: Option<Time>,
+}
+
+/// A transaction under way.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    participants: BTreeMap<PartitionId, Participant>,
+    coordinator: PartitionId,
+    reads: Reads,
+    /// Participants that have not answered.
+    silent: BTreeSet<PartitionId>,
+    phase: Phase,
+    resent: u32,
+    begun: Time,
+    /// When the unanswered requests were last sent.
+    asked: Time,
+    /// When it is to be processed everywhere, and how much it matters.
+    turn: Turn,
+    /// When it should be at each participant.
+    arrivals: BTreeMap<PartitionId, Timestamp>,
+    /// Participants whose answers may not hold: they stand on a condition, or are from elsewhere.
+    provisional: BTreeSet<PartitionId>,
+    /// How often the coordinator was asked to commit.
+    round: u32,
+    /// An answer did not hold, and its caller was told it.
+    is_stale: bool,
+    /// The caller lost track of it: what it knows of its reads are versions at most.
+    is_resolved: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for reads.
+    Reading,
+    /// The caller thinks.
+    Deciding,
+    /// The coordinator was asked to commit or abort.
+    Ending(Decision),
+    /// The caller lost track, and had not decided.
+    Resolving,
+    /// A read-only transaction: what each partition answered, and the timestamp that the answers
+    /// of this round must reach.
+    Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
+}
+
+impl Machine<Natto> for Client {
+    fn new(setup: Setup<Natto>, _recovered: Vec<Record>, _cx: &mut Cx<'_, Natto>) -> Self {
+        // A gateway keeps nothing: a caller whose gateway died resolves through another.
+        Self {
+            node: setup.node,
+            routes: Routes::new(setup.cluster.clone()),
+            cluster: setup.cluster,
+            config: setup.config,
+            open: BTreeMap::new(),
+            beats: false,
+            delays: Delays::default(),
+            probing: None,
+        }
+    }
+
+    fn step(&mut self, input: Input<Natto>, cx: &mut Cx<'_, Natto>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            // Nothing waits for one: general transactions are refused.
+            Input::Read { .. } => {}
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => {
+                self.on_resolve_request(txn, reads, decision, cx);
+            }
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Resend(txn)) => self.on_resend_timeout(txn, cx),
+            Input::Timer(Timer::Heartbeat) => self.on_heartbeat_timeout(cx),
+            Input::Timer(Timer::Probe) => self.on_probe_timeout(cx),
+            Input::Timer(
+                Timer::Replication(..) | Timer::Sweep(_) | Timer::Turn(_) | Timer::CommitWait(_),
+            )
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _cx: &mut Cx<'_, Natto>) {}
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len())]
+    }
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            assert!(
+                open.silent.iter().all(|partition| open.participants.contains_key(partition)),
+                "{id} waits for a partition that takes no part"
+            );
+        }
+    }
+}
+
+impl Client {
+    fn open(&self, txn: Txn, now: Time) -> Open {
+        let participants = split(&self.cluster, &txn.reads, &txn.writes);
+        let coordinator =
+            coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
+        Open {
+            // Blind writes need no answer before the caller can go on.
+            silent: participants
+                .values()
+                .filter(|participant| !participant.reads.is_empty())
+                .map(|participant| participant.partition)
+                .collect(),
+            participants,
+            coordinator,
+            reads: Reads::new(),
+            phase: Phase::Reading,
+            resent: 0,
+            begun: now,
+            asked: now,
+            turn: Turn::default(),
+            arrivals: BTreeMap::new(),
+            provisional: BTreeSet::new(),
+            round: 0,
+            is_stale: false,
+            is_resolved: false,
+            txn,
+        }
+    }
+
+    /// Starts a transaction: one message to each participant leader, one to the coordinator.
+    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        if matches!(txn.kind, Kind::General) {
+            cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
+            return;
+        }
+        let mut open = self.open(txn, cx.now());
+        self.keep_measuring(cx);
+        if !open.txn.is_read_only() {
+            open.turn = self.turn(&mut open, cx);
+        } else {
+            open.phase = Phase::Snapshotting {
+                snapshots: BTreeMap::new(),
+                at_least: Timestamp::ZERO,
+                round: 1,
+            };
+        }
+        self.open.insert(id, open);
+        self.send_first(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        if !std::mem::replace(&mut self.beats, true) {
+            cx.set_timer(Timer::Heartbeat, cx.now() + self.config.heartbeat_interval);
+        }
+        if self.open.get(&id).is_some_and(|open| open.silent.is_empty()) {
+            self.on_all_answered(id, cx);
+        }
+    }
+
+    /// Sends what a transaction begins with.
+    fn send_first(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
+            self.send_outstanding(id, cx);
+            return;
+        }
+        for &partition in open.participants.keys() {
+            self.send_prepare(open, partition, cx);
+        }
+        self.send_coordinator_prepare(open, cx);
+    }
+
+    /// Sends whatever has not been answered yet.
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match &open.phase {
+            Phase::Reading if !open.participants.is_empty() => {
+                for partition in &open.silent {
+                    self.send_prepare(open, *partition, cx);
+                }
+                self.send_coordinator_prepare(open, cx);
+            }
+            Phase::Reading | Phase::Deciding => {}
+            Phase::Ending(_) | Phase::Resolving => self.send_end(open, cx),
+            Phase::Snapshotting { at_least, .. } => {
+                for partition in &open.silent {
+                    let Some(participant) = open.participants.get(partition) else { continue };
+                    let keys = participant.reads.clone();
+                    let (partition, at_least) = (*partition, *at_least);
+                    let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
+                    cx.send(self.routes.leader(partition), read);
+                }
+            }
+        }
+    }
+
+    /// §3.2: the transaction's turn is when it should have arrived at every participant, and the same for
+    /// all requests of this attempt. A later attempt gets one of its own (N10), and in time a higher
+    /// priority, so that nobody starves (§3.3.1).
+    fn turn(&mut self, open: &mut Open, cx: &mut Way<'_>) -> Turn {
+        let clock = cx.clock().now;
+        let mut furthest = i64::MIN;
+        for &partition in open.participants.keys() {
+            let delay = self.delay(partition, cx);
+            open.arrivals.insert(partition, shifted(clock, delay));
+            furthest = furthest.max(delay);
+        }
+        let timestamp = shifted(clock, if furthest == i64::MIN { 0 } else { furthest });
+        let Config { levels, promote_after, .. } = *self.config;
+        let promoted = open.txn.id.attempt.checked_div(promote_after).unwrap_or(0);
+        let level = u32::from(open.txn.priority.0).saturating_add(promoted);
+        let highest = levels.saturating_sub(1);
+        let level = u8::try_from(level).unwrap_or(u8::MAX).min(highest);
+        if level > open.txn.priority.0 {
+            cx.note(Note::Promoted);
+        }
+        Turn { timestamp, priority: Priority(level) }
+    }
+
+    /// How long a message takes to whoever leads `partition`, by the difference of the clocks: as
+    /// measured, or as the map says until something is.
+    fn delay(&mut self, partition: PartitionId, cx: &mut Way<'_>) -> i64 {
+        let leader = self.routes.leader(partition);
+        let Config { probe_window, probe_refresh, .. } = *self.config;
+        let measured = self.delays.estimate(leader, probe_window, probe_refresh, cx.now());
+        measured.unwrap_or_else(|| {
+            cx.note(Note::Unmeasured);
+            let region = |node| self.cluster.region_of(node);
+            delay(self.cluster.topology.rtt(region(self.node), region(leader)) / 2)
+        })
+    }
+
+    /// §3.3.1: how long after its turn a transaction needs its keys at `partition`, by the map: until
+    /// its answers are here and its commit request replicated, or until the last vote is, and the word of
+    /// that is there.
+    fn lasts(&self, open: &Open, partition: PartitionId) -> Duration {
+        let region = |partition| self.cluster.region_of(self.routes.leader(partition));
+        let way = |from, to| self.cluster.topology.rtt(from, to) / 2;
+        let (here, decides) = (self.cluster.region_of(self.node), region(open.coordinator));
+        let participants = || open.participants.keys().copied();
+        let answered = participants().map(|p| way(region(p), here)).max().unwrap_or_default();
+        let requested = answered + way(here, decides) + self.majority(open.coordinator);
+        let vote = |p| self.majority(p) + way(region(p), decides);
+        let voted = participants().map(vote).max().unwrap_or_default();
+        requested.max(voted) + way(decides, region(partition))
+    }
+
+    /// §3.3.2: what the transaction touches at other participants, and when it should be there.
+    fn elsewhere(&self, open: &Open, partition: PartitionId) -> Vec<Elsewhere> {
+        if self.config.level < Level::ConditionalPrepare {
+            return Vec::new();
+        }
+        let others = open.participants.values().filter(|other| other.partition != partition);
+        let arrival = |other: &Participant| {
+            let arrives = open.arrivals.get(&other.partition).copied().unwrap_or_default();
+            Elsewhere { participant: other.clone(), arrives }
+        };
+        others.map(arrival).collect()
+    }
+
+    /// How long it takes to replicate something in a partition's group.
+    fn majority(&self, partition: PartitionId) -> Duration {
+        let leader = self.routes.leader(partition);
+        let from = self.cluster.region_of(leader);
+        let replicas = self.cluster.partition(partition).map(|p| p.replicas.as_slice());
+        let others = replicas.unwrap_or_default().iter().filter(|&&node| node != leader);
+        let mut away: Vec<Duration> = others
+            .map(|&node| self.cluster.topology.rtt(from, self.cluster.region_of(node)))
+            .collect();
+        away.sort_unstable();
+        let last = away.len().div_ceil(2).checked_sub(1);
+        last.and_then(|last| away.get(last)).copied().unwrap_or_default()
+    }
+
+    /// Delays are measured from the first transaction on, until none has come for a while.
+    fn keep_measuring(&mut self, cx: &mut Way<'_>) {
+        if self.probing.replace(cx.now()).is_none() {
+            self.on_probe_timeout(cx);
+        }
+    }
+
+    /// §4: probes everybody who leads something. Lost probes are not missed: the next ones are on their
+    /// way already.
+    fn on_probe_timeout(&mut self, cx: &mut Way<'_>) {
+        let now = cx.now();
+        let is_of_use = self.probing.is_some_and(|used| now.since(used) < self.config.probe_idle);
+        if !is_of_use {
+            self.probing = None;
+            self.delays.clear();
+            return;
+        }
+        let partitions = self.cluster.partitions();
+        let leaders: BTreeSet<NodeId> = partitions.map(|p| self.routes.leader(p.id)).collect();
+        for leader in leaders {
+            cx.send(leader, Msg::Probe { clock: cx.clock().now });
+        }
+        cx.set_timer(Timer::Probe, now + self.config.probe_interval);
+    }
+
+    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
+        let Some(participant) = open.participants.get(&partition) else { return };
+        let prepare = Msg::ReadAndPrepare {
+            txn: open.txn.id,
+            participant: participant.clone(),
+            coordinator: open.coordinator,
+            turn: open.turn,
+            lasts: self.lasts(open, partition),
+            elsewhere: self.elsewhere(open, partition),
+            acknowledged_below: open.txn.acknowledged_below,
+        };
+        cx.send(self.routes.leader(partition), prepare);
+    }
+
+    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Way<'_>) {
+        let prepare = Msg::CoordinatorPrepare {
+            txn: open.txn.id,
+            coordinator: open.coordinator,
+            participants: open.participants.keys().copied().collect(),
+            acknowledged_below: open.txn.acknowledged_below,
+        };
+        cx.send(self.routes.leader(open.coordinator), prepare);
+    }
+
+    /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
+    fn send_end(&self, open: &Open, cx: &mut Way<'_>) {
+        let (txn, coordinator) = (open.txn.id, open.coordinator);
+        let participants: Vec<PartitionId> = open.participants.keys().copied().collect();
+        let msg = match &open.phase {
+            Phase::Ending(Decision::Commit(writes)) => {
+                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+                let (writes, versions) = (writes.clone(), versions.collect());
+                let (round, is_provisional) = (open.round, !open.provisional.is_empty());
+                Msg::Commit {
+                    txn,
+                    coordinator,
+                    participants,
+                    writes,
+                    versions,
+                    round,
+                    is_provisional,
+                }
+            }
+            Phase::Ending(Decision::Abort) => {
+                let Open { round, is_stale, .. } = *open;
+                Msg::Abort { txn, coordinator, participants, round, is_stale }
+            }
+            Phase::Resolving => Msg::Resolve { txn, coordinator, participants },
+            Phase::Reading | Phase::Deciding | Phase::Snapshotting { .. } => return,
+        };
+        cx.send(self.routes.leader(coordinator), msg);
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+        if let Some(led) = msg.led_by_sender() {
+            self.routes.learn(led, from, cx.now());
+        }
+        match msg {
+            Msg::ReadResult { txn, partition, reads, is_provisional } => {
+                self.on_read_result(txn, partition, reads, is_provisional, cx);
+            }
+            Msg::ForwardedRead { txn, partition, reads } => {
+                self.on_read_result(txn, partition, reads, true, cx);
+            }
+            // That it waits is no answer, but a sign that somebody is there.
+            Msg::Waiting { .. } => {}
+            Msg::ProbeReply { delay } => {
+                self.delays.record(from, delay, self.config.probe_window, cx.now());
+            }
+            Msg::Decided { txn, outcome } => {
+                if let Some(open) = self.open.get(&txn) {
+                    self.routes.learn(open.coordinator, from, cx.now());
+                    if outcome == Outcome::Aborted(AbortReason::Recovery) {
+                        // Some participant never got the prepare. One that is only written to owes
+                        // no answer, so this is the only sign that its leader may be gone.
+                        for &partition in open.participants.keys() {
+                            self.routes.suspect(partition, open.begun, cx.now());
+                        }
+                    }
+                    let path =
+                        if open.is_by_provisional_reads() { "provisional" } else { "normal" };
+                    self.finish(txn, outcome, path, cx);
+                }
+            }
+            Msg::ReadOnlyResult { txn, partition, snapshot } => {
+                self.on_read_only_result(txn, partition, snapshot, cx);
+            }
+            Msg::NotLeader { partition, leader, txn } => {
+                self.on_not_leader(from, partition, leader, txn, cx);
+            }
+            Msg::ReadAndPrepare { .. }
+            | Msg::CoordinatorPrepare { .. }
+            | Msg::Commit { .. }
+            | Msg::Abort { .. }
+            | Msg::Heartbeat { .. }
+            | Msg::Resolve { .. }
+            | Msg::PrepareResult { .. }
+            | Msg::Writeback { .. }
+            | Msg::WritebackAck { .. }
+            | Msg::QueryPrepare { .. }
+            | Msg::QueryDecision { .. }
+            | Msg::MayForget { .. }
+            | Msg::Forget { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::ForwardRead { .. }
+            | Msg::Probe { .. }
+            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
+        }
+    }
+
+    /// One participant's values. The first that come are used; those that hold for good may follow.
+    fn on_read_result(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        reads: Vec<(Key, Read)>,
+        is_provisional: bool,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        if matches!(open.phase, Phase::Reading) && open.silent.remove(&partition) {
+            open.reads.extend(reads);
+            if is_provisional {
+                cx.note(Note::Provisional);
+                open.provisional.insert(partition);
+            }
+            if open.silent.is_empty() {
+                self.on_all_answered(txn, cx);
+            }
+        } else if !is_provisional && open.provisional.remove(&partition) {
+            let is_known = |(key, read): &(Key, Read)| {
+                open.reads.get(key).is_some_and(|known| known.version == read.version)
+            };
+            if !reads.iter().all(is_known) {
+                self.on_reads_changed(txn, reads, cx);
+            }
+        }
+        // Else a repetition: the caller may have computed from the first answer.
+    }
+
+    /// §3.3.2: what was read on a condition, or from elsewhere, does not hold. A procedure is computed
+    /// anew; a caller that was told has to begin again.
+    fn on_reads_changed(&mut self, id: TxnId, reads: Vec<(Key, Read)>, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.note(Note::ReadsChanged);
+        match (&open.phase, &open.txn.kind) {
+            (Phase::Reading, _) => open.reads.extend(reads),
+            (Phase::Ending(Decision::Commit(_)), Kind::Procedure(ops)) => {
+                open.reads.extend(reads);
+                let decision = match Txn::execute(ops, &open.reads) {
+                    Ok(writes) => Decision::Commit(writes),
+                    Err(_) => Decision::Abort,
+                };
+                self.end(id, decision, cx);
+            }
+            (Phase::Ending(Decision::Commit(_)), _) => {
+                open.is_stale = true;
+                self.end(id, Decision::Abort, cx);
+            }
+            (Phase::Deciding, _) => open.is_stale = true,
+            (Phase::Ending(Decision::Abort) | Phase::Resolving | Phase::Snapshotting { .. }, _) => {
+            }
+        }
+    }
+
+    /// The read round is complete: ask the caller, or compute in its stead.
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match (&open.phase, &open.txn.kind) {
+            (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (_, Kind::Interactive) => {
+                cx.reads(id, open.reads.clone());
+                open.phase = Phase::Deciding;
+                cx.cancel_timer(Timer::Resend(id));
+            }
+            (_, Kind::Procedure(ops)) => {
+                let decision = match Txn::execute(ops, &open.reads) {
+                    Ok(writes) => Decision::Commit(writes),
+                    Err(_) => Decision::Abort,
+                };
+                self.end(id, decision, cx);
+            }
+            (_, Kind::ReadOnly) => unreachable!("a read-only transaction takes its own path"),
+            (_, Kind::General) => unreachable!("a general transaction is refused"),
+        }
+    }
+
+    /// The caller of an interactive transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match open.phase {
+            Phase::Deciding => {}
+            Phase::Reading if decision == Decision::Abort => {}
+            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+                return;
+            }
+        }
+        if open.is_stale {
+            self.end(id, Decision::Abort, cx);
+            return;
+        }
+        if let Decision::Commit(writes) = &decision
+            && !Self::is_declared(&open.txn, writes)
+        {
+            self.end(id, Decision::Abort, cx);
+            return;
+        }
+        if open.participants.is_empty() {
+            let outcome = match decision {
+                Decision::Commit(_) => Outcome::Committed(cx.clock().now),
+                Decision::Abort => Outcome::Aborted(AbortReason::Client),
+            };
+            self.finish(id, outcome, "empty", cx);
+            return;
+        }
+        self.end(id, decision, cx);
+    }
+
+    /// Every written key must be among those declared.
+    fn is_declared(txn: &Txn, writes: &Writes) -> bool {
+        writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
+    }
+
+    /// Asks the coordinator to commit or abort.
+    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if let Decision::Commit(_) = decision {
+            open.round += 1;
+        }
+        open.phase = Phase::Ending(decision);
+        open.resent = 0;
+        open.asked = cx.now();
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve_request(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Way<'_>,
+    ) {
+        let id = txn.id;
+        let mut open = self.open(txn, cx.now());
+        if open.txn.is_read_only() || matches!(open.txn.kind, Kind::General) {
+            // It changes nothing, so it can simply be read again; or it is refused again.
+            self.open.remove(&id);
+            self.on_begin(open.txn, cx);
+            return;
+        }
+        if open.participants.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        open.reads = reads;
+        open.is_resolved = true;
+        open.silent.clear();
+        open.phase = match decision {
+            Some(Decision::Commit(writes)) if Self::is_declared(&open.txn, &writes) => {
+                open.round = 1;
+                Phase::Ending(Decision::Commit(writes))
+            }
+            Some(Decision::Commit(_) | Decision::Abort) => Phase::Ending(Decision::Abort),
+            None => Phase::Resolving,
+        };
+        self.open.insert(id, open);
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+    }
+
+    /// One participant's part of a read-only transaction.
+    fn on_read_only_result(
+        &mut self,
+        id: TxnId,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
+        if snapshot.valid_until < *at_least || !open.silent.remove(&partition) {
+            // An answer to the round before.
+            return;
+        }
+        snapshots.insert(partition, snapshot);
+        if open.silent.is_empty() {
+            self.on_snapshot_complete(id, cx);
+        }
+    }
+
+    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
+    /// and within every promise; else those whose promise falls short are asked again.
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
+        let versions = snapshots
+            .values()
+            .flat_map(|snapshot| snapshot.reads.iter().map(|(_, read)| read.version.timestamp));
+        let snapshot_at = versions.max().unwrap_or_default();
+        let short: Vec<PartitionId> = snapshots
+            .iter()
+            .filter(|(_, snapshot)| snapshot.valid_until < snapshot_at)
+            .map(|(partition, _)| *partition)
+            .collect();
+        if !short.is_empty() {
+            cx.note(Note::SecondRound);
+            for partition in short {
+                snapshots.remove(&partition);
+                open.silent.insert(partition);
+            }
+            *at_least = snapshot_at;
+            *round += 1;
+            open.resent = 0;
+            open.asked = cx.now();
+            self.send_outstanding(id, cx);
+            cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+            return;
+        }
+        let path = if *round == 1 { "read-only" } else { "read-only-again" };
+        let parts = std::mem::take(snapshots);
+        let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
+        let guards = match &open.txn.kind {
+            Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
+            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(()),
+        };
+        let outcome = match guards {
+            Ok(()) => Outcome::Committed(snapshot_at),
+            Err(reason) => Outcome::Aborted(reason),
+        };
+        open.reads = reads;
+        self.finish(id, outcome, path, cx);
+    }
+
+    /// Tells the caller, and forgets.
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+        let Some(open) = self.open.remove(&id) else { return };
+        cx.cancel_timer(Timer::Resend(id));
+        let mut outcome = outcome;
+        match (&open.txn.kind, &open.phase, outcome) {
+            // The guard's failure looks like the client's own abort to the coordinator.
+            (
+                Kind::Procedure(_),
+                Phase::Ending(Decision::Abort),
+                Outcome::Aborted(AbortReason::Client),
+            ) => outcome = Outcome::Aborted(AbortReason::Guard),
+            (Kind::Procedure(_) | Kind::ReadOnly, _, Outcome::Committed(_))
+                if !open.is_resolved =>
+            {
+                cx.reads(id, open.reads);
+            }
+            _ => {}
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    fn on_not_leader(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        leader: Option<NodeId>,
+        txn: Option<TxnId>,
+        cx: &mut Way<'_>,
+    ) {
+        if !self.routes.redirect(partition, from, leader, cx.now()) {
+            return;
+        }
+        let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
+        let id = open.txn.id;
+        match &open.phase {
+            Phase::Reading => {
+                if open.silent.contains(&partition) {
+                    self.send_prepare(open, partition, cx);
+                }
+                if open.coordinator == partition {
+                    self.send_coordinator_prepare(open, cx);
+                }
+            }
+            Phase::Deciding => {
+                if open.coordinator == partition {
+                    self.send_coordinator_prepare(open, cx);
+                }
+            }
+            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+                self.send_outstanding(id, cx);
+            }
+        }
+    }
+
+    /// Nobody answered for a while: ask somebody else, and more patiently each time.
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.note(Note::Resent);
+        open.resent += 1;
+        let patience = self.config.resend_after * (1 << open.resent.min(2));
+        let asked = std::mem::replace(&mut open.asked, cx.now());
+        match &open.phase {
+            Phase::Reading | Phase::Snapshotting { .. } => {
+                for &partition in &open.silent {
+                    self.routes.suspect(partition, asked, cx.now());
+                }
+                self.routes.suspect(open.coordinator, asked, cx.now());
+            }
+            Phase::Ending(_) | Phase::Resolving => {
+                self.routes.suspect(open.coordinator, asked, cx.now());
+            }
+            Phase::Deciding => {}
+        }
+        self.send_outstanding(id, cx);
+        cx.set_timer(Timer::Resend(id), cx.now() + patience);
+    }
+
+    /// Carousel §4.3.1: tells each coordinator whose callers are alive.
+    fn on_heartbeat_timeout(&mut self, cx: &mut Way<'_>) {
+        let now = cx.now();
+        let interval = self.config.heartbeat_interval;
+        let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
+        for open in self.open.values() {
+            let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);
+            if is_undecided && now.since(open.begun) >= interval / 2 {
+                beats.entry(open.coordinator).or_default().push(open.txn.id);
+            }
+        }
+        for (coordinator, txns) in beats {
+            cx.send(self.routes.leader(coordinator), Msg::Heartbeat { coordinator, txns });
+        }
+        self.beats = !self.open.is_empty();
+        if self.beats {
+            cx.set_timer(Timer::Heartbeat, now + interval);
+        }
+    }
+}
+
+impl Open {
+    /// It ended before its reads were known to hold.
+    fn is_by_provisional_reads(&self) -> bool {
+        !self.provisional.is_empty()
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return f.write_str("idle");
+        }
+        for (at, (id, open)) in self.open.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let phase = match &open.phase {
+                Phase::Reading => "reading",
+                Phase::Deciding => "deciding",
+                Phase::Ending(Decision::Commit(_)) => "committing",
+                Phase::Ending(Decision::Abort) => "aborting",
+                Phase::Resolving => "resolving",
+                Phase::Snapshotting { .. } => "snapshotting",
+            };
+            write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
+            if !open.silent.is_empty() {
+                write!(f, " waits {:?}", open.silent)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! How long messages take to the servers that lead: measured all the time, and asked whenever a
+//! transaction needs its timestamp (§2.2, §4).
+//!
+//! What is measured is a difference of clocks: what the receiver's clock says when a probe comes, less
+//! what the sender's said when it left. The difference of the clocks themselves is in it, so that "now,
+//! by my clock, and the measured delay" is a reading of the *receiver's* clock.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use orthodrome_core::id::NodeId;
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
+
+/// Of all measurements, this many per cent are at or below the estimate.
+const PERCENTILE: usize = 95;
+
+/// Measured delays to nodes.
+#[derive(Debug, Default)]
+pub struct Delays(BTreeMap<NodeId, Measured>);
+
+#[derive(Debug, Default)]
+struct Measured {
+    /// The last ones, oldest first: when each came back, and the delay.
+    samples: VecDeque<(Time, i64)>,
+    /// The estimate, and when it was made.
+    estimate: Option<(Time, i64)>,
+}
+
+impl Delays {
+    /// A probe of `node` has come back.
+    pub fn record(&mut self, node: NodeId, delay: i64, window: Duration, now: Time) {
+        let samples = &mut self.0.entry(node).or_default().samples;
+        samples.push_back((now, delay));
+        while samples.front().is_some_and(|(at, _)| now.since(*at) > window) {
+            samples.pop_front();
+        }
+    }
+
+    /// The delay to `node` in nanoseconds; none if nothing is known that is young enough. Made anew
+    /// at most once in `refresh`.
+    pub fn estimate(
+        &mut self,
+        node: NodeId,
+        window: Duration,
+        refresh: Duration,
+        now: Time,
+    ) -> Option<i64> {
+        let measured = self.0.get_mut(&node)?;
+        if let Some((at, estimate)) = measured.estimate
+            && now.since(at) < refresh
+        {
+            return Some(estimate);
+        }
+        let young = measured.samples.iter().filter(|(at, _)| now.since(*at) <= window);
+        let mut delays: Vec<i64> = young.map(|(_, delay)| *delay).collect();
+        delays.sort_unstable();
+        let rank = (delays.len() * PERCENTILE).div_ceil(100);
+        let estimate = rank.checked_sub(1).and_then(|at| delays.get(at)).copied();
+        measured.estimate = estimate.map(|estimate| (now, estimate));
+        estimate
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// `to` less `from`, in nanoseconds.
+#[must_use]
+pub fn difference(to: Timestamp, from: Timestamp) -> i64 {
+    i64::try_from(i128::from(to.0) - i128::from(from.0)).unwrap_or(if to < from {
+        i64::MIN
+    } else {
+        i64::MAX
+    })
+}
+
+/// `clock` and `delay` nanoseconds, which may be less than none.
+#[must_use]
+pub fn shifted(clock: Timestamp, delay: i64) -> Timestamp {
+    Timestamp(clock.0.saturating_add_signed(delay))
+}
+
+/// A span as a delay.
+#[must_use]
+pub fn delay(span: Duration) -> i64 {
+    i64::try_from(nanos(span)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: NodeId = NodeId(7);
+    const WINDOW: Duration = Duration::from_secs(1);
+    const REFRESH: Duration = Duration::from_millis(100);
+
+    fn ms(millis: u64) -> Time {
+        Time::from_millis(millis)
+    }
+
+    #[test]
+    fn the_estimate_is_the_95th_percentile_of_the_last_second() {
+        let mut delays = Delays::default();
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(0)), None);
+        for turn in 0..200 {
+            // The first hundred are from before the window.
+            let delay = if turn < 100 { 9_999 } else { turn - 100 };
+            delays.record(NODE, delay, WINDOW, ms(u64::try_from(turn).unwrap() * 10));
+        }
+        // 100 samples and the one at the edge of the window: 9999, 0, 1, … 99.
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(1_990)), Some(95));
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(2_000)), Some(95), "not made anew");
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(2_091)), Some(96));
+    }
+
+    #[test]
+    fn lost_probes_leave_an_estimate_until_all_are_too_old() {
+        let mut delays = Delays::default();
+        delays.record(NODE, -5, WINDOW, ms(0));
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(900)), Some(-5));
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(1_001)), None);
+    }
+
+    #[test]
+    fn a_clock_that_steps_is_believed_after_one_window() {
+        let mut delays = Delays::default();
+        for turn in 0..100 {
+            delays.record(NODE, 1_000_000, WINDOW, ms(turn * 10));
+        }
+        for turn in 100..202 {
+            delays.record(NODE, -1_000_000, WINDOW, ms(turn * 10));
+        }
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(2_010)), Some(-1_000_000));
+    }
+
+    #[test]
+    fn differences_and_shifts_know_signs() {
+        assert_eq!(difference(Timestamp(5), Timestamp(8)), -3);
+        assert_eq!(difference(Timestamp::MAX, Timestamp::ZERO), i64::MAX);
+        assert_eq!(shifted(Timestamp(5), -8), Timestamp::ZERO);
+        assert_eq!(shifted(Timestamp(5), 8), Timestamp(13));
+        assert_eq!(delay(Duration::from_micros(1)), 1_000);
+    }
+}
