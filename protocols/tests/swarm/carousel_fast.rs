@@ -1,6 +1,5 @@
 //! Carousel Fast.
 
-use orthodrome_core::time::Duration;
 use orthodrome_protocols::carousel::{Carousel, FAST};
 use orthodrome_sim::FailureKind;
 
