@@ -119,13 +119,9 @@ fn bench(filter: Option<String>) -> Result<()> {
 /// The trace of one simulated run, from each build.
 fn twin() -> Result<()> {
     let trace = |profile: &str| -> Result<String> {
-        // In release with the features of the whole workspace, so that the tests need not build it again.
-        let (folder, whose) = match profile {
-            "dev" => ("debug", &["-p", "orthodrome-protocols"][..]),
-            other => (other, &["--workspace"][..]),
-        };
-        let build = ["build", "--quiet", "--example", "twin", "--profile", profile];
-        cargo(&[&build[..], whose].concat())?;
+        // The whole workspace, so that the tests need not build it again with other features.
+        cargo(&["build", "--quiet", "--workspace", "--example", "twin", "--profile", profile])?;
+        let folder = if profile == "dev" { "debug" } else { profile };
         let program = built(folder, "examples/twin")?;
         let output = Command::new(program).output().context("could not start the twin run")?;
         ensure!(
