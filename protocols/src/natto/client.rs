@@ -9,16 +9,15 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Duration, Time, Timestamp};
-use orthodrome_core::txn::{
-    AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
-};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn};
 
 use super::delays::{Delays, delay, shifted};
 use super::leader::Way;
 use super::message::{Elsewhere, Msg, Record, Turn};
 use super::{Config, Level, Natto, Note, Timer};
-use crate::gateway::{Participant, Snapshot, coordinator_of, split};
+use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
+use crate::waiting::Asked;
 
 /// The client side of Natto.
 #[derive(Debug)]
@@ -44,10 +43,9 @@ struct Open {
     /// Participants that have not answered.
     silent: BTreeSet<PartitionId>,
     phase: Phase,
-    resent: u32,
     begun: Time,
     /// When the unanswered requests were last sent.
-    asked: Time,
+    asked: Asked,
     /// When it is to be processed everywhere, and how much it matters.
     turn: Turn,
     /// When it should be at each participant.
@@ -72,9 +70,8 @@ enum Phase {
     Ending(Decision),
     /// The caller lost track, and had not decided.
     Resolving,
-    /// A read-only transaction: what each partition answered, and the timestamp that the answers
-    /// of this round must reach.
-    Snapshotting { snapshots: BTreeMap<PartitionId, Snapshot>, at_least: Timestamp, round: u32 },
+    /// A read-only transaction.
+    Snapshotting(Snapshots),
 }
 
 impl Machine<Natto> for Client {
@@ -145,9 +142,8 @@ impl Client {
             coordinator,
             reads: Reads::new(),
             phase: Phase::Reading,
-            resent: 0,
             begun: now,
-            asked: now,
+            asked: Asked::new(now),
             turn: Turn::default(),
             arrivals: BTreeMap::new(),
             provisional: BTreeSet::new(),
@@ -174,11 +170,7 @@ impl Client {
         if !open.txn.is_read_only() {
             open.turn = self.turn(&mut open, cx);
         } else {
-            open.phase = Phase::Snapshotting {
-                snapshots: BTreeMap::new(),
-                at_least: Timestamp::ZERO,
-                round: 1,
-            };
+            open.phase = Phase::Snapshotting(Snapshots::default());
         }
         self.open.insert(id, open);
         self.send_first(id, cx);
@@ -216,11 +208,10 @@ impl Client {
             }
             Phase::Reading | Phase::Deciding => {}
             Phase::Ending(_) | Phase::Resolving => self.send_end(open, cx),
-            Phase::Snapshotting { at_least, .. } => {
-                for partition in &open.silent {
-                    let Some(participant) = open.participants.get(partition) else { continue };
-                    let keys = participant.reads.clone();
-                    let (partition, at_least) = (*partition, *at_least);
+            Phase::Snapshotting(snapshots) => {
+                for &partition in &open.silent {
+                    let Some(participant) = open.participants.get(&partition) else { continue };
+                    let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
                     let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
                     cx.send(self.routes.leader(partition), read);
                 }
@@ -379,7 +370,7 @@ impl Client {
                 Msg::Abort { txn, coordinator, participants, round, is_stale }
             }
             Phase::Resolving => Msg::Resolve { txn, coordinator, participants },
-            Phase::Reading | Phase::Deciding | Phase::Snapshotting { .. } => return,
+            Phase::Reading | Phase::Deciding | Phase::Snapshotting(_) => return,
         };
         cx.send(self.routes.leader(coordinator), msg);
     }
@@ -410,8 +401,8 @@ impl Client {
                             self.routes.suspect(partition, open.begun, cx.now());
                         }
                     }
-                    let path =
-                        if open.is_by_provisional_reads() { "provisional" } else { "normal" };
+                    // It ended before its reads were known to hold, or not.
+                    let path = if open.provisional.is_empty() { "normal" } else { "provisional" };
                     self.finish(txn, outcome, path, cx);
                 }
             }
@@ -491,8 +482,7 @@ impl Client {
                 self.end(id, Decision::Abort, cx);
             }
             (Phase::Deciding, _) => open.is_stale = true,
-            (Phase::Ending(Decision::Abort) | Phase::Resolving | Phase::Snapshotting { .. }, _) => {
-            }
+            (Phase::Ending(Decision::Abort) | Phase::Resolving | Phase::Snapshotting(_), _) => {}
         }
     }
 
@@ -500,7 +490,7 @@ impl Client {
     fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, &open.txn.kind) {
-            (Phase::Snapshotting { .. }, _) => self.on_snapshot_complete(id, cx),
+            (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
             (_, Kind::Interactive) => {
                 cx.reads(id, open.reads.clone());
                 open.phase = Phase::Deciding;
@@ -524,7 +514,7 @@ impl Client {
         match open.phase {
             Phase::Deciding => {}
             Phase::Reading if decision == Decision::Abort => {}
-            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting(_) => {
                 return;
             }
         }
@@ -533,7 +523,7 @@ impl Client {
             return;
         }
         if let Decision::Commit(writes) = &decision
-            && !Self::is_declared(&open.txn, writes)
+            && !open.txn.declares(writes)
         {
             self.end(id, Decision::Abort, cx);
             return;
@@ -549,11 +539,6 @@ impl Client {
         self.end(id, decision, cx);
     }
 
-    /// Every written key must be among those declared.
-    fn is_declared(txn: &Txn, writes: &Writes) -> bool {
-        writes.keys().all(|key| txn.writes.binary_search(key).is_ok())
-    }
-
     /// Asks the coordinator to commit or abort.
     fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -561,8 +546,13 @@ impl Client {
             open.round += 1;
         }
         open.phase = Phase::Ending(decision);
-        open.resent = 0;
-        open.asked = cx.now();
+        self.ask(id, cx);
+    }
+
+    /// Sends what a new phase or round asks for.
+    fn ask(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.asked = Asked::new(cx.now());
         self.send_outstanding(id, cx);
         cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
@@ -591,7 +581,7 @@ impl Client {
         open.is_resolved = true;
         open.silent.clear();
         open.phase = match decision {
-            Some(Decision::Commit(writes)) if Self::is_declared(&open.txn, &writes) => {
+            Some(Decision::Commit(writes)) if open.txn.declares(&writes) => {
                 open.round = 1;
                 Phase::Ending(Decision::Commit(writes))
             }
@@ -599,8 +589,7 @@ impl Client {
             None => Phase::Resolving,
         };
         self.open.insert(id, open);
-        self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        self.ask(id, cx);
     }
 
     /// One participant's part of a read-only transaction.
@@ -612,9 +601,8 @@ impl Client {
         cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { snapshots, at_least, .. } = &mut open.phase else { return };
-        if snapshot.valid_until < *at_least || !open.silent.remove(&partition) {
-            // An answer to the round before.
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        if !snapshots.is_current(&snapshot) || !open.silent.remove(&partition) {
             return;
         }
         snapshots.insert(partition, snapshot);
@@ -623,47 +611,22 @@ impl Client {
         }
     }
 
-    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
-    /// and within every promise; else those whose promise falls short are asked again.
+    /// Every part is here: done, or some are asked again.
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { snapshots, at_least, round } = &mut open.phase else { return };
-        let versions = snapshots
-            .values()
-            .flat_map(|snapshot| snapshot.reads.iter().map(|(_, read)| read.version.timestamp));
-        let snapshot_at = versions.max().unwrap_or_default();
-        let short: Vec<PartitionId> = snapshots
-            .iter()
-            .filter(|(_, snapshot)| snapshot.valid_until < snapshot_at)
-            .map(|(partition, _)| *partition)
-            .collect();
-        if !short.is_empty() {
-            cx.note(Note::SecondRound);
-            for partition in short {
-                snapshots.remove(&partition);
-                open.silent.insert(partition);
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        match snapshots.complete(&open.txn) {
+            Ok((reads, outcome)) => {
+                let path = snapshots.path();
+                open.reads = reads;
+                self.finish(id, outcome, path, cx);
             }
-            *at_least = snapshot_at;
-            *round += 1;
-            open.resent = 0;
-            open.asked = cx.now();
-            self.send_outstanding(id, cx);
-            cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
-            return;
+            Err(short) => {
+                cx.note(Note::SecondRound);
+                open.silent.extend(short);
+                self.ask(id, cx);
+            }
         }
-        let path = if *round == 1 { "read-only" } else { "read-only-again" };
-        let parts = std::mem::take(snapshots);
-        let reads: Reads = parts.into_values().flat_map(|snapshot| snapshot.reads).collect();
-        let guards = match &open.txn.kind {
-            Kind::Procedure(ops) => Txn::execute(ops, &reads).map(drop),
-            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(()),
-        };
-        let outcome = match guards {
-            Ok(()) => Outcome::Committed(snapshot_at),
-            Err(reason) => Outcome::Aborted(reason),
-        };
-        open.reads = reads;
-        self.finish(id, outcome, path, cx);
     }
 
     /// Tells the caller, and forgets.
@@ -715,7 +678,7 @@ impl Client {
                     self.send_coordinator_prepare(open, cx);
                 }
             }
-            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting { .. } => {
+            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting(_) => {
                 self.send_outstanding(id, cx);
             }
         }
@@ -725,11 +688,11 @@ impl Client {
     fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
-        open.resent += 1;
-        let patience = self.config.resend_after * (1 << open.resent.min(2));
-        let asked = std::mem::replace(&mut open.asked, cx.now());
+        let asked = open.asked.at;
+        open.asked = open.asked.again(cx.now());
+        let patience = open.asked.patience(self.config.resend_after);
         match &open.phase {
-            Phase::Reading | Phase::Snapshotting { .. } => {
+            Phase::Reading | Phase::Snapshotting(_) => {
                 for &partition in &open.silent {
                     self.routes.suspect(partition, asked, cx.now());
                 }
@@ -765,13 +728,6 @@ impl Client {
     }
 }
 
-impl Open {
-    /// It ended before its reads were known to hold.
-    fn is_by_provisional_reads(&self) -> bool {
-        !self.provisional.is_empty()
-    }
-}
-
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.open.is_empty() {
@@ -785,7 +741,7 @@ impl fmt::Display for Client {
                 Phase::Ending(Decision::Commit(_)) => "committing",
                 Phase::Ending(Decision::Abort) => "aborting",
                 Phase::Resolving => "resolving",
-                Phase::Snapshotting { .. } => "snapshotting",
+                Phase::Snapshotting(_) => "snapshotting",
             };
             write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
             if !open.silent.is_empty() {
