@@ -101,7 +101,7 @@ pub struct WorkloadArgs {
     pub read_only_as: Option<ReadOnlyAs>,
     /// Share of transactions with high priority, from 0 to 1; or which of the workload's
     /// transactions have it, by name and separated by commas (send-payment)
-    #[arg(long, value_name = "F|NAMES", allow_hyphen_values = true)]
+    #[arg(long, value_name = "F|NAMES")]
     pub high_priority: Option<HighPriority>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use orthodrome_core::machine::Protocol;
-use orthodrome_eval::metrics::RunResult;
+use orthodrome_eval::metrics::{RunResult, Summary};
 use orthodrome_protocols::registry::{self, Row, Visitor};
 use orthodrome_sim::Failure;
 use serde::Serialize;
@@ -213,9 +213,9 @@ fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::
 type Column = (&'static str, usize, fn(&RunResult) -> f64);
 
 const COLUMNS: &[Column] = &[
-    ("p50 ms", 1, |run| run.latency_ms.all.p50),
-    ("p95 ms", 1, |run| run.latency_ms.all.p95),
-    ("p99 ms", 1, |run| run.latency_ms.all.p99),
+    ("p50 ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.p50)),
+    ("p95 ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.p95)),
+    ("p99 ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.p99)),
     ("÷ floor", 2, |run| run.floor_ratio.p50),
     ("committed/s", 1, |run| run.committed_tps),
     ("commit rate %", 1, |run| run.commit_rate * 100.0),
@@ -227,11 +227,16 @@ const COLUMNS: &[Column] = &[
 
 /// Latency by priority, where transactions of both kinds ran.
 const BY_PRIORITY: &[Column] = &[
-    ("p50 high", 1, |run| run.latency_ms.high.p50),
-    ("p95 high", 1, |run| run.latency_ms.high.p95),
-    ("p50 low", 1, |run| run.latency_ms.low.p50),
-    ("p95 low", 1, |run| run.latency_ms.low.p95),
+    ("p50 high", 1, |run| seen(&run.latency_ms.high, |latency| latency.p50)),
+    ("p95 high", 1, |run| seen(&run.latency_ms.high, |latency| latency.p95)),
+    ("p50 low", 1, |run| seen(&run.latency_ms.low, |latency| latency.p50)),
+    ("p95 low", 1, |run| seen(&run.latency_ms.low, |latency| latency.p95)),
 ];
+
+/// A latency, and no number where nothing ended that could have one.
+fn seen(summary: &Summary, figure: fn(&Summary) -> f64) -> f64 {
+    if summary.n == 0 { f64::NAN } else { figure(summary) }
+}
 
 /// The figure of a run that the column called `name` shows.
 pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
@@ -307,6 +312,9 @@ fn table(compared: &[Compared], columns: &[Column]) -> String {
 pub fn cell(values: &[f64], decimals: usize) -> String {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
+    if mean.is_nan() {
+        return "–".into();
+    }
     // One degree of freedom less than there are values.
     let Some(quantile) = values.len().checked_sub(2).and_then(|at| STUDENT.get(at)) else {
         return format!("{mean:.decimals$}");
@@ -330,6 +338,7 @@ mod tests {
     #[test]
     fn several_values_have_an_interval_and_one_has_none() {
         assert_eq!(cell(&[7.25], 1), "7.2");
+        assert_eq!(cell(&[7.25, seen(&Summary::default(), |latency| latency.p50)], 1), "–");
         // Mean 2, standard deviation 1, so 4.303 / √3.
         assert_eq!(cell(&[1.0, 2.0, 3.0], 2), "2.00 ± 2.48");
         assert_eq!(cell(&[5.0; 30], 1), "5.0 ± 0.0");

@@ -35,7 +35,7 @@ pub struct Figure {
 }
 
 const SIZE: (u32, u32) = (860, 480);
-/// Systems are told apart from this many different values of one axis on a logarithmic scale.
+/// From this ratio of the largest to the smallest value on, the vertical axis is logarithmic.
 const LOG_FROM: f64 = 12.0;
 
 impl Figure {

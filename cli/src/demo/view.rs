@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use orthodrome_core::RegionId;
 use orthodrome_core::txn::Priority;
+use orthodrome_eval::metrics::Summary;
 
 use crate::load::driver::Shared;
 use crate::load::ledger::Watched;
@@ -128,13 +129,13 @@ impl View {
         let (rate, latency) = ledger.recent(|_, _| true);
         let (_, high) = ledger.recent(|priority, _| priority > Priority::LOW);
         format!(
-            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5.0} ms  p95 {:>5.0} ms ({:.0} of high priority)  \
-             p99 {:>5.0} ms  {headline}",
+            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5} ms  p95 {:>5} ms ({} of high priority)  p99 {:>5} ms  \
+             {headline}",
             self.shared.started.elapsed().as_secs_f64(),
-            latency.p50,
-            latency.p95,
-            high.p95,
-            latency.p99,
+            figure(&latency, latency.p50),
+            figure(&latency, latency.p95),
+            figure(&high, high.p95),
+            figure(&latency, latency.p99),
         )
     }
 
@@ -185,20 +186,19 @@ impl View {
         output::table(&header, regions.chain(totals))
     }
 
-    fn row(
-        name: String,
-        state: &str,
-        rate: f64,
-        latency: orthodrome_eval::metrics::Summary,
-    ) -> [String; 6] {
-        let figure = |value: f64| if latency.n == 0 { "–".into() } else { format!("{value:.0}") };
+    fn row(name: String, state: &str, rate: f64, latency: Summary) -> [String; 6] {
         [
             name,
             state.into(),
             format!("{rate:.0}"),
-            figure(latency.p50),
-            figure(latency.p95),
-            figure(latency.p99),
+            figure(&latency, latency.p50),
+            figure(&latency, latency.p95),
+            figure(&latency, latency.p99),
         ]
     }
+}
+
+/// A latency of those that `of` sums up; a dash where there are none.
+fn figure(of: &Summary, millis: f64) -> String {
+    if of.n == 0 { "–".into() } else { format!("{millis:.0}") }
 }

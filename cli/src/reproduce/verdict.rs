@@ -11,8 +11,11 @@ use super::experiment::Claim;
 pub struct Measured(BTreeMap<String, Vec<(f64, f64)>>);
 
 impl Measured {
+    /// Takes down a figure, if it is a number: there is none where nothing ended.
     pub fn record(&mut self, protocol: &str, at: f64, figure: f64) {
-        self.0.entry(protocol.to_owned()).or_default().push((at, figure));
+        if figure.is_finite() {
+            self.0.entry(protocol.to_owned()).or_default().push((at, figure));
+        }
     }
 
     /// All figures of a protocol, in the order in which they were recorded.
@@ -62,7 +65,7 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Holds a claim about figures in `unit` against what was measured.
+    /// Holds a claim against what was measured.
     pub fn new(claim: &Claim, measured: &Measured) -> Self {
         let (reported, outcome) = judge(claim, measured);
         let (verdict, measured) = match outcome {
@@ -150,9 +153,13 @@ mod tests {
 
     fn measured() -> Measured {
         let mut measured = Measured::default();
-        for (name, at, figure) in
-            [("a", 1.0, 100.0), ("a", 2.0, 250.0), ("b", 1.0, 105.0), ("b", 2.0, 1_000.0)]
-        {
+        for (name, at, figure) in [
+            ("a", 1.0, 100.0),
+            ("a", 2.0, 250.0),
+            ("b", 1.0, 105.0),
+            ("b", 2.0, 1_000.0),
+            ("b", 4.0, f64::NAN),
+        ] {
             measured.record(name, at, figure);
         }
         measured
@@ -181,6 +188,7 @@ mod tests {
             ("of = 'a'\nat = 2\ngrowth_from = 1\nbelow = 2", Verdict::Agrees, "150 %"),
             ("of = 'b'\nat = 2\ngrowth_from = 1\nbelow = 2", Verdict::Differs, "852 %"),
             ("of = 'c'\nat = 2\nabove = 2", Verdict::NotRun, ""),
+            ("of = 'b'\nat = 4\nbelow = 2", Verdict::NotRun, ""),
             ("of = 'a'\nat = 3\nis = 2\nwhy = 'so'", Verdict::NotRun, ""),
         ] {
             let judged = Judged::new(&claim(text), &measured());
