@@ -143,6 +143,21 @@ fn errors_name_the_place_and_the_remedy() {
     assert!(parse("").unwrap_err().contains("cluster"));
 }
 
+#[test]
+fn a_principal_has_the_quota_that_its_entry_gives() {
+    let with = |more: &str| {
+        let entry =
+            "[[principals]]\nname = \"shop\"\nrole = \"write\"\ntoken = \"a-token-of-the-shop\"\n";
+        GOOD.replacen("[placement]", &format!("{entry}{more}\n[placement]"), 1)
+    };
+    for (more, expected) in [("high_priority_per_second = 7", "Some(7)"), ("", "None")] {
+        let access = format!("{:?}", parse(&with(more)).unwrap().service.access);
+        assert!(access.contains(&format!("high_priority_per_second: {expected}")), "{access}");
+    }
+    let error = parse(&with("high_priority_per_second = -1")).map(|_| ()).unwrap_err();
+    assert!(error.contains("node.toml:29") && error.contains("-1"), "{error}");
+}
+
 fn example() -> Example {
     let node = |id: u32, region: &str| ExampleNode {
         id: NodeId(id),
