@@ -126,7 +126,7 @@ impl Course {
             },
             warmup,
             duration,
-            check_invariants: self.verify,
+            invariants_every: u64::from(self.verify),
             check_outcomes: self.verify || self.faults.is_some(),
             ..Options::default()
         })

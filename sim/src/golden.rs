@@ -228,7 +228,7 @@ impl<P: Protocol> Golden<P> {
             epoch: 1_000_000,
             ..ClockModel::default()
         };
-        let options = Options { cpu: None, clock, check_invariants: true, ..Options::default() };
+        let options = Options { cpu: None, clock, invariants_every: 1, ..Options::default() };
         let mut run = Simulation::<P>::new(
             cluster,
             config,

@@ -48,8 +48,9 @@ pub struct Options {
     pub duration: Duration,
     /// How long what is under way then has to end, before it counts as stuck.
     pub drain: Duration,
-    /// Call every machine's `assert_invariants` after every input.
-    pub check_invariants: bool,
+    /// Call a machine's `assert_invariants` after its input at every so-many-th event; 1: after every
+    /// input, 0: never.
+    pub invariants_every: u64,
     /// Remember everything that callers are told and machines claim, and hold the protocol to it.
     pub check_outcomes: bool,
 }
@@ -66,7 +67,7 @@ impl Default for Options {
             warmup: Duration::from_secs(10),
             duration: Duration::from_secs(60),
             drain: Duration::from_secs(60),
-            check_invariants: false,
+            invariants_every: 0,
             check_outcomes: false,
         }
     }
@@ -751,8 +752,9 @@ impl<P: Protocol> Simulation<P> {
 
     /// Carries out what a machine wants after an input, and checks it.
     fn settle_input(&mut self, index: u32, hops: u16) {
-        let is_checked = self.options.check_invariants;
-        let Self { nodes, world, .. } = self;
+        let Self { nodes, world, options, .. } = self;
+        let every = options.invariants_every;
+        let is_checked = every > 0 && world.events.is_multiple_of(every);
         let Some(node) = nodes.get_mut(index as usize) else { return };
         let Node { process, disk, cpu, role, .. } = node;
         let effects = on_host!(process, host => {

@@ -586,7 +586,8 @@ fn draw_options<P: Protocol>(
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,
         drain: swarm.liveness,
-        check_invariants: true,
+        // They are most of a run's time. A machine that has gone wrong mostly stays so.
+        invariants_every: if seed.is_multiple_of(32) { 1 } else { 64 },
         check_outcomes: true,
     }
 }

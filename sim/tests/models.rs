@@ -50,7 +50,7 @@ fn run_with(
         cpu: None,
         warmup: Duration::ZERO,
         duration: Duration::from_secs(5),
-        check_invariants: true,
+        invariants_every: 1,
         check_outcomes: true,
         ..Options::default()
     };

@@ -35,7 +35,7 @@ fn options(seed: u64, per_second: f64) -> Options {
         },
         warmup: Duration::from_secs(1),
         duration: Duration::from_secs(6),
-        check_invariants: true,
+        invariants_every: 1,
         check_outcomes: true,
         ..Options::default()
     }
