@@ -597,7 +597,7 @@ impl Replica {
         let is_counted_on = self.state.synced.keys().any(is_silent);
         if is_counted_on && self.quorums.replicas() - silent >= self.quorums.slow() {
             world.cx.note(Note::LeftBehind);
-            self.enter(self.state.view.next(), world);
+            self.enter(self.next_view(world), world);
         }
     }
 
@@ -605,11 +605,28 @@ impl Replica {
     pub(super) fn resolve_uncertain(&mut self, world: &mut World<'_, '_>) {
         if self.status == Status::Normal {
             world.cx.note(Note::Uncertain);
-            self.enter(self.state.view.next(), world);
+            self.enter(self.next_view(world), world);
         }
     }
 
     // Views (§3.2.2).
+
+    /// The next view that somebody leads who was heard of lately: one that a dead node should lead
+    /// costs everybody a time-out, each time that its turn comes.
+    fn next_view(&self, world: &World<'_, '_>) -> View {
+        let now = world.cx.now();
+        let silence = world.config.gossip_interval * 2 + world.config.view_timeout;
+        let is_here = |node: NodeId| {
+            let heard = self.heard.get(&node).is_some_and(|at| now.since(*at) < silence);
+            heard || node == world.node
+        };
+        let mut view = self.state.view.next();
+        // It is here itself, so this ends.
+        while !is_here(view.leader(&self.replicas)) {
+            view = view.next();
+        }
+        view
+    }
 
     /// Leaves its view for a later one.
     fn enter(&mut self, view: View, world: &mut World<'_, '_>) {
@@ -658,7 +675,7 @@ impl Replica {
         let Status::Changing { since } = self.status else { return };
         let heard = self.heard.values().filter(|at| **at > since).count();
         if heard + 1 >= self.quorums.slow() {
-            self.enter(self.state.view.next(), world);
+            self.enter(self.next_view(world), world);
         } else {
             self.offer(world);
             self.await_view(world);
@@ -691,7 +708,7 @@ impl Replica {
             self.begin_view(world);
         } else if !offer.is_whole && self.joined.contains(&from) {
             // It took part in this view already, and has lost what it said.
-            self.enter(view.next(), world);
+            self.enter(self.next_view(world), world);
         } else {
             self.send_view(from, false, world);
         }
@@ -704,7 +721,7 @@ impl Replica {
         let (image, before) = match self.gathering.ready(self.quorums) {
             // Only who has all of the data can give others a copy.
             Some(gathered) if gathered.all.iter().all(|(node, _)| *node != world.node) => {
-                self.enter(view.next(), world);
+                self.enter(self.next_view(world), world);
                 return;
             }
             Some(gathered) => {
@@ -803,7 +820,7 @@ impl Replica {
             world.reply(view.leader(&self.replicas), self.gossip());
         } else {
             // Others went on without it. The next view counts on it again.
-            self.enter(view.next(), world);
+            self.enter(self.next_view(world), world);
         }
     }
 
