@@ -18,9 +18,12 @@ impl Asked {
         Self { at: now, times: 0 }
     }
 
-    /// How long to wait for an answer: `patience` at first, later up to four times as long.
+    /// How long to wait for an answer: `patience` at first, then twice as long each time, up to four
+    /// times, or a second if that is longer: whoever is slow must not drown in questions of askers
+    /// whose patience was set too short.
     pub fn patience(&self, patience: Duration) -> Duration {
-        patience * (1 << self.times.min(2))
+        let longest = (patience * 4).max(Duration::from_secs(1));
+        (patience * (1 << self.times.min(10))).min(longest)
     }
 
     /// Time to ask again.
@@ -82,5 +85,26 @@ impl CommitWait {
             passed.push(txn);
         }
         passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_grows_to_four_times_or_a_second() {
+        let waits = |patience| {
+            let mut asked = Asked::new(Time(0));
+            let mut waits = Vec::new();
+            for _ in 0..12 {
+                waits.push(asked.patience(Duration::from_millis(patience)).as_millis());
+                asked = asked.again(Time(0));
+            }
+            waits
+        };
+        assert_eq!(waits(1_000)[..4], [1_000, 2_000, 4_000, 4_000]);
+        assert_eq!(waits(3)[..4], [3, 6, 12, 24]);
+        assert_eq!(waits(3)[11], 1_000);
     }
 }
