@@ -106,10 +106,19 @@ impl Cpu {
         self.busy
     }
 
-    /// A fault makes everything take `factor` times as long; 1 ends it. An infinite CPU becomes a
+    /// A fault makes everything from now on take `factor` times as long. An infinite CPU becomes a
     /// slow one of default cost.
     pub fn slow_down(&mut self, factor: u32) {
         self.slowdown = factor.max(1);
+    }
+
+    /// The fault ends; what is still waiting is done so many times sooner, counted from now.
+    pub fn speed_up(&mut self, now: Time) -> u32 {
+        let factor = std::mem::replace(&mut self.slowdown, 1);
+        for at in self.idle_at.iter_mut().chain([&mut self.last]) {
+            *at = sooner(*at, now, factor);
+        }
+        factor
     }
 
     /// Work under way is lost.
@@ -130,6 +139,11 @@ impl Cpu {
         *core = (*core).max(now) + cost;
         *core
     }
+}
+
+/// What was to end at `at` is done `factor` times sooner, counted from now.
+pub(crate) fn sooner(at: Time, now: Time, factor: u32) -> Time {
+    if at > now { now + at.since(now) / factor } else { at }
 }
 
 #[cfg(test)]
@@ -184,5 +198,22 @@ mod tests {
         assert!(!cpu.is_infinite(Time(1)));
         assert_eq!(cpu.admit(Time(1), 0, 0), ready);
         assert!(cpu.is_infinite(ready));
+    }
+
+    #[test]
+    fn what_waits_is_done_sooner_when_a_slow_spell_ends() {
+        let mut cpu = Cpu::new(Some(CpuModel { cores: 1, ..CpuModel::default() }));
+        cpu.slow_down(100);
+        let now = Time(1_000);
+        let ends: Vec<u64> =
+            (0..10).map(|_| cpu.admit(now, 0, 0).since(now).as_nanos() as u64).collect();
+        assert_eq!((ends[0], ends[9]), (900_000, 9_000_000));
+        assert_eq!(cpu.speed_up(now), 100);
+        assert_eq!(
+            sooner(now + Duration::from_nanos(ends[9]), now, 100).since(now).as_nanos(),
+            90_000
+        );
+        assert_eq!(cpu.admit(now, 0, 0).since(now).as_nanos(), 99_000, "after those that wait");
+        assert_eq!(sooner(Time(5), now, 100), Time(5), "what is past stays");
     }
 }

@@ -771,7 +771,7 @@ impl<P: Protocol> Simulation<P> {
                 }
             }
             Action::SlowCpu { nodes, .. } => {
-                nodes.iter().for_each(|&n| self.node(n).cpu.slow_down(1));
+                nodes.iter().for_each(|&n| self.speed_up(n));
             }
             Action::Clock { nodes, .. } => nodes.iter().for_each(|&n| self.node(n).clock.repair()),
             Action::SlowDisk { nodes, .. } => {
@@ -804,13 +804,13 @@ impl<P: Protocol> Simulation<P> {
             }
         }
         for index in 0..count {
+            self.speed_up(index);
             let node = self.node(index);
             let stays_down = down.contains(&node.id);
             node.held_down = u32::from(stays_down);
             node.disk_stopped = false;
             node.disk.failure = None;
             node.disk.slow_down(Duration::ZERO);
-            node.cpu.slow_down(1);
             node.clock.repair();
             node.paused = 0;
             if stays_down {

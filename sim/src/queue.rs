@@ -64,6 +64,20 @@ impl<E> Queue<E> {
         Some((at, event.unwrap_or_else(|| unreachable!("a ticket in the heap owns its slot"))))
     }
 
+    /// Gives every event the time that `when` says for it. Events that then share an instant happen
+    /// in the order in which they were scheduled.
+    pub fn reschedule(&mut self, when: impl Fn(&E, Time) -> Time) {
+        let Self { heap, slots, .. } = self;
+        let anew = std::mem::take(heap).into_iter().map(|Reverse(ticket)| {
+            let event = slots.get(ticket.slot as usize).and_then(Option::as_ref);
+            Reverse(Ticket {
+                at: event.map_or(ticket.at, |event| when(event, ticket.at)),
+                ..ticket
+            })
+        });
+        *heap = anew.collect();
+    }
+
     /// When the next event is due.
     #[must_use]
     pub fn next_at(&self) -> Option<Time> {
@@ -123,5 +137,17 @@ mod tests {
         assert_eq!(queue.next_at(), Some(Time(10)));
         assert_eq!(queue.pop(Time(10)), Some((Time(10), 'a')));
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn rescheduled_events_keep_their_order() {
+        let mut queue = Queue::default();
+        for (at, name) in [(30, 'c'), (10, 'a'), (20, 'b'), (15, 'x')] {
+            queue.push(Time(at), name);
+        }
+        queue.reschedule(|&name, at| if name == 'x' { at } else { Time(at.0 / 10) });
+        let order = std::iter::from_fn(|| queue.pop(Time(100)));
+        let expected = [(1, 'a'), (2, 'b'), (3, 'c'), (15, 'x')].map(|(at, name)| (Time(at), name));
+        assert_eq!(order.collect::<Vec<_>>(), expected);
     }
 }

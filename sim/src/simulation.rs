@@ -17,7 +17,7 @@ use orthodrome_eval::metrics::{Run, RunResult, Summary};
 use orthodrome_eval::workload::Workload;
 
 use crate::clock::{ClockModel, NodeClock};
-use crate::cpu::{Cpu, CpuModel};
+use crate::cpu::{Cpu, CpuModel, sooner};
 use crate::disk::{Disk, DiskFailure, DiskModel};
 use crate::fault::{Plan, Schedule, ScheduleError};
 use crate::load::{HistorySink, Load, LoadModel};
@@ -593,6 +593,25 @@ impl<P: Protocol> Simulation<P> {
             Event::Fault { entry, is_heal } => self.fault(entry, is_heal),
         }
         self.world.take_due();
+    }
+
+    /// The processor of a node is as fast as ever again, for what waits for it too.
+    pub(crate) fn speed_up(&mut self, index: u32) {
+        let now = self.world.now;
+        let factor = self.node(index).cpu.speed_up(now);
+        let is_waiting = |event: &Event<P>| match event {
+            Event::Arrive { flight, is_ready } => *is_ready && flight.to == index,
+            Event::Input { node, .. } => *node == index,
+            Event::Wake { .. }
+            | Event::Flushed { .. }
+            | Event::Arrival
+            | Event::Client { .. }
+            | Event::Fault { .. } => false,
+        };
+        if factor > 1 {
+            let when = |event: &_, at| if is_waiting(event) { sooner(at, now, factor) } else { at };
+            self.world.queue.reschedule(when);
+        }
     }
 
     fn arrive(&mut self, flight: InFlight<P>, is_ready: bool) {
