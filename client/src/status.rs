@@ -44,6 +44,19 @@ pub struct StatusInfo {
     pub demoted: u64,
     /// How long the process has been up.
     pub uptime: Duration,
+    /// What the protocol has to show, such as the delays that it measures.
+    pub gauges: Vec<Gauge>,
+}
+
+/// A quantity that an operator may want to watch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Gauge {
+    /// What it is, its unit last: `delay_us`.
+    pub name: String,
+    /// The node that it is about.
+    pub node: NodeId,
+    /// How much.
+    pub value: i64,
 }
 
 impl Client {
@@ -83,6 +96,13 @@ impl StatusInfo {
             leases_expired: answer.leases_expired,
             demoted: answer.demoted,
             uptime: Duration::from_millis(answer.uptime_ms),
+            gauges: answer.gauges.into_iter().map(Gauge::from_api).collect(),
         }
+    }
+}
+
+impl Gauge {
+    fn from_api(api::Gauge { name, node, value }: api::Gauge) -> Self {
+        Self { name, node: NodeId(node), value }
     }
 }

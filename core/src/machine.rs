@@ -117,11 +117,27 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
         Vec::new()
     }
 
+    /// What an operator may want to watch, as of now.
+    fn gauges(&self, _now: Time) -> Vec<Gauge> {
+        Vec::new()
+    }
+
     /// The copies of replicated state that this machine holds. Simulations compare them once
     /// nothing is left over.
     fn copies(&self) -> Vec<StateCopy> {
         Vec::new()
     }
+}
+
+/// A quantity that an operator may want to watch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Gauge {
+    /// What it is, its unit last.
+    pub name: &'static str,
+    /// The node that it is about.
+    pub node: NodeId,
+    /// How much.
+    pub value: i64,
 }
 
 /// Something that a machine holds, and how much of it.

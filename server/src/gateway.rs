@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use orthodrome_core::machine::Admin;
+use orthodrome_core::machine::{Admin, Gauge};
 use orthodrome_core::txn::{Kind, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
@@ -157,6 +157,8 @@ pub(crate) trait Backend: Send + Sync {
     fn admin(&self, order: Admin);
     /// Health, and everything else that can change.
     fn describe(&self) -> Description;
+    /// What the client machine has to show.
+    fn gauges(&self) -> oneshot::Receiver<Vec<Gauge>>;
     /// Whether the node serves.
     fn health(&self) -> Health;
     /// A client id that no other call, process or restart ever returns.
@@ -306,6 +308,11 @@ impl Gateway {
     pub fn describe(&self) -> Description {
         let in_flight = self.in_flight.count.load(Ordering::Relaxed);
         Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
+    }
+
+    /// What the protocol's client side has to show an operator; nothing if the node has ended.
+    pub async fn gauges(&self) -> Vec<Gauge> {
+        self.backend.gauges().await.unwrap_or_default()
     }
 
     /// Hands an operator's order to the node's server side. It is carried out in the background;

@@ -91,7 +91,10 @@ fn millis(rtt: Duration) -> String {
 pub(super) fn status(status: &StatusInfo) -> String {
     let trouble = if status.trouble.is_empty() { "serving".into() } else { status.trouble.clone() };
     let row = |name: &str, value: String| format!("{name:<22}{value}\n");
-    [
+    let gauges = status.gauges.iter().map(|gauge| {
+        row(&format!("{} {}", gauge.node, gauge.name.replace('_', " ")), gauge.value.to_string())
+    });
+    let rows = [
         row("node", status.node.to_string()),
         row("state", trouble),
         row("up for", format!("{:.1} s", status.uptime.as_secs_f64())),
@@ -111,6 +114,6 @@ pub(super) fn status(status: &StatusInfo) -> String {
         row("refused for room", status.refused.to_string()),
         row("leases run out", status.leases_expired.to_string()),
         row("demoted by quota", status.demoted.to_string()),
-    ]
-    .concat()
+    ];
+    rows.into_iter().chain(gauges).collect()
 }

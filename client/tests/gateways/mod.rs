@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use orthodrome_core::machine::Admin;
+use orthodrome_core::machine::{Admin, Gauge};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -376,6 +376,10 @@ impl Transactions for Handle {
             in_flight: 0,
             in_flight_max: 1,
         }
+    }
+
+    async fn gauges(&self) -> Vec<Gauge> {
+        Vec::new()
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Cx, Gauge, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn};
 
@@ -111,6 +111,10 @@ impl Machine<Natto> for Client {
     }
 
     fn flush(&mut self, _cx: &mut Cx<'_, Natto>) {}
+
+    fn gauges(&self, now: Time) -> Vec<Gauge> {
+        self.delays.gauges(now)
+    }
 
     fn leftovers(&self) -> Vec<Leftover> {
         vec![("open transactions", self.open.len())]
@@ -317,6 +321,7 @@ impl Client {
         let partitions = self.cluster.partitions();
         let leaders: BTreeSet<NodeId> = partitions.map(|p| self.routes.leader(p.id)).collect();
         for leader in leaders {
+            self.delays.sent(leader);
             cx.send(leader, Msg::Probe { clock: cx.clock().now });
         }
         cx.set_timer(Timer::Probe, now + self.config.probe_interval);

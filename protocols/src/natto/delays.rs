@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::Gauge;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
 /// Of all measurements, this many per cent are at or below the estimate.
@@ -23,12 +24,20 @@ struct Measured {
     samples: VecDeque<(Time, i64)>,
     /// The estimate, and when it was made.
     estimate: Option<(Time, i64)>,
+    sent: u64,
+    answered: u64,
 }
 
 impl Delays {
+    /// A probe of `node` is on its way.
+    pub fn sent(&mut self, node: NodeId) {
+        self.0.entry(node).or_default().sent += 1;
+    }
+
     /// A probe of `node` has come back.
     pub fn record(&mut self, node: NodeId, delay: i64, window: Duration, now: Time) {
-        let samples = &mut self.0.entry(node).or_default().samples;
+        let Measured { samples, answered, .. } = self.0.entry(node).or_default();
+        *answered += 1;
         samples.push_back((now, delay));
         while samples.front().is_some_and(|(at, _)| now.since(*at) > window) {
             samples.pop_front();
@@ -57,6 +66,26 @@ impl Delays {
         let estimate = rank.checked_sub(1).and_then(|at| delays.get(at)).copied();
         measured.estimate = estimate.map(|estimate| (now, estimate));
         estimate
+    }
+
+    /// For each node that is measured: the estimate in use, how far above the smallest delay of the
+    /// window it is, how old the last answer is, and how many probes went out and came back.
+    pub fn gauges(&self, now: Time) -> Vec<Gauge> {
+        let mut gauges = Vec::new();
+        for (&node, Measured { samples, estimate, sent, answered }) in &self.0 {
+            let mut tell = |name, value| gauges.push(Gauge { name, node, value });
+            if let Some((_, estimate)) = estimate {
+                tell("delay_us", estimate / 1_000);
+                let least = samples.iter().map(|(_, delay)| *delay).min();
+                tell("delay_spread_us", (estimate - least.unwrap_or(*estimate)) / 1_000);
+            }
+            if let Some((at, _)) = samples.back() {
+                tell("probe_age_us", delay(now.since(*at)) / 1_000);
+            }
+            tell("probes_sent", i64::try_from(*sent).unwrap_or(i64::MAX));
+            tell("probes_answered", i64::try_from(*answered).unwrap_or(i64::MAX));
+        }
+        gauges
     }
 
     /// Forgets everything.
@@ -142,5 +171,27 @@ mod tests {
         assert_eq!(shifted(Timestamp(5), -8), Timestamp::ZERO);
         assert_eq!(shifted(Timestamp(5), 8), Timestamp(13));
         assert_eq!(delay(Duration::from_micros(1)), 1_000);
+    }
+
+    #[test]
+    fn gauges_tell_what_was_measured() {
+        let mut delays = Delays::default();
+        for turn in 0..20 {
+            delays.sent(NODE);
+            if turn != 5 {
+                delays.record(NODE, 1_000_000 + turn * 1_000, WINDOW, ms(turn.unsigned_abs() * 10));
+            }
+        }
+        delays.estimate(NODE, WINDOW, REFRESH, ms(200));
+        let gauges: Vec<(&str, i64)> =
+            delays.gauges(ms(200)).iter().map(|gauge| (gauge.name, gauge.value)).collect();
+        let expected = [
+            ("delay_us", 1_019),
+            ("delay_spread_us", 19),
+            ("probe_age_us", 10_000),
+            ("probes_sent", 20),
+            ("probes_answered", 19),
+        ];
+        assert_eq!(gauges, expected);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::BytesMut;
-use orthodrome_core::machine::Admin;
+use orthodrome_core::machine::{Admin, Gauge};
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
 use tokio::sync::oneshot;
@@ -33,6 +33,8 @@ pub(super) enum Event<P: WireProtocol> {
     Admin(Admin),
     /// The machine's state in one line.
     Describe(oneshot::Sender<String>),
+    /// What an operator may want to watch.
+    Gauges(oneshot::Sender<Vec<Gauge>>),
 }
 
 /// Where a machine's records go.
@@ -137,6 +139,10 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             Event::Describe(reply) => {
                 // Whoever asked may have stopped waiting.
                 let _ = reply.send(self.host.machine().to_string());
+                None
+            }
+            Event::Gauges(reply) => {
+                let _ = reply.send(self.host.machine().gauges(now));
                 None
             }
         }

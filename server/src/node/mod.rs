@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::Admin;
+use orthodrome_core::machine::{Admin, Gauge};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Timestamp};
 use orthodrome_protocols::registry;
@@ -265,6 +265,12 @@ impl<P: WireProtocol> Backend for Shared<P> {
 
     fn admin(&self, order: Admin) {
         self.server.push(Event::Admin(order));
+    }
+
+    fn gauges(&self) -> oneshot::Receiver<Vec<Gauge>> {
+        let (reply, gauges) = oneshot::channel();
+        self.gateway.push(Event::Gauges(reply));
+        gauges
     }
 
     fn health(&self) -> Health {

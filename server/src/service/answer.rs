@@ -1,6 +1,7 @@
 //! From outcomes and descriptions to answers.
 
 use orthodrome_core::cluster::{Partitioning, Role};
+use orthodrome_core::machine::Gauge;
 use orthodrome_core::txn::{AbortReason, Reads, Version};
 use orthodrome_core::{Cluster, Outcome, TxnId};
 use tonic::Status;
@@ -75,6 +76,10 @@ pub(super) fn status(error: &GatewayError) -> Status {
         // Not refused: it may have had any effect.
         GatewayError::Lost(_) => Status::unavailable(text),
     }
+}
+
+pub(super) fn gauge(Gauge { name, node, value }: Gauge) -> api::Gauge {
+    api::Gauge { name: name.into(), node: node.0, value }
 }
 
 pub(super) fn description(about: &Description, cluster: &Cluster) -> api::DescribeResponse {

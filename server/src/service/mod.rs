@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::Admin;
+use orthodrome_core::machine::{Admin, Gauge};
 use orthodrome_core::txn::{Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
@@ -93,6 +93,8 @@ pub trait Transactions: Send + Sync + 'static {
     fn admin(&self, order: Admin);
     /// See [`Gateway::describe`].
     fn describe(&self) -> Description;
+    /// See [`Gateway::gauges`].
+    fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
 }
 
 impl Transactions for Gateway {
@@ -127,6 +129,10 @@ impl Transactions for Gateway {
 
     fn describe(&self) -> Description {
         Self::describe(self)
+    }
+
+    async fn gauges(&self) -> Vec<Gauge> {
+        Self::gauges(self).await
     }
 }
 
@@ -683,6 +689,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::StatusResponse>, Status> {
         Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
         let about = self.inner.transactions.describe();
+        let gauges = self.inner.transactions.gauges().await;
         let Inner { limits, admission, open, told, started, .. } = &*self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Ok(Response::new(api::StatusResponse {
@@ -704,6 +711,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             refused: admission.refused(),
             leases_expired: read(&told.leases_expired),
             demoted: read(&told.demoted),
+            gauges: gauges.into_iter().map(answer::gauge).collect(),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         }))
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
+use orthodrome_core::machine::Gauge;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
 use orthodrome_core::{NodeId, Timestamp};
@@ -119,6 +120,10 @@ impl Transactions for Script {
             in_flight: 0,
             in_flight_max: 1,
         }
+    }
+
+    async fn gauges(&self) -> Vec<Gauge> {
+        vec![Gauge { name: "depth_m", node: NodeId(3), value: -7 }]
     }
 }
 
@@ -272,6 +277,7 @@ async fn high_priority_beyond_the_quota_is_low() {
     let status: api::StatusResponse =
         running.call_as(TOKEN, STATUS, api::StatusRequest::default()).await.unwrap();
     assert_eq!(status.demoted, 3);
+    assert_eq!(status.gauges, [api::Gauge { name: "depth_m".into(), node: 3, value: -7 }]);
 }
 
 #[tokio::test]
