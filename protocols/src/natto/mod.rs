@@ -148,7 +148,8 @@ pub struct Config {
     pub hosting: hosting::Config,
     /// How many priorities there are.
     pub levels: u8,
-    /// A transaction's priority rises by one after so many aborted attempts.
+    /// A transaction's priority rises by one after so many aborted attempts. Where keys are so hot that
+    /// most attempts abort, few must be promoted: each that is waits in line with those of high priority.
     pub promote_after: u32,
     /// How far ahead of its clock, and of what clocks may differ, a leader accepts a transaction's
     /// timestamp (R8, N10).
@@ -339,7 +340,7 @@ impl Protocol for Natto {
             },
             hosting: hosting::Config::for_round_trip(round_trip),
             levels: 2,
-            promote_after: 16,
+            promote_after: 64,
             ahead_max: round_trip * 2 + Duration::from_millis(500),
             guess_slack: Duration::ZERO,
             probe_interval: Duration::from_millis(10),
