@@ -95,6 +95,10 @@ pub struct WorkloadArgs {
     /// How many keys share each rank of the Zipf distribution, all equally likely [default: 1]
     #[arg(long, value_name = "N")]
     pub keys_per_rank: Option<u64>,
+    /// With --keys-per-rank: the share of the draws that choose among the keys of their rank; the
+    /// others take the key whose number is the rank (Natto's generator: 5 keys, 0.35) [default: 1]
+    #[arg(long, value_name = "F")]
+    pub rank_share: Option<f64>,
     /// How transactions that only read are sent: read-only, for what they are; read-write, to prepare
     /// and commit like any other, as in prototypes that have no other way [default: read-only]
     #[arg(long, value_name = "HOW", value_parser = read_only_as)]
@@ -125,6 +129,7 @@ impl WorkloadArgs {
         options.zipf = self.zipf.or(options.zipf);
         options.keys = self.keys.or(options.keys);
         options.keys_per_rank = self.keys_per_rank.or(options.keys_per_rank);
+        options.rank_share = self.rank_share.or(options.rank_share);
         options.read_only_as = self.read_only_as.or(options.read_only_as);
         if let Some(high) = &self.high_priority {
             (options.high_priority, options.high_priority_names) = match high {

@@ -54,6 +54,7 @@ impl Bank {
             spread: Spread::Zipf {
                 ranks: Zipf::new(accounts, options.theta(0.0)?),
                 keys_per_rank: 1,
+                rank_share: 1.0,
             },
             read_only: share("read_only", options.read_only, 0.1)?,
             form: options.form.unwrap_or_default(),

@@ -78,7 +78,11 @@ impl ListAppend {
             window: (0..keys).map(|number| List { number, appends: 0 }).collect(),
             next_number: keys,
             appends_per_key: bounded("appends_per_key", options.appends_per_key, 64, (1, 100_000))?,
-            spread: Spread::Zipf { ranks: Zipf::new(keys, options.theta(0.0)?), keys_per_rank: 1 },
+            spread: Spread::Zipf {
+                ranks: Zipf::new(keys, options.theta(0.0)?),
+                keys_per_rank: 1,
+                rank_share: 1.0,
+            },
             read_only: share("read_only", options.read_only, 0.2)?,
             dependent: share("dependent", options.dependent, dependent)?,
             form: options.form.unwrap_or_default(),

@@ -58,11 +58,15 @@ pub struct Options {
     /// Zipf exponent, from 0 (uniform) to 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zipf: Option<f64>,
-    /// How many keys share each rank of the Zipf distribution, all equally likely; 1 if absent. With
-    /// as many as there are partitions, a key is chosen as in Natto's published prototype: a rank by
-    /// the distribution, then one of the partitions at random.
+    /// How many keys share each rank of the Zipf distribution, all equally likely; 1 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys_per_rank: Option<u64>,
+    /// With `keys_per_rank`: the share of the draws that choose among the keys of their rank; the
+    /// others take the key whose number is the rank. 1 if absent. With as many keys a rank as there
+    /// are partitions, and 0.35, keys are nearly as popular as Natto's published generator makes
+    /// them (its search for a rank returns before the rank is spread, more often than not).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank_share: Option<f64>,
     /// How keys are chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distribution: Option<Distribution>,
@@ -117,6 +121,7 @@ impl Options {
             keys,
             zipf,
             keys_per_rank,
+            rank_share,
             distribution,
             contention_index,
             key_bytes,
@@ -136,6 +141,7 @@ impl Options {
             ("keys", keys.is_some()),
             ("zipf", zipf.is_some()),
             ("keys_per_rank", keys_per_rank.is_some()),
+            ("rank_share", rank_share.is_some()),
             ("distribution", distribution.is_some()),
             ("contention_index", contention_index.is_some()),
             ("key_bytes", key_bytes.is_some()),
@@ -203,8 +209,11 @@ impl Options {
     ) -> Result<Spread, WorkloadError> {
         let distribution = self.distribution.unwrap_or_default();
         let index = |is_fixed| {
-            let of_zipf =
-                [("zipf", self.zipf.is_some()), ("keys_per_rank", self.keys_per_rank.is_some())];
+            let of_zipf = [
+                ("zipf", self.zipf.is_some()),
+                ("keys_per_rank", self.keys_per_rank.is_some()),
+                ("rank_share", self.rank_share.is_some()),
+            ];
             if let Some((field, _)) = of_zipf.into_iter().find(|(_, is_present)| *is_present) {
                 return Err(WorkloadError::Option {
                     field,
@@ -235,7 +244,8 @@ impl Options {
                     });
                 }
                 let ranks = Zipf::new(keys / keys_per_rank, self.theta(zipf)?);
-                Spread::Zipf { ranks, keys_per_rank }
+                let rank_share = share("rank_share", self.rank_share, 1.0)?;
+                Spread::Zipf { ranks, keys_per_rank, rank_share }
             }
             Distribution::ContentionIndex => index(false)?,
             Distribution::ContentionIndexFixed => index(true)?,

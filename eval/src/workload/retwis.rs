@@ -55,6 +55,7 @@ impl Retwis {
                 "keys",
                 "zipf",
                 "keys_per_rank",
+                "rank_share",
                 "distribution",
                 "contention_index",
                 "key_bytes",

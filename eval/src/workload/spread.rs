@@ -91,6 +91,9 @@ pub enum Spread {
         ranks: Zipf,
         /// How many keys share each rank, all equally likely.
         keys_per_rank: u64,
+        /// Share of the draws that choose among them; the others take the key that has the rank's
+        /// number.
+        rank_share: f64,
     },
     /// One of `hot` hot keys, and cold keys otherwise (Ocean Vista §6.1).
     ContentionIndex {
@@ -118,10 +121,14 @@ impl Spread {
     /// are.
     pub fn pick(&self, count: usize, issuer: Issuer, rng: &mut Rng) -> Vec<u64> {
         match *self {
-            Self::Zipf { ref ranks, keys_per_rank } => {
-                let draw = |rng: &mut Rng| match keys_per_rank {
-                    1 => ranks.draw(rng),
-                    more => ranks.draw(rng) * more + rng.below(more),
+            Self::Zipf { ref ranks, keys_per_rank, rank_share } => {
+                let draw = |rng: &mut Rng| {
+                    let rank = ranks.draw(rng);
+                    if keys_per_rank == 1 || (rank_share < 1.0 && rng.unit() >= rank_share) {
+                        rank
+                    } else {
+                        rank * keys_per_rank + rng.below(keys_per_rank)
+                    }
                 };
                 distinct(Vec::new(), count, 0, self.widest(), draw, rng)
             }
@@ -144,7 +151,7 @@ impl Spread {
     #[must_use]
     pub fn widest(&self) -> u64 {
         match *self {
-            Self::Zipf { ref ranks, keys_per_rank } => ranks.ranks() * keys_per_rank,
+            Self::Zipf { ref ranks, keys_per_rank, .. } => ranks.ranks() * keys_per_rank,
             Self::ContentionIndex { hot, keys } => 1 + (keys - hot),
             Self::ContentionIndexFixed { hot, keys } => 1 + (keys - hot) / hot.max(1),
         }
@@ -328,7 +335,8 @@ mod tests {
     #[test]
     fn keys_of_one_transaction_differ_whatever_the_skew() {
         for theta in [0.0, 0.95, 1.5, 8.0] {
-            let spread = Spread::Zipf { ranks: Zipf::new(12, theta), keys_per_rank: 1 };
+            let spread =
+                Spread::Zipf { ranks: Zipf::new(12, theta), keys_per_rank: 1, rank_share: 1.0 };
             let mut rng = Rng::stream(3, "t", 0);
             for _ in 0..200 {
                 let mut keys = spread.pick(10, issuer(0), &mut rng);
@@ -343,14 +351,19 @@ mod tests {
 
     #[test]
     fn keys_of_one_rank_are_equally_likely() {
-        let spread = Spread::Zipf { ranks: Zipf::new(8, 0.65), keys_per_rank: 5 };
-        let (mut rng, mut counts) = (Rng::stream(3, "t", 0), vec![0; 40]);
-        for _ in 0..DRAWS {
-            counts[spread.pick(1, issuer(0), &mut rng)[0] as usize] += 1;
+        let weight = |rank: u32| f64::from(rank + 1).powf(-0.65);
+        for rank_share in [1.0, 0.35] {
+            let spread = Spread::Zipf { ranks: Zipf::new(8, 0.65), keys_per_rank: 5, rank_share };
+            let (mut rng, mut counts) = (Rng::stream(3, "t", 0), vec![0; 40]);
+            for _ in 0..DRAWS {
+                counts[spread.pick(1, issuer(0), &mut rng)[0] as usize] += 1;
+            }
+            let own = |key: u32| if key < 8 { (1.0 - rank_share) * weight(key) } else { 0.0 };
+            let weights: Vec<f64> =
+                (0..40).map(|key| rank_share * weight(key / 5) / 5.0 + own(key)).collect();
+            assert_fits(&counts, &weights, "five keys a rank");
+            assert_eq!(spread.widest(), 40);
         }
-        let weights: Vec<f64> = (0..40).map(|key| f64::from(key / 5 + 1).powf(-0.65)).collect();
-        assert_fits(&counts, &weights, "five keys a rank");
-        assert_eq!(spread.widest(), 40);
     }
 
     #[test]

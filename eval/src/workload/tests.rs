@@ -251,6 +251,7 @@ fn errors_name_the_field_and_the_remedy() {
         ("ycsbt", "contention_index = 0.1", "`contention_index`: has no meaning for a Zipf"),
         ("ycsbt", "keys_per_rank = 7", "`keys_per_rank`: 1000000 keys are no multiple of 7"),
         ("ycsbt", "keys_per_rank = 0", "`keys_per_rank`: 0 is out of range"),
+        ("ycsbt", "rank_share = 1.5", "`rank_share`: 1.5 is no share"),
         ("smallbank", "keys_per_rank = 5", "`keys_per_rank`: has no meaning for `smallbank`"),
         (
             "ycsbt",

@@ -42,6 +42,7 @@ impl Ycsbt {
                 "keys",
                 "zipf",
                 "keys_per_rank",
+                "rank_share",
                 "distribution",
                 "contention_index",
                 "key_bytes",
