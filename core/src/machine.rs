@@ -30,6 +30,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Runs general transactions ([`crate::txn::Kind::General`]), whose keys are not declared. One
     /// that does not refuses them as invalid.
     const GENERAL: bool = false;
+    /// What it does with priorities needs coincidences of its own to go wrong: a swarm then draws seeds
+    /// that are mostly about those.
+    const RANKS: bool = false;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;

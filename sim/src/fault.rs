@@ -419,8 +419,11 @@ pub(crate) fn draw_for(
         Temper::Chairs if rng.chance(1, 5) => {
             Some((rng.range(500, 3_000), draw_late(cluster, Vec::new(), 800, rng)?))
         }
+        Temper::Ranks if rng.chance(1, 3) => {
+            Some((rng.below(200), vec![Fault::Crash { nodes: vec![leader.to_string()] }]))
+        }
         // A new leader of a term knows only what its log says.
-        Temper::Clocks | Temper::Chairs => {
+        Temper::Clocks | Temper::Chairs | Temper::Ranks => {
             let to = rng.pick(&partition.replicas)?.to_string();
             Some((0, vec![Fault::TransferLeader { partition: partition.id.0, to }]))
         }

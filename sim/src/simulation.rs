@@ -488,7 +488,8 @@ impl<P: Protocol> Simulation<P> {
     pub fn settle(&mut self, limit: Duration) -> Result<(), Failure> {
         let deadline = self.world.now + limit;
         let mut copies = Copies::default();
-        // Irregular, so that it never keeps step with a group that appends something every so often.
+        // Irregular, so that it never keeps step with a group that appends something every so often,
+        // and at times soon again: a follower is where its leader was a round trip before.
         let mut look = 0_u64;
         loop {
             let (kind, detail) = match self.rest(&mut copies) {
@@ -499,7 +500,7 @@ impl<P: Protocol> Simulation<P> {
             if kind == FailureKind::Claim || self.world.now >= deadline {
                 return Err(Failure { at: self.world.now, kind, detail });
             }
-            self.run_until(self.world.now + Duration::from_millis(50 + look * 37 % 101))?;
+            self.run_until(self.world.now + Duration::from_millis(1 + look * 37 % 101))?;
             look += 1;
         }
     }

@@ -121,6 +121,10 @@ pub enum Temper {
     Chairs,
     /// Servers and regions are cut off for long, from others more than from their callers.
     Islands,
+    /// Half of the transactions have high priority. All meet on a few keys whose leaders are far
+    /// apart, so that what one leader has decided another does not know yet; leaders change. For
+    /// protocols with [`Protocol::RANKS`].
+    Ranks,
 }
 
 /// A failing seed, shrunk.
@@ -398,13 +402,18 @@ impl Scenario {
     pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
         let rng = &mut rng;
-        let drawn = Temper::draw(options.admin, rng);
+        let mut drawn = Temper::draw(options.admin, rng);
+        // From a stream of its own: of everything else a seed draws the same for every protocol.
+        if P::RANKS && Rng::stream(seed, "ranks", 0).chance(1, 4) {
+            drawn = Temper::Ranks;
+        }
         let temper = options.temper.unwrap_or(drawn);
         let regions = 3 + rng.below(3);
         let topology = draw_topology(temper, regions, rng);
         let replicas = if regions == 5 && rng.chance(1, 3) { 5 } else { 3 };
         let servers = 1 + u32::from(rng.chance(1, 4));
-        let partitions = rng.range(if temper == Temper::Clocks { 2 } else { 1 }, 5);
+        let partitions =
+            rng.range(if matches!(temper, Temper::Clocks | Temper::Ranks) { 2 } else { 1 }, 5);
         let partitions = u32::try_from(partitions).unwrap_or(1);
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
         let (workload, mut workload_options) = draw_workload(temper, rng);
@@ -470,12 +479,10 @@ impl Temper {
 /// Regions anywhere, or some close together and the others far from everybody: between near ones
 /// whole transactions come and go while one message is on its way to a far one.
 fn draw_topology(temper: Temper, regions: u64, rng: &mut Rng) -> Topology {
-    let near = match temper {
-        Temper::Mixed => 0,
-        Temper::Clocks | Temper::Chairs | Temper::Islands => rng.range(0, 1) * (regions - 1),
-    };
+    let near_and_far = !matches!(temper, Temper::Mixed | Temper::Ranks);
+    let near = if near_and_far { rng.range(0, 1) * (regions - 1) } else { 0 };
     // Several elections, or delays of many round trips, fit into one seed of a temper.
-    let furthest = rng.range(10, if temper == Temper::Mixed { 150 } else { 50 });
+    let furthest = rng.range(10, if near_and_far { 50 } else { 150 });
     let local = Duration::from_micros(rng.range(100, 1_000));
     #[expect(clippy::cast_possible_truncation, reason = "at most five regions")]
     Topology::from_fn(regions as u16, local, |a, b| {
@@ -514,6 +521,11 @@ fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Opti
             options.read_only = Some(0.5 + rng.unit() * 0.45);
             return ("list-append", options);
         }
+        Temper::Ranks => {
+            options.keys = Some(rng.range(4, 16));
+            options.high_priority = Some(0.5);
+            return ("list-append", options);
+        }
         Temper::Chairs => options.keys = Some(rng.range(12, 40)),
         Temper::Mixed => {}
     }
@@ -543,7 +555,7 @@ fn draw_options<P: Protocol>(
     let timeout = Duration::from_millis(rng.range(300, 5_000));
     let error = match temper {
         Temper::Clocks => Duration::from_millis(rng.range(100, 1_000)),
-        Temper::Mixed | Temper::Chairs | Temper::Islands => {
+        Temper::Mixed | Temper::Chairs | Temper::Islands | Temper::Ranks => {
             Duration::from_micros(rng.range(100, 30_000))
         }
     };
@@ -608,7 +620,7 @@ fn draw_faults<P: Protocol>(
     let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
     let gap = match temper {
         Temper::Chairs => rng.range(30, 200),
-        Temper::Mixed | Temper::Clocks | Temper::Islands => rng.range(100, 1_500),
+        Temper::Mixed | Temper::Clocks | Temper::Islands | Temper::Ranks => rng.range(100, 1_500),
     };
     let mut faults = Vec::new();
     let mut at_ms = 200 + rng.below(gap);

@@ -301,6 +301,7 @@ pub enum Timer {
 impl Protocol for Natto {
     const NAMES: &'static [&'static str] = &[TS, LECSF, PA, CP, RECSF];
     const QUEUES: bool = true;
+    const RANKS: bool = true;
 
     type Config = Config;
     type Msg = Msg;
