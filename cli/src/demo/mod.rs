@@ -305,9 +305,11 @@ fn summary(printed: &Printed, verdict: &Verdict, model: Model) -> String {
         printed.topology,
         printed.regions.len()
     );
-    let all = ("all".to_owned(), printed.latency_ms.all);
-    let rows = printed.regions.iter().chain(std::iter::once((&all.0, &all.1)));
-    let _ = writeln!(text, "{}", latency_table(rows));
+    let LatencyMs { all, high, low } = printed.latency_ms;
+    let totals = [("high priority", high), ("low priority", low), ("all", all)]
+        .map(|(name, summary)| (name.to_owned(), summary));
+    let rows = printed.regions.iter().chain(totals.iter().map(|(name, summary)| (name, summary)));
+    let _ = writeln!(text, "{}", latency_table(rows.filter(|(_, summary)| summary.n > 0)));
     let _ = writeln!(
         text,
         "  Latency over the lowest possible for each transaction: {:.2}× (median), {:.2}× (p95)",
