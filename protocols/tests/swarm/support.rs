@@ -82,7 +82,7 @@ pub fn first_failure<P: Protocol>(
         shrink_budget: 0,
         ..SwarmOptions::default()
     };
-    let found = (FIRST..FIRST + 40).find_map(|seed| {
+    let found = (FIRST..FIRST + 200).find_map(|seed| {
         let failure = run_seed(seed, &options).unwrap().found?.failure;
         (failure.kind == kind && failure.detail.contains(detail)).then_some((seed, failure))
     });
