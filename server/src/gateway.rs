@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use orthodrome_core::machine::{Admin, Gauge};
 use orthodrome_core::txn::{Kind, Reads};
@@ -310,9 +311,11 @@ impl Gateway {
         Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
     }
 
-    /// What the protocol's client side has to show an operator; nothing if the node has ended.
+    /// What the protocol's client side has to show an operator; nothing if the node has ended, or is
+    /// so busy that it does not answer within a second: whoever asks how it does must be told the rest.
     pub async fn gauges(&self) -> Vec<Gauge> {
-        self.backend.gauges().await.unwrap_or_default()
+        let gauges = tokio::time::timeout(Duration::from_secs(1), self.backend.gauges()).await;
+        gauges.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     /// Hands an operator's order to the node's server side. It is carried out in the background;

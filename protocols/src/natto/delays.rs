@@ -77,7 +77,10 @@ impl Delays {
             if let Some((_, estimate)) = estimate {
                 tell("delay_us", estimate / 1_000);
                 let least = samples.iter().map(|(_, delay)| *delay).min();
-                tell("delay_spread_us", (estimate - least.unwrap_or(*estimate)) / 1_000);
+                tell(
+                    "delay_spread_us",
+                    estimate.saturating_sub(least.unwrap_or(*estimate)) / 1_000,
+                );
             }
             if let Some((at, _)) = samples.back() {
                 tell("probe_age_us", delay(now.since(*at)) / 1_000);
@@ -171,6 +174,17 @@ mod tests {
         assert_eq!(shifted(Timestamp(5), -8), Timestamp::ZERO);
         assert_eq!(shifted(Timestamp(5), 8), Timestamp(13));
         assert_eq!(delay(Duration::from_micros(1)), 1_000);
+    }
+
+    #[test]
+    fn no_answer_makes_gauges_overflow() {
+        let mut delays = Delays::default();
+        for delay in [i64::MIN, i64::MAX] {
+            delays.record(NODE, delay, WINDOW, ms(1));
+        }
+        assert_eq!(delays.estimate(NODE, WINDOW, REFRESH, ms(2)), Some(i64::MAX));
+        let spread = Gauge { name: "delay_spread_us", node: NODE, value: i64::MAX / 1_000 };
+        assert!(delays.gauges(ms(2)).contains(&spread));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::store::Versions;
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
 use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
@@ -520,7 +520,7 @@ impl Replica {
             watch.times += 1;
             let pause = world.config.takeover_after * (1 << watch.times.min(3));
             let jitter = world.cx.rng().below(1 + u64::try_from(pause.as_nanos()).unwrap_or(0) / 2);
-            watch.at = now + pause + std::time::Duration::from_nanos(jitter);
+            watch.at = now + pause + Duration::from_nanos(jitter);
             self.due.insert((watch.at, txn));
             // One that has ended stays until its client knows, or is gone for good.
             let is_kept = entry.ended.is_some()
@@ -581,18 +581,11 @@ impl Replica {
     /// The record must not grow for ever for a replica that does not come back: the next view does
     /// not count on it.
     fn leave_behind(&mut self, world: &mut World<'_, '_>) {
-        let now = world.cx.now();
         let is_leader = self.state.view.leader(&self.replicas) == world.node;
         if self.status != Status::Normal || !is_leader {
             return;
         }
-        let is_silent = |node: &NodeId| {
-            *node != world.node
-                && self
-                    .heard
-                    .get(node)
-                    .is_some_and(|at| now.since(*at) >= world.config.absence_after)
-        };
+        let is_silent = |node: &NodeId| !self.is_here(*node, world.config.absence_after, world);
         let silent = self.replicas.iter().filter(|node| is_silent(node)).count();
         let is_counted_on = self.state.synced.keys().any(is_silent);
         if is_counted_on && self.quorums.replicas() - silent >= self.quorums.slow() {
@@ -614,18 +607,19 @@ impl Replica {
     /// The next view that somebody leads who was heard of lately: one that a dead node should lead
     /// costs everybody a time-out, each time that its turn comes.
     fn next_view(&self, world: &World<'_, '_>) -> View {
-        let now = world.cx.now();
         let silence = world.config.gossip_interval * 2 + world.config.view_timeout;
-        let is_here = |node: NodeId| {
-            let heard = self.heard.get(&node).is_some_and(|at| now.since(*at) < silence);
-            heard || node == world.node
-        };
         let mut view = self.state.view.next();
         // It is here itself, so this ends.
-        while !is_here(view.leader(&self.replicas)) {
+        while !self.is_here(view.leader(&self.replicas), silence, world) {
             view = view.next();
         }
         view
+    }
+
+    /// This node is, and one that was heard of within `silence`.
+    fn is_here(&self, node: NodeId, silence: Duration, world: &World<'_, '_>) -> bool {
+        let now = world.cx.now();
+        node == world.node || self.heard.get(&node).is_some_and(|at| now.since(*at) < silence)
     }
 
     /// Leaves its view for a later one.
@@ -666,7 +660,7 @@ impl Replica {
         self.views_failed += 1;
         let patience = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
         let jitter = world.cx.rng().below(1 + u64::try_from(patience.as_nanos()).unwrap_or(0) / 4);
-        let at = world.cx.now() + patience + std::time::Duration::from_nanos(jitter);
+        let at = world.cx.now() + patience + Duration::from_nanos(jitter);
         world.cx.set_timer(Timer::View(self.id), at);
     }
 
@@ -716,7 +710,6 @@ impl Replica {
 
     /// The leader merges, once f + 1 records are there.
     fn begin_view(&mut self, world: &mut World<'_, '_>) {
-        let now = world.cx.now();
         let view = self.state.view;
         let (image, before) = match self.gathering.ready(self.quorums) {
             // Only who has all of the data can give others a copy.
@@ -733,16 +726,11 @@ impl Replica {
         };
         let is_new_group = before.is_none();
         let before = before.unwrap_or_default();
-        let is_here = |node: &NodeId| {
-            let heard =
-                self.heard.get(node).is_some_and(|at| now.since(*at) < world.config.absence_after);
-            heard || *node == world.node
-        };
         // Who was not counted on has missed something, and is only from now on.
         let synced: BTreeMap<NodeId, View> = self
             .replicas
             .iter()
-            .filter(|node| is_here(node))
+            .filter(|node| self.is_here(**node, world.config.absence_after, world))
             .map(|node| (*node, before.get(node).copied().unwrap_or(view)))
             .collect();
         self.install(view, synced, Box::new(image), true, world);
