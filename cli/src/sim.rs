@@ -9,8 +9,9 @@ use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_eval::checker::Verdict;
-use orthodrome_eval::metrics::{Check, RunResult, Summary};
+use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, NetworkModel};
 use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError, Simulation};
@@ -71,6 +72,14 @@ pub struct Course {
     /// Decides everything that is drawn
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
+    /// How often a client tries one transaction before it gives up
+    #[arg(long, value_name = "N", default_value_t = LoadModel::default().retry.attempts,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts: u32,
+    /// Cores of each server and gateway in the CPU-time model
+    #[arg(long, value_name = "N", default_value_t = CpuModel::default().cores,
+        value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    pub cores: u32,
     /// Draw delays between nodes from a Pareto distribution with this ratio of deviation to mean;
     /// otherwise they are constant
     #[arg(long, value_name = "D", value_parser = deviation, help_heading = "Network")]
@@ -118,7 +127,12 @@ impl Course {
         }
         Ok(Options {
             seed,
-            load: LoadModel { arrival: workload.arrival(), ..LoadModel::default() },
+            load: LoadModel {
+                arrival: workload.arrival(),
+                retry: Retry { attempts: self.attempts },
+                ..LoadModel::default()
+            },
+            cpu: Some(CpuModel { cores: self.cores, ..CpuModel::default() }),
             network: NetworkModel {
                 delay: self.pareto.map_or(Delay::Constant, Delay::Pareto),
                 loss: self.loss,
