@@ -13,7 +13,7 @@ use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_protocols::registry::{self, Row, Visitor};
 use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
-use orthodrome_sim::network::{Delay, NetworkModel};
+use orthodrome_sim::network::{Delay, Links, NetworkModel};
 use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError, Simulation};
 use serde::Serialize;
 
@@ -84,6 +84,10 @@ pub struct Course {
     /// otherwise they are constant
     #[arg(long, value_name = "D", value_parser = deviation, help_heading = "Network")]
     pub pareto: Option<f64>,
+    /// Messages between two nodes overtake each other, as over many connections; otherwise none arrives
+    /// before those sent earlier, as over one connection. With --loss, nothing is sent again
+    #[arg(long, help_heading = "Network")]
+    pub unordered: bool,
     /// Share of the packets between regions that are lost; connections repeat them
     #[arg(long, value_name = "F", default_value = "0", value_parser = share, help_heading = "Network")]
     pub loss: f64,
@@ -136,6 +140,11 @@ impl Course {
             network: NetworkModel {
                 delay: self.pareto.map_or(Delay::Constant, Delay::Pareto),
                 loss: self.loss,
+                links: if self.unordered {
+                    Links::Unordered { duplicate: 0.0, reorder: 0.0 }
+                } else {
+                    Links::Ordered
+                },
                 ..NetworkModel::default()
             },
             warmup,
