@@ -325,6 +325,10 @@ impl Partition {
         }
         for waiter in leader.queue.remove(txn) {
             let Some(leader) = &mut self.leader else { return };
+            if !leader.queue.is_waiting(waiter) {
+                // Another that went just now has taken it along.
+                continue;
+            }
             if !leader.queue.is_free(waiter) {
                 self.forward_read(waiter, world);
             } else if leader.conditional.remove(&waiter).is_some() {

@@ -191,6 +191,12 @@ impl Queue {
         verdict
     }
 
+    /// Its turn has come, and it does not hold its keys yet.
+    #[must_use]
+    pub fn is_waiting(&self, txn: TxnId) -> bool {
+        matches!(self.stage(txn), Some(Stage::Waiting | Stage::Conditional))
+    }
+
     /// Whether a transaction that waits may go now: nobody holds its keys, and nobody earlier waits
     /// for one of them.
     #[must_use]
@@ -287,12 +293,12 @@ impl Queue {
         for key in keys.keys() {
             let Some(others) = self.keys.get_mut(key) else { continue };
             others.remove(&place);
-            let waits = |place: &&Place| {
-                let stage = self.entries.get(&place.txn).map(|entry| entry.stage);
-                matches!(stage, Some(Stage::Waiting | Stage::Conditional))
-            };
-            waiters.extend(others.keys().filter(waits).copied());
-            if others.is_empty() {
+            let is_empty = others.is_empty();
+            if let Some(others) = self.keys.get(key) {
+                let waits = |place: &&Place| self.is_waiting(place.txn);
+                waiters.extend(others.keys().filter(waits).copied());
+            }
+            if is_empty {
                 self.keys.remove(key);
             }
         }
