@@ -2,6 +2,7 @@
 
 mod client;
 mod coordinator;
+pub mod directory;
 mod execution;
 pub mod gossiper;
 mod inquiry;
@@ -11,6 +12,7 @@ pub mod reading;
 mod replica;
 mod server;
 mod state;
+pub mod takeover;
 mod tid;
 pub mod watermark;
 
