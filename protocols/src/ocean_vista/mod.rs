@@ -1,0 +1,3 @@
+//! Ocean Vista: visibility by gossip.
+
+pub mod watermark;
