@@ -1,3 +1,4 @@
 //! Ocean Vista: visibility by gossip.
 
+pub mod gossiper;
 pub mod watermark;

@@ -152,7 +152,7 @@ impl Watermarks {
 }
 
 /// Moves a watermark up, never down. True if it moved.
-pub(super) fn raise(held: &mut Timestamp, to: Timestamp) -> bool {
+fn raise(held: &mut Timestamp, to: Timestamp) -> bool {
     let has_moved = to > *held;
     *held = to.max(*held);
     has_moved
