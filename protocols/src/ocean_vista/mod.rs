@@ -1,4 +1,5 @@
 //! Ocean Vista: visibility by gossip.
 
+pub mod directory;
 pub mod gossiper;
 pub mod watermark;
