@@ -2,4 +2,5 @@
 
 pub mod directory;
 pub mod gossiper;
+pub mod takeover;
 pub mod watermark;
