@@ -2,5 +2,7 @@
 
 pub mod directory;
 pub mod gossiper;
+#[cfg(test)]
+mod model;
 pub mod takeover;
 pub mod watermark;
