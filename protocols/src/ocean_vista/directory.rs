@@ -1052,8 +1052,9 @@ impl Membership {
     pub fn window(&self, now: Time, clock: Timestamp) -> Option<Window> {
         let grant = self.grant.filter(|_| self.has_lease(now))?;
         let (floor, limit) = (grant.floor, grant.limit);
-        let slowest = limit - self.config.ahead;
-        Some(Window { floor, limit, clock: clock.clamp(slowest, limit) })
+        // Between these are all clocks near the median, with some room to count on from the fastest.
+        let (slowest, fastest) = (limit - self.config.ahead, limit - self.config.ahead / 8);
+        Some(Window { floor, limit, clock: clock.clamp(slowest, fastest) })
     }
 }
 

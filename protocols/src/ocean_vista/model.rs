@@ -451,7 +451,7 @@ impl World {
             let skew = self.rng.range(0, 200_000_000) as i64 - 100_000_000;
             self.servers.get_mut(&id).unwrap().skew = skew;
         }
-        let (is_assigning, created) = (self.rng.chance(1, 2), self.create(id));
+        let (is_assigning, created) = (self.rng.chance(2, 5), self.create(id));
         let server = self.servers.get_mut(&id).unwrap();
         if is_assigning {
             let (Some(at), Some(incarnation)) = (created, server.membership.incarnation()) else {
@@ -471,7 +471,8 @@ impl World {
             }
         } else if !server.open.is_empty() {
             let open: Vec<Timestamp> = server.open.iter().copied().collect();
-            let at = *self.rng.pick(&open).unwrap();
+            let is_calm = self.now >= self.end_of_faults;
+            let at = if is_calm { open[0] } else { *self.rng.pick(&open).unwrap() };
             server.open.remove(&at);
             self.assigned.get_mut(&at).unwrap().is_decided = true;
         }
