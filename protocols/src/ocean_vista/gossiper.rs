@@ -108,8 +108,8 @@ impl Bounds {
         let collectable = of(&|one| one.collectable)?;
         let mut replicated = BTreeMap::new();
         for &partition in all.iter().flatten().flat_map(|one| one.replicated.keys()) {
-            if !replicated.contains_key(&partition) {
-                replicated.insert(partition, of(&|one| one.replicated(partition))?);
+            if let Entry::Vacant(empty) = replicated.entry(partition) {
+                empty.insert(of(&|one| one.replicated(partition))?);
             }
         }
         replicated.retain(|_, at| *at != visible);
