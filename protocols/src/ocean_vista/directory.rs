@@ -434,9 +434,6 @@ pub struct Keeper {
     lead: Option<Lead>,
     /// A snapshot has replaced the state and is not durable yet.
     needs_checkpoint: bool,
-    /// V6: leases are granted without being sure to lead.
-    #[cfg(test)]
-    is_hasty: bool,
 }
 
 impl Keeper {
@@ -469,8 +466,6 @@ impl Keeper {
             state,
             lead,
             needs_checkpoint: false,
-            #[cfg(test)]
-            is_hasty: false,
         };
         keeper.drain(door);
         keeper
@@ -639,10 +634,6 @@ impl Keeper {
 
     /// True if at `now` no other can lead, and nothing is chosen that is not applied here.
     fn is_sure_to_lead(&self, now: Time) -> bool {
-        #[cfg(test)]
-        if self.is_hasty {
-            return self.lead.is_some();
-        }
         self.lead.is_some() && self.replica.is_ready() && self.replica.has_lease(now)
     }
 
