@@ -458,15 +458,8 @@ impl Keeper {
         let group = Group { voters, learners: Vec::new(), preferred_leader };
         let replica = Replica::new(me, group, config.replication.clone(), log, door);
         let lead = None;
-        let mut keeper = Self {
-            me,
-            cluster,
-            config,
-            replica,
-            state,
-            lead,
-            needs_checkpoint: false,
-        };
+        let mut keeper =
+            Self { me, cluster, config, replica, state, lead, needs_checkpoint: false };
         keeper.drain(door);
         keeper
     }
