@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::topology::{Topology, TopologyError};
 use orthodrome_eval::checker::Model;
-use orthodrome_eval::workload::{self, ReadOnlyAs, Workload, WorkloadError};
+use orthodrome_eval::workload::{self, Distribution, Form, ReadOnlyAs, Workload, WorkloadError};
 use orthodrome_protocols::registry::Guarantee;
 use orthodrome_sim::load::Arrival;
 
@@ -99,6 +99,15 @@ pub struct WorkloadArgs {
     /// others take the key whose number is the rank (Natto's generator: 5 keys, 0.35) [default: 1]
     #[arg(long, value_name = "F")]
     pub rank_share: Option<f64>,
+    /// Share of the keys that are hot: each transaction takes one hot key and otherwise cold ones, all
+    /// equally likely, in place of a Zipf distribution (Ocean Vista's contention index)
+    #[arg(long, value_name = "F", conflicts_with_all = ["zipf", "keys_per_rank", "rank_share"])]
+    pub contention_index: Option<f64>,
+    /// How transactions that write are sent, in workloads that know both ways: interactive, reads come
+    /// back to the client, who answers with the writes; procedure, whole, as guarded operations; mixed,
+    /// half of each [default: interactive]
+    #[arg(long, value_name = "HOW", value_parser = form)]
+    pub form: Option<Form>,
     /// How transactions that only read are sent: read-only, for what they are; read-write, to prepare
     /// and commit like any other, as in prototypes that have no other way [default: read-only]
     #[arg(long, value_name = "HOW", value_parser = read_only_as)]
@@ -130,6 +139,11 @@ impl WorkloadArgs {
         options.keys = self.keys.or(options.keys);
         options.keys_per_rank = self.keys_per_rank.or(options.keys_per_rank);
         options.rank_share = self.rank_share.or(options.rank_share);
+        if self.contention_index.is_some() {
+            options.distribution = Some(Distribution::ContentionIndex);
+            options.contention_index = self.contention_index;
+        }
+        options.form = self.form.or(options.form);
         options.read_only_as = self.read_only_as.or(options.read_only_as);
         if let Some(high) = &self.high_priority {
             (options.high_priority, options.high_priority_names) = match high {
@@ -146,6 +160,15 @@ impl WorkloadArgs {
             Some(clients) => Arrival::Closed { clients, think: Duration::ZERO },
             None => Arrival::Open { per_second: self.rate.unwrap_or(100.0), poisson: true },
         }
+    }
+}
+
+fn form(text: &str) -> Result<Form, String> {
+    match text {
+        "interactive" => Ok(Form::Interactive),
+        "procedure" => Ok(Form::Procedure),
+        "mixed" => Ok(Form::Mixed),
+        _ => Err("use interactive, procedure or mixed".into()),
     }
 }
 

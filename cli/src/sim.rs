@@ -9,10 +9,11 @@ use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_eval::checker::Verdict;
-use orthodrome_eval::metrics::{Check, RunResult, Summary};
+use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
-use orthodrome_sim::network::{Delay, NetworkModel};
+use orthodrome_sim::network::{Delay, Links, NetworkModel};
 use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError, Simulation};
 use serde::Serialize;
 
@@ -71,10 +72,22 @@ pub struct Course {
     /// Decides everything that is drawn
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
+    /// How often a client tries one transaction before it gives up
+    #[arg(long, value_name = "N", default_value_t = LoadModel::default().retry.attempts,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts: u32,
+    /// Cores of each server and gateway in the CPU-time model
+    #[arg(long, value_name = "N", default_value_t = CpuModel::default().cores,
+        value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    pub cores: u32,
     /// Draw delays between nodes from a Pareto distribution with this ratio of deviation to mean;
     /// otherwise they are constant
     #[arg(long, value_name = "D", value_parser = deviation, help_heading = "Network")]
     pub pareto: Option<f64>,
+    /// Messages between two nodes overtake each other, as over many connections; otherwise none arrives
+    /// before those sent earlier, as over one connection. With --loss, nothing is sent again
+    #[arg(long, help_heading = "Network")]
+    pub unordered: bool,
     /// Share of the packets between regions that are lost; connections repeat them
     #[arg(long, value_name = "F", default_value = "0", value_parser = share, help_heading = "Network")]
     pub loss: f64,
@@ -118,10 +131,20 @@ impl Course {
         }
         Ok(Options {
             seed,
-            load: LoadModel { arrival: workload.arrival(), ..LoadModel::default() },
+            load: LoadModel {
+                arrival: workload.arrival(),
+                retry: Retry { attempts: self.attempts },
+                ..LoadModel::default()
+            },
+            cpu: Some(CpuModel { cores: self.cores, ..CpuModel::default() }),
             network: NetworkModel {
                 delay: self.pareto.map_or(Delay::Constant, Delay::Pareto),
                 loss: self.loss,
+                links: if self.unordered {
+                    Links::Unordered { duplicate: 0.0, reorder: 0.0 }
+                } else {
+                    Links::Ordered
+                },
                 ..NetworkModel::default()
             },
             warmup,

@@ -22,8 +22,6 @@ pub struct Experiment {
     pub title: String,
     /// Arguments of `orthodrome compare`, without the protocols and without what is swept.
     pub options: Vec<String>,
-    /// Arguments that follow those unless the figure is asked for in full: a shorter run.
-    pub short: Vec<String>,
     /// The protocols of the figure, by name; those that do not exist yet are left out and named.
     pub protocols: Vec<String>,
     /// Which figure of `orthodrome compare` it is, by the name of its column.
@@ -45,6 +43,8 @@ pub struct Sweep {
     pub full: Vec<f64>,
     /// Those of them that are run unless the figure is asked for in full.
     pub short: Vec<f64>,
+    /// How many seconds each of those runs simulates: enough that its 95th percentile means something.
+    pub short_seconds: Vec<u32>,
 }
 
 /// Something the authors reported that can be held against what was measured.
@@ -162,6 +162,10 @@ impl Experiment {
                 "sweep.short: {value} is not among sweep.full"
             );
         }
+        ensure!(
+            self.sweep.short_seconds.len() == self.sweep.short.len(),
+            "sweep.short_seconds: one for each of sweep.short"
+        );
         for is_full in [false, true] {
             for &value in self.values(is_full) {
                 self.arguments(value, is_full)?;
@@ -185,9 +189,14 @@ impl Experiment {
 
     /// The words after `orthodrome compare` that run one of its values.
     pub fn words(&self, value: f64, is_full: bool) -> Vec<String> {
-        let more = if is_full { &[][..] } else { &self.short };
-        let mut words: Vec<String> = self.options.iter().chain(more).cloned().collect();
+        let mut words = self.options.clone();
         words.extend([self.sweep.option.clone(), value.to_string()]);
+        let at = self.sweep.short.iter().position(|&short| short == value);
+        if let (false, Some(seconds)) =
+            (is_full, at.and_then(|at| self.sweep.short_seconds.get(at)))
+        {
+            words.extend(["--duration".into(), format!("{seconds}s")]);
+        }
         words
     }
 

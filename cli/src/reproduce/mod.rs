@@ -347,10 +347,9 @@ mod tests {
         source = "nobody"
         title = "two protocols, at two rates & <once>"
         options = ["--topology", "local3", "--workload", "ycsbt:2", "--partitions", "3"]
-        short = ["--duration", "2s"]
         protocols = ["carousel-basic", "2pl", "paxos-commit"]
         column = "p50 ms"
-        sweep = { option = "--rate", label = "transactions a second", full = [20, 50, 80], short = [20, 50] }
+        sweep = { option = "--rate", label = "transactions a second", full = [20, 50, 80], short = [20, 50], short_seconds = [2, 2] }
         claims = [
             { of = "carousel-basic", at = 20, above = 8 },
             { of = "carousel-basic", at = 20, lower_than = "2pl" },

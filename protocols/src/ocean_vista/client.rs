@@ -88,7 +88,13 @@ impl Machine<OceanVista> for Client {
             Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
-            Input::Timer(Timer::Report | Timer::Gossip | Timer::Sweep)
+            Input::Timer(
+                Timer::Report
+                | Timer::Gossip
+                | Timer::Sweep
+                | Timer::Ask
+                | Timer::Directory(_),
+            )
             | Input::Durable(_)
             | Input::Admin(_) => unreachable!("a server's input at a client"),
         }
@@ -439,6 +445,11 @@ impl Client {
             | Msg::Have { .. }
             | Msg::Pull { .. }
             | Msg::Pulled { .. }
+            | Msg::Scan { .. }
+            | Msg::Scanned { .. }
+            | Msg::Intent { .. }
+            | Msg::Directory(_)
+            | Msg::Takeover(_)
             | Msg::Gossip(_) => unreachable!("a server's message at a client"),
         }
     }

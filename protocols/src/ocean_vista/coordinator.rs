@@ -11,6 +11,7 @@ use orthodrome_core::txn::{Outcome, Reads};
 
 use super::Note;
 use super::message::{Functor, Msg, Output, Path, Reason, Refusal};
+use super::recovery::partitions;
 use super::server::{Local, World};
 use super::state::ABORTED;
 use super::tid::Tids;
@@ -142,14 +143,16 @@ impl Coordinator {
             world.send(gateway, Msg::Declined { txn, reason: Reason::Busy });
             return;
         }
-        let Some(ts) = self.tids.begin(world.cx.clock().now) else {
+        // Without a lease somebody else may already decide in this node's name (V6).
+        let begun = world.window.and_then(|window| {
+            self.tids.raise(window.limit);
+            self.tids.begin(window.clock)
+        });
+        let Some(ts) = begun else {
             world.send(gateway, Msg::Declined { txn, reason: Reason::Inactive });
             return;
         };
-        let mut partitions: Vec<PartitionId> =
-            functor.writes.iter().map(|key| world.cluster.partition_of(key)).collect();
-        partitions.sort_unstable();
-        partitions.dedup();
+        let partitions = partitions(&functor, world.cluster);
         let nodes = replicas(world.cluster, &partitions);
         let is_read_only = functor.is_read_only();
         for &node in &nodes {
@@ -187,6 +190,10 @@ impl Coordinator {
             return;
         }
         self.due.insert((asked.at + world.config.resend_after, ts));
+        if let Some(backup) = world.backup {
+            let (incarnation, functor) = (self.incarnation, Some(flight.functor.clone()));
+            world.send(backup, Msg::Intent { ts, incarnation, functor });
+        }
         flight.send_write(ts, self.incarnation, world);
         self.flights.insert(ts, flight);
     }
@@ -215,12 +222,8 @@ impl Coordinator {
         &mut self,
         from: NodeId,
         ts: Timestamp,
-        ballot: u64,
         world: &mut World<'_, '_>,
     ) {
-        if ballot > 0 {
-            return;
-        }
         if !self.aborted.contains(&ts) {
             // One that is aborted has to be paid for by a promise.
             self.paid(from, ts);
@@ -235,15 +238,15 @@ impl Coordinator {
     pub(super) fn on_confirm(
         &mut self,
         from: NodeId,
-        (ts, ballot): (Timestamp, u64),
+        ts: Timestamp,
         is_held: bool,
         world: &mut World<'_, '_>,
     ) {
-        if ballot == 0 && is_held && !self.aborted.contains(&ts) {
+        if is_held && !self.aborted.contains(&ts) {
             self.paid(from, ts);
         }
         let Some(flight) = self.flights.get_mut(&ts) else { return };
-        if ballot > 0 || flight.stage != Stage::Storing {
+        if flight.stage != Stage::Storing {
             return;
         }
         if !is_held {
@@ -262,12 +265,12 @@ impl Coordinator {
     pub(super) fn on_refused(
         &mut self,
         from: NodeId,
-        (ts, ballot): (Timestamp, u64),
+        ts: Timestamp,
         refusal: Refusal,
         world: &mut World<'_, '_>,
     ) {
         let Some(flight) = self.flights.get_mut(&ts) else { return };
-        if ballot > 0 || flight.stage != Stage::Storing {
+        if flight.stage != Stage::Storing {
             return;
         }
         let is_known = match refusal {
@@ -293,6 +296,10 @@ impl Coordinator {
         flight.stage = Stage::Aborting { is_known };
         flight.asked = Asked::new(world.cx.now());
         self.aborted.insert(ts);
+        if let Some(backup) = world.backup {
+            let (incarnation, functor) = (self.incarnation, None);
+            world.send(backup, Msg::Intent { ts, incarnation, functor });
+        }
         for voter in flight.voters.clone() {
             self.owe(voter.node, ts, world.members);
         }
@@ -309,12 +316,8 @@ impl Coordinator {
         &mut self,
         from: NodeId,
         ts: Timestamp,
-        ballot: u64,
         world: &mut World<'_, '_>,
     ) {
-        if ballot > 0 {
-            return;
-        }
         self.paid(from, ts);
         let Some(flight) = self.flights.get_mut(&ts) else { return };
         if !matches!(flight.stage, Stage::Aborting { .. }) {
@@ -448,12 +451,6 @@ impl Coordinator {
         };
         let (txn, path) = (flight.functor.txn, flight.path);
         world.send(flight.gateway, Msg::Answer { txn, outcome, reads, path });
-    }
-
-    /// What a read-only transaction wanted to see is gone.
-    pub(super) fn on_collected(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
-        let Some(flight) = self.flights.get(&ts) else { return };
-        unreachable!("{} at {ts} is not executed, but {} is", flight.functor.txn, world.marks);
     }
 
     // Housekeeping.

@@ -247,7 +247,8 @@ impl Reader {
         }
         let replicated = replicated(partition, world);
         for (to, asks) in asks {
-            world.send(to, Msg::Get { query: id, partition, asks, replicated });
+            let epoch = world.marks.epoch;
+            world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
         }
         if is_lower {
             world.cx.note(Note::ReadLower);
@@ -351,7 +352,8 @@ impl Query {
             resolve: resolve.or(wanted.resolving.map(|(ts, _)| ts)),
         };
         let asks = self.wanted.iter().map(ask).collect();
-        world.send(to, Msg::Get { query: id, partition: self.partition, asks, replicated });
+        let (partition, epoch) = (self.partition, world.marks.epoch);
+        world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
     }
 }
 

@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
+use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{
     AbortReason, Key, Op, Outcome, Read, Reads, Txn, Value, Version, Writes,
 };
 
-use super::gossiper;
-use super::state::{Image, State};
-use crate::sizes::{TXN, VERSION, keys_size, value_size, writes_size};
+use super::state::{Image, Name, State};
+use super::{directory, gossiper, takeover};
+use crate::sizes::{TXN, VERSION, data_size, keys_size, value_size, writes_size};
 
 /// A transaction as it is stored in the place of the values that it will write (§3.1): everything
 /// needed to compute them.
@@ -79,7 +80,9 @@ impl Functor {
         self.reads.is_empty() && !self.writes.is_empty()
     }
 
-    fn size(&self) -> usize {
+    /// About how many bytes it takes on the wire.
+    #[must_use]
+    pub fn size(&self) -> usize {
         let body = match &self.body {
             Body::Ops(ops) => ops
                 .iter()
@@ -393,6 +396,8 @@ pub enum Msg {
         asks: Vec<Ask>,
         /// The partition's Rwatermark as the executor knows it.
         replicated: Timestamp,
+        /// The epoch of the executor's watermarks: who answers must know its members.
+        epoch: u64,
     },
     /// Replica → executor: this.
     Got {
@@ -457,12 +462,14 @@ pub enum Msg {
         /// The last version.
         to: Timestamp,
     },
-    /// Replica → its peers: what do you hold of this partition in this range?
+    /// Replica → its peers: what do you hold of this partition in this range, that is not settled?
     Pull {
         /// The partition.
         partition: PartitionId,
-        /// The replica's count of its questions.
+        /// The node's count of its questions.
         round: u64,
+        /// Answer only once what is out in this epoch is closed there.
+        epoch: u64,
         /// The first version.
         from: Timestamp,
         /// The last version.
@@ -474,11 +481,48 @@ pub enum Msg {
         partition: PartitionId,
         /// The question that this answers.
         round: u64,
-        /// The peer's Rwatermark of the partition: what is below and missing here is not there.
-        replicated: Timestamp,
+        /// Below this the peer has settled everything.
+        settled: Timestamp,
         /// What is not settled.
         entries: Vec<(Timestamp, Image)>,
+        /// Names of transactions from the first version on.
+        names: Vec<((ClientId, u64), Name)>,
     },
+    /// Replica → peer: the next piece of what you have settled of this partition.
+    Scan {
+        /// The partition.
+        partition: PartitionId,
+        /// The question.
+        round: u64,
+        /// From this version on.
+        from: Timestamp,
+        /// Keys after this one; from the first, if none.
+        after: Option<Key>,
+    },
+    /// Peer → replica: this.
+    Scanned {
+        /// The partition.
+        partition: PartitionId,
+        /// The question that this answers.
+        round: u64,
+        /// Keys with their versions.
+        keys: Vec<(Key, Versions)>,
+        /// The last key looked at, if there are more.
+        next: Option<Key>,
+    },
+    /// Coordinator → its backup: this is under way, or over if nothing is told (§5.2).
+    Intent {
+        /// The version number.
+        ts: Timestamp,
+        /// The life of the coordinator.
+        incarnation: u32,
+        /// The transaction.
+        functor: Option<Arc<Functor>>,
+    },
+    /// To and from the directory.
+    Directory(Box<directory::Message>),
+    /// Between whoever takes over and replicas.
+    Takeover(Box<takeover::Message<Arc<Functor>>>),
     /// Between servers and gossipers; see [`gossiper`].
     Gossip(Box<gossiper::Message>),
 }
@@ -519,6 +563,10 @@ pub enum Change {
     },
     /// A transaction is never accepted.
     Refuse(TxnId),
+    /// What a peer knows of names.
+    Names(Vec<((ClientId, u64), Name)>),
+    /// It is settled, and its values came from a peer.
+    Drop(Timestamp),
     /// It was there all the time, but not here (V9).
     Adopt {
         /// The version number.
@@ -535,6 +583,12 @@ pub enum Record {
     State(Box<State>),
     /// A change of it.
     Change(Change),
+    /// This disk remembers all that was ever promised from it. Without it, it may be a new one.
+    Intact,
+    /// What the replica of a partition promised to whoever takes over.
+    Takeover(PartitionId, takeover::Record),
+    /// What a voter of the directory remembers.
+    Directory(directory::Record),
 }
 
 impl Record {
@@ -544,6 +598,17 @@ impl Record {
         match self {
             Self::State(_) => 0,
             Self::Change(change) => 16 + change_size(change),
+            Self::Intact => 4,
+            Self::Takeover(_, record) => {
+                let survivors = match record {
+                    takeover::Record::Pledge(pledge) => {
+                        pledge.closed.as_ref().map_or(0, |closed| closed.survivors.len())
+                    }
+                    takeover::Record::Swept { .. } => 0,
+                };
+                40 + 9 * survivors
+            }
+            Self::Directory(record) => 4 + record.disk_size(),
         }
     }
 }
@@ -551,9 +616,10 @@ impl Record {
 fn change_size(change: &Change) -> usize {
     match change {
         Change::Write { functor, .. } | Change::Abort { functor, .. } => 16 + functor.size(),
-        Change::Finalize(_) => 10,
+        Change::Finalize(_) | Change::Drop(_) => 10,
         Change::Resolve { output, .. } => 12 + output_size(output),
         Change::Refuse(_) => TXN,
+        Change::Names(names) => 30 * names.len(),
         Change::Adopt { image, .. } => 10 + image_size(image),
     }
 }
@@ -609,6 +675,11 @@ impl Message for Msg {
             Self::Have { .. } => "Have",
             Self::Pull { .. } => "Pull",
             Self::Pulled { .. } => "Pulled",
+            Self::Scan { .. } => "Scan",
+            Self::Scanned { .. } => "Scanned",
+            Self::Intent { .. } => "Intent",
+            Self::Directory(msg) => msg.kind(),
+            Self::Takeover(msg) => msg.kind(),
             Self::Gossip(msg) => msg.kind(),
         }
     }
@@ -639,6 +710,11 @@ impl Message for Msg {
             | Self::Have { .. }
             | Self::Pull { .. }
             | Self::Pulled { .. }
+            | Self::Scan { .. }
+            | Self::Scanned { .. }
+            | Self::Intent { .. }
+            | Self::Directory(_)
+            | Self::Takeover(_)
             | Self::Gossip(_) => None,
         }
     }
@@ -679,10 +755,18 @@ impl Message for Msg {
             }
             Self::Missing { .. } | Self::Have { .. } => 24,
             Self::Gossip(msg) => 4 + msg.wire_size(),
-            Self::Pull { .. } => 34,
-            Self::Pulled { entries, .. } => {
-                30 + entries.iter().map(|(_, image)| 10 + image_size(image)).sum::<usize>()
+            Self::Pull { .. } => 40,
+            Self::Pulled { entries, names, .. } => {
+                let entries = entries.iter().map(|(_, image)| 10 + image_size(image));
+                30 + entries.sum::<usize>() + 30 * names.len()
             }
+            Self::Scan { after, .. } => 26 + after.as_ref().map_or(0, |key| 2 + key.len()),
+            Self::Scanned { keys, next, .. } => {
+                20 + data_size(keys) + next.as_ref().map_or(0, |key| 2 + key.len())
+            }
+            Self::Intent { functor, .. } => 16 + functor.as_ref().map_or(0, |f| f.size()),
+            Self::Directory(msg) => 4 + msg.wire_size(),
+            Self::Takeover(msg) => 4 + msg.wire_size(),
         }
     }
 
@@ -711,6 +795,11 @@ impl Message for Msg {
             | Self::Have { .. }
             | Self::Pull { .. }
             | Self::Pulled { .. }
+            | Self::Scan { .. }
+            | Self::Scanned { .. }
+            | Self::Intent { .. }
+            | Self::Directory(_)
+            | Self::Takeover(_)
             | Self::Gossip(_) => 0,
         }
     }

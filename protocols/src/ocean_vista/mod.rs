@@ -1,17 +1,21 @@
 //! Ocean Vista: visibility by gossip.
 
 mod client;
+mod control;
 mod coordinator;
 pub mod directory;
 mod execution;
 pub mod gossiper;
 mod inquiry;
 mod message;
-mod pull;
+#[cfg(test)]
+mod model;
 pub mod reading;
+mod recovery;
 mod replica;
 mod server;
 mod state;
+mod sync;
 pub mod takeover;
 mod tid;
 pub mod watermark;
@@ -62,6 +66,10 @@ pub struct Config {
     pub checkpoint_bytes: usize,
     /// Versions are kept for so long after they were replaced, for callers that think.
     pub version_retention: Duration,
+    /// Keys per piece of a copy.
+    pub chunk_keys: usize,
+    /// Settings of the directory.
+    pub directory: directory::Config,
     /// Unsafe variants, for tests.
     pub teeth: Teeth,
 }
@@ -74,6 +82,10 @@ pub struct Teeth {
     pub finalized_is_committed: bool,
     /// V2: replicas show only the newest version, and readers go down from there (Alg. 3).
     pub newest_only: bool,
+    /// V4: whoever takes over gives up what cannot be written for a while.
+    pub takeover_gives_up: bool,
+    /// V6: version numbers need no lease, and watermarks that were seen do not count.
+    pub no_lease: bool,
     /// V9: a Write below the Vwatermark is stored, and counts.
     pub late_writes_count: bool,
     /// V11: versions are collected by age.
@@ -123,6 +135,18 @@ pub enum Note {
     Straggler,
     /// A replica pulled what it lacked.
     Pulled,
+    /// A server joined.
+    Joined,
+    /// A life of a server was ended.
+    Ended,
+    /// A server set out to be complete.
+    CaughtUp,
+    /// A server took over from another.
+    Takeover,
+    /// A transaction was written in the name of a coordinator that is gone.
+    Rewritten,
+    /// A replica dropped what did not survive its coordinator.
+    Void,
     /// A replica took in a decided transaction from its peers.
     Adopted,
     /// A server asked what became of a transaction.
@@ -148,6 +172,10 @@ pub enum Timer {
     Gossip,
     /// A server looks for overdue work.
     Sweep,
+    /// A server asks for its lease.
+    Ask,
+    /// A voter of the directory has something to do.
+    Directory(directory::Timer),
     /// A gateway waits for an answer.
     Open(TxnId),
 }
@@ -172,7 +200,7 @@ impl Protocol for OceanVista {
     }
 
     fn teeth(_: &str) -> &'static [&'static str] {
-        &["V1", "V2", "V9", "V11", "R4"]
+        &["V1", "V2", "V4", "V6", "V9", "V11", "R4"]
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
@@ -190,6 +218,8 @@ impl Protocol for OceanVista {
             retention: Duration::from_secs(600),
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
+            chunk_keys: 1_000,
+            directory: directory::Config::for_round_trip(round_trip),
             teeth: Teeth::default(),
         }
     }
@@ -199,6 +229,8 @@ impl Protocol for OceanVista {
         match tooth {
             "V1" => teeth.finalized_is_committed = true,
             "V2" => teeth.newest_only = true,
+            "V4" => teeth.takeover_gives_up = true,
+            "V6" => teeth.no_lease = true,
             "V9" => teeth.late_writes_count = true,
             "V11" => teeth.collect_by_age = true,
             "R4" => teeth.acks_before_fsync = true,

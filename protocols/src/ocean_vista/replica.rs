@@ -7,16 +7,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::Claim;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Version};
 
 use super::Note;
-use super::message::{Ask, Change, Functor, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What};
+use super::directory::Task;
+use super::message::{
+    Ask, Change, Functor, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
+};
 use super::server::{Local, World};
 use super::state::{ABORTED, Fate, Image, Name, Phase, State};
+use super::sync::Answer;
+use super::takeover::{Closed, Held, Mark, Promise};
 
 /// A node's replicas.
 #[derive(Debug)]
@@ -47,6 +52,7 @@ pub(super) struct Get {
     pub partition: PartitionId,
     pub asks: Vec<Ask>,
     pub replicated: Timestamp,
+    pub epoch: u64,
 }
 
 impl Replica {
@@ -162,8 +168,7 @@ impl Replica {
         let is_outvoted = held.is_some_and(|held| {
             held.ballot > ballot || (held.ballot == ballot && held.phase == Phase::Aborted)
         });
-        let life = (world.owner(ts), incarnation);
-        if is_outvoted || self.state.promised.get(&life).is_some_and(|promised| *promised > ballot) {
+        if is_outvoted || !world.allows(ts, incarnation, ballot) {
             return Err(Refusal::Outvoted);
         }
         if ts < world.marks.visible && !world.config.teeth.late_writes_count {
@@ -204,7 +209,8 @@ impl Replica {
             world.reply(from, Msg::Confirm { ts, ballot, is_held });
             return;
         };
-        if image.ballot > ballot || image.phase == Phase::Aborted {
+        let is_allowed = world.allows(ts, image.incarnation, ballot);
+        if image.ballot > ballot || image.phase == Phase::Aborted || !is_allowed {
             world.cx.note(Note::Outvoted);
             return;
         }
@@ -224,10 +230,8 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let held = self.state.pending.get(&ts);
-        let life = (world.owner(ts), incarnation);
-        let promised = self.state.promised.get(&life).copied().unwrap_or_default();
-        let is_outvoted = held.is_some_and(|held| held.ballot > ballot) || promised > ballot;
-        if is_outvoted {
+        let is_outvoted = held.is_some_and(|held| held.ballot > ballot);
+        if is_outvoted || !world.allows(ts, incarnation, ballot) {
             world.cx.note(Note::Outvoted);
             return;
         }
@@ -266,7 +270,8 @@ impl Replica {
                         is_aborted: image.phase == Phase::Aborted,
                         functor: image.functor.clone(),
                     },
-                    None => unreachable!("{txn} at {ts} is neither pending nor over"),
+                    // It was settled while this node was away; others know what became of it.
+                    None => return,
                 },
             },
             Some(_) | None => {
@@ -283,7 +288,7 @@ impl Replica {
     /// What is there of these keys? What this node must know first is computed first.
     pub(super) fn on_get(&mut self, get: Get, world: &mut World<'_, '_>) {
         let not_ready = |reason| Msg::NotReady { query: get.query, reason };
-        if !world.is_serving {
+        if !world.is_serving || get.epoch > world.members.epoch {
             world.send(get.from, not_ready(Reason::Inactive));
             return;
         }
@@ -398,11 +403,6 @@ impl Replica {
         assert!(held == output, "{} came to two results: {held:?} and {output:?}", image.functor.txn);
     }
 
-    /// What the transaction comes to, if that is known here.
-    pub(super) fn output(&self, ts: Timestamp) -> Option<&Arc<Output>> {
-        self.state.pending.get(&ts)?.output.as_ref()
-    }
-
     pub(super) fn on_durable(&mut self, ticket: Ticket) {
         while let Some(&(held, ts)) = self.executed.front()
             && held <= ticket
@@ -513,17 +513,112 @@ impl Replica {
     }
 
     /// What this node holds of a partition in a range, for a peer that lacks some of it.
-    pub(super) fn range(
+    pub(super) fn answer(
         &self,
         partition: PartitionId,
         (from, to): (Timestamp, Timestamp),
         cluster: &Cluster,
-    ) -> Vec<(Timestamp, Image)> {
+    ) -> Answer {
         let writes = |image: &Image| {
             image.functor.writes.iter().any(|key| cluster.partition_of(key) == partition)
         };
-        let all = self.state.pending.range(from..=to).filter(|(_, image)| writes(image));
-        all.map(|(ts, image)| (*ts, image.clone())).collect()
+        let all = self.state.pending.range(from..=to.max(from));
+        let entries = all.filter(|(_, image)| writes(image));
+        let is_wanted = |name: &Name| name.ts >= from || name.fate == Fate::Refused;
+        let names = self.state.names.iter().filter(|(_, name)| is_wanted(name));
+        Answer {
+            settled: self.state.settled,
+            entries: entries.map(|(ts, image)| (*ts, image.clone())).collect(),
+            names: names.map(|(name, held)| (*name, *held)).collect(),
+        }
+    }
+
+    /// Takes over what a peer knows of names.
+    pub(super) fn learn_names(&mut self, names: &[((ClientId, u64), Name)], world: &mut World<'_, '_>) {
+        let news: Vec<_> =
+            names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
+        if !news.is_empty() {
+            self.change(Change::Names(news), world);
+        }
+    }
+
+    /// A peer's settled versions of a partition are all here now: what is pending of them is over.
+    pub(super) fn drop_settled(
+        &mut self,
+        partition: PartitionId,
+        (from, below): (Timestamp, Timestamp),
+        peer: &BTreeSet<Timestamp>,
+        world: &mut World<'_, '_>,
+    ) {
+        let mine = self.answer(partition, (from, Timestamp(below.0.saturating_sub(1))), world.cluster);
+        for &ts in mine.entries.keys().filter(|ts| !peer.contains(ts)) {
+            self.leave(ts);
+            self.change(Change::Drop(ts), world);
+            self.wake(ts, world);
+        }
+    }
+
+    /// What this node holds of an incarnation in a partition, for whoever takes it over.
+    pub(super) fn promise(
+        &self,
+        partition: PartitionId,
+        task: Task,
+        closed: Option<Closed>,
+        world: &World<'_, '_>,
+    ) -> Promise<Arc<Functor>> {
+        let visible = world.marks.visible;
+        let is_it = |(ts, image): &(&Timestamp, &Image)| {
+            image.incarnation == task.incarnation && world.owner(**ts) == task.server
+        };
+        let writes = |image: &Image| {
+            image.functor.writes.iter().any(|key| world.cluster.partition_of(key) == partition)
+        };
+        let all = self.state.pending.range(visible..).filter(is_it);
+        let held = all.filter(|(_, image)| writes(image)).map(|(&ts, image)| {
+            let mark = match image.phase {
+                Phase::Tentative => Mark::Tentative,
+                Phase::Finalized => Mark::Finalized,
+                Phase::Aborted => Mark::Aborted,
+            };
+            (ts, Held { ballot: image.ballot, mark, functor: Some(image.functor.clone()) })
+        });
+        Promise { visible, closed, held: held.collect() }
+    }
+
+    /// Drops what did not survive of an incarnation. True if everything that did is here.
+    pub(super) fn close(
+        &mut self,
+        task: Task,
+        closed: &Closed,
+        world: &mut World<'_, '_>,
+    ) -> bool {
+        let first = closed.above.next();
+        let is_void = |(ts, image): &(&Timestamp, &Image)| {
+            image.incarnation == task.incarnation
+                && world.owner(**ts) == task.server
+                && image.ballot <= closed.ballot
+                && image.phase != Phase::Aborted
+                && !closed.survivors.contains(ts)
+        };
+        let void: Vec<(Timestamp, Arc<Functor>)> = self
+            .state
+            .pending
+            .range(first..)
+            .filter(is_void)
+            .map(|(ts, image)| (*ts, image.functor.clone()))
+            .collect();
+        for (ts, functor) in void {
+            world.cx.note(Note::Void);
+            let (ballot, incarnation) = (closed.ballot, task.incarnation);
+            self.change(Change::Abort { ts, ballot, incarnation, functor }, world);
+            self.enter(ts, world.cluster);
+            self.wake(ts, world);
+        }
+        let is_here = |ts: &Timestamp| {
+            *ts < self.state.settled
+                || self.state.pending.get(ts).is_some_and(|image| image.phase != Phase::Aborted)
+        };
+        closed.survivors.iter().all(is_here)
     }
 
     pub(super) fn assert_invariants(&self) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use orthodrome_core::id::{ClientId, NodeId, TxnId};
+use orthodrome_core::id::{ClientId, TxnId};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Outcome;
 
@@ -66,8 +66,6 @@ pub struct State {
     pub names: BTreeMap<(ClientId, u64), Name>,
     /// Clients know the outcome of everything below, as of the version that said so (R6).
     pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
-    /// Of the versions of these lives of servers nothing below the ballot is accepted (V5, V10).
-    pub promised: BTreeMap<(NodeId, u32), u64>,
     /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is computed.
     pub settled: Timestamp,
 }
@@ -116,6 +114,14 @@ impl State {
                 let name = Name { attempt: txn.attempt, ts: self.settled, fate: Fate::Refused };
                 self.names.insert((txn.client, txn.counter), name);
             }
+            Change::Names(names) => {
+                for (name, told) in names {
+                    if self.is_news(*name, told) {
+                        self.names.insert(*name, *told);
+                    }
+                }
+            }
+            Change::Drop(ts) => drop(self.pending.remove(ts)),
             Change::Adopt { ts, image } => {
                 self.name(&image.functor, *ts, image.phase != Phase::Aborted);
                 self.pending.insert(*ts, image.clone());
@@ -145,6 +151,18 @@ impl State {
                 self.names.remove(&name);
             }
         }
+    }
+
+    /// True if a peer knows more of a name.
+    #[must_use]
+    pub fn is_news(&self, name: (ClientId, u64), told: &Name) -> bool {
+        let is_acknowledged = self.acknowledged.get(&name.0).is_some_and(|(b, _)| name.1 < *b);
+        !is_acknowledged
+            && self.names.get(&name).is_none_or(|held| {
+                let ends = |name: &Name| matches!(name.fate, Fate::Ended(_));
+                held.attempt < told.attempt
+                    || (held.attempt == told.attempt && ends(told) && !ends(held))
+            })
     }
 
     /// A transaction is over.

@@ -730,3 +730,167 @@ impl<F> fmt::Display for Message<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What replicas hold of one timestamp in one partition, each in one of these ways: nothing, and
+    /// for good; tentatively; finalized; a tombstone. Above nothing, all in ballot 0.
+    const WAYS: [Option<Mark>; 4] =
+        [None, Some(Mark::Tentative), Some(Mark::Finalized), Some(Mark::Aborted)];
+
+    const AT: Timestamp = Timestamp(10);
+
+    fn states(replicas: u32) -> impl Iterator<Item = Vec<Option<Mark>>> {
+        (0..4_usize.pow(replicas))
+            .map(move |state| (0..replicas).map(|r| WAYS[state / 4_usize.pow(r) % 4]).collect())
+    }
+
+    fn count(state: &[Option<Mark>], ways: &[Mark]) -> usize {
+        state.iter().flatten().filter(|mark| ways.contains(mark)).count()
+    }
+
+    fn promise(mark: Option<Mark>, ballot: u64) -> Promise<()> {
+        let held = mark.map(|mark| (AT, Held { ballot, mark, functor: None }));
+        Promise { visible: Timestamp(5), closed: None, held: held.into_iter().collect() }
+    }
+
+    /// Every choice of f + 1 or more replicas.
+    fn choices(quorums: Quorums) -> impl Iterator<Item = Vec<usize>> {
+        (0..1_usize << quorums.replicas)
+            .map(move |set| (0..quorums.replicas).filter(|r| set >> r & 1 == 1).collect())
+            .filter(move |chosen: &Vec<usize>| chosen.len() >= quorums.slow())
+    }
+
+    /// What can be when its coordinator stops: replicas finalize only what f + 1 hold.
+    fn is_possible(quorums: Quorums, state: &[Option<Mark>]) -> bool {
+        count(state, &[Mark::Finalized]) == 0 || {
+            let held = count(state, &[Mark::Tentative, Mark::Finalized, Mark::Aborted]);
+            held >= quorums.slow()
+        }
+    }
+
+    /// The coordinator may have seen enough to take it for stored.
+    fn may_be_stored(quorums: Quorums, state: &[Option<Mark>]) -> bool {
+        count(state, &[Mark::Finalized]) >= quorums.slow()
+            || count(state, &[Mark::Tentative, Mark::Finalized]) >= quorums.fast()
+    }
+
+    #[test]
+    fn what_was_told_stands_whichever_replicas_are_asked() {
+        let (mut told, mut stored, mut cases) = (0, 0, 0);
+        for replicas in [1, 3, 5] {
+            let quorums = Quorums { replicas: replicas as usize };
+            for state in states(replicas).filter(|state| is_possible(quorums, state)) {
+                let is_aborted = count(&state, &[Mark::Aborted]) >= quorums.slow();
+                let has_tombstone = count(&state, &[Mark::Aborted]) > 0;
+                // Whoever gives up does not take it for stored as well.
+                let is_stored = may_be_stored(quorums, &state) && !has_tombstone;
+                for chosen in choices(quorums) {
+                    let promises: Vec<_> = chosen.iter().map(|&r| promise(state[r], 0)).collect();
+                    let facts = [(quorums, promises.iter().collect::<Vec<_>>())];
+                    for is_known in [false, true] {
+                        let verdict = decide(&facts, AT, is_known);
+                        cases += 1;
+                        told += u32::from(is_aborted);
+                        stored += u32::from(is_stored);
+                        assert_ne!(verdict, Verdict::Wait);
+                        if is_aborted {
+                            assert_eq!(verdict, Verdict::Abort, "{state:?} by {chosen:?}");
+                        }
+                        if is_stored {
+                            assert_eq!(verdict, Verdict::Write, "{state:?} by {chosen:?}");
+                        }
+                    }
+                }
+            }
+        }
+        assert!(cases > 10_000 && told > 1_000 && stored > 1_000, "{cases} {told} {stored}");
+    }
+
+    #[test]
+    fn two_partitions_are_written_both_or_neither() {
+        let quorums = Quorums { replicas: 3 };
+        let possible = || states(3).filter(|state| is_possible(quorums, state));
+        for (a, b) in possible().flat_map(|a| possible().map(move |b| (a.clone(), b))) {
+            let is_given_up = [&a, &b].iter().any(|s| count(s, &[Mark::Aborted]) > 0);
+            let is_told = [&a, &b].iter().all(|s| count(s, &[Mark::Aborted]) >= 2);
+            let is_stored =
+                !is_given_up && [&a, &b].iter().all(|state| may_be_stored(quorums, state));
+            for (of_a, of_b) in
+                choices(quorums).flat_map(|x| choices(quorums).map(move |y| (x.clone(), y)))
+            {
+                let promises = |state: &[Option<Mark>], of: &[usize]| {
+                    of.iter().map(|&r| promise(state[r], 0)).collect::<Vec<_>>()
+                };
+                let (of_a, of_b) = (promises(&a, &of_a), promises(&b, &of_b));
+                let facts = [(quorums, of_a.iter().collect()), (quorums, of_b.iter().collect())];
+                let verdict = decide(&facts, AT, false);
+                assert!(!is_told || verdict == Verdict::Abort, "{a:?} {b:?}: {verdict:?}");
+                assert!(!is_stored || verdict == Verdict::Write, "{a:?} {b:?}: {verdict:?}");
+            }
+        }
+    }
+
+    /// What one decided and closed, or wrote, in a ballot, everybody after decides as well, whatever
+    /// is left of lower ballots.
+    #[test]
+    fn whoever_comes_later_decides_the_same() {
+        let quorums = Quorums { replicas: 3 };
+        for state in states(3) {
+            for finished in choices(quorums) {
+                for survives in [false, true] {
+                    let promises: Vec<_> = (0..3)
+                        .map(|r| {
+                            let mut promise = promise(state[r], 0);
+                            if finished.contains(&r) {
+                                let survivors = survives.then_some(AT).into_iter().collect();
+                                let above = Timestamp(4);
+                                promise.closed = Some(Closed { ballot: 7, above, survivors });
+                            }
+                            promise
+                        })
+                        .collect();
+                    let wanted = if survives { Verdict::Write } else { Verdict::Abort };
+                    for chosen in choices(quorums) {
+                        let asked = chosen.iter().filter_map(|&r| promises.get(r)).collect();
+                        assert_eq!(decide(&[(quorums, asked)], AT, !survives), wanted);
+                    }
+                }
+            }
+        }
+        // Written in a ballot, with a tombstone of a lower one.
+        let all = [promise(Some(Mark::Finalized), 7), promise(Some(Mark::Aborted), 3)];
+        assert_eq!(decide(&[(quorums, all.iter().collect())], AT, false), Verdict::Write);
+    }
+
+    #[test]
+    fn nothing_is_decided_by_too_few_nor_below_the_watermark() {
+        let quorums = Quorums { replicas: 3 };
+        let one = promise(Some(Mark::Finalized), 0);
+        assert_eq!(decide(&[(quorums, vec![&one])], AT, true), Verdict::Wait);
+        let above = Promise { visible: AT.next(), ..promise(None, 0) };
+        assert_eq!(decide(&[(quorums, vec![&one, &above])], AT, true), Verdict::Settled);
+    }
+
+    #[test]
+    fn a_promise_outlasts_lower_ballots_and_a_close_all_but_survivors() {
+        let (server, mut acceptor) = (NodeId(3), Acceptor::default());
+        assert!(acceptor.allows(server, 1, 0, AT));
+        let record = acceptor.promise(server, 1, 5).unwrap();
+        assert!(!acceptor.allows(server, 1, 0, AT) && acceptor.allows(server, 1, 5, AT));
+        assert!(acceptor.allows(server, 2, 0, AT), "a later incarnation is another");
+        assert_eq!(acceptor.promise(server, 1, 4), Err(Some(5)));
+        let survivors = BTreeSet::from([AT]);
+        let closed = Closed { ballot: 5, above: Timestamp(4), survivors };
+        acceptor.close(server, 1, closed).unwrap();
+        assert!(acceptor.allows(server, 1, 5, AT) && !acceptor.allows(server, 1, 5, AT.next()));
+        assert!(acceptor.promise(server, 2, 9).is_ok());
+        assert!(!acceptor.allows(server, 1, 6, AT), "everything of it is decided");
+        assert_eq!(acceptor.promise(server, 1, 9), Err(None));
+        let mut restarted = Acceptor::default();
+        restarted.recover(record);
+        assert!(!restarted.allows(server, 1, 0, AT));
+    }
+}

@@ -8,5 +8,6 @@ mod carousel;
 mod carousel_fast;
 mod natto;
 mod support;
+mod ocean_vista;
 mod tapir;
 mod two_phase_locking;
