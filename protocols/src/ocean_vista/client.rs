@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::Timestamp;
@@ -19,7 +18,6 @@ use crate::waiting::Asked;
 #[derive(Debug)]
 pub struct Client {
     config: Arc<Config>,
-    cluster: Arc<Cluster>,
     /// Servers that may coordinate, nearest first.
     servers: Vec<NodeId>,
     /// How many of them are in the nearest region that has any.
@@ -42,6 +40,8 @@ struct Open {
     round: u32,
     coordinator: NodeId,
     asked: Asked,
+    /// Its caller lost track of it.
+    is_resolved: bool,
 }
 
 #[derive(Debug)]
@@ -76,7 +76,6 @@ impl Machine<OceanVista> for Client {
             turn: 0,
             suspects: BTreeSet::new(),
             open: BTreeMap::new(),
-            cluster,
         }
     }
 
@@ -158,7 +157,8 @@ impl Client {
         };
         let asked = Asked::new(cx.now());
         let (reads, at, round) = (Reads::new(), None, 1);
-        let open = Open { txn, phase, reads, at, round, coordinator, asked };
+        let is_resolved = false;
+        let open = Open { txn, phase, reads, at, round, coordinator, asked, is_resolved };
         self.open.insert(id, open);
         self.ask(id, cx);
     }
@@ -178,11 +178,7 @@ impl Client {
                 Msg::Look { txn: id, round: open.round, keys: keys.clone(), at: open.at }
             }
             Phase::Submitted(functor) => Msg::Submit { functor: functor.clone() },
-            Phase::Inquiring(functor, _) => {
-                let first = functor.writes.first();
-                let partition = first.map(|key| self.cluster.partition_of(key)).unwrap_or_default();
-                Msg::Inquire { txn: id, partition }
-            }
+            Phase::Inquiring(functor, _) => Msg::Inquire { functor: functor.clone() },
         };
         cx.send(open.coordinator, msg);
         let patience = open.asked.patience(self.config.answer_after);
@@ -298,7 +294,9 @@ impl Client {
         };
         let coordinator = self.coordinator();
         let (at, round, asked) = (None, 1, Asked::new(cx.now()));
-        self.open.insert(id, Open { txn, phase, reads, at, round, coordinator, asked });
+        let is_resolved = true;
+        let open = Open { txn, phase, reads, at, round, coordinator, asked, is_resolved };
+        self.open.insert(id, open);
         self.ask(id, cx);
     }
 
@@ -327,8 +325,14 @@ impl Client {
                 outcome,
             ) => (outcome, path.name()),
         };
-        if let (Outcome::Committed(_), Some(reads), false) = (outcome, reads, is_told) {
-            cx.reads(id, reads);
+        match (outcome, reads, is_told) {
+            (Outcome::Committed(_), Some(reads), false) => cx.reads(id, reads),
+            (Outcome::Committed(_), None, false) if !open.is_resolved => {
+                // It has committed, and what it read is gone; the caller may ask what became of it.
+                self.finish(id, Outcome::Unknown, path, cx);
+                return;
+            }
+            (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _, _) => {}
         }
         self.finish(id, outcome, path, cx);
     }

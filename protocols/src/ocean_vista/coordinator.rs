@@ -114,9 +114,11 @@ impl Coordinator {
         self.flights.len()
     }
 
-    /// How many wait for watermarks to move.
-    pub(super) fn waiting(&self) -> usize {
-        self.stored.len()
+    /// How many wait for a report to say more than that of `reported`.
+    pub(super) fn waiting(&self, reported: Timestamp) -> usize {
+        let is_stuck = self.tids.least_storing().is_some_and(|least| least <= reported);
+        let waits = self.stored.last().is_some_and(|&last| last >= reported);
+        if is_stuck || !waits { 0 } else { self.stored.len() }
     }
 
     /// The least version that is not executed yet.
@@ -372,11 +374,11 @@ impl Coordinator {
         let (gateway, txn) = (flight.gateway, flight.functor.txn);
         match flight.stage {
             Stage::Aborting { is_known } => {
-                let partition = flight.partitions.first().copied().unwrap_or_default();
+                let functor = flight.functor.clone();
                 self.remove(ts);
                 if is_known {
                     // The name was taken, perhaps by a copy that commits.
-                    world.tell(Local::Inquire { gateway, txn, partition });
+                    world.tell(Local::Inquire { gateway, functor });
                 } else {
                     let (outcome, path) = (Outcome::Aborted(ABORTED), Path::Refused);
                     world.send(gateway, Msg::Answer { txn, outcome, reads: None, path });

@@ -689,7 +689,7 @@ impl Keeper {
         let mut clocks: Vec<Timestamp> = recent.map(|heard| heard.clock).collect();
         clocks.sort_unstable();
         let Some(&median) = clocks.get(clocks.len().saturating_sub(1) / 2) else { return };
-        if self.state.limit < median + self.config.ahead / 2 {
+        if self.state.limit < median + self.config.ahead * 3 / 4 {
             self.propose(Command::Extend { limit: median + self.config.ahead }, door);
         }
     }

@@ -375,11 +375,6 @@ impl Executions {
         if self.running.contains_key(&ts) {
             return Progress::Nothing;
         }
-        assert!(
-            ts < world.marks.visible || world.config.teeth.is_any(),
-            "{ts} is executed above the Vwatermark {}",
-            world.marks.visible
-        );
         self.running.insert(ts, functor.clone());
         reader.begin(Owner::Execution(ts), &functor.reads, ts, world)
     }

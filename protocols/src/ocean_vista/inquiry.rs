@@ -8,7 +8,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Reads};
 
 use super::Note;
-use super::message::{Functor, Knowledge, Msg, Output, Path};
+use super::message::{Body, Functor, Knowledge, Msg, Output, Path};
 use super::server::{Local, World};
 use super::state::ABORTED;
 use crate::waiting::Asked;
@@ -22,6 +22,8 @@ pub(super) struct Inquiries {
 #[derive(Debug)]
 struct Inquiry {
     gateways: BTreeSet<NodeId>,
+    functor: Arc<Functor>,
+    /// The first partition that it writes.
     partition: PartitionId,
     /// Counts the times that everybody was asked afresh.
     round: u32,
@@ -40,6 +42,8 @@ enum Stage {
     Waiting(Timestamp),
     /// It is there.
     Executing(Timestamp),
+    /// It is over, and what it read is read once more.
+    Reading(Timestamp),
 }
 
 impl Inquiries {
@@ -48,14 +52,16 @@ impl Inquiries {
         self.open.len()
     }
 
-    /// A gateway lost track of a transaction that writes to `partition`.
+    /// A gateway lost track of a transaction that writes something.
     pub(super) fn begin(
         &mut self,
         gateway: NodeId,
-        txn: TxnId,
-        partition: PartitionId,
+        functor: Arc<Functor>,
         world: &mut World<'_, '_>,
     ) {
+        let txn = functor.txn;
+        let first = functor.writes.first();
+        let partition = first.map(|key| world.cluster.partition_of(key)).unwrap_or_default();
         if let Some(inquiry) = self.open.get_mut(&txn) {
             inquiry.gateways.insert(gateway);
             return;
@@ -63,6 +69,7 @@ impl Inquiries {
         world.cx.note(Note::Inquired);
         let inquiry = Inquiry {
             gateways: [gateway].into(),
+            functor,
             partition,
             round: 0,
             visible: Timestamp::ZERO,
@@ -97,7 +104,16 @@ impl Inquiries {
             return;
         }
         if let Knowledge::Ended(outcome) = knowledge {
-            self.end(txn, outcome, None, world);
+            match (outcome, &inquiry.functor.body) {
+                // What it read is told too, if it can still be read.
+                (Outcome::Committed(ts), Body::Ops(_)) => {
+                    inquiry.stage = Stage::Reading(ts);
+                    world.tell(Local::Execute { ts, functor: inquiry.functor.clone() });
+                }
+                (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _) => {
+                    self.end(txn, outcome, None, world);
+                }
+            }
             return;
         }
         inquiry.answers.insert(from, knowledge);
@@ -145,7 +161,9 @@ impl Inquiries {
         reads: &Reads,
         world: &mut World<'_, '_>,
     ) {
-        let is_it = |inquiry: &Inquiry| inquiry.stage == Stage::Executing(ts);
+        let is_it = |inquiry: &Inquiry| {
+            matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts)
+        };
         let Some((&txn, _)) = self.open.iter().find(|(_, inquiry)| is_it(inquiry)) else { return };
         let outcome = match output {
             Ok(_) => Outcome::Committed(ts),
@@ -156,9 +174,15 @@ impl Inquiries {
 
     /// What it read is gone, so others have computed it.
     pub(super) fn on_collected(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
-        let is_it = |inquiry: &Inquiry| inquiry.stage == Stage::Executing(ts);
-        let Some((&txn, _)) = self.open.iter().find(|(_, inquiry)| is_it(inquiry)) else { return };
-        self.ask(txn, world);
+        let is_it = |inquiry: &Inquiry| {
+            matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts)
+        };
+        let Some((&txn, inquiry)) = self.open.iter().find(|(_, i)| is_it(i)) else { return };
+        if matches!(inquiry.stage, Stage::Reading(_)) {
+            self.end(txn, Outcome::Committed(ts), None, world);
+        } else {
+            self.ask(txn, world);
+        }
     }
 
     fn end(

@@ -320,10 +320,8 @@ pub enum Msg {
     },
     /// Gateway → another coordinator: I lost track of it; find out what became of it.
     Inquire {
-        /// The transaction.
-        txn: TxnId,
-        /// A partition that it writes.
-        partition: PartitionId,
+        /// The transaction, which writes something.
+        functor: Arc<Functor>,
     },
     /// Coordinator → all replicas of all partitions written: store this (§4.1).
     Write {
@@ -686,14 +684,14 @@ impl Message for Msg {
 
     fn txn(&self) -> Option<TxnId> {
         match self {
-            Self::Submit { functor } | Self::Write { functor, .. } | Self::Abort { functor, .. } => {
-                Some(functor.txn)
-            }
+            Self::Submit { functor }
+            | Self::Inquire { functor }
+            | Self::Write { functor, .. }
+            | Self::Abort { functor, .. } => Some(functor.txn),
             Self::Answer { txn, .. }
             | Self::Look { txn, .. }
             | Self::Found { txn, .. }
             | Self::Declined { txn, .. }
-            | Self::Inquire { txn, .. }
             | Self::Query { txn, .. }
             | Self::Known { txn, .. } => Some(*txn),
             Self::Written { .. }
@@ -721,13 +719,13 @@ impl Message for Msg {
 
     fn wire_size(&self) -> usize {
         match self {
-            Self::Submit { functor } => 4 + functor.size(),
+            Self::Submit { functor } | Self::Inquire { functor } => 4 + functor.size(),
             Self::Answer { reads, .. } => {
                 20 + TXN + reads.as_ref().map_or(0, map_size)
             }
             Self::Look { keys, .. } => 16 + TXN + keys_size(keys),
             Self::Found { reads, .. } => 16 + TXN + map_size(reads),
-            Self::Declined { .. } | Self::Inquire { .. } | Self::Query { .. } => 6 + TXN,
+            Self::Declined { .. } | Self::Query { .. } => 6 + TXN,
             Self::Write { functor, .. } | Self::Abort { functor, .. } => 20 + functor.size(),
             Self::Written { .. }
             | Self::Refused { .. }

@@ -19,7 +19,7 @@ use super::message::{
     Ask, Change, Functor, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
 };
 use super::server::{Local, World};
-use super::state::{ABORTED, Fate, Image, Name, Phase, State};
+use super::state::{Fate, Image, Name, Phase, State};
 use super::sync::Answer;
 use super::takeover::{Closed, Held, Mark, Promise};
 
@@ -171,7 +171,9 @@ impl Replica {
         if is_outvoted || !world.allows(ts, incarnation, ballot) {
             return Err(Refusal::Outvoted);
         }
-        if ts < world.marks.visible && !world.config.teeth.late_writes_count {
+        // What is held may be raised to a higher ballot at any time; that changes nothing.
+        let is_late = held.is_none() && ts < world.marks.visible.max(self.state.settled);
+        if is_late && !world.config.teeth.late_writes_count {
             return Err(Refusal::Below);
         }
         if held.is_none() && self.is_known(functor.txn, ts) {
@@ -463,20 +465,27 @@ impl Replica {
     fn settle_one(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
         let Some(image) = self.state.pending.get(&ts) else { return };
         let txn = image.functor.txn;
-        let outcome = match (image.phase, image.output.as_deref()) {
-            (Phase::Aborted, _) => Outcome::Aborted(ABORTED),
+        let fate = match (image.phase, image.output.as_deref()) {
+            // Other numbers may have been given to this name, and one of them may be there.
+            (Phase::Aborted, _) => Fate::Refused,
             (Phase::Tentative | Phase::Finalized, None) => return,
-            (Phase::Tentative | Phase::Finalized, Some(Ok(_))) => Outcome::Committed(ts),
-            (Phase::Tentative | Phase::Finalized, Some(Err(reason))) => Outcome::Aborted(*reason),
+            (Phase::Tentative | Phase::Finalized, Some(Ok(_))) => {
+                Fate::Ended(Outcome::Committed(ts))
+            }
+            (Phase::Tentative | Phase::Finalized, Some(Err(reason))) => {
+                Fate::Ended(Outcome::Aborted(*reason))
+            }
         };
-        world.cx.claim(Claim::Decided { txn, outcome });
+        if let Fate::Ended(outcome) = fate {
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
         // That its output is durable is awaited all the same.
         let is_awaited = self.unexecuted.contains(&ts);
         let Some(image) = self.leave(ts) else { return };
         if is_awaited {
             self.unexecuted.insert(ts);
         }
-        self.state.end(ts, &image, outcome);
+        self.state.end(ts, &image, fate);
         let Some(Ok(writes)) = image.output.as_deref() else { return };
         for (key, value) in writes {
             let partition = world.cluster.partition_of(key);

@@ -46,6 +46,8 @@ pub struct Server {
     /// The gossipers of each region.
     gossipers: BTreeMap<RegionId, Vec<NodeId>>,
     reports: Pace,
+    /// The Svw that was reported last.
+    reported: Timestamp,
     rounds: Pace,
     /// Something was reported since the last round of gossip.
     has_news: bool,
@@ -75,7 +77,7 @@ pub(super) enum Local {
     /// A visible functor has to be computed.
     Execute { ts: Timestamp, functor: Arc<Functor> },
     /// A name has to be looked into.
-    Inquire { gateway: NodeId, txn: TxnId, partition: PartitionId },
+    Inquire { gateway: NodeId, functor: Arc<Functor> },
     /// What members and watermarks allow has changed, or a node came to be complete.
     Reconsider,
 }
@@ -146,6 +148,10 @@ impl World<'_, '_> {
 
     /// True if nobody has taken over in a higher ballot, as far as the replicas here know (V5).
     pub(super) fn allows(&self, ts: Timestamp, incarnation: u32, ballot: u64) -> bool {
+        // Nothing of it is new once it is out: an old message must not bring back what is void.
+        if self.is_out(ts, incarnation) {
+            return false;
+        }
         let owner = self.owner(ts);
         self.acceptors.values().all(|acceptor| acceptor.allows(owner, incarnation, ballot, ts))
     }
@@ -225,6 +231,7 @@ impl Machine<OceanVista> for Server {
             backup: None,
             gossipers: BTreeMap::new(),
             reports: Pace::new(config.gossip_interval, now),
+            reported: Timestamp::ZERO,
             rounds: Pace::new(config.gossip_interval, now),
             has_news: false,
             local,
@@ -436,9 +443,7 @@ impl Server {
         let (coordinator, world) = (&mut roles.coordinator, &mut world);
         match msg {
             Msg::Submit { functor } => coordinator.on_submit(from, functor, world),
-            Msg::Inquire { txn, partition } => {
-                roles.inquiries.begin(from, txn, partition, world);
-            }
+            Msg::Inquire { functor } => roles.inquiries.begin(from, functor, world),
             Msg::Written { ts, ballot: 0 } => coordinator.on_written(from, ts, world),
             Msg::Written { ts, ballot } => recoveries.on_written(from, ts, ballot, world),
             Msg::Refused { ts, ballot: 0, refusal } => {
@@ -790,16 +795,18 @@ impl Server {
 
     /// Tells the gossipers of the region what holds of this server, if it is time.
     fn report_if_due(&mut self, cx: &mut Cx<'_, OceanVista>) {
-        let waiting = self.roles.coordinator.waiting();
+        let waiting = self.roles.coordinator.waiting(self.reported);
         if cx.now() >= self.reports.next(waiting) {
             self.reports.round(cx.now());
             let report = self.report(cx);
+            self.reported = report.as_ref().map_or(self.reported, |report| report.svw);
             let gossipers = self.gossipers.get(&self.region).cloned().unwrap_or_default();
             for (to, report) in gossipers.into_iter().zip(report.iter().cycle()) {
                 let msg = Box::new(gossiper::Message::Report(report.clone()));
                 self.send(to, Msg::Gossip(msg), cx);
             }
         }
+        let waiting = self.roles.coordinator.waiting(self.reported);
         cx.set_timer(Timer::Report, self.reports.next(waiting));
         self.settle(cx);
     }
@@ -998,9 +1005,9 @@ impl Server {
             match local {
                 Local::Message(msg) => self.on_message(self.node, msg, cx),
                 Local::Execute { ts, functor } => self.execute(ts, &functor, cx),
-                Local::Inquire { gateway, txn, partition } => {
+                Local::Inquire { gateway, functor } => {
                     let (roles, mut world) = self.split(cx);
-                    roles.inquiries.begin(gateway, txn, partition, &mut world);
+                    roles.inquiries.begin(gateway, functor, &mut world);
                 }
                 Local::Reconsider => self.reconsider(cx),
             }

@@ -165,14 +165,14 @@ impl State {
             })
     }
 
-    /// A transaction is over.
-    pub fn end(&mut self, ts: Timestamp, image: &Image, outcome: Outcome) {
+    /// A transaction is over, as far as this node is concerned.
+    pub fn end(&mut self, ts: Timestamp, image: &Image, fate: Fate) {
         let TxnId { client, counter, attempt } = image.functor.txn;
         if let Some(name) = self.names.get_mut(&(client, counter))
             && name.attempt == attempt
             && name.ts == ts
         {
-            name.fate = Fate::Ended(outcome);
+            name.fate = fate;
         }
     }
 

@@ -82,16 +82,10 @@ impl Tids {
         self.ceiling = self.ceiling.max(ceiling);
     }
 
-    /// How many transactions are in their S-phase.
+    /// The least version number that is in its S-phase.
     #[must_use]
-    pub fn storing(&self) -> usize {
-        self.storing.len()
-    }
-
-    /// The latest version number created.
-    #[must_use]
-    pub fn last(&self) -> Timestamp {
-        self.last
+    pub fn least_storing(&self) -> Option<Timestamp> {
+        self.storing.first().copied()
     }
 }
 
