@@ -69,14 +69,7 @@ impl Machine<OceanVista> for Client {
         servers.sort_by_key(|&server| (distance(server), server));
         let nearest = servers.first().map(|&server| cluster.region_of(server));
         let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
-        Self {
-            config,
-            servers,
-            near,
-            turn: 0,
-            suspects: BTreeSet::new(),
-            open: BTreeMap::new(),
-        }
+        Self { config, servers, near, turn: 0, suspects: BTreeSet::new(), open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
@@ -88,11 +81,7 @@ impl Machine<OceanVista> for Client {
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
             Input::Timer(
-                Timer::Report
-                | Timer::Gossip
-                | Timer::Sweep
-                | Timer::Ask
-                | Timer::Directory(_),
+                Timer::Report | Timer::Gossip | Timer::Sweep | Timer::Ask | Timer::Directory(_),
             )
             | Input::Durable(_)
             | Input::Admin(_) => unreachable!("a server's input at a client"),
@@ -199,10 +188,8 @@ impl Client {
             return;
         }
         open.at = Some(at);
-        let round: Reads = keys
-            .iter()
-            .filter_map(|key| Some((key.clone(), reads.get(key)?.clone())))
-            .collect();
+        let round: Reads =
+            keys.iter().filter_map(|key| Some((key.clone(), reads.get(key)?.clone()))).collect();
         open.reads.extend(reads);
         self.tell(id, round, cx);
     }
@@ -318,10 +305,7 @@ impl Client {
                 (Outcome::Aborted(*reason), if is_busy { "shed" } else { path.name() })
             }
             (
-                Phase::Looking(_)
-                | Phase::Deciding
-                | Phase::Submitted(_)
-                | Phase::Inquiring(..),
+                Phase::Looking(_) | Phase::Deciding | Phase::Submitted(_) | Phase::Inquiring(..),
                 outcome,
             ) => (outcome, path.name()),
         };
@@ -486,7 +470,9 @@ impl fmt::Display for Client {
             let separator = if at == 0 { "" } else { " | " };
             let (phase, by) = (&open.phase, open.coordinator);
             match phase {
-                Phase::Looking(keys) => write!(f, "{separator}{id} looks at {keys:?} through {by}")?,
+                Phase::Looking(keys) => {
+                    write!(f, "{separator}{id} looks at {keys:?} through {by}")?
+                }
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,
                 Phase::Submitted(_) => write!(f, "{separator}{id} submitted to {by}")?,
                 Phase::Inquiring(..) => write!(f, "{separator}{id} inquires through {by}")?,

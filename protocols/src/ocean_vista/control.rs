@@ -53,7 +53,8 @@ impl Control {
 
     /// True if the replicas here hold everything, so that they may answer and settle.
     pub(super) fn is_complete(&self) -> bool {
-        self.is_whole && self.acceptors.values().all(|a| a.owes(self.membership.members()).is_empty())
+        self.is_whole
+            && self.acceptors.values().all(|a| a.owes(self.membership.members()).is_empty())
     }
 
     /// What has to be done to be complete; nothing if that is so, or cannot be done yet.

@@ -220,12 +220,7 @@ impl Coordinator {
     }
 
     /// A replica has stored it.
-    pub(super) fn on_written(
-        &mut self,
-        from: NodeId,
-        ts: Timestamp,
-        world: &mut World<'_, '_>,
-    ) {
+    pub(super) fn on_written(&mut self, from: NodeId, ts: Timestamp, world: &mut World<'_, '_>) {
         if !self.aborted.contains(&ts) {
             // One that is aborted has to be paid for by a promise.
             self.paid(from, ts);
@@ -281,9 +276,8 @@ impl Coordinator {
             Refusal::Ahead => {
                 flight.hear(from, Word::Refused);
                 let is_refused = |&partition: &PartitionId| {
-                    let (refused, all) = flight.count(world.cluster, partition, |word| {
-                        word == Word::Refused
-                    });
+                    let (refused, all) =
+                        flight.count(world.cluster, partition, |word| word == Word::Refused);
                     refused > all / 2
                 };
                 if !flight.partitions.iter().any(is_refused) {
@@ -314,12 +308,7 @@ impl Coordinator {
     }
 
     /// A replica has promised never to accept it.
-    pub(super) fn on_aborted(
-        &mut self,
-        from: NodeId,
-        ts: Timestamp,
-        world: &mut World<'_, '_>,
-    ) {
+    pub(super) fn on_aborted(&mut self, from: NodeId, ts: Timestamp, world: &mut World<'_, '_>) {
         self.paid(from, ts);
         let Some(flight) = self.flights.get_mut(&ts) else { return };
         if !matches!(flight.stage, Stage::Aborting { .. }) {
@@ -532,7 +521,11 @@ impl Coordinator {
 
     /// Srw: of each partition, below which version everybody has what this server decided; those of
     /// which that is `svw` are left out.
-    pub(super) fn srw(&self, svw: Timestamp, cluster: &Cluster) -> BTreeMap<PartitionId, Timestamp> {
+    pub(super) fn srw(
+        &self,
+        svw: Timestamp,
+        cluster: &Cluster,
+    ) -> BTreeMap<PartitionId, Timestamp> {
         let mut srw: BTreeMap<PartitionId, Timestamp> = BTreeMap::new();
         for (&node, owed) in &self.owed {
             let Some(&first) = owed.first() else { continue };

@@ -307,9 +307,8 @@ impl Reader {
             let Some(query) = self.queries.get_mut(&id) else { continue };
             world.cx.note(Note::Resent);
             query.asked = query.asked.again(now);
-            let has_answered = |node: &NodeId| {
-                query.wanted.values().all(|wanted| wanted.said.contains_key(node))
-            };
+            let has_answered =
+                |node: &NodeId| query.wanted.values().all(|wanted| wanted.said.contains_key(node));
             let silent = query.replicas.iter().copied().filter(|node| !has_answered(node));
             self.suspects.extend(silent);
             let replicas = self.nearest.get(&query.partition).cloned().unwrap_or_default();

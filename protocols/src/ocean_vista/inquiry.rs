@@ -143,9 +143,8 @@ impl Inquiries {
     /// The watermarks have moved.
     pub(super) fn on_visible(&mut self, world: &mut World<'_, '_>) {
         let visible = world.marks.visible;
-        let is_visible = |inquiry: &Inquiry| {
-            matches!(inquiry.stage, Stage::Waiting(ts) if ts < visible)
-        };
+        let is_visible =
+            |inquiry: &Inquiry| matches!(inquiry.stage, Stage::Waiting(ts) if ts < visible);
         let due: Vec<TxnId> =
             self.open.iter().filter(|(_, i)| is_visible(i)).map(|(txn, _)| *txn).collect();
         for txn in due {
@@ -161,9 +160,7 @@ impl Inquiries {
         reads: &Reads,
         world: &mut World<'_, '_>,
     ) {
-        let is_it = |inquiry: &Inquiry| {
-            matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts)
-        };
+        let is_it = |inquiry: &Inquiry| matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts);
         let Some((&txn, _)) = self.open.iter().find(|(_, inquiry)| is_it(inquiry)) else { return };
         let outcome = match output {
             Ok(_) => Outcome::Committed(ts),
@@ -174,9 +171,7 @@ impl Inquiries {
 
     /// What it read is gone, so others have computed it.
     pub(super) fn on_collected(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
-        let is_it = |inquiry: &Inquiry| {
-            matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts)
-        };
+        let is_it = |inquiry: &Inquiry| matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts);
         let Some((&txn, inquiry)) = self.open.iter().find(|(_, i)| is_it(i)) else { return };
         if matches!(inquiry.stage, Stage::Reading(_)) {
             self.end(txn, Outcome::Committed(ts), None, world);

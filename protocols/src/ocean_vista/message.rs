@@ -720,9 +720,7 @@ impl Message for Msg {
     fn wire_size(&self) -> usize {
         match self {
             Self::Submit { functor } | Self::Inquire { functor } => 4 + functor.size(),
-            Self::Answer { reads, .. } => {
-                20 + TXN + reads.as_ref().map_or(0, map_size)
-            }
+            Self::Answer { reads, .. } => 20 + TXN + reads.as_ref().map_or(0, map_size),
             Self::Look { keys, .. } => 16 + TXN + keys_size(keys),
             Self::Found { reads, .. } => 16 + TXN + map_size(reads),
             Self::Declined { .. } | Self::Query { .. } => 6 + TXN,

@@ -52,9 +52,15 @@ pub fn read(said: &BTreeMap<NodeId, Said>, teeth: Teeth) -> Verdict {
     let settled_below = best.replicated;
     let shown_from = said.values().map(|said| said.view.complete_from).max().unwrap_or_default();
     let versions = merge(said, settled_below, best);
+    // Whoever has copied from a peer may have settled more than its watermark says.
+    let settled = said.values().map(|said| &said.view.settled).max_by_key(|read| read.version);
+    let settled = settled.unwrap_or(&best.view.settled);
     for (&ts, held) in versions.iter().rev() {
         if ts < shown_from && settled_below < shown_from {
             break;
+        }
+        if ts < settled.version.timestamp {
+            return Verdict::Read(settled.clone());
         }
         match judge(held, teeth) {
             Judged::Absent => {}
@@ -66,7 +72,7 @@ pub fn read(said: &BTreeMap<NodeId, Said>, teeth: Teeth) -> Verdict {
     if shown_from > Timestamp::ZERO && (settled_below < shown_from || is_cut) {
         return Verdict::Lower(shown_from);
     }
-    Verdict::Read(best.view.settled.clone())
+    Verdict::Read(settled.clone())
 }
 
 /// All that is said of each version, by the number of the version.
@@ -201,11 +207,8 @@ mod tests {
 
     /// One replica's answer: the newest `limit` versions that are there, and tombstones between.
     fn said(versions: &[Option<Shown>], limit: usize, settled: &Read, replicated: u64) -> Said {
-        let mut view = View {
-            versions: Vec::new(),
-            complete_from: Timestamp::ZERO,
-            settled: settled.clone(),
-        };
+        let mut view =
+            View { versions: Vec::new(), complete_from: Timestamp::ZERO, settled: settled.clone() };
         let mut present = 0;
         for shown in versions.iter().rev().flatten() {
             if present == limit {
@@ -222,16 +225,14 @@ mod tests {
 
     /// Reads until a value is found, as a reader does.
     fn resolve(replicas: &[Vec<Option<Shown>>], asked: &[usize], limit: usize) -> u64 {
-        let settled = Read {
-            value: value(1),
-            version: Version { timestamp: Timestamp(1), writer: txn(1) },
-        };
+        let settled =
+            Read { value: value(1), version: Version { timestamp: Timestamp(1), writer: txn(1) } };
         let mut below = Timestamp::MAX;
         for _ in 0..20 {
             let answers = asked.iter().map(|&at| {
-                let held = replicas[at].iter().filter(|held| {
-                    held.as_ref().is_none_or(|shown| shown.ts < below)
-                });
+                let held = replicas[at]
+                    .iter()
+                    .filter(|held| held.as_ref().is_none_or(|shown| shown.ts < below));
                 let held: Vec<_> = held.cloned().collect();
                 (NodeId(u32::try_from(at).unwrap()), said(&held, limit, &settled, 2))
             });
@@ -259,9 +260,7 @@ mod tests {
 
     fn check(states: &[(Vec<Has>, bool)], f: usize) -> usize {
         let replicas: Vec<Vec<Option<Shown>>> = (0..=2 * f)
-            .map(|node| {
-                states.iter().zip(2..).map(|((has, _), ts)| shown(ts, has[node])).collect()
-            })
+            .map(|node| states.iter().zip(2..).map(|((has, _), ts)| shown(ts, has[node])).collect())
             .collect();
         let wanted = states.iter().zip(2..).rev().find(|((_, is_committed), _)| *is_committed);
         let wanted = wanted.map_or(1, |(_, ts)| ts);
@@ -281,7 +280,8 @@ mod tests {
         let replicas = 2 * f + 1;
         let mut all = Vec::new();
         for code in 0..ALL.len().pow(u32::try_from(replicas).unwrap()) {
-            let digit = |at: usize| ALL[code / ALL.len().pow(u32::try_from(at).unwrap()) % ALL.len()];
+            let digit =
+                |at: usize| ALL[code / ALL.len().pow(u32::try_from(at).unwrap()) % ALL.len()];
             let has: Vec<Has> = (0..replicas).map(digit).collect();
             for is_committed in [false, true] {
                 if is_possible(&has, is_committed, f) {
@@ -341,10 +341,8 @@ mod tests {
             },
         };
         let verdict = |a: (u64, What), b: (u64, What)| {
-            let said = [
-                (NodeId(1), answer(version(a.0, a.1))),
-                (NodeId(2), answer(version(b.0, b.1))),
-            ];
+            let said =
+                [(NodeId(1), answer(version(a.0, a.1))), (NodeId(2), answer(version(b.0, b.1)))];
             read(&said.into(), Teeth::default())
         };
         let there = verdict((0, What::Aborted), (3, What::Functor));
@@ -356,10 +354,8 @@ mod tests {
     /// Below a replica's Rwatermark others may have forgotten that a version is aborted.
     #[test]
     fn who_has_come_furthest_knows_what_is_settled() {
-        let settled = Read {
-            value: value(1),
-            version: Version { timestamp: Timestamp(1), writer: txn(1) },
-        };
+        let settled =
+            Read { value: value(1), version: Version { timestamp: Timestamp(1), writer: txn(1) } };
         let behind = said(&[shown(5, Has::Tombstone)], 9, &Read::default(), 2);
         let stale = said(&[shown(5, Has::Tentative)], 9, &Read::default(), 2);
         let ahead = said(&[], 9, &settled, 9);

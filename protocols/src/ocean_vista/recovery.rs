@@ -152,11 +152,8 @@ impl Recoveries {
         let Some(drive) = self.drives.remove(&ts) else { return };
         let Some(takeover) = self.running.get_mut(&drive.task) else { return };
         let now = world.cx.now();
-        let is_last = if is_written {
-            takeover.on_written(ts, now)
-        } else {
-            takeover.on_refused(ts, now)
-        };
+        let is_last =
+            if is_written { takeover.on_written(ts, now) } else { takeover.on_refused(ts, now) };
         if is_last {
             send(takeover.round(), world);
         }

@@ -11,7 +11,7 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::Claim;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome, Version};
+use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
 use super::Note;
 use super::directory::Task;
@@ -138,7 +138,8 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let held = self.state.pending.get(&ts);
-        let is_held = held.is_some_and(|held| held.phase != Phase::Aborted && held.ballot == ballot);
+        let is_held =
+            held.is_some_and(|held| held.phase != Phase::Aborted && held.ballot == ballot);
         if is_held {
             world.reply(from, Msg::Written { ts, ballot });
             return;
@@ -237,9 +238,8 @@ impl Replica {
             world.cx.note(Note::Outvoted);
             return;
         }
-        let is_promised = held.is_some_and(|held| {
-            held.phase == Phase::Aborted && held.ballot == ballot
-        });
+        let is_promised =
+            held.is_some_and(|held| held.phase == Phase::Aborted && held.ballot == ballot);
         if !is_promised && ts >= self.state.settled {
             world.cx.note(Note::Tombstone);
             self.change(Change::Abort { ts, ballot, incarnation, functor }, world);
@@ -301,7 +301,9 @@ impl Replica {
         }
         let own = world.marks.replicated(get.partition).min(world.marks.visible);
         let replicated = own.max(get.replicated);
-        if let Some(ts) = get.asks.iter().find_map(|ask| self.must_resolve(ask, replicated)) {
+        if let Some(ts) =
+            get.asks.iter().find_map(|ask| self.must_resolve(get.partition, ask, replicated))
+        {
             if let Some(image) = self.state.pending.get(&ts) {
                 world.tell(Local::Execute { ts, functor: image.functor.clone() });
             }
@@ -324,7 +326,12 @@ impl Replica {
     }
 
     /// The version that has to be computed before the question can be answered.
-    fn must_resolve(&self, ask: &Ask, replicated: Timestamp) -> Option<Timestamp> {
+    fn must_resolve(
+        &self,
+        partition: PartitionId,
+        ask: &Ask,
+        replicated: Timestamp,
+    ) -> Option<Timestamp> {
         if let Some(ts) = ask.resolve
             && self.unresolved.contains(&ts)
         {
@@ -334,7 +341,8 @@ impl Replica {
             return None;
         }
         // Everything there is is here, so the newest that holds something is the answer.
-        for &ts in self.index.get(&ask.key)?.range(..ask.below).rev() {
+        let settled = self.settled(partition, &ask.key, ask.below).version.timestamp;
+        for &ts in self.index.get(&ask.key)?.range(settled.next().min(ask.below)..ask.below).rev() {
             match what(self.state.pending.get(&ts)?, &ask.key) {
                 What::Aborted | What::Void => {}
                 What::Functor => return Some(ts),
@@ -344,16 +352,13 @@ impl Replica {
         None
     }
 
-    fn view(
-        &self,
-        key: &Key,
-        partition: PartitionId,
-        below: Timestamp,
-        limit: usize,
-    ) -> View {
+    fn view(&self, key: &Key, partition: PartitionId, below: Timestamp, limit: usize) -> View {
         let mut versions = Vec::new();
         let mut present = 0;
-        let numbers = self.index.get(key).into_iter().flat_map(|all| all.range(..below).rev());
+        // What is older than a settled version is of no interest, even if it is not computed yet.
+        let settled = self.settled(partition, key, below);
+        let first = settled.version.timestamp.next().min(below);
+        let numbers = self.index.get(key).into_iter().flat_map(|all| all.range(first..below).rev());
         for &ts in numbers {
             let Some(image) = self.state.pending.get(&ts) else { continue };
             let what = what(image, key);
@@ -366,13 +371,16 @@ impl Replica {
                 what,
             });
             if present == limit {
-                let settled = orthodrome_core::txn::Read::default();
+                let settled = Read::default();
                 return View { versions, complete_from: ts, settled };
             }
         }
-        let at = Timestamp(below.0.saturating_sub(1));
-        let settled = self.store.read_at(partition, key, at);
         View { versions, complete_from: Timestamp::ZERO, settled }
+    }
+
+    /// The newest settled version below a number.
+    fn settled(&self, partition: PartitionId, key: &Key, below: Timestamp) -> Read {
+        self.store.read_at(partition, key, Timestamp(below.0.saturating_sub(1)))
     }
 
     /// A version is computed, or gone: what waited for it goes on.
@@ -385,7 +393,12 @@ impl Replica {
     // Computing (§3.1).
 
     /// Final values take the place of a functor.
-    pub(super) fn on_put(&mut self, ts: Timestamp, output: &Arc<Output>, world: &mut World<'_, '_>) {
+    pub(super) fn on_put(
+        &mut self,
+        ts: Timestamp,
+        output: &Arc<Output>,
+        world: &mut World<'_, '_>,
+    ) {
         if !self.unresolved.remove(&ts) {
             self.check_same(ts, output);
             return;
@@ -402,7 +415,11 @@ impl Replica {
     fn check_same(&self, ts: Timestamp, output: &Arc<Output>) {
         let Some(image) = self.state.pending.get(&ts) else { return };
         let Some(held) = &image.output else { return };
-        assert!(held == output, "{} came to two results: {held:?} and {output:?}", image.functor.txn);
+        assert!(
+            held == output,
+            "{} came to two results: {held:?} and {output:?}",
+            image.functor.txn
+        );
     }
 
     pub(super) fn on_durable(&mut self, ticket: Ticket) {
@@ -423,9 +440,11 @@ impl Replica {
             && now.since(since) >= world.config.resolve_after
         {
             bound = visible;
-            if self.history.get(1).is_none_or(|(next, _)| {
-                now.since(*next) < world.config.resolve_after
-            }) {
+            if self
+                .history
+                .get(1)
+                .is_none_or(|(next, _)| now.since(*next) < world.config.resolve_after)
+            {
                 break;
             }
             self.history.pop_front();
@@ -543,7 +562,11 @@ impl Replica {
     }
 
     /// Takes over what a peer knows of names.
-    pub(super) fn learn_names(&mut self, names: &[((ClientId, u64), Name)], world: &mut World<'_, '_>) {
+    pub(super) fn learn_names(
+        &mut self,
+        names: &[((ClientId, u64), Name)],
+        world: &mut World<'_, '_>,
+    ) {
         let news: Vec<_> =
             names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
         if !news.is_empty() {
@@ -559,7 +582,8 @@ impl Replica {
         peer: &BTreeSet<Timestamp>,
         world: &mut World<'_, '_>,
     ) {
-        let mine = self.answer(partition, (from, Timestamp(below.0.saturating_sub(1))), world.cluster);
+        let mine =
+            self.answer(partition, (from, Timestamp(below.0.saturating_sub(1))), world.cluster);
         for &ts in mine.entries.keys().filter(|ts| !peer.contains(ts)) {
             self.leave(ts);
             self.change(Change::Drop(ts), world);
@@ -595,12 +619,7 @@ impl Replica {
     }
 
     /// Drops what did not survive of an incarnation. True if everything that did is here.
-    pub(super) fn close(
-        &mut self,
-        task: Task,
-        closed: &Closed,
-        world: &mut World<'_, '_>,
-    ) -> bool {
+    pub(super) fn close(&mut self, task: Task, closed: &Closed, world: &mut World<'_, '_>) -> bool {
         let first = closed.above.next();
         let is_void = |(ts, image): &(&Timestamp, &Image)| {
             image.incarnation == task.incarnation

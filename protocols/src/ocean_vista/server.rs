@@ -495,12 +495,7 @@ impl Server {
         cx.set_timer(Timer::Ask, now + self.config.directory.ask_interval());
     }
 
-    fn on_directory(
-        &mut self,
-        from: NodeId,
-        msg: directory::Message,
-        cx: &mut Cx<'_, OceanVista>,
-    ) {
+    fn on_directory(&mut self, from: NodeId, msg: directory::Message, cx: &mut Cx<'_, OceanVista>) {
         let membership = &mut self.control.membership;
         let changes = match msg {
             directory::Message::Log(msg) => {
@@ -637,9 +632,7 @@ impl Server {
                 world.send(from, Msg::Scanned { partition, round, keys, next });
                 return;
             }
-            Msg::Missing { from: first, to } => {
-                syncs.on_missing(from, (first, to), replica, world)
-            }
+            Msg::Missing { from: first, to } => syncs.on_missing(from, (first, to), replica, world),
             Msg::Pulled { partition, round, settled, entries, names } => {
                 let answer = Answer { settled, entries: entries.into_iter().collect(), names };
                 syncs.on_answer(from, (partition, round), answer, replica, world)
@@ -728,7 +721,8 @@ impl Server {
         let is_here = roles.replica.close(task, &closed, &mut world);
         let msg = takeover::Message::Closed { partition, task };
         world.reply(from, Msg::Takeover(Box::new(msg)));
-        if is_here && is_whole
+        if is_here
+            && is_whole
             && let Some(acceptor) = self.control.acceptors.get_mut(&partition)
         {
             // Nothing of it is missing.
@@ -748,12 +742,7 @@ impl Server {
         self.gossipers = regions.into_iter().map(of).collect();
     }
 
-    fn on_gossip(
-        &mut self,
-        from: NodeId,
-        msg: gossiper::Message,
-        cx: &mut Cx<'_, OceanVista>,
-    ) {
+    fn on_gossip(&mut self, from: NodeId, msg: gossiper::Message, cx: &mut Cx<'_, OceanVista>) {
         let heard = match msg {
             gossiper::Message::Report(report) => {
                 let heard = self.gossiper.on_report(report);

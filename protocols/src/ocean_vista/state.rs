@@ -75,9 +75,9 @@ impl State {
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Write { ts, ballot, incarnation, functor } => {
-                let output = functor.is_write_only().then(|| {
-                    Arc::new(functor.execute(&orthodrome_core::txn::Reads::new()))
-                });
+                let output = functor
+                    .is_write_only()
+                    .then(|| Arc::new(functor.execute(&orthodrome_core::txn::Reads::new())));
                 let output = self.pending.remove(ts).and_then(|held| held.output).or(output);
                 self.name(functor, *ts, false);
                 let image = Image {
@@ -134,9 +134,8 @@ impl State {
     fn name(&mut self, functor: &Functor, ts: Timestamp, is_certain: bool) {
         let TxnId { client, counter, attempt } = functor.txn;
         let held = self.names.get(&(client, counter));
-        if held.is_none_or(|held| {
-            held.attempt < attempt || (held.attempt == attempt && is_certain)
-        }) {
+        if held.is_none_or(|held| held.attempt < attempt || (held.attempt == attempt && is_certain))
+        {
             self.names.insert((client, counter), Name { attempt, ts, fate: Fate::At });
         }
         let (below, since) = self.acknowledged.entry(client).or_default();

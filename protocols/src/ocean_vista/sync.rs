@@ -249,12 +249,12 @@ impl Syncs {
         world: &mut World<'_, '_>,
     ) -> Done {
         let Some(sync) = &mut self.current else { return Done::Nothing };
-        let Some(Part::Scanning { peer, after, below, open }) = sync.open.get_mut(&partition) else {
+        let Some(Part::Scanning { peer, after, below, open }) = sync.open.get_mut(&partition)
+        else {
             return Done::Nothing;
         };
-        let is_next = after.as_ref().is_none_or(|after| {
-            keys.first().is_none_or(|(key, _)| key > after)
-        });
+        let is_next =
+            after.as_ref().is_none_or(|after| keys.first().is_none_or(|(key, _)| key > after));
         if sync.round != round || from != *peer || !is_next {
             return Done::Nothing;
         }
@@ -335,8 +335,7 @@ impl Sync {
         let is_whole = matches!(self.purpose, Purpose::Whole(_));
         let mine = replica.answer(partition, (self.from, self.reach()), world.cluster);
         let reported = answers.values().flat_map(|answer| answer.entries.keys());
-        let versions: BTreeSet<Timestamp> =
-            reported.chain(mine.entries.keys()).copied().collect();
+        let versions: BTreeSet<Timestamp> = reported.chain(mine.entries.keys()).copied().collect();
         for ts in versions {
             let is_settled = ts < best.settled;
             if is_settled && !is_whole {
