@@ -32,6 +32,8 @@ pub(super) struct Control {
     pub backup: Backup<Arc<Functor>>,
     /// The disk remembers all that was ever promised from it.
     pub is_intact: bool,
+    /// The mark on the disk that says so is under way.
+    pub mark: Option<Ticket>,
     /// Everything up to the Vwatermark of when this life had joined is here.
     pub is_whole: bool,
     /// What is missing is decided once watermarks of this epoch are known.
@@ -49,6 +51,12 @@ impl Control {
             (!owed.is_empty()).then_some((partition, (owed, is_closed)))
         };
         self.acceptors.iter().filter_map(of).collect()
+    }
+
+    /// True if replicas here may promise, store and vote: what they promised before is remembered, and
+    /// whoever loses this disk will be known to have had it.
+    pub(super) fn is_acceptor(&self) -> bool {
+        self.is_intact && self.membership.is_new() == Some(false)
     }
 
     /// True if the replicas here hold everything, so that they may answer and settle.
@@ -69,7 +77,7 @@ impl Control {
 
     /// True if this partition's replica may speak for itself about what is out in `epoch`.
     pub(super) fn may_tell(&self, partition: PartitionId, epoch: u64) -> bool {
-        self.is_intact
+        self.is_acceptor()
             && self.membership.members().epoch >= epoch
             && self.acceptors.get(&partition).is_some_and(|acceptor| {
                 let owed = acceptor.owes(self.membership.members());

@@ -674,7 +674,8 @@ impl Keeper {
                 self.propose(Command::Out { server, incarnation, ballot }, door);
             }
         }
-        if standing.phase == Phase::Out && !is_own {
+        let is_known = ask.is_marked || standing.incarnation > 0;
+        if standing.phase == Phase::Out && !is_own && is_known {
             self.propose(Command::Join { server: from, life: ask.life }, door);
         }
         self.extend(now, door);
@@ -788,6 +789,9 @@ pub struct Ask {
     pub clock: Timestamp,
     /// Tasks that it has finished.
     pub done: Vec<Task>,
+    /// Its disk remembers that it may have promised something. Nobody joins for the first time
+    /// without: a disk without that mark, of a server that has joined before, is not the one it had.
+    pub is_marked: bool,
 }
 
 /// What [`Message::Answer`] says.
@@ -859,12 +863,20 @@ pub struct Membership {
     /// The epoch of the answer that told the tasks.
     tasks_epoch: u64,
     done: BTreeSet<Task>,
+    is_marked: bool,
 }
 
 impl Membership {
-    /// A server that has just started, with a token for its life drawn at random.
+    /// A server that has just started, with a token for its life drawn at random. `is_marked`:
+    /// see [`Ask`].
     #[must_use]
-    pub fn new(me: NodeId, cluster: &Cluster, config: Config, rng: &mut Rng) -> Self {
+    pub fn new(
+        me: NodeId,
+        cluster: &Cluster,
+        config: Config,
+        is_marked: bool,
+        rng: &mut Rng,
+    ) -> Self {
         let voters = voters(cluster);
         let region = cluster.region_of(me);
         let near = voters.iter().find(|&&voter| cluster.region_of(voter) == region);
@@ -883,6 +895,7 @@ impl Membership {
             tasks: BTreeSet::new(),
             tasks_epoch: 0,
             done: BTreeSet::new(),
+            is_marked,
         }
     }
 
@@ -899,6 +912,17 @@ impl Membership {
         (self.supposed, self.question(now, clock))
     }
 
+    /// The mark is on the disk.
+    pub fn on_marked(&mut self) {
+        self.is_marked = true;
+    }
+
+    /// True if this server has never taken part, as far as is known; none if nothing is known.
+    #[must_use]
+    pub fn is_new(&self) -> Option<bool> {
+        self.members.servers.get(&self.me).map(|member| member.incarnation == 0)
+    }
+
     fn question(&self, now: Time, clock: Timestamp) -> Message {
         Message::Ask(Ask {
             life: self.life,
@@ -906,6 +930,7 @@ impl Membership {
             epoch: self.members.epoch,
             clock,
             done: self.done.iter().copied().collect(),
+            is_marked: self.is_marked,
         })
     }
 

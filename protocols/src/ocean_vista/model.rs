@@ -168,7 +168,7 @@ impl World {
     fn start(&mut self, id: NodeId, boot: u32, skew: i64, records: Vec<Record>) {
         let label = u64::from(id.0) << 32 | u64::from(boot);
         let mut rng = Rng::stream(self.rng.next_u64(), "life", label);
-        let membership = Membership::new(id, &self.cluster, self.config.clone(), &mut rng);
+        let membership = Membership::new(id, &self.cluster, self.config.clone(), true, &mut rng);
         let region = self.cluster.region_of(id);
         let mut gossiper =
             Gossiper::new(self.cluster.clone(), region, membership.members().clone());

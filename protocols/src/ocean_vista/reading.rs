@@ -262,8 +262,8 @@ mod tests {
         let replicas: Vec<Vec<Option<Shown>>> = (0..=2 * f)
             .map(|node| states.iter().zip(2..).map(|((has, _), ts)| shown(ts, has[node])).collect())
             .collect();
-        let wanted = states.iter().zip(2..).rev().find(|((_, is_committed), _)| *is_committed);
-        let wanted = wanted.map_or(1, |(_, ts)| ts);
+        let committed = states.iter().zip(2..).filter(|((_, is_committed), _)| *is_committed);
+        let wanted = committed.last().map_or(1, |(_, ts)| ts);
         let mut checked = 0;
         for limit in [1, 2, 9] {
             for asked in subsets(2 * f + 1, f + 1) {

@@ -20,7 +20,7 @@ use super::message::{
 };
 use super::server::{Local, World};
 use super::state::{Fate, Image, Name, Phase, State};
-use super::sync::Answer;
+use super::sync::{Answer, Covered};
 use super::takeover::{Closed, Held, Mark, Promise};
 
 /// A node's replicas.
@@ -272,8 +272,7 @@ impl Replica {
                         is_aborted: image.phase == Phase::Aborted,
                         functor: image.functor.clone(),
                     },
-                    // It was settled while this node was away; others know what became of it.
-                    None => return,
+                    None => unreachable!("{txn} at {ts} is neither held nor over"),
                 },
             },
             Some(_) | None => {
@@ -574,18 +573,29 @@ impl Replica {
         }
     }
 
-    /// A peer's settled versions of a partition are all here now: what is pending of them is over.
-    pub(super) fn drop_settled(
+    /// Settled versions of these partitions are all here now: what is pending of them is over. A
+    /// transaction stays while another partition that it writes was not copied so far.
+    pub(super) fn drop_covered(
         &mut self,
-        partition: PartitionId,
-        (from, below): (Timestamp, Timestamp),
-        peer: &BTreeSet<Timestamp>,
+        from: Timestamp,
+        covered: &Covered,
         world: &mut World<'_, '_>,
     ) {
-        let mine =
-            self.answer(partition, (from, Timestamp(below.0.saturating_sub(1))), world.cluster);
-        for &ts in mine.entries.keys().filter(|ts| !peer.contains(ts)) {
-            self.leave(ts);
+        let is_over = |(ts, image): &(&Timestamp, &Image)| {
+            let partitions = image.functor.writes.iter().map(|key| world.cluster.partition_of(key));
+            let mut held = partitions.filter(|partition| self.held.contains(partition));
+            held.all(|partition| {
+                let covered = covered.get(&partition);
+                covered.is_some_and(|(below, open)| *ts < below && !open.contains(ts))
+            })
+        };
+        let over = self.state.pending.range(from..).filter(is_over).map(|(ts, _)| *ts);
+        for ts in over.collect::<Vec<_>>() {
+            self.unresolved.remove(&ts);
+            self.unexecuted.remove(&ts);
+            if let Some(functor) = self.state.pending.get(&ts).map(|image| image.functor.clone()) {
+                self.unindex(ts, &functor);
+            }
             self.change(Change::Drop(ts), world);
             self.wake(ts, world);
         }

@@ -197,7 +197,8 @@ impl Machine<OceanVista> for Server {
         let region = cluster.region_of(node);
         let now = cx.now();
         let (mut local, mut ledger) = (VecDeque::new(), Ledger::default());
-        let membership = Membership::new(node, &cluster, config.directory.clone(), cx.rng());
+        let membership =
+            Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
         let is_voter = directory::voters(&cluster).contains(&node);
         let keeper = is_voter.then(|| {
             let mut door = Door { node, local: &mut local, ledger: &mut ledger, cx };
@@ -214,6 +215,7 @@ impl Machine<OceanVista> for Server {
                 recoveries: Recoveries::default(),
                 backup: Backup::default(),
                 is_intact,
+                mark: None,
                 is_whole: false,
                 needed_epoch: 0,
             },
@@ -415,7 +417,7 @@ impl Server {
 
     /// What coordinators and executors want of this node's replicas.
     fn on_request(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        let is_acceptor = self.control.is_intact;
+        let is_acceptor = self.control.is_acceptor();
         let (roles, mut world) = self.split(cx);
         let (replica, world) = (&mut roles.replica, &mut world);
         match msg {
@@ -525,6 +527,13 @@ impl Server {
         match change {
             directory::Change::Members => {
                 let members = self.control.membership.members().clone();
+                if !self.control.is_intact
+                    && self.control.mark.is_none()
+                    && self.control.membership.is_new() == Some(true)
+                {
+                    // Nothing was ever promised from here.
+                    self.control.mark = Some(self.ledger.persist(Record::Intact, cx));
+                }
                 self.gossiper.on_members(&members);
                 self.choose_gossipers();
                 self.backup = backup_of(self.node, &self.cluster, &members);
@@ -536,11 +545,6 @@ impl Server {
             }
             directory::Change::Joined { incarnation } => {
                 cx.note(Note::Joined);
-                if incarnation == 1 && !self.control.is_intact {
-                    // Nothing was ever promised from here.
-                    self.control.is_intact = true;
-                    self.ledger.persist(Record::Intact, cx);
-                }
                 let (now, clock) = (cx.now(), cx.clock().now);
                 let window = self.control.membership.window(now, clock);
                 let floor = window.map_or(Timestamp::ZERO, |window| window.floor);
@@ -601,9 +605,8 @@ impl Server {
             }
         }
         self.control.is_whole = true;
-        if !self.control.is_intact {
-            self.control.is_intact = true;
-            self.ledger.persist(Record::Intact, cx);
+        if !self.control.is_intact && self.control.mark.is_none() {
+            self.control.mark = Some(self.ledger.persist(Record::Intact, cx));
         }
         self.local.push_back(Local::Reconsider);
     }
@@ -682,10 +685,10 @@ impl Server {
         cx: &mut Cx<'_, OceanVista>,
     ) {
         let Task { server, incarnation, ballot, .. } = task;
-        let Some(acceptor) = self.control.acceptors.get_mut(&partition) else { return };
-        if !self.control.is_intact {
+        if !self.control.is_acceptor() {
             return;
         }
+        let Some(acceptor) = self.control.acceptors.get_mut(&partition) else { return };
         let Ok(record) = acceptor.promise(server, incarnation, ballot) else {
             cx.note(Note::Outvoted);
             return;
@@ -707,10 +710,10 @@ impl Server {
         cx: &mut Cx<'_, OceanVista>,
     ) {
         let Task { server, incarnation, .. } = task;
-        let Some(acceptor) = self.control.acceptors.get_mut(&partition) else { return };
-        if !self.control.is_intact {
+        if !self.control.is_acceptor() {
             return;
         }
+        let Some(acceptor) = self.control.acceptors.get_mut(&partition) else { return };
         let Ok(record) = acceptor.close(server, incarnation, closed.clone()) else {
             cx.note(Note::Outvoted);
             return;
@@ -978,6 +981,12 @@ impl Server {
             }
         }
         self.roles.replica.on_durable(ticket);
+        if self.control.mark.is_some_and(|mark| mark <= ticket) {
+            self.control.mark = None;
+            self.control.is_intact = true;
+            self.control.membership.on_marked();
+            self.on_ask_timeout(cx);
+        }
         self.keep(cx, |keeper, door| keeper.on_durable(ticket, door));
         if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
             self.checkpoint = None;

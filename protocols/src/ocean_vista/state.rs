@@ -121,7 +121,12 @@ impl State {
                     }
                 }
             }
-            Change::Drop(ts) => drop(self.pending.remove(ts)),
+            Change::Drop(ts) => {
+                if let Some(image) = self.pending.remove(ts) {
+                    // Void, or over: then a peer has told what became of it.
+                    self.end(*ts, &image, Fate::Refused);
+                }
+            }
             Change::Adopt { ts, image } => {
                 self.name(&image.functor, *ts, image.phase != Phase::Aborted);
                 self.pending.insert(*ts, image.clone());
@@ -152,11 +157,12 @@ impl State {
         }
     }
 
-    /// True if a peer knows more of a name.
+    /// True if a peer knows more of a name than that it is under way.
     #[must_use]
     pub fn is_news(&self, name: (ClientId, u64), told: &Name) -> bool {
         let is_acknowledged = self.acknowledged.get(&name.0).is_some_and(|(b, _)| name.1 < *b);
         !is_acknowledged
+            && told.fate != Fate::At
             && self.names.get(&name).is_none_or(|held| {
                 let ends = |name: &Name| matches!(name.fate, Fate::Ended(_));
                 held.attempt < told.attempt
@@ -170,6 +176,7 @@ impl State {
         if let Some(name) = self.names.get_mut(&(client, counter))
             && name.attempt == attempt
             && name.ts == ts
+            && name.fate == Fate::At
         {
             name.fate = fate;
         }

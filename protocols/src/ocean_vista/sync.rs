@@ -34,8 +34,14 @@ struct Sync {
     to: Timestamp,
     purpose: Purpose,
     open: BTreeMap<PartitionId, Part>,
+    /// Partitions whose settled versions were copied.
+    covered: Covered,
     asked: Asked,
 }
+
+/// Of each partition, below which version a peer had settled everything when it was copied, and what
+/// it had not.
+pub(super) type Covered = BTreeMap<PartitionId, (Timestamp, BTreeSet<Timestamp>)>;
 
 /// Why.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -145,10 +151,11 @@ impl Syncs {
         let open: BTreeMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
         let partitions: Vec<PartitionId> = open.keys().copied().collect();
         let asked = Asked::new(world.cx.now());
-        self.current = Some(Sync { round: self.round, from, to, purpose, open, asked });
+        let (round, covered) = (self.round, Covered::new());
+        self.current = Some(Sync { round, from, to, purpose, open, covered, asked });
         self.send(world);
         // A node without replicas has nothing to get.
-        let mut done = if partitions.is_empty() { self.end(world) } else { Done::Nothing };
+        let mut done = if partitions.is_empty() { self.end(replica, world) } else { Done::Nothing };
         for partition in partitions {
             if let Some(own) = self.own(partition, replica, world) {
                 done = self.on_answer(world.node, (partition, self.round), own, replica, world);
@@ -235,7 +242,7 @@ impl Syncs {
             return Done::Nothing;
         }
         sync.open.remove(&partition);
-        self.end(world)
+        self.end(replica, world)
     }
 
     /// A peer gives a piece of what it has settled.
@@ -269,16 +276,17 @@ impl Syncs {
             world.send(*peer, Msg::Scan { partition, round, from, after });
             return Done::Nothing;
         }
-        replica.drop_settled(partition, (sync.from, *below), open, world);
+        sync.covered.insert(partition, (*below, std::mem::take(open)));
         sync.open.remove(&partition);
-        self.end(world)
+        self.end(replica, world)
     }
 
-    fn end(&mut self, world: &mut World<'_, '_>) -> Done {
+    fn end(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
         if self.current.as_ref().is_none_or(|sync| !sync.open.is_empty()) {
             return Done::Nothing;
         }
         let Some(sync) = self.current.take() else { return Done::Nothing };
+        replica.drop_covered(sync.from, &sync.covered, world);
         match sync.purpose {
             Purpose::Straggler(coordinator) => {
                 world.reply(coordinator, Msg::Have { from: sync.from, to: sync.to });
