@@ -307,6 +307,12 @@ impl Reader {
             let Some(query) = self.queries.get_mut(&id) else { continue };
             world.cx.note(Note::Resent);
             query.asked = query.asked.again(now);
+            for wanted in query.wanted.values_mut() {
+                // Everybody has spoken, and what they were asked for then has not come.
+                if query.replicas.iter().all(|node| wanted.said.contains_key(node)) {
+                    wanted.said.clear();
+                }
+            }
             let has_answered =
                 |node: &NodeId| query.wanted.values().all(|wanted| wanted.said.contains_key(node));
             let silent = query.replicas.iter().copied().filter(|node| !has_answered(node));
