@@ -393,10 +393,7 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
             let (txn, reason) = (Some(txn_id_to_wire(txn)), reason_to_wire(*reason));
             Wire::Declined(m::Declined { txn, reason })
         }
-        Msg::Inquire { txn, partition } => {
-            let (txn, partition) = (Some(txn_id_to_wire(txn)), partition.0);
-            Wire::Inquire(m::Inquire { txn, partition })
-        }
+        Msg::Inquire { functor } => Wire::Inquire(functor_to_wire(functor)),
         Msg::Write { ts, ballot, incarnation, functor } => {
             Wire::Write(store_to_wire(*ts, *ballot, *incarnation, functor))
         }
@@ -506,9 +503,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::Declined(m) => {
             Msg::Declined { txn: txn_from_wire(m.txn)?, reason: reason_from_wire(m.reason)? }
         }
-        Wire::Inquire(m) => {
-            Msg::Inquire { txn: txn_from_wire(m.txn)?, partition: PartitionId(m.partition) }
-        }
+        Wire::Inquire(functor) => Msg::Inquire { functor: functor_from_wire(Some(functor))? },
         Wire::Write(m) => Msg::Write {
             ts: Timestamp(m.ts),
             ballot: m.ballot,

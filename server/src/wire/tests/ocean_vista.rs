@@ -351,7 +351,7 @@ impl Draw {
             2 => Msg::Look { txn, round, keys: self.keys(), at: self.option(Self::timestamp) },
             3 => Msg::Found { txn, round, at: ts, reads: self.reads_map() },
             4 => Msg::Declined { txn, reason: self.of(&REASONS) },
-            5 => Msg::Inquire { txn, partition },
+            5 => Msg::Inquire { functor: self.functor() },
             6 => Msg::Write { ts, ballot, incarnation, functor: self.functor() },
             7 => Msg::Written { ts, ballot },
             8 => Msg::Refused { ts, ballot, refusal: self.of(&REFUSALS) },
