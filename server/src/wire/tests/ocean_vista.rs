@@ -488,7 +488,7 @@ fn tolerance(msg: &Msg, real: usize) -> usize {
             | directory::Message::NotLeader { .. }
             | directory::Message::Ask(_)
             | directory::Message::Answer(_)
-            | directory::Message::Members(_) => return (real / 2).max(64),
+            | directory::Message::Members(_) => return real.max(64),
         },
         Msg::Takeover(msg) => match msg.as_ref() {
             takeover::Message::Promised { promise, .. } => 4 + promise.held.len(),
