@@ -481,26 +481,26 @@ fn every_message_and_record_comes_back_as_it_was() {
 /// How far a message's own count of its bytes may be off: a tenth, or 24 bytes, and 6 bytes for each
 /// entry of a list. What is said of who takes part, which is little, is counted more roughly.
 fn tolerance(msg: &Msg, real: usize) -> usize {
-    let entries = match msg {
-        Msg::Directory(msg) => match msg.as_ref() {
-            directory::Message::Log(replication::Message::SnapshotPiece { .. }) => return real * 2,
-            directory::Message::Log(_)
-            | directory::Message::NotLeader { .. }
-            | directory::Message::Ask(_)
-            | directory::Message::Answer(_)
-            | directory::Message::Members(_) => return real.max(64),
-        },
-        Msg::Takeover(msg) => match msg.as_ref() {
-            takeover::Message::Promised { promise, .. } => 4 + promise.held.len(),
-            takeover::Message::Promise { .. }
-            | takeover::Message::Close { .. }
-            | takeover::Message::Closed { .. } => 0,
-        },
-        Msg::Got { seen, .. } => seen.iter().map(|seen| 1 + seen.view.versions.len()).sum(),
-        Msg::Pulled { entries, names, .. } => entries.len() + names.len(),
-        Msg::Scanned { keys, .. } => keys.iter().map(|(_, versions)| versions.len()).sum(),
-        _ => 0,
-    };
+    let mut entries = 0;
+    if let Msg::Directory(msg) = msg {
+        let is_piece =
+            matches!(**msg, directory::Message::Log(replication::Message::SnapshotPiece { .. }));
+        return if is_piece { real * 2 } else { real.max(64) };
+    }
+    if let Msg::Takeover(msg) = msg
+        && let takeover::Message::Promised { promise, .. } = msg.as_ref()
+    {
+        entries = 4 + promise.held.len();
+    }
+    if let Msg::Got { seen, .. } = msg {
+        entries = seen.iter().map(|seen| 1 + seen.view.versions.len()).sum();
+    }
+    if let Msg::Pulled { entries: told, names, .. } = msg {
+        entries = told.len() + names.len();
+    }
+    if let Msg::Scanned { keys, .. } = msg {
+        entries = keys.iter().map(|(_, versions)| versions.len()).sum();
+    }
     (real / 10).max(24) + 6 * entries
 }
 
