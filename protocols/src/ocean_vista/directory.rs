@@ -193,10 +193,13 @@ pub enum Phase {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct State {
     /// Up to which entry.
-    applied: Index,
-    epoch: u64,
-    limit: Timestamp,
-    servers: BTreeMap<NodeId, Standing>,
+    pub applied: Index,
+    /// Counts the changes of the members.
+    pub epoch: u64,
+    /// No timestamp is above this.
+    pub limit: Timestamp,
+    /// Every server of the cluster.
+    pub servers: BTreeMap<NodeId, Standing>,
 }
 
 impl State {
