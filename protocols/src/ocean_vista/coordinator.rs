@@ -272,7 +272,7 @@ impl Coordinator {
         }
         let is_known = match refusal {
             // Nobody has been told anything, so one refusal is enough.
-            Refusal::Known => true,
+            Refusal::Known | Refusal::Final => true,
             Refusal::Ahead => {
                 flight.hear(from, Word::Refused);
                 let is_refused = |&partition: &PartitionId| {

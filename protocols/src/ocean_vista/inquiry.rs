@@ -30,6 +30,8 @@ struct Inquiry {
     /// The Vwatermark when that was: about what lies below, answers are certain.
     visible: Timestamp,
     answers: BTreeMap<NodeId, Knowledge>,
+    /// So many have refused it that all are to refuse it for good.
+    is_final: bool,
     stage: Stage,
     asked: Asked,
 }
@@ -74,6 +76,7 @@ impl Inquiries {
             round: 0,
             visible: Timestamp::ZERO,
             answers: BTreeMap::new(),
+            is_final: false,
             stage: Stage::Asking,
             asked: Asked::new(world.cx.now()),
         };
@@ -87,6 +90,7 @@ impl Inquiries {
         inquiry.round += 1;
         inquiry.visible = world.marks.visible;
         inquiry.answers.clear();
+        inquiry.is_final = false;
         inquiry.stage = Stage::Asking;
         inquiry.send(txn, world);
     }
@@ -122,8 +126,15 @@ impl Inquiries {
             return;
         }
         let Some(last) = inquiry.stored().map(|(ts, ..)| ts).max() else {
-            // So many refuse it that it can never be stored.
-            self.end(txn, Outcome::Aborted(ABORTED), None, world);
+            if inquiry.is_final {
+                // So many refuse it for good that nobody can store it any more.
+                self.end(txn, Outcome::Aborted(ABORTED), None, world);
+            } else {
+                inquiry.is_final = true;
+                inquiry.round += 1;
+                inquiry.answers.clear();
+                inquiry.send(txn, world);
+            }
             return;
         };
         if last >= inquiry.visible {
@@ -214,7 +225,7 @@ impl Inquiry {
         let placed = world.cluster.partition(self.partition);
         for &to in placed.into_iter().flat_map(|placed| &placed.replicas) {
             if !self.answers.contains_key(&to) {
-                world.send(to, Msg::Query { txn, round: self.round });
+                world.send(to, Msg::Query { txn, is_final: self.is_final, round: self.round });
             }
         }
     }
@@ -225,7 +236,7 @@ impl Inquiry {
             Knowledge::Stored { ts, ballot, is_aborted, functor } => {
                 Some((*ts, *ballot, *is_aborted, functor))
             }
-            Knowledge::Refused | Knowledge::Ended(_) => None,
+            Knowledge::Refused { .. } | Knowledge::Ended(_) => None,
         })
     }
 

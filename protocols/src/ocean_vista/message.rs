@@ -186,6 +186,8 @@ pub enum Refusal {
     Below,
     /// It is aborted, or the replica listens to a later ballot only (V5).
     Outvoted,
+    /// f + 1 replicas had refused it, so it was never stored, and now nobody may.
+    Final,
 }
 
 /// One key that is to be read.
@@ -252,8 +254,11 @@ pub struct Seen {
 /// What a replica knows of a transaction by its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Knowledge {
-    /// Nothing, and it will never store it (R1).
-    Refused,
+    /// Nothing, and it will not store it for its coordinator (R1); if final, for nobody.
+    Refused {
+        /// Whoever asked had heard from f + 1 replicas that they refuse it.
+        is_final: bool,
+    },
     /// It is stored here.
     Stored {
         /// Its version number.
@@ -429,10 +434,15 @@ pub enum Msg {
         /// What it read.
         reads: Reads,
     },
-    /// Coordinator → replica: do you know this transaction? If not, never accept it (R1).
+    /// Coordinator → replica: do you know this transaction? If not, do not accept it from its
+    /// coordinator (R1). Once f + 1 replicas have refused it so, it was never stored, and everybody is
+    /// asked to refuse it for good: whoever takes its coordinator over may still write what was only
+    /// refused, but not that.
     Query {
         /// The transaction.
         txn: TxnId,
+        /// For good.
+        is_final: bool,
         /// The coordinator's count of its questions about it.
         round: u32,
     },
@@ -559,8 +569,13 @@ pub enum Change {
         /// Its final values.
         output: Arc<Output>,
     },
-    /// A transaction is never accepted.
-    Refuse(TxnId),
+    /// A transaction is not accepted from its coordinator.
+    Refuse {
+        /// Which.
+        txn: TxnId,
+        /// Nor from anybody.
+        is_final: bool,
+    },
     /// What a peer knows of names.
     Names(Vec<((ClientId, u64), Name)>),
     /// It is settled, and its values came from a peer.
@@ -616,7 +631,7 @@ fn change_size(change: &Change) -> usize {
         Change::Write { functor, .. } | Change::Abort { functor, .. } => 16 + functor.size(),
         Change::Finalize(_) | Change::Drop(_) => 10,
         Change::Resolve { output, .. } => 12 + output_size(output),
-        Change::Refuse(_) => TXN,
+        Change::Refuse { .. } => TXN,
         Change::Names(names) => 30 * names.len(),
         Change::Adopt { image, .. } => 10 + image_size(image),
     }
@@ -743,7 +758,7 @@ impl Message for Msg {
             Self::Executed { output, reads, .. } => 14 + output_size(output) + map_size(reads),
             Self::Known { knowledge, .. } => {
                 let knowledge = match knowledge {
-                    Knowledge::Refused => 0,
+                    Knowledge::Refused { .. } => 2,
                     Knowledge::Stored { functor, .. } => 20 + functor.size(),
                     Knowledge::Ended(_) => 12,
                 };

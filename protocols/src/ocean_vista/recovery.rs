@@ -194,6 +194,12 @@ impl Recoveries {
     ) {
         match refusal {
             Refusal::Known => self.hear(from, (ts, ballot), Word::Refused, world),
+            // One is proof that it was never stored by its coordinator.
+            Refusal::Final => {
+                if self.drives.get(&ts).is_some_and(|drive| drive.task.ballot == ballot) {
+                    self.end(ts, false, world);
+                }
+            }
             // Tried again until the clock there is as far, or somebody else takes over.
             Refusal::Ahead | Refusal::Below | Refusal::Outvoted => {}
         }

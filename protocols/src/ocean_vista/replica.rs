@@ -147,7 +147,7 @@ impl Replica {
         if let Err(refusal) = self.check((ts, ballot, incarnation), &functor, world) {
             world.cx.note(match refusal {
                 Refusal::Ahead => Note::FarFuture,
-                Refusal::Known => Note::KnownName,
+                Refusal::Known | Refusal::Final => Note::KnownName,
                 Refusal::Below => Note::LateWrite,
                 Refusal::Outvoted => Note::Outvoted,
             });
@@ -177,8 +177,8 @@ impl Replica {
         if is_late && !world.config.teeth.late_writes_count {
             return Err(Refusal::Below);
         }
-        if held.is_none() && self.is_known(functor.txn, ts) {
-            return Err(Refusal::Known);
+        if held.is_none() {
+            self.check_name(functor.txn, ts, ballot)?;
         }
         if ts > world.cx.clock().now + world.config.clock_ahead_max {
             return Err(Refusal::Ahead);
@@ -186,14 +186,26 @@ impl Replica {
         Ok(())
     }
 
-    /// True if the name belongs to something else (R1, R6).
-    fn is_known(&self, txn: TxnId, ts: Timestamp) -> bool {
-        if self.state.is_acknowledged(txn) {
-            return true;
+    /// Whether the name belongs to something else (R1, R6). Whoever takes over may have it stored
+    /// unless that is certain: what it writes was perhaps stored before.
+    fn check_name(&self, txn: TxnId, ts: Timestamp, ballot: u64) -> Result<(), Refusal> {
+        let name = self.state.names.get(&(txn.client, txn.counter));
+        let same = name.filter(|name| name.attempt == txn.attempt);
+        if same.is_some_and(|name| name.fate == (Fate::Refused { is_final: true })) {
+            return Err(Refusal::Final);
         }
-        self.state.names.get(&(txn.client, txn.counter)).is_some_and(|name| {
-            name.attempt > txn.attempt || (name.attempt == txn.attempt && !is_at(name, ts))
-        })
+        let is_known = if ballot == 0 {
+            self.state.is_acknowledged(txn)
+                || name.is_some_and(|name| name.attempt > txn.attempt)
+                || same.is_some_and(|name| !is_at(name, ts))
+        } else {
+            let is_there = |name: &&Name| {
+                let held = self.state.pending.get(&name.ts);
+                name.fate == Fate::At && held.is_some_and(|held| held.phase != Phase::Aborted)
+            };
+            same.filter(is_there).is_some_and(|name| name.ts != ts)
+        };
+        if is_known { Err(Refusal::Known) } else { Ok(()) }
     }
 
     /// Marks a transaction that a majority of the replicas of each of its partitions has stored.
@@ -255,15 +267,16 @@ impl Replica {
     pub(super) fn on_query(
         &mut self,
         from: NodeId,
-        txn: TxnId,
+        (txn, is_final): (TxnId, bool),
         round: u32,
         world: &mut World<'_, '_>,
     ) {
         let name = self.state.names.get(&(txn.client, txn.counter)).copied();
         let knowledge = match name {
-            Some(name) if name.attempt > txn.attempt => Knowledge::Refused,
+            Some(name) if name.attempt > txn.attempt => Knowledge::Refused { is_final },
             Some(Name { attempt, ts, fate }) if attempt == txn.attempt => match fate {
-                Fate::Refused => Knowledge::Refused,
+                Fate::Refused { is_final: true } => Knowledge::Refused { is_final: true },
+                Fate::Refused { is_final: false } => self.refuse(txn, is_final, world),
                 Fate::Ended(outcome) => Knowledge::Ended(outcome),
                 Fate::At => match self.state.pending.get(&ts) {
                     Some(image) => Knowledge::Stored {
@@ -277,11 +290,15 @@ impl Replica {
             },
             Some(_) | None => {
                 world.cx.note(Note::RefusedUnknown);
-                self.change(Change::Refuse(txn), world);
-                Knowledge::Refused
+                self.refuse(txn, is_final, world)
             }
         };
         world.reply(from, Msg::Known { txn, round, knowledge });
+    }
+
+    fn refuse(&mut self, txn: TxnId, is_final: bool, world: &mut World<'_, '_>) -> Knowledge {
+        self.change(Change::Refuse { txn, is_final }, world);
+        Knowledge::Refused { is_final }
     }
 
     // Reading (§4.3).
@@ -485,7 +502,7 @@ impl Replica {
         let txn = image.functor.txn;
         let fate = match (image.phase, image.output.as_deref()) {
             // Other numbers may have been given to this name, and one of them may be there.
-            (Phase::Aborted, _) => Fate::Refused,
+            (Phase::Aborted, _) => Fate::Refused { is_final: false },
             (Phase::Tentative | Phase::Finalized, None) => return,
             (Phase::Tentative | Phase::Finalized, Some(Ok(_))) => {
                 Fate::Ended(Outcome::Committed(ts))
@@ -551,7 +568,7 @@ impl Replica {
         };
         let all = self.state.pending.range(from..=to.max(from));
         let entries = all.filter(|(_, image)| writes(image));
-        let is_wanted = |name: &Name| name.ts >= from || name.fate == Fate::Refused;
+        let is_wanted = |name: &Name| name.ts >= from || matches!(name.fate, Fate::Refused { .. });
         let names = self.state.names.iter().filter(|(_, name)| is_wanted(name));
         Answer {
             settled: self.state.settled,

@@ -434,7 +434,9 @@ impl Server {
             Msg::Abort { ts, ballot, incarnation, functor } => {
                 replica.on_abort(from, (ts, ballot, incarnation), functor, world);
             }
-            Msg::Query { txn, round } => replica.on_query(from, txn, round, world),
+            Msg::Query { txn, is_final, round } => {
+                replica.on_query(from, (txn, is_final), round, world);
+            }
             other => unreachable!("{} is no request to a replica", other.kind()),
         }
     }

@@ -38,8 +38,11 @@ pub struct Image {
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It is never accepted.
-    Refused,
+    /// It is not accepted from its coordinator; if final, from nobody.
+    Refused {
+        /// f + 1 replicas had refused it.
+        is_final: bool,
+    },
     /// It is stored, or aborted, under this version number.
     At,
     /// It is over, everywhere.
@@ -79,7 +82,8 @@ impl State {
                     .is_write_only()
                     .then(|| Arc::new(functor.execute(&orthodrome_core::txn::Reads::new())));
                 let output = self.pending.remove(ts).and_then(|held| held.output).or(output);
-                self.name(functor, *ts, false);
+                // Whoever takes over writes what may have been stored, whatever was refused since.
+                self.name(functor, *ts, *ballot > 0);
                 let image = Image {
                     functor: functor.clone(),
                     incarnation: *incarnation,
@@ -110,8 +114,9 @@ impl State {
                     image.output.get_or_insert_with(|| output.clone());
                 }
             }
-            Change::Refuse(txn) => {
-                let name = Name { attempt: txn.attempt, ts: self.settled, fate: Fate::Refused };
+            Change::Refuse { txn, is_final } => {
+                let fate = Fate::Refused { is_final: *is_final };
+                let name = Name { attempt: txn.attempt, ts: self.settled, fate };
                 self.names.insert((txn.client, txn.counter), name);
             }
             Change::Names(names) => {
@@ -124,7 +129,7 @@ impl State {
             Change::Drop(ts) => {
                 if let Some(image) = self.pending.remove(ts) {
                     // Void, or over: then a peer has told what became of it.
-                    self.end(*ts, &image, Fate::Refused);
+                    self.end(*ts, &image, Fate::Refused { is_final: false });
                 }
             }
             Change::Adopt { ts, image } => {

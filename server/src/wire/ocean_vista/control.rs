@@ -186,13 +186,14 @@ pub(super) fn directory_to_wire(msg: &directory::Message) -> wire::DirectoryMess
     use wire::directory_message as d;
     let message = match msg {
         directory::Message::Log(msg) => d::Message::Log(message_to_wire(msg)),
-        directory::Message::Ask(Ask { life, sent, epoch, clock, done }) => {
+        directory::Message::Ask(Ask { life, sent, epoch, clock, done, is_marked }) => {
             d::Message::Ask(d::Ask {
                 life: life.0,
                 sent: sent.0,
                 epoch: *epoch,
                 clock: clock.0,
                 done: done.iter().map(task_to_wire).collect(),
+                is_marked: *is_marked,
             })
         }
         directory::Message::Answer(answer) => d::Message::Answer(answer_to_wire(answer)),
@@ -217,6 +218,7 @@ pub(super) fn directory_from_wire(
             epoch: ask.epoch,
             clock: Timestamp(ask.clock),
             done: ask.done.into_iter().map(task_from_wire).collect(),
+            is_marked: ask.is_marked,
         }),
         d::Message::Answer(answer) => directory::Message::Answer(answer_from_wire(answer)?),
         d::Message::NotLeader(d::NotLeader { leader }) => {

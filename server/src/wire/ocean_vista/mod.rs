@@ -161,6 +161,7 @@ fn refusal_to_wire(refusal: Refusal) -> i32 {
         Refusal::Known => wire::Refusal::Known,
         Refusal::Below => wire::Refusal::Below,
         Refusal::Outvoted => wire::Refusal::Outvoted,
+        Refusal::Final => wire::Refusal::Final,
     };
     refusal as i32
 }
@@ -171,6 +172,7 @@ fn refusal_from_wire(refusal: i32) -> Result<Refusal, WireError> {
         Ok(wire::Refusal::Known) => Refusal::Known,
         Ok(wire::Refusal::Below) => Refusal::Below,
         Ok(wire::Refusal::Outvoted) => Refusal::Outvoted,
+        Ok(wire::Refusal::Final) => Refusal::Final,
         Ok(wire::Refusal::Unspecified) | Err(_) => return Err(unknown("Refusal", refusal)),
     })
 }
@@ -225,7 +227,9 @@ type Named = ((ClientId, u64), Name);
 fn name_to_wire((name, stands): (&(ClientId, u64), &Name)) -> wire::Name {
     let Name { attempt, ts, fate } = stands;
     let fate = match fate {
-        Fate::Refused => wire::name::Fate::Refused(wire::name::Refused {}),
+        Fate::Refused { is_final } => {
+            wire::name::Fate::Refused(wire::name::Refused { is_final: *is_final })
+        }
         Fate::At => wire::name::Fate::At(wire::name::At {}),
         Fate::Ended(outcome) => wire::name::Fate::Ended(outcome_to_wire(*outcome)),
     };
@@ -235,7 +239,7 @@ fn name_to_wire((name, stands): (&(ClientId, u64), &Name)) -> wire::Name {
 
 fn name_from_wire(name: wire::Name) -> Result<Named, WireError> {
     let fate = match need(name.fate, "Name.fate")? {
-        wire::name::Fate::Refused(_) => Fate::Refused,
+        wire::name::Fate::Refused(refused) => Fate::Refused { is_final: refused.is_final },
         wire::name::Fate::At(_) => Fate::At,
         wire::name::Fate::Ended(outcome) => Fate::Ended(decided_from_wire(Some(outcome))?),
     };
@@ -254,7 +258,9 @@ fn names_from_wire(names: Vec<wire::Name>) -> Result<Vec<Named>, WireError> {
 fn knowledge_to_wire(knowledge: &Knowledge) -> wire::Knowledge {
     use wire::knowledge as k;
     let knowledge = match knowledge {
-        Knowledge::Refused => k::Knowledge::Refused(k::Refused {}),
+        Knowledge::Refused { is_final } => {
+            k::Knowledge::Refused(k::Refused { is_final: *is_final })
+        }
         Knowledge::Stored { ts, ballot, is_aborted, functor } => k::Knowledge::Stored(k::Stored {
             ts: ts.0,
             ballot: *ballot,
@@ -269,7 +275,7 @@ fn knowledge_to_wire(knowledge: &Knowledge) -> wire::Knowledge {
 fn knowledge_from_wire(knowledge: Option<wire::Knowledge>) -> Result<Knowledge, WireError> {
     use wire::knowledge as k;
     Ok(match need(knowledge.and_then(|knowledge| knowledge.knowledge), "knowledge")? {
-        k::Knowledge::Refused(_) => Knowledge::Refused,
+        k::Knowledge::Refused(refused) => Knowledge::Refused { is_final: refused.is_final },
         k::Knowledge::Stored(stored) => Knowledge::Stored {
             ts: Timestamp(stored.ts),
             ballot: stored.ballot,
@@ -431,8 +437,9 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
             output: Some(output_to_wire(output)),
             reads: reads_to_wire(reads),
         }),
-        Msg::Query { txn, round } => {
-            Wire::Query(m::Query { txn: Some(txn_id_to_wire(txn)), round: *round })
+        Msg::Query { txn, is_final, round } => {
+            let txn = Some(txn_id_to_wire(txn));
+            Wire::Query(m::Query { txn, is_final: *is_final, round: *round })
         }
         Msg::Known { txn, round, knowledge } => Wire::Known(m::Known {
             txn: Some(txn_id_to_wire(txn)),
@@ -545,7 +552,9 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             output: output_from_wire(m.output)?,
             reads: reads_from_wire(m.reads)?,
         },
-        Wire::Query(m) => Msg::Query { txn: txn_from_wire(m.txn)?, round: m.round },
+        Wire::Query(m) => {
+            Msg::Query { txn: txn_from_wire(m.txn)?, is_final: m.is_final, round: m.round }
+        }
         Wire::Known(m) => Msg::Known {
             txn: txn_from_wire(m.txn)?,
             round: m.round,
@@ -629,7 +638,10 @@ fn change_to_wire(change: &Change) -> wire::Change {
             Wire::Abort(store_to_wire(*ts, *ballot, *incarnation, functor))
         }
         Change::Resolve { ts, output } => Wire::Resolve(put_to_wire(*ts, output)),
-        Change::Refuse(txn) => Wire::Refuse(txn_id_to_wire(txn)),
+        Change::Refuse { txn, is_final } => Wire::Refuse(wire::change::Refuse {
+            txn: Some(txn_id_to_wire(txn)),
+            is_final: *is_final,
+        }),
         Change::Names(names) => Wire::Names(wire::change::Names { names: names_to_wire(names) }),
         Change::Drop(ts) => Wire::Drop(ts.0),
         Change::Adopt { ts, image } => Wire::Adopt(pending_to_wire((ts, image))),
@@ -656,7 +668,7 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
         Wire::Resolve(c) => {
             Change::Resolve { ts: Timestamp(c.ts), output: output_from_wire(c.output)? }
         }
-        Wire::Refuse(txn) => Change::Refuse(txn_id_from_wire(&txn)),
+        Wire::Refuse(c) => Change::Refuse { txn: txn_from_wire(c.txn)?, is_final: c.is_final },
         Wire::Names(c) => Change::Names(names_from_wire(c.names)?),
         Wire::Drop(ts) => Change::Drop(Timestamp(ts)),
         Wire::Adopt(pending) => {

@@ -29,7 +29,8 @@ use super::{Draw, draw};
 const PATHS: [Path; 6] =
     [Path::Fast, Path::Slow, Path::WriteOnly, Path::ReadOnly, Path::Recovered, Path::Refused];
 const REASONS: [Reason; 3] = [Reason::Inactive, Reason::Busy, Reason::Collected];
-const REFUSALS: [Refusal; 4] = [Refusal::Ahead, Refusal::Known, Refusal::Below, Refusal::Outvoted];
+const REFUSALS: [Refusal; 5] =
+    [Refusal::Ahead, Refusal::Known, Refusal::Below, Refusal::Outvoted, Refusal::Final];
 const PHASES: [Phase; 3] = [Phase::Tentative, Phase::Finalized, Phase::Aborted];
 const MARKS: [Mark; 3] = [Mark::Tentative, Mark::Finalized, Mark::Aborted];
 
@@ -105,7 +106,7 @@ impl Draw {
     fn name(&mut self) -> ((ClientId, u64), Name) {
         let txn = self.txn_id();
         let fate = match self.below(3) {
-            0 => Fate::Refused,
+            0 => Fate::Refused { is_final: self.flag() },
             1 => Fate::At,
             _ => Fate::Ended(self.ended()),
         };
@@ -115,7 +116,7 @@ impl Draw {
 
     fn knowledge(&mut self, kind: u64) -> Knowledge {
         match kind {
-            0 => Knowledge::Refused,
+            0 => Knowledge::Refused { is_final: self.flag() },
             1 => Knowledge::Stored {
                 ts: self.timestamp(),
                 ballot: self.ov_ballot(),
@@ -292,6 +293,7 @@ impl Draw {
                 epoch,
                 clock: self.timestamp(),
                 done: self.many(3, Self::task),
+                is_marked: self.flag(),
             }),
             1 => Message::Answer(directory::Answer {
                 life,
@@ -367,7 +369,7 @@ impl Draw {
             15 => Msg::NotReady { query, reason: self.of(&REASONS) },
             16 => Msg::Put { ts, output: self.output() },
             17 => Msg::Executed { ts, output: self.output(), reads: self.reads_map() },
-            18 => Msg::Query { txn, round },
+            18 => Msg::Query { txn, is_final: self.flag(), round },
             19 => {
                 let kind = self.below(3);
                 Msg::Known { txn, round, knowledge: self.knowledge(kind) }
@@ -421,7 +423,7 @@ impl Draw {
             1 => Change::Finalize(ts),
             2 => Change::Abort { ts, ballot, incarnation, functor: self.functor() },
             3 => Change::Resolve { ts, output: self.output() },
-            4 => Change::Refuse(self.txn_id()),
+            4 => Change::Refuse { txn: self.txn_id(), is_final: self.flag() },
             5 => Change::Names(self.many(5, Self::name)),
             6 => Change::Drop(ts),
             7 => Change::Adopt { ts, image: self.ov_image() },
