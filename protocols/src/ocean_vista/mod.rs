@@ -1,4 +1,53 @@
 //! Ocean Vista: visibility by gossip.
+//!
+//! Hua Fan, Wojciech Golab: *Ocean Vista: Gossip-Based Visibility Control for Speedy Geo-Distributed
+//! Transactions*, PVLDB 12(11), 2019, <https://doi.org/10.14778/3342263.3342627>.
+//!
+//! # The idea
+//! A transaction that says beforehand what it writes need not wait for others: it is stored whole, as a
+//! *functor*, under a version number of its own at every replica of what it writes (S-phase), and its
+//! place in the order is its number. Nobody looks at it before everything with a lower number is
+//! stored or given up as well. Which number that holds of, the *Vwatermark*, is gossiped: each server
+//! says below which number everything that it coordinates is decided, gossipers take the least of
+//! their region, exchange that with other regions, and take the least of all. Below the Vwatermark
+//! functors are computed from what lies just below them, on any server, all with the same result
+//! (E-phase). The *Rwatermark* of a partition is the same for "every replica has it": below it, one
+//! replica is asked.
+//!
+//! # Messages
+//! | message | from → to | when | § |
+//! |---|---|---|---|
+//! | `Submit`, `Answer`, `Declined` | gateway ↔ coordinator | a transaction begins, and ends | 3.1 |
+//! | `Look`, `Found` | gateway ↔ coordinator | a caller wants to read before it decides | 3.4 |
+//! | `Write`, `Written`, `Refused` | coordinator ↔ replicas | S-phase | 3.1, 4.1 |
+//! | `Finalize`, `Confirm` | coordinator ↔ replicas | f + 1 have stored it | 4.1 |
+//! | `Abort`, `Aborted` | coordinator ↔ replicas | it cannot be stored | 4.1 |
+//! | `Get`, `Got`, `NotReady` | executor ↔ replicas | E-phase, looks | 4.3 |
+//! | `Put`, `Executed` | executor → replicas, coordinator | it is computed | 3.1 |
+//! | `Gossip` | server ↔ gossipers | every 25 ms, or sooner | 3.3, 4.2 |
+//! | `Directory` | server ↔ voters of the directory | leases, members | 5.1 |
+//! | `Takeover`, `Intent` | whoever takes over ↔ replicas; coordinator → backup | a coordinator is gone | 5.2, 5.4 |
+//! | `Missing`, `Have`, `Pull`, `Pulled`, `Scan`, `Scanned` | coordinator, peers ↔ replica | it lacks something | 5.3 |
+//! | `Inquire`, `Query`, `Known` | gateway → coordinator ↔ replicas | a gateway lost track | – |
+//!
+//! # Deviations
+//! - **Reading above the Rwatermark** is by any f + 1 replicas that show tombstones (V1–V3).
+//! - **Membership is a replicated log** among the servers ([`directory`]), with leases: nobody assigns
+//!   a number without one, and nobody is replaced before it has run out (V6). Its epochs keep reports
+//!   of different members apart (V8).
+//! - **One way to take over** whatever failed ([`takeover`]): promises of f + 1 replicas of every
+//!   partition, one pure decision (V10). A restarted coordinator is a failed one. The backup (§5.2) only
+//!   keeps what was under way from being given up; see ADR 18.
+//! - **A node answers for its replicas with one voice**: one `Write` and one answer, whatever it holds.
+//! - **Both paths of a write race**: FINALIZE goes out once f + 1 have stored it.
+//! - **A transaction's name belongs to one number**: a replica that knows it under one refuses others (R1,
+//!   R6).
+//! - **Versions are collected below what every server has computed** (V11).
+//!
+//! # Not implemented
+//! - Version ranges with members of their own (§5.3): an operator's order is refused.
+//! - This protocol is in no registry yet: its swarm still finds seeds that fail
+//!   (`docs/protocols/ocean-vista.md`).
 
 mod client;
 mod control;
