@@ -1,5 +1,6 @@
 //! The same scenario in the simulator and on real processes that emulate the same distances: latencies
-//! must agree, or one of the two says something wrong about the other.
+//! must agree, or one of the two says something wrong about the other. One protocol runs with all tests;
+//! `cargo xtask parity --protocol P` compares another.
 
 #![allow(
     clippy::disallowed_types,
@@ -68,13 +69,13 @@ fn agree(simulated: &[f64], measured: &[f64]) -> bool {
     (least..=most).contains(&median(measured))
 }
 
-fn parity(cluster: &Cluster, workload: &str) {
+fn parity(cluster: &Cluster, protocol: &str, workload: &str) {
     let [here, there] = ["simulated", "measured"]
         .map(|name| cluster.path().join(format!("{name}-{workload}.jsonl")));
     let scenario = ["--workload", workload, "--rate", RATE, "--json", "--history"];
     let place = ["--topology", "azure5", "--partitions", "5", "--replicas", "3"];
     // Simulated time is cheap: so long that the simulated medians are exact.
-    let course = ["--protocol", "carousel-basic", "--duration", "600s"];
+    let course = ["--protocol", protocol, "--duration", "600s"];
     let arguments = [&["sim"][..], &place, &course, &scenario, &[here.to_str().unwrap()]];
     let (simulated, status) = json(&run(&arguments.concat()));
     assert_eq!(status, Some(0), "{simulated}");
@@ -107,15 +108,19 @@ fn parity(cluster: &Cluster, workload: &str) {
 
 #[test]
 fn real_processes_are_as_fast_as_simulated_ones() {
-    let mut cluster = Cluster::init(5, &["--topology", "azure5"], &[]);
+    let protocol = std::env::var("ORTHODROME_PARITY_PROTOCOL");
+    let protocol = protocol.as_deref().unwrap_or("carousel-basic");
+    println!("protocol: {protocol}");
+    let map = ["--topology", "azure5", "--protocol", protocol];
+    let mut cluster = Cluster::init(5, &map, &[]);
     cluster.start(cluster.numbers());
-    // Leaders are elected, connections open.
+    // Leaders are elected where there are any, connections open.
     let all = cluster.endpoints(cluster.numbers());
     let warm = ["--workload", "ycsbt:4", "--rate", "50", "--duration", "24h", "--no-check"];
     let load = Load::start(&[&["--connect", &all], &warm[..]].concat());
     load.commits(100);
     load.stop();
     for workload in ["ycsbt:4", "retwis"] {
-        parity(&cluster, workload);
+        parity(&cluster, protocol, workload);
     }
 }

@@ -9,6 +9,7 @@ pub mod gateway;
 mod hosting;
 pub mod ir;
 pub mod natto;
+pub mod ocean_vista;
 pub mod registry;
 pub mod replication;
 mod routes;

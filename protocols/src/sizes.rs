@@ -10,7 +10,7 @@ pub(crate) const TXN: usize = 12;
 /// Of a version, with its field header: writer and timestamp.
 pub(crate) const VERSION: usize = 10 + TXN;
 
-fn value_size(value: &Option<Value>) -> usize {
+pub(crate) fn value_size(value: &Option<Value>) -> usize {
     value.as_ref().map_or(0, Value::len)
 }
 

@@ -5,6 +5,7 @@
 
 use orthodrome_protocols::carousel::{BASIC, Carousel, FAST};
 use orthodrome_protocols::natto::{CP, LECSF, Natto, PA, RECSF, TS};
+use orthodrome_protocols::ocean_vista::{self, OceanVista};
 use orthodrome_protocols::tapir::{self, Tapir};
 use orthodrome_protocols::two_phase_locking::{BY_AGE, Locking, PREEMPT, PREEMPT_ON_WAIT};
 use orthodrome_sim::golden::run_all;
@@ -22,6 +23,11 @@ fn golden_traces_of_carousel_fast() {
 #[test]
 fn golden_traces_of_tapir() {
     run_all::<Tapir>(tapir::NAME, "src/tapir/testdata").unwrap();
+}
+
+#[test]
+fn golden_traces_of_ocean_vista() {
+    run_all::<OceanVista>(ocean_vista::NAME, "src/ocean_vista/testdata").unwrap();
 }
 
 #[test]

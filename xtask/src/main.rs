@@ -50,7 +50,11 @@ enum Task {
     },
     /// Compares real processes that emulate distances with the simulator, and prints the figures. It is
     /// among the tests.
-    Parity,
+    Parity {
+        /// What both speak; the test compares the first protocol.
+        #[arg(long, default_value = "carousel-basic")]
+        protocol: String,
+    },
     /// Fails if one seed gives different traces in a debug and a release build.
     Twin,
 }
@@ -66,7 +70,9 @@ fn main() -> Result<()> {
             siege.env("ORTHODROME_SIEGE_ROUNDS", rounds.to_string());
             run(siege.env("ORTHODROME_SIEGE_PROTOCOL", protocol))
         }
-        Task::Parity => run(&mut process_test("parity")),
+        Task::Parity { protocol } => {
+            run(process_test("parity").env("ORTHODROME_PARITY_PROTOCOL", protocol))
+        }
         Task::Twin => twin(),
     }
 }

@@ -390,6 +390,19 @@ pub fn outcome_from_wire(outcome: wire::Outcome) -> Result<Outcome, WireError> {
     })
 }
 
+/// From the wire: a commit or an abort, nothing between.
+///
+/// # Errors
+/// It is neither, or not there.
+pub fn decided_from_wire(outcome: Option<wire::Outcome>) -> Result<Outcome, WireError> {
+    let outcome = outcome_from_wire(need(outcome, "outcome")?)?;
+    if outcome == Outcome::Unknown {
+        let (field, found) = ("outcome", "unknown".into());
+        return Err(WireError::Value { field, found, wanted: "a commit or an abort" });
+    }
+    Ok(outcome)
+}
+
 /// To the wire.
 #[must_use]
 pub fn decision_to_wire(decision: &Decision) -> wire::Decision {
@@ -415,7 +428,9 @@ pub fn decision_from_wire(decision: wire::Decision) -> Result<Decision, WireErro
     })
 }
 
-fn op_to_wire(op: &Op) -> wire::Op {
+/// To the wire.
+#[must_use]
+pub fn op_to_wire(op: &Op) -> wire::Op {
     use wire::op::Op as Wire;
     let key = op.key().0.clone();
     let op = match op {
@@ -432,7 +447,11 @@ fn op_to_wire(op: &Op) -> wire::Op {
     wire::Op { op: Some(op) }
 }
 
-fn op_from_wire(op: wire::Op) -> Result<Op, WireError> {
+/// From the wire.
+///
+/// # Errors
+/// An operation that this version does not know.
+pub fn op_from_wire(op: wire::Op) -> Result<Op, WireError> {
     use wire::op::Op as Wire;
     Ok(match need(op.op, "Op.op")? {
         Wire::Get(op) => Op::Get(Key(op.key)),

@@ -8,6 +8,7 @@ pub mod common;
 
 mod carousel;
 mod natto;
+mod ocean_vista;
 pub mod replication;
 mod tapir;
 mod two_phase_locking;
@@ -22,8 +23,9 @@ mod generated {
 }
 pub use generated::orthodrome::internal;
 use generated::orthodrome::{
-    carousel as carousel_schema, natto as natto_schema, replication as replication_schema,
-    tapir as tapir_schema, two_phase_locking as two_phase_locking_schema,
+    carousel as carousel_schema, natto as natto_schema, ocean_vista as ocean_vista_schema,
+    replication as replication_schema, tapir as tapir_schema,
+    two_phase_locking as two_phase_locking_schema,
 };
 
 /// Bytes that are not what they should be.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::txn::Read;
-use orthodrome_core::{Key, NodeId, Outcome, PartitionId, Timestamp, TxnId};
+use orthodrome_core::{Key, NodeId, PartitionId, Timestamp, TxnId};
 use orthodrome_protocols::ir::{Offer, View};
 use orthodrome_protocols::tapir::{
     Answer, Ballot, Cast, Change, Entry, Image, Msg, Part, Record, State, Tapir, Vote,
@@ -12,12 +12,12 @@ use orthodrome_protocols::tapir::{
 use prost::Message as _;
 
 use super::common::{
-    acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
-    keys_from_wire, keys_to_wire, need, nodes_from_wire, nodes_to_wire, outcome_from_wire,
-    outcome_to_wire, partitions_from_wire, partitions_to_wire, read_list_from_wire,
-    read_list_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire, txn_id_to_wire,
-    txns_from_wire, txns_to_wire, versions_from_wire, versions_to_wire, writes_from_wire,
-    writes_to_wire,
+    acknowledged_from_wire, acknowledged_to_wire, decided_from_wire, key_versions_from_wire,
+    key_versions_to_wire, keys_from_wire, keys_to_wire, need, nodes_from_wire, nodes_to_wire,
+    outcome_from_wire, outcome_to_wire, partitions_from_wire, partitions_to_wire,
+    read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire,
+    txn_id_to_wire, txns_from_wire, txns_to_wire, versions_from_wire, versions_to_wire,
+    writes_from_wire, writes_to_wire,
 };
 use super::{WireError, WireProtocol, internal, tapir_schema as wire};
 
@@ -310,7 +310,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::ProposeInconsistent(m) => Msg::ProposeInconsistent {
             txn: txn()?,
             partition,
-            outcome: decided(m.outcome)?,
+            outcome: decided_from_wire(m.outcome)?,
             part: m.part.map(part_from_wire).transpose()?,
             participants: parts(m.participants),
         },
@@ -374,14 +374,6 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
     })
 }
 
-/// A decision: nobody spreads an outcome that nobody knows.
-fn decided(outcome: Option<internal::Outcome>) -> Result<Outcome, WireError> {
-    match outcome_from_wire(need(outcome, "outcome")?)? {
-        Outcome::Unknown => Err(WireError::Missing("outcome")),
-        outcome @ (Outcome::Committed(_) | Outcome::Aborted(_)) => Ok(outcome),
-    }
-}
-
 fn change_to_wire(change: &Change) -> wire::Change {
     use wire::change as c;
     use wire::change::Change as Wire;
@@ -441,7 +433,7 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
             txn: name(c.txn)?,
             participants: parts(c.participants),
             part: c.part.map(part_from_wire).transpose()?,
-            outcome: decided(c.outcome)?,
+            outcome: decided_from_wire(c.outcome)?,
         },
         Wire::Forget(c) => Change::Forget(txns_from_wire(&c.txns)?),
         Wire::Acknowledge(c) => Change::Acknowledge(acknowledged_from_wire(c.clients).collect()),

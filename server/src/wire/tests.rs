@@ -22,6 +22,7 @@ use super::replication::WireReplicated as _;
 use super::*;
 
 mod natto;
+mod ocean_vista;
 mod tapir;
 mod two_phase_locking;
 

@@ -12,12 +12,12 @@ use orthodrome_protocols::two_phase_locking::{
 use prost::Message as _;
 
 use super::common::{
-    acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
-    keys_from_wire, keys_to_wire, narrow, need, outcome_from_wire, outcome_to_wire,
-    participant_from_wire, participant_to_wire, partitions_from_wire, partitions_to_wire,
-    read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire, snapshot_from_wire,
-    snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire, txns_to_wire,
-    versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
+    acknowledged_from_wire, acknowledged_to_wire, decided_from_wire, key_versions_from_wire,
+    key_versions_to_wire, keys_from_wire, keys_to_wire, narrow, need, outcome_from_wire,
+    outcome_to_wire, participant_from_wire, participant_to_wire, partitions_from_wire,
+    partitions_to_wire, read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire,
+    snapshot_from_wire, snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire,
+    txns_to_wire, versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
@@ -47,16 +47,6 @@ fn rank_from_wire(rank: Option<wire::Rank>) -> Result<Rank, WireError> {
     let rank = need(rank, "Msg.rank")?;
     let priority = Priority(narrow(rank.priority, "Rank.priority")?);
     Ok(Rank { priority, age: Timestamp(rank.age) })
-}
-
-/// A decision is a commit or an abort.
-fn decision_from_wire(outcome: Option<internal::Outcome>) -> Result<Outcome, WireError> {
-    let outcome = outcome_from_wire(need(outcome, "outcome")?)?;
-    if outcome == Outcome::Unknown {
-        let (field, found) = ("outcome", "unknown".into());
-        return Err(WireError::Value { field, found, wanted: "a commit or an abort" });
-    }
-    Ok(outcome)
 }
 
 fn msg_to_wire(msg: &Msg) -> wire::Msg {
@@ -211,7 +201,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             txn: txn()?,
             partition: PartitionId(m.partition),
             coordinator: PartitionId(m.coordinator),
-            outcome: decision_from_wire(m.outcome)?,
+            outcome: decided_from_wire(m.outcome)?,
         },
         Wire::DecisionAck(m) => Msg::DecisionAck {
             txn: txn()?,
@@ -304,11 +294,11 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
         Wire::End(c) => Command::End {
             txn: txn()?,
             coordinator: PartitionId(c.coordinator),
-            outcome: decision_from_wire(c.outcome)?,
+            outcome: decided_from_wire(c.outcome)?,
         },
         Wire::Decide(c) => Command::Decide {
             txn: txn()?,
-            outcome: decision_from_wire(c.outcome)?,
+            outcome: decided_from_wire(c.outcome)?,
             participants: partitions_from_wire(c.participants).collect(),
             acknowledged_below: c.acknowledged_below,
         },
@@ -325,7 +315,7 @@ fn ended_to_wire((txn, outcome): (&TxnId, &Outcome)) -> wire::state::Ended {
 
 fn ended_from_wire(ended: wire::state::Ended) -> Result<(TxnId, Outcome), WireError> {
     let txn = txn_id_from_wire(&need(ended.txn, "State.txn")?);
-    Ok((txn, decision_from_wire(ended.outcome)?))
+    Ok((txn, decided_from_wire(ended.outcome)?))
 }
 
 fn state_to_wire(state: &State) -> wire::State {
@@ -372,7 +362,7 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
     let mut decided = BTreeMap::new();
     for entry in state.decided {
         let value = Decided {
-            outcome: decision_from_wire(entry.outcome)?,
+            outcome: decided_from_wire(entry.outcome)?,
             participants: partitions_from_wire(entry.participants).collect(),
         };
         decided.insert(txn(entry.txn)?, value);

@@ -1,0 +1,483 @@
+//! The client side of Ocean Vista: gives the transactions of one gateway's callers to coordinators,
+//! and their answers back. It decides nothing and keeps nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Writes};
+
+use super::message::{Body, Functor, Msg, Path, Reason, Record};
+use super::{Config, Note, OceanVista, Timer};
+use crate::waiting::Asked;
+
+/// The client side of Ocean Vista.
+#[derive(Debug)]
+pub struct Client {
+    config: Arc<Config>,
+    /// Servers that may coordinate, nearest first.
+    servers: Vec<NodeId>,
+    /// How many of them are in the nearest region that has any.
+    near: usize,
+    turn: usize,
+    /// Those that did not answer, or declined, until they are heard of again.
+    suspects: BTreeSet<NodeId>,
+    open: BTreeMap<TxnId, Open>,
+}
+
+/// A transaction whose caller waits.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    phase: Phase,
+    /// What its caller was told.
+    reads: Reads,
+    /// As of when.
+    at: Option<Timestamp>,
+    round: u32,
+    coordinator: NodeId,
+    asked: Asked,
+    /// Its caller lost track of it.
+    is_resolved: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Its caller wants to see these keys.
+    Looking(Vec<Key>),
+    /// The caller thinks.
+    Deciding,
+    /// A coordinator runs it.
+    Submitted(Arc<Functor>),
+    /// The coordinator is lost, or has too much to do; another finds out what became of it. What it
+    /// is aborted for if nobody knows it.
+    Inquiring(Arc<Functor>, AbortReason),
+}
+
+impl Machine<OceanVista> for Client {
+    fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
+        let Setup { node, cluster, config, engine: _ } = setup;
+        let home = cluster.region_of(node);
+        let distance = |server: NodeId| {
+            let region = cluster.region_of(server);
+            (region != home, cluster.topology.rtt(home, region))
+        };
+        let mut servers: Vec<NodeId> = cluster.servers().map(|server| server.id).collect();
+        servers.sort_by_key(|&server| (distance(server), server));
+        let nearest = servers.first().map(|&server| cluster.region_of(server));
+        let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
+        Self { config, servers, near, turn: 0, suspects: BTreeSet::new(), open: BTreeMap::new() }
+    }
+
+    fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Read { txn, keys } => self.on_read(txn, keys, cx),
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
+            Input::Timer(
+                Timer::Report | Timer::Gossip | Timer::Sweep | Timer::Ask | Timer::Directory(_),
+            )
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _: &mut Cx<'_, OceanVista>) {}
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            assert_eq!(*id, open.txn.id, "a transaction under another's name");
+        }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len())]
+    }
+}
+
+impl Client {
+    /// A server to coordinate: those nearby take turns, unless they are suspected.
+    fn coordinator(&mut self) -> NodeId {
+        self.turn = self.turn.wrapping_add(1);
+        let near = self.servers.get(..self.near).unwrap_or_default();
+        let well = |server: &&NodeId| !self.suspects.contains(server);
+        let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
+        let by_turn = |some: &[NodeId]| {
+            self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
+        };
+        by_turn(&able)
+            .or_else(|| self.servers.iter().find(well).copied())
+            .or_else(|| by_turn(&self.servers))
+            .unwrap_or_default()
+    }
+
+    fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, OceanVista>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        let coordinator = self.coordinator();
+        let phase = match &txn.kind {
+            Kind::Interactive | Kind::General if txn.reads.is_empty() => {
+                cx.reads(id, Reads::new());
+                Phase::Deciding
+            }
+            Kind::Interactive | Kind::General => Phase::Looking(txn.reads.clone()),
+            Kind::Procedure(ops) if txn.reads.is_empty() && txn.writes.is_empty() => {
+                debug_assert!(ops.is_empty(), "an operation without a key");
+                cx.reads(id, Reads::new());
+                cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+                return;
+            }
+            Kind::ReadOnly if txn.reads.is_empty() => {
+                cx.reads(id, Reads::new());
+                cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+                return;
+            }
+            Kind::Procedure(ops) => Phase::Submitted(functor(&txn, Body::Ops(ops.clone()))),
+            Kind::ReadOnly => Phase::Submitted(functor(&txn, Body::Ops(Vec::new()))),
+        };
+        let asked = Asked::new(cx.now());
+        let (reads, at, round) = (Reads::new(), None, 1);
+        let is_resolved = false;
+        let open = Open { txn, phase, reads, at, round, coordinator, asked, is_resolved };
+        self.open.insert(id, open);
+        self.ask(id, cx);
+    }
+
+    /// Asks for what the transaction's phase needs.
+    fn ask(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.asked = Asked::new(cx.now());
+        self.send(id, cx);
+    }
+
+    fn send(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let msg = match &open.phase {
+            Phase::Deciding => return,
+            Phase::Looking(keys) => {
+                Msg::Look { txn: id, round: open.round, keys: keys.clone(), at: open.at }
+            }
+            Phase::Submitted(functor) => Msg::Submit { functor: functor.clone() },
+            Phase::Inquiring(functor, _) => Msg::Inquire { functor: functor.clone() },
+        };
+        cx.send(open.coordinator, msg);
+        let patience = open.asked.patience(self.config.answer_after);
+        cx.set_timer(Timer::Open(id), cx.now() + patience);
+    }
+
+    fn on_found(
+        &mut self,
+        id: TxnId,
+        round: u32,
+        (at, reads): (Timestamp, Reads),
+        cx: &mut Cx<'_, OceanVista>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Looking(keys) = &open.phase else { return };
+        if open.round != round || open.at.is_some_and(|chosen| chosen != at) {
+            // A second answer: the caller may have computed from the first.
+            return;
+        }
+        open.at = Some(at);
+        let round: Reads =
+            keys.iter().filter_map(|key| Some((key.clone(), reads.get(key)?.clone()))).collect();
+        open.reads.extend(reads);
+        self.tell(id, round, cx);
+    }
+
+    fn tell(&mut self, id: TxnId, round: Reads, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.phase = Phase::Deciding;
+        cx.cancel_timer(Timer::Open(id));
+        cx.reads(id, round);
+    }
+
+    /// The next round of a general transaction.
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
+            return;
+        }
+        let known = |key: &Key| Some((key.clone(), open.reads.get(key)?.clone()));
+        let held: Reads = keys.iter().filter_map(known).collect();
+        if keys.iter().all(|key| held.contains_key(key)) {
+            self.tell(id, held, cx);
+            return;
+        }
+        open.round += 1;
+        open.phase = Phase::Looking(keys);
+        self.ask(id, cx);
+    }
+
+    /// The caller of an interactive or general transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let is_asked = matches!(open.phase, Phase::Deciding);
+        let is_reading = matches!(open.phase, Phase::Looking(_));
+        match decision {
+            Decision::Commit(writes) if is_asked => {
+                let is_free = matches!(open.txn.kind, Kind::General);
+                if !is_free && !open.txn.declares(&writes) {
+                    self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+                } else if open.reads.is_empty() && writes.is_empty() {
+                    self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+                } else {
+                    open.phase = Phase::Submitted(validation(&open.txn, &open.reads, writes));
+                    self.ask(id, cx);
+                }
+            }
+            // Nothing is stored yet.
+            Decision::Abort if is_asked || is_reading => {
+                self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+            }
+            Decision::Commit(_) | Decision::Abort => {}
+        }
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Cx<'_, OceanVista>,
+    ) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            return;
+        }
+        if txn.is_read_only() {
+            // It changes nothing, so it can simply be read again.
+            self.on_begin(txn, cx);
+            return;
+        }
+        cx.note(Note::Resolved);
+        let functor = match (decision, &txn.kind) {
+            (_, Kind::Procedure(ops)) => functor(&txn, Body::Ops(ops.clone())),
+            (Some(Decision::Commit(writes)), _) => validation(&txn, &reads, writes),
+            (Some(Decision::Abort) | None, _) => {
+                // Nothing of it was ever stored.
+                cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+        };
+        if functor.reads.is_empty() && functor.writes.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        let phase = if functor.is_read_only() {
+            Phase::Submitted(functor)
+        } else {
+            Phase::Inquiring(functor, AbortReason::Recovery)
+        };
+        let coordinator = self.coordinator();
+        let (at, round, asked) = (None, 1, Asked::new(cx.now()));
+        let is_resolved = true;
+        let open = Open { txn, phase, reads, at, round, coordinator, asked, is_resolved };
+        self.open.insert(id, open);
+        self.ask(id, cx);
+    }
+
+    fn on_answer(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        (reads, path): (Option<Reads>, Path),
+        cx: &mut Cx<'_, OceanVista>,
+    ) {
+        let Some(open) = self.open.get(&id) else { return };
+        let is_told = match open.txn.kind {
+            Kind::Interactive | Kind::General => true,
+            Kind::Procedure(_) | Kind::ReadOnly => false,
+        };
+        let (outcome, path) = match (&open.phase, outcome) {
+            (Phase::Inquiring(_, reason), Outcome::Aborted(AbortReason::Recovery)) => {
+                let is_busy = *reason == AbortReason::Overload;
+                (Outcome::Aborted(*reason), if is_busy { "shed" } else { path.name() })
+            }
+            (
+                Phase::Looking(_) | Phase::Deciding | Phase::Submitted(_) | Phase::Inquiring(..),
+                outcome,
+            ) => (outcome, path.name()),
+        };
+        match (outcome, reads, is_told) {
+            (Outcome::Committed(_), Some(reads), false) => cx.reads(id, reads),
+            (Outcome::Committed(_), None, false) if !open.is_resolved => {
+                // It has committed, and what it read is gone; the caller may ask what became of it.
+                self.finish(id, Outcome::Unknown, path, cx);
+                return;
+            }
+            (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _, _) => {}
+        }
+        self.finish(id, outcome, path, cx);
+    }
+
+    fn finish(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        path: &'static str,
+        cx: &mut Cx<'_, OceanVista>,
+    ) {
+        self.open.remove(&id);
+        cx.cancel_timer(Timer::Open(id));
+        cx.finish(id, outcome, path);
+    }
+
+    /// A server does not take it.
+    fn on_declined(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        reason: Reason,
+        cx: &mut Cx<'_, OceanVista>,
+    ) {
+        if self.open.get(&id).is_none_or(|open| open.coordinator != from) {
+            return;
+        }
+        let other = self.coordinator();
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match (reason, &open.phase) {
+            (_, Phase::Deciding) => {}
+            (Reason::Collected, _) => {
+                // Its caller thought for so long that others have overwritten what it saw, or may have.
+                self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "refused", cx);
+            }
+            (Reason::Busy, Phase::Submitted(functor)) if !functor.is_read_only() => {
+                // An earlier copy may have been taken all the same.
+                open.phase = Phase::Inquiring(functor.clone(), AbortReason::Overload);
+                open.coordinator = other;
+                self.ask(id, cx);
+            }
+            (Reason::Busy, _) => {
+                self.finish(id, Outcome::Aborted(AbortReason::Overload), "shed", cx);
+            }
+            (Reason::Inactive, _) => {
+                cx.note(Note::Declined);
+                let is_first = self.suspects.insert(from);
+                if is_first {
+                    self.try_next(id, cx);
+                    self.send(id, cx);
+                }
+            }
+        }
+    }
+
+    /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
+    /// if the first is there after all.
+    fn try_next(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+        let next = self.coordinator();
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.coordinator = next;
+        open.asked = open.asked.again(cx.now());
+    }
+
+    /// Nobody answered for a while.
+    fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.note(Note::Resent);
+        self.suspects.insert(open.coordinator);
+        if let Phase::Submitted(functor) = &open.phase
+            && !functor.is_read_only()
+            && open.asked.times > 0
+        {
+            open.phase = Phase::Inquiring(functor.clone(), AbortReason::Recovery);
+        }
+        let is_first = matches!(open.phase, Phase::Submitted(_)) && open.asked.times == 0;
+        if is_first {
+            // The message may have been lost.
+            open.asked = open.asked.again(cx.now());
+        } else {
+            self.try_next(id, cx);
+        }
+        self.send(id, cx);
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
+        if !matches!(msg, Msg::Declined { .. }) {
+            self.suspects.remove(&from);
+        }
+        match msg {
+            Msg::Answer { txn, outcome, reads, path } => {
+                self.on_answer(txn, outcome, (reads, path), cx);
+            }
+            Msg::Found { txn, round, at, reads } => self.on_found(txn, round, (at, reads), cx),
+            Msg::Declined { txn, reason } => self.on_declined(from, txn, reason, cx),
+            Msg::Submit { .. }
+            | Msg::Look { .. }
+            | Msg::Inquire { .. }
+            | Msg::Write { .. }
+            | Msg::Written { .. }
+            | Msg::Refused { .. }
+            | Msg::Finalize { .. }
+            | Msg::Confirm { .. }
+            | Msg::Abort { .. }
+            | Msg::Aborted { .. }
+            | Msg::Get { .. }
+            | Msg::Got { .. }
+            | Msg::NotReady { .. }
+            | Msg::Put { .. }
+            | Msg::Executed { .. }
+            | Msg::Query { .. }
+            | Msg::Known { .. }
+            | Msg::Missing { .. }
+            | Msg::Have { .. }
+            | Msg::Pull { .. }
+            | Msg::Pulled { .. }
+            | Msg::Scan { .. }
+            | Msg::Scanned { .. }
+            | Msg::Intent { .. }
+            | Msg::Directory(_)
+            | Msg::Takeover(_)
+            | Msg::Gossip(_) => unreachable!("a server's message at a client"),
+        }
+    }
+}
+
+fn functor(txn: &Txn, body: Body) -> Arc<Functor> {
+    let (reads, writes) = (txn.reads.clone(), txn.writes.clone());
+    let acknowledged_below = txn.acknowledged_below;
+    Arc::new(Functor { txn: txn.id, reads, writes, body, acknowledged_below })
+}
+
+/// What commits if everything still is as it was seen.
+fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Functor> {
+    let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+    Arc::new(Functor {
+        txn: txn.id,
+        reads: seen.keys().cloned().collect(),
+        writes: writes.keys().cloned().collect(),
+        body: Body::Validate { expected, writes },
+        acknowledged_below: txn.acknowledged_below,
+    })
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return f.write_str("idle");
+        }
+        for (at, (id, open)) in self.open.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let (phase, by) = (&open.phase, open.coordinator);
+            match phase {
+                Phase::Looking(keys) => {
+                    write!(f, "{separator}{id} looks at {keys:?} through {by}")?
+                }
+                Phase::Deciding => write!(f, "{separator}{id} deciding")?,
+                Phase::Submitted(_) => write!(f, "{separator}{id} submitted to {by}")?,
+                Phase::Inquiring(..) => write!(f, "{separator}{id} inquires through {by}")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! This node's standing: its lease, its promises, whether it is complete, and its share of the
+//! directory.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket};
+use orthodrome_core::machine::{Claim, Cx};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::Time;
+
+use super::directory::{self, Directory, Keeper, Membership};
+use super::message::{Functor, Msg, Record};
+use super::recovery::Recoveries;
+use super::server::{Ledger, Local};
+use super::sync::Whole;
+use super::takeover::{Acceptor, Backup};
+use super::watermark::Members;
+use super::{OceanVista, Timer};
+use crate::replication;
+
+/// A node's standing.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub membership: Membership,
+    /// This node's share of the directory, if it has one.
+    pub keeper: Option<Keeper>,
+    /// What the replica of each partition promised.
+    pub acceptors: BTreeMap<PartitionId, Acceptor>,
+    pub recoveries: Recoveries,
+    pub backup: Backup<Arc<Functor>>,
+    /// The disk remembers all that was ever promised from it.
+    pub is_intact: bool,
+    /// The mark on the disk that says so is under way.
+    pub mark: Option<Ticket>,
+    /// Everything up to the Vwatermark of when this life had joined is here.
+    pub is_whole: bool,
+    /// What is missing is decided once watermarks of this epoch are known.
+    pub needed_epoch: u64,
+}
+
+impl Control {
+    /// What the replicas here have still to learn of incarnations that are out.
+    pub(super) fn owes(&self) -> BTreeMap<PartitionId, (Vec<(NodeId, u32)>, bool)> {
+        let members = self.membership.members();
+        let of = |(&partition, acceptor): (&PartitionId, &Acceptor)| {
+            let owed = acceptor.owes(members);
+            let is_closed =
+                owed.iter().all(|&(server, life)| acceptor.closed(server, life).is_some());
+            (!owed.is_empty()).then_some((partition, (owed, is_closed)))
+        };
+        self.acceptors.iter().filter_map(of).collect()
+    }
+
+    /// True if replicas here may promise, store and vote: what they promised before is remembered, and
+    /// whoever loses this disk will be known to have had it.
+    pub(super) fn is_acceptor(&self) -> bool {
+        self.is_intact && self.membership.is_new() == Some(false)
+    }
+
+    /// True if the replicas here hold everything, so that they may answer and settle.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_whole
+            && self.acceptors.values().all(|a| a.owes(self.membership.members()).is_empty())
+    }
+
+    /// What has to be done to be complete; nothing if that is so, or cannot be done yet.
+    pub(super) fn lacks(&self, epoch: u64) -> Option<Whole> {
+        let is_member = self.membership.incarnation().is_some();
+        if !is_member || epoch < self.needed_epoch || self.is_complete() {
+            return None;
+        }
+        let (is_intact, owes) = (self.is_intact, self.owes());
+        Some(Whole { epoch: self.membership.members().epoch, is_intact, owes })
+    }
+
+    /// True if this partition's replica may speak for itself about what is out in `epoch`.
+    pub(super) fn may_tell(&self, partition: PartitionId, epoch: u64) -> bool {
+        self.is_acceptor()
+            && self.membership.members().epoch >= epoch
+            && self.acceptors.get(&partition).is_some_and(|acceptor| {
+                let owed = acceptor.owes(self.membership.members());
+                epoch == 0 || owed.iter().all(|&(s, life)| acceptor.closed(s, life).is_some())
+            })
+    }
+}
+
+/// The way out of a node's share of the directory.
+pub(super) struct Door<'a, 'b> {
+    pub node: NodeId,
+    pub local: &'a mut VecDeque<Local>,
+    pub ledger: &'a mut Ledger,
+    pub cx: &'a mut Cx<'b, OceanVista>,
+}
+
+impl replication::Door<Directory> for Door<'_, '_> {
+    fn now(&self) -> Time {
+        self.cx.now()
+    }
+
+    fn rng(&mut self) -> &mut Rng {
+        self.cx.rng()
+    }
+
+    fn send(&mut self, to: NodeId, msg: replication::Message<Directory>) {
+        directory::Door::send_to_server(self, to, directory::Message::Log(msg));
+    }
+
+    fn persist(&mut self, record: replication::Record<Directory>) -> Ticket {
+        self.ledger.persist(Record::Directory(directory::Record::Log(record)), self.cx)
+    }
+
+    fn set_timer(&mut self, timer: replication::Timer, at: Time) {
+        self.cx.set_timer(Timer::Directory(directory::Timer::Log(timer)), at);
+    }
+
+    fn cancel_timer(&mut self, timer: replication::Timer) {
+        self.cx.cancel_timer(Timer::Directory(directory::Timer::Log(timer)));
+    }
+}
+
+impl directory::Door for Door<'_, '_> {
+    fn send_to_server(&mut self, to: NodeId, msg: directory::Message) {
+        let msg = Msg::Directory(Box::new(msg));
+        if to == self.node {
+            self.local.push_back(Local::Message(msg));
+        } else {
+            self.cx.send(to, msg);
+        }
+    }
+
+    fn set_sweep(&mut self, at: Time) {
+        self.cx.set_timer(Timer::Directory(directory::Timer::Sweep), at);
+    }
+
+    fn claim(&mut self, claim: Claim) {
+        self.cx.claim(claim);
+    }
+}
+
+/// The next active server of the same region, by id: whom a coordinator tells of what it has under
+/// way (§5.2).
+pub(super) fn backup_of(node: NodeId, cluster: &Cluster, members: &Members) -> Option<NodeId> {
+    let region = cluster.region_of(node);
+    let active: BTreeSet<NodeId> = members
+        .active()
+        .map(|(server, _)| server)
+        .filter(|&server| cluster.region_of(server) == region && server != node)
+        .collect();
+    active.range(node..).next().or_else(|| active.first()).copied()
+}

@@ -1,0 +1,396 @@
+//! The E-phase: functors are computed from what is there just below them (§3.1, §4.3).
+//!
+//! Iterative throughout: an execution asks and waits for answers; a question that needs another
+//! functor first waits at the replica that holds it ([`super::replica`]), which has it executed on
+//! its own node. At most one execution of a version runs on a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Key, Reads};
+
+use super::Note;
+use super::message::{Ask, Functor, Msg, Reason, Seen};
+use super::reading::{Said, Verdict, read};
+use super::server::World;
+use crate::waiting::Asked;
+
+/// For whom something is read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Owner {
+    /// The execution of a version.
+    Execution(Timestamp),
+    /// A gateway's look at the database.
+    Look { txn: TxnId, round: u32, gateway: NodeId, at: Timestamp },
+}
+
+/// What reading comes to.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// More answers are needed.
+    Nothing,
+    /// This is what there is.
+    Read(Owner, Reads),
+    /// It is not to be had any more.
+    Collected(Owner),
+}
+
+/// What is being read from replicas, by this node.
+#[derive(Debug)]
+pub(super) struct Reader {
+    /// The replicas of each partition, nearest first.
+    nearest: BTreeMap<PartitionId, Vec<NodeId>>,
+    /// Replicas that owe an answer, until they are heard of again.
+    suspects: BTreeSet<NodeId>,
+    owners: BTreeMap<Owner, Reading>,
+    queries: BTreeMap<u64, Query>,
+    last_query: u64,
+}
+
+/// What an owner has and still waits for.
+#[derive(Debug)]
+struct Reading {
+    below: Timestamp,
+    reads: Reads,
+    queries: BTreeSet<u64>,
+}
+
+/// A question about keys of one partition.
+#[derive(Debug)]
+struct Query {
+    owner: Owner,
+    partition: PartitionId,
+    wanted: BTreeMap<Key, Wanted>,
+    /// Who was asked.
+    replicas: Vec<NodeId>,
+    asked: Asked,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    below: Timestamp,
+    said: BTreeMap<NodeId, Said>,
+    /// A version that has to be computed, and who was asked to.
+    resolving: Option<(Timestamp, NodeId)>,
+}
+
+impl Reader {
+    pub(super) fn new(node: NodeId, cluster: &Cluster) -> Self {
+        let home = cluster.region_of(node);
+        let nearest = cluster.partitions().map(|placed| {
+            let mut replicas = placed.replicas.clone();
+            replicas.sort_by_key(|&replica| {
+                let region = cluster.region_of(replica);
+                let is_far = region != home;
+                (replica != node, is_far, cluster.topology.rtt(home, region), replica)
+            });
+            (placed.id, replicas)
+        });
+        Self {
+            nearest: nearest.collect(),
+            suspects: BTreeSet::new(),
+            owners: BTreeMap::new(),
+            queries: BTreeMap::new(),
+            last_query: 0,
+        }
+    }
+
+    /// How many questions are open.
+    pub(super) fn len(&self) -> usize {
+        self.queries.len()
+    }
+
+    /// The least version number below which something is being read.
+    pub(super) fn least(&self) -> Option<Timestamp> {
+        let looks = |(owner, reading): (&Owner, &Reading)| match owner {
+            Owner::Execution(_) => None,
+            Owner::Look { .. } => Some(reading.below),
+        };
+        // Executions come first, by version.
+        let first = match self.owners.first_key_value() {
+            Some((Owner::Execution(ts), _)) => Some(*ts),
+            Some((Owner::Look { .. }, _)) | None => None,
+        };
+        let least_look = self.owners.iter().rev().map_while(looks).min();
+        first.into_iter().chain(least_look).min()
+    }
+
+    /// Somebody is there.
+    pub(super) fn on_heard(&mut self, from: NodeId) {
+        self.suspects.remove(&from);
+    }
+
+    /// Reads the newest versions below `below`, which is at most the Vwatermark.
+    pub(super) fn begin(
+        &mut self,
+        owner: Owner,
+        keys: &[Key],
+        below: Timestamp,
+        world: &mut World<'_, '_>,
+    ) -> Progress {
+        if keys.is_empty() {
+            return Progress::Read(owner, Reads::new());
+        }
+        if self.owners.contains_key(&owner) {
+            return Progress::Nothing;
+        }
+        let mut parts: BTreeMap<PartitionId, BTreeMap<Key, Wanted>> = BTreeMap::new();
+        for key in keys {
+            let wanted = Wanted { below, said: BTreeMap::new(), resolving: None };
+            let part = parts.entry(world.cluster.partition_of(key)).or_default();
+            part.insert(key.clone(), wanted);
+        }
+        let mut reading = Reading { below, reads: Reads::new(), queries: BTreeSet::new() };
+        for (partition, wanted) in parts {
+            self.last_query += 1;
+            let asked = Asked::new(world.cx.now());
+            let query = Query { owner, partition, wanted, replicas: Vec::new(), asked };
+            self.queries.insert(self.last_query, query);
+            reading.queries.insert(self.last_query);
+        }
+        let queries: Vec<u64> = reading.queries.iter().copied().collect();
+        self.owners.insert(owner, reading);
+        for query in queries {
+            self.ask_enough(query, world);
+        }
+        Progress::Nothing
+    }
+
+    /// Asks so many replicas that their answers will do, if they all answer: one if the Rwatermark
+    /// has passed, else f + 1.
+    fn ask_enough(&mut self, id: u64, world: &mut World<'_, '_>) {
+        let Self { nearest, suspects, queries, .. } = self;
+        let Some(query) = queries.get_mut(&id) else { return };
+        let replicas = nearest.get(&query.partition).map_or(&[][..], Vec::as_slice);
+        let replicated = replicated(query.partition, world);
+        let highest = query.wanted.values().map(|wanted| wanted.below).max().unwrap_or_default();
+        let enough = if highest <= replicated { 1 } else { replicas.len() / 2 + 1 };
+        let is_fresh = |node: &&NodeId| !query.replicas.contains(node);
+        let mut fresh: Vec<NodeId> = replicas.iter().filter(is_fresh).copied().collect();
+        fresh.sort_by_key(|node| suspects.contains(node));
+        let more = enough.saturating_sub(query.replicas.len());
+        for to in fresh.into_iter().take(more) {
+            query.replicas.push(to);
+            query.send(id, to, None, replicated, world);
+        }
+    }
+
+    /// A replica has answered.
+    pub(super) fn on_got(
+        &mut self,
+        from: NodeId,
+        id: u64,
+        replicated: Timestamp,
+        seen: Vec<Seen>,
+        world: &mut World<'_, '_>,
+    ) -> Progress {
+        let Some(query) = self.queries.get_mut(&id) else { return Progress::Nothing };
+        for Seen { key, below, view } in seen {
+            if let Some(wanted) = query.wanted.get_mut(&key)
+                && wanted.below == below
+            {
+                wanted.said.insert(from, Said { replicated, view });
+                if wanted.resolving.is_some_and(|(_, by)| by == from) {
+                    wanted.resolving = None;
+                }
+            }
+        }
+        self.evaluate(id, world)
+    }
+
+    fn evaluate(&mut self, id: u64, world: &mut World<'_, '_>) -> Progress {
+        let Self { nearest, owners, queries, .. } = self;
+        let Some(query) = queries.get_mut(&id) else { return Progress::Nothing };
+        let Some(reading) = owners.get_mut(&query.owner) else { return Progress::Nothing };
+        let replicas = nearest.get(&query.partition).map_or(&[][..], Vec::as_slice);
+        let majority = replicas.len() / 2 + 1;
+        let mut asks: BTreeMap<NodeId, Vec<Ask>> = BTreeMap::new();
+        let mut is_lower = false;
+        query.wanted.retain(|key, wanted| {
+            let is_enough = wanted.said.len() >= majority
+                || wanted.said.values().any(|said| said.replicated >= wanted.below);
+            if !is_enough || wanted.resolving.is_some() {
+                return true;
+            }
+            match read(&wanted.said, world.config.teeth) {
+                Verdict::Read(read) => {
+                    reading.reads.insert(key.clone(), read);
+                    return false;
+                }
+                Verdict::Resolve(ts, holders) => {
+                    let first = replicas.iter().find(|node| holders.contains(node));
+                    let Some(&by) = first else { unreachable!("{ts} of {key} is held by nobody") };
+                    wanted.resolving = Some((ts, by));
+                    let (key, below) = (key.clone(), wanted.below);
+                    asks.entry(by).or_default().push(Ask { key, below, resolve: Some(ts) });
+                }
+                Verdict::Lower(below) => {
+                    wanted.below = below;
+                    wanted.said.clear();
+                    is_lower = true;
+                }
+            }
+            true
+        });
+        let (owner, partition) = (query.owner, query.partition);
+        if query.wanted.is_empty() {
+            self.queries.remove(&id);
+            reading.queries.remove(&id);
+            if !reading.queries.is_empty() {
+                return Progress::Nothing;
+            }
+            let reads = self.owners.remove(&owner).map(|reading| reading.reads);
+            return Progress::Read(owner, reads.unwrap_or_default());
+        }
+        let replicated = replicated(partition, world);
+        for (to, asks) in asks {
+            let epoch = world.marks.epoch;
+            world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
+        }
+        if is_lower {
+            world.cx.note(Note::ReadLower);
+            let asked = query.replicas.clone();
+            for to in asked {
+                query.send(id, to, None, replicated, world);
+            }
+        }
+        Progress::Nothing
+    }
+
+    /// A replica cannot say.
+    pub(super) fn on_not_ready(
+        &mut self,
+        from: NodeId,
+        id: u64,
+        reason: Reason,
+        world: &mut World<'_, '_>,
+    ) -> Progress {
+        let Some(query) = self.queries.get_mut(&id) else { return Progress::Nothing };
+        match reason {
+            Reason::Inactive | Reason::Busy => {
+                let was_fresh = self.suspects.insert(from);
+                query.replicas.retain(|&asked| asked != from || !was_fresh);
+                for wanted in query.wanted.values_mut() {
+                    wanted.resolving = wanted.resolving.filter(|(_, by)| *by != from);
+                }
+                if was_fresh {
+                    self.ask_enough(id, world);
+                }
+                Progress::Nothing
+            }
+            Reason::Collected => {
+                let owner = query.owner;
+                self.forget(owner);
+                Progress::Collected(owner)
+            }
+        }
+    }
+
+    /// Nobody wants to know any more.
+    pub(super) fn forget(&mut self, owner: Owner) {
+        let Some(reading) = self.owners.remove(&owner) else { return };
+        for query in reading.queries {
+            self.queries.remove(&query);
+        }
+    }
+
+    /// Asks again, and others too, where answers are overdue.
+    pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let patience = world.config.resend_after;
+        let is_due = |(_, query): &(&u64, &Query)| query.asked.is_due(patience, now);
+        let due: Vec<u64> = self.queries.iter().filter(is_due).map(|(id, _)| *id).collect();
+        for id in due {
+            let Some(query) = self.queries.get_mut(&id) else { continue };
+            world.cx.note(Note::Resent);
+            query.asked = query.asked.again(now);
+            for wanted in query.wanted.values_mut() {
+                // Everybody has spoken, and what they were asked for then has not come.
+                if query.replicas.iter().all(|node| wanted.said.contains_key(node)) {
+                    wanted.said.clear();
+                }
+            }
+            let has_answered =
+                |node: &NodeId| query.wanted.values().all(|wanted| wanted.said.contains_key(node));
+            let silent = query.replicas.iter().copied().filter(|node| !has_answered(node));
+            self.suspects.extend(silent);
+            let replicas = self.nearest.get(&query.partition).cloned().unwrap_or_default();
+            let replicated = replicated(query.partition, world);
+            for to in replicas {
+                // Whoever holds a functor that somebody else does not compute may do it instead.
+                let resolve = query.wanted.values().find_map(|wanted| wanted.resolving);
+                let is_silent = query.wanted.values().any(|wanted| !wanted.said.contains_key(&to));
+                if is_silent || resolve.is_some() {
+                    if !query.replicas.contains(&to) {
+                        query.replicas.push(to);
+                    }
+                    query.send(id, to, resolve.map(|(ts, _)| ts), replicated, world);
+                }
+            }
+            for wanted in query.wanted.values_mut() {
+                wanted.resolving = None;
+            }
+        }
+    }
+}
+
+/// Below this one replica's word is good.
+fn replicated(partition: PartitionId, world: &World<'_, '_>) -> Timestamp {
+    world.marks.replicated(partition).min(world.marks.visible)
+}
+
+impl Query {
+    fn send(
+        &self,
+        id: u64,
+        to: NodeId,
+        resolve: Option<Timestamp>,
+        replicated: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        let ask = |(key, wanted): (&Key, &Wanted)| Ask {
+            key: key.clone(),
+            below: wanted.below,
+            resolve: resolve.or(wanted.resolving.map(|(ts, _)| ts)),
+        };
+        let asks = self.wanted.iter().map(ask).collect();
+        let (partition, epoch) = (self.partition, world.marks.epoch);
+        world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
+    }
+}
+
+/// The executions that run on this node.
+#[derive(Debug, Default)]
+pub(super) struct Executions {
+    running: BTreeMap<Timestamp, Arc<Functor>>,
+}
+
+impl Executions {
+    /// Starts computing a functor, unless that is under way.
+    pub(super) fn begin(
+        &mut self,
+        ts: Timestamp,
+        functor: &Arc<Functor>,
+        reader: &mut Reader,
+        world: &mut World<'_, '_>,
+    ) -> Progress {
+        if self.running.contains_key(&ts) {
+            return Progress::Nothing;
+        }
+        self.running.insert(ts, functor.clone());
+        reader.begin(Owner::Execution(ts), &functor.reads, ts, world)
+    }
+
+    /// It is computed, or needs not be any more.
+    pub(super) fn end(&mut self, ts: Timestamp) -> Option<Arc<Functor>> {
+        self.running.remove(&ts)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+}

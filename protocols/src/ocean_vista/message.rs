@@ -1,0 +1,820 @@
+//! What machines of Ocean Vista say to each other, and what servers remember.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::machine::Message;
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{
+    AbortReason, Key, Op, Outcome, Read, Reads, Txn, Value, Version, Writes,
+};
+
+use super::state::{Image, Name, State};
+use super::{directory, gossiper, takeover};
+use crate::sizes::{TXN, VERSION, data_size, keys_size, value_size, writes_size};
+
+/// A transaction as it is stored in the place of the values that it will write (§3.1): everything
+/// needed to compute them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Functor {
+    /// Its name.
+    pub txn: TxnId,
+    /// Keys it reads; sorted.
+    pub reads: Vec<Key>,
+    /// Keys it writes; sorted.
+    pub writes: Vec<Key>,
+    /// How what it writes follows from what it reads.
+    pub body: Body,
+    /// Its client knows the outcome of everything below (R6).
+    pub acknowledged_below: u64,
+}
+
+/// How a transaction's writes follow from its reads, and from nothing else (R10).
+#[derive(Clone, PartialEq, Eq)]
+pub enum Body {
+    /// A procedure.
+    Ops(Vec<Op>),
+    /// The caller decided after a look at the database (§3.4): if what it saw still is what there
+    /// is, its writes; else nothing.
+    Validate {
+        /// The versions it saw.
+        expected: Vec<(Key, Version)>,
+        /// What it wants to write.
+        writes: Writes,
+    },
+}
+
+/// What a functor comes to: final values, or a logic abort, which is final too (V12).
+pub type Output = Result<Writes, AbortReason>;
+
+impl Functor {
+    /// Computes what the transaction writes.
+    ///
+    /// # Errors
+    /// The reason for which it aborts instead.
+    pub fn execute(&self, reads: &Reads) -> Output {
+        match &self.body {
+            Body::Ops(ops) => Txn::execute(ops, reads),
+            Body::Validate { expected, writes } => {
+                let is_as_seen = |(key, version): &(Key, Version)| {
+                    reads.get(key).is_some_and(|read| read.version == *version)
+                };
+                let is_valid = expected.iter().all(is_as_seen);
+                if is_valid { Ok(writes.clone()) } else { Err(AbortReason::StaleRead) }
+            }
+        }
+    }
+
+    /// True if it stores nothing, so that only its coordinator need know it (§3.4).
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// True if its values are final from the start (§3.4).
+    #[must_use]
+    pub fn is_write_only(&self) -> bool {
+        self.reads.is_empty() && !self.writes.is_empty()
+    }
+
+    /// About how many bytes it takes on the wire.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let body = match &self.body {
+            Body::Ops(ops) => ops
+                .iter()
+                .map(|op| {
+                    let operand = match op {
+                        Op::Get(_) | Op::Delete(_) => 0,
+                        Op::Compare(_, value) => value_size(value),
+                        Op::Put(_, value) | Op::Append(_, value) => value.len(),
+                        Op::Add(..) => 6,
+                    };
+                    6 + op.key().len() + operand
+                })
+                .sum::<usize>(),
+            Body::Validate { expected, writes } => {
+                let one = |(key, _): &(Key, Version)| 6 + key.len() + VERSION;
+                expected.iter().map(one).sum::<usize>() + writes_size(writes)
+            }
+        };
+        12 + TXN + keys_size(&self.reads) + keys_size(&self.writes) + body
+    }
+}
+
+impl fmt::Debug for Functor {
+    /// Short, for goldens: name, keys, what it does.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.txn)?;
+        match &self.body {
+            Body::Ops(ops) => write!(f, "reads {:?}, {ops:?})", self.reads),
+            Body::Validate { expected, writes } => {
+                f.write_str("expects")?;
+                for (key, version) in expected {
+                    write!(f, " {key}={version}")?;
+                }
+                write!(f, ", writes {writes:?})")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ops(ops) => write!(f, "{ops:?}"),
+            Self::Validate { expected, writes } => write!(f, "{expected:?} {writes:?}"),
+        }
+    }
+}
+
+/// How a transaction was processed, for reports.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Path {
+    /// Every partition answered with a super quorum (§4.1).
+    Fast,
+    /// Some partition needed confirmations (§4.1).
+    Slow,
+    /// Only its final values were stored (§3.4).
+    WriteOnly,
+    /// Nothing was stored (§3.4).
+    ReadOnly,
+    /// Its coordinator was lost, or gave it up.
+    Recovered,
+    /// Replicas refused to store it.
+    Refused,
+}
+
+impl Path {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fast => "fast",
+            Self::Slow => "slow",
+            Self::WriteOnly => "write-only",
+            Self::ReadOnly => "read-only",
+            Self::Recovered => "recovered",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// Why a server does not do now what it is asked to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Reason {
+    /// It does not take part at the moment: it has no lease, or has to catch up.
+    Inactive,
+    /// It has too much to do.
+    Busy,
+    /// The snapshot asked for has been collected.
+    Collected,
+}
+
+/// Why a replica does not store a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Refusal {
+    /// Its version number is too far ahead of the replica's clock (R8).
+    Ahead,
+    /// The name is known under another version number, or refused, or its client has gone on
+    /// (R1, R6).
+    Known,
+    /// The version number is below the replica's watermark (V9).
+    Below,
+    /// It is aborted, or the replica listens to a later ballot only (V5).
+    Outvoted,
+    /// f + 1 replicas had refused it, so it was never stored, and now nobody may.
+    Final,
+}
+
+/// One key that is to be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ask {
+    /// The key.
+    pub key: Key,
+    /// Its newest version below this.
+    pub below: Timestamp,
+    /// This version is there and has to be computed first.
+    pub resolve: Option<Timestamp>,
+}
+
+/// A version of a key that is above a replica's Rwatermark, as it shows it to readers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// Its number.
+    pub ts: Timestamp,
+    /// The ballot in which it was stored or aborted.
+    pub ballot: u64,
+    /// Whose it is.
+    pub txn: TxnId,
+    /// It was finalized. Proves nothing (V1); unsafe variants believe it.
+    pub is_finalized: bool,
+    /// What is there.
+    pub what: What,
+}
+
+/// What a version holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum What {
+    /// It is aborted, and never will hold anything.
+    Aborted,
+    /// Its transaction aborted by its own logic, or wrote something else after all.
+    Void,
+    /// Not computed yet.
+    Functor,
+    /// A value, or a deletion.
+    Final(Option<Value>),
+}
+
+/// What one replica holds of one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct View {
+    /// Versions that are not settled, newest first.
+    pub versions: Vec<Shown>,
+    /// There may be more below this that are not shown.
+    pub complete_from: Timestamp,
+    /// The newest settled version, if nothing was cut.
+    pub settled: Read,
+}
+
+/// A replica's answer about one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// The key.
+    pub key: Key,
+    /// What was asked for.
+    pub below: Timestamp,
+    /// What there is.
+    pub view: View,
+}
+
+/// What a replica knows of a transaction by its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Knowledge {
+    /// Nothing, and it will not store it for its coordinator (R1); if final, for nobody.
+    Refused {
+        /// Whoever asked had heard from f + 1 replicas that they refuse it.
+        is_final: bool,
+    },
+    /// It is stored here.
+    Stored {
+        /// Its version number.
+        ts: Timestamp,
+        /// The ballot in which it was stored or aborted.
+        ballot: u64,
+        /// It is aborted in that ballot.
+        is_aborted: bool,
+        /// What it does.
+        functor: Arc<Functor>,
+    },
+    /// It is over everywhere.
+    Ended(Outcome),
+}
+
+/// Messages of Ocean Vista.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Msg {
+    /// Gateway → a coordinator of its region: run this.
+    Submit {
+        /// The transaction.
+        functor: Arc<Functor>,
+    },
+    /// Coordinator → gateway: this became of it.
+    Answer {
+        /// The transaction.
+        txn: TxnId,
+        /// Its outcome.
+        outcome: Outcome,
+        /// What it read, if that is known.
+        reads: Option<Reads>,
+        /// How it was processed.
+        path: Path,
+    },
+    /// Gateway → coordinator: read these, all as of one time, for a transaction whose caller decides
+    /// afterwards (reconnaissance, §3.4).
+    Look {
+        /// The transaction.
+        txn: TxnId,
+        /// The round of the transaction.
+        round: u32,
+        /// The keys.
+        keys: Vec<Key>,
+        /// As of when; in the first round the coordinator chooses.
+        at: Option<Timestamp>,
+    },
+    /// Coordinator → gateway: what was there.
+    Found {
+        /// The transaction.
+        txn: TxnId,
+        /// The round.
+        round: u32,
+        /// As of when.
+        at: Timestamp,
+        /// What was there.
+        reads: Reads,
+    },
+    /// Coordinator → gateway: it did not take it.
+    Declined {
+        /// The transaction.
+        txn: TxnId,
+        /// Why.
+        reason: Reason,
+    },
+    /// Gateway → another coordinator: I lost track of it; find out what became of it.
+    Inquire {
+        /// The transaction, which writes something.
+        functor: Arc<Functor>,
+    },
+    /// Coordinator → all replicas of all partitions written: store this (§4.1).
+    Write {
+        /// The version number.
+        ts: Timestamp,
+        /// 0 from its own coordinator, more from whoever took over.
+        ballot: u64,
+        /// The life of the coordinator that created the number.
+        incarnation: u32,
+        /// The transaction.
+        functor: Arc<Functor>,
+    },
+    /// Replica → coordinator: it is stored, durably.
+    Written {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+    },
+    /// Replica → coordinator: it is not stored, nor will be unless something changes.
+    Refused {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// Coordinator → replicas: a majority of each partition has stored it (§4.1).
+    Finalize {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+    },
+    /// Replica → coordinator: marked, durably; or I do not hold it (V5).
+    Confirm {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+        /// It is held and marked.
+        is_held: bool,
+    },
+    /// Coordinator → replicas: it is aborted; promise never to accept it (§4.1).
+    Abort {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+        /// The life of the coordinator that created the number.
+        incarnation: u32,
+        /// The transaction.
+        functor: Arc<Functor>,
+    },
+    /// Replica → coordinator: promised, durably.
+    Aborted {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+    },
+    /// Executor → replica: what is there of these keys (§4.3)?
+    Get {
+        /// The executor's name for the question.
+        query: u64,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        asks: Vec<Ask>,
+        /// The partition's Rwatermark as the executor knows it.
+        replicated: Timestamp,
+        /// The epoch of the executor's watermarks: who answers must know its members.
+        epoch: u64,
+    },
+    /// Replica → executor: this.
+    Got {
+        /// The executor's name for the question.
+        query: u64,
+        /// Below this the replica's word alone is good: its Rwatermark.
+        replicated: Timestamp,
+        /// What there is.
+        seen: Vec<Seen>,
+    },
+    /// Replica → executor: it cannot say.
+    NotReady {
+        /// The executor's name for the question.
+        query: u64,
+        /// Why.
+        reason: Reason,
+    },
+    /// Executor → replicas: final values in the place of a functor (§3.1).
+    Put {
+        /// The version number.
+        ts: Timestamp,
+        /// What the functor came to.
+        output: Arc<Output>,
+    },
+    /// Executor → coordinator: what the transaction came to (§3.1, circled 3).
+    Executed {
+        /// The version number.
+        ts: Timestamp,
+        /// What it came to.
+        output: Arc<Output>,
+        /// What it read.
+        reads: Reads,
+    },
+    /// Coordinator → replica: do you know this transaction? If not, do not accept it from its
+    /// coordinator (R1). Once f + 1 replicas have refused it so, it was never stored, and everybody is
+    /// asked to refuse it for good: whoever takes its coordinator over may still write what was only
+    /// refused, but not that.
+    Query {
+        /// The transaction.
+        txn: TxnId,
+        /// For good.
+        is_final: bool,
+        /// The coordinator's count of its questions about it.
+        round: u32,
+    },
+    /// Replica → coordinator: what it knows, durably.
+    Known {
+        /// The transaction.
+        txn: TxnId,
+        /// The question that this answers.
+        round: u32,
+        /// What it knows.
+        knowledge: Knowledge,
+    },
+    /// Coordinator → replica: you have not said that you hold everything of mine from here to there,
+    /// which is visible. Pull it.
+    Missing {
+        /// The first version.
+        from: Timestamp,
+        /// The last version.
+        to: Timestamp,
+    },
+    /// Replica → coordinator: I hold or have discarded everything from here to there.
+    Have {
+        /// The first version.
+        from: Timestamp,
+        /// The last version.
+        to: Timestamp,
+    },
+    /// Replica → its peers: what do you hold of this partition in this range, that is not settled?
+    Pull {
+        /// The partition.
+        partition: PartitionId,
+        /// The node's count of its questions.
+        round: u64,
+        /// Answer only once what is out in this epoch is closed there.
+        epoch: u64,
+        /// The first version.
+        from: Timestamp,
+        /// The last version.
+        to: Timestamp,
+    },
+    /// Peer → replica: this.
+    Pulled {
+        /// The partition.
+        partition: PartitionId,
+        /// The question that this answers.
+        round: u64,
+        /// Below this the peer has settled everything.
+        settled: Timestamp,
+        /// What is not settled.
+        entries: Vec<(Timestamp, Image)>,
+        /// Names of transactions from the first version on.
+        names: Vec<((ClientId, u64), Name)>,
+    },
+    /// Replica → peer: the next piece of what you have settled of this partition.
+    Scan {
+        /// The partition.
+        partition: PartitionId,
+        /// The question.
+        round: u64,
+        /// From this version on.
+        from: Timestamp,
+        /// Keys after this one; from the first, if none.
+        after: Option<Key>,
+    },
+    /// Peer → replica: this.
+    Scanned {
+        /// The partition.
+        partition: PartitionId,
+        /// The question that this answers.
+        round: u64,
+        /// Keys with their versions.
+        keys: Vec<(Key, Versions)>,
+        /// The last key looked at, if there are more.
+        next: Option<Key>,
+    },
+    /// Coordinator → its backup: this is under way, or over if nothing is told (§5.2).
+    Intent {
+        /// The version number.
+        ts: Timestamp,
+        /// The life of the coordinator.
+        incarnation: u32,
+        /// The transaction.
+        functor: Option<Arc<Functor>>,
+    },
+    /// To and from the directory.
+    Directory(Box<directory::Message>),
+    /// Between whoever takes over and replicas.
+    Takeover(Box<takeover::Message<Arc<Functor>>>),
+    /// Between servers and gossipers; see [`gossiper`].
+    Gossip(Box<gossiper::Message>),
+}
+
+/// A durable change of a node's replicas; see [`State::apply`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// A transaction is stored.
+    Write {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+        /// The life of the coordinator.
+        incarnation: u32,
+        /// The transaction.
+        functor: Arc<Functor>,
+    },
+    /// It is finalized.
+    Finalize(Timestamp),
+    /// It is aborted.
+    Abort {
+        /// The version number.
+        ts: Timestamp,
+        /// The ballot.
+        ballot: u64,
+        /// The life of the coordinator.
+        incarnation: u32,
+        /// The transaction.
+        functor: Arc<Functor>,
+    },
+    /// It has its final values.
+    Resolve {
+        /// The version number.
+        ts: Timestamp,
+        /// Its final values.
+        output: Arc<Output>,
+    },
+    /// A transaction is not accepted from its coordinator.
+    Refuse {
+        /// Which.
+        txn: TxnId,
+        /// Nor from anybody.
+        is_final: bool,
+    },
+    /// What a peer knows of names.
+    Names(Vec<((ClientId, u64), Name)>),
+    /// It is settled, and its values came from a peer.
+    Drop(Timestamp),
+    /// It was there all the time, but not here (V9).
+    Adopt {
+        /// The version number.
+        ts: Timestamp,
+        /// Its state at the others.
+        image: Image,
+    },
+}
+
+/// What a server remembers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// The state of the replicas at a checkpoint; settled versions are in the state engine.
+    State(Box<State>),
+    /// A change of it.
+    Change(Change),
+    /// This disk remembers all that was ever promised from it. Without it, it may be a new one.
+    Intact,
+    /// What the replica of a partition promised to whoever takes over.
+    Takeover(PartitionId, takeover::Record),
+    /// What a voter of the directory remembers.
+    Directory(directory::Record),
+}
+
+impl Record {
+    /// About how many bytes it takes on disk.
+    #[must_use]
+    pub fn disk_size(&self) -> usize {
+        match self {
+            Self::State(_) => 0,
+            Self::Change(change) => 16 + change_size(change),
+            Self::Intact => 4,
+            Self::Takeover(_, record) => {
+                let survivors = match record {
+                    takeover::Record::Pledge(pledge) => {
+                        pledge.closed.as_ref().map_or(0, |closed| closed.survivors.len())
+                    }
+                    takeover::Record::Swept { .. } => 0,
+                };
+                40 + 9 * survivors
+            }
+            Self::Directory(record) => 4 + record.disk_size(),
+        }
+    }
+}
+
+fn change_size(change: &Change) -> usize {
+    match change {
+        Change::Write { functor, .. } | Change::Abort { functor, .. } => 16 + functor.size(),
+        Change::Finalize(_) | Change::Drop(_) => 10,
+        Change::Resolve { output, .. } => 12 + output_size(output),
+        Change::Refuse { .. } => TXN,
+        Change::Names(names) => 30 * names.len(),
+        Change::Adopt { image, .. } => 10 + image_size(image),
+    }
+}
+
+fn output_size(output: &Output) -> usize {
+    output.as_ref().map_or(2, writes_size)
+}
+
+fn image_size(image: &Image) -> usize {
+    20 + image.functor.size() + image.output.as_ref().map_or(0, |output| output_size(output))
+}
+
+fn view_size(view: &View) -> usize {
+    let one = |shown: &Shown| {
+        let value = match &shown.what {
+            What::Aborted | What::Void | What::Functor => 0,
+            What::Final(value) => value_size(value),
+        };
+        14 + VERSION + value
+    };
+    let settled = VERSION + 4 + value_size(&view.settled.value);
+    10 + settled + view.versions.iter().map(one).sum::<usize>()
+}
+
+fn map_size(reads: &Reads) -> usize {
+    reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Submit { .. } => "Submit",
+            Self::Answer { .. } => "Answer",
+            Self::Look { .. } => "Look",
+            Self::Found { .. } => "Found",
+            Self::Declined { .. } => "Declined",
+            Self::Inquire { .. } => "Inquire",
+            Self::Write { .. } => "Write",
+            Self::Written { .. } => "Written",
+            Self::Refused { .. } => "Refused",
+            Self::Finalize { .. } => "Finalize",
+            Self::Confirm { .. } => "Confirm",
+            Self::Abort { .. } => "Abort",
+            Self::Aborted { .. } => "Aborted",
+            Self::Get { .. } => "Get",
+            Self::Got { .. } => "Got",
+            Self::NotReady { .. } => "NotReady",
+            Self::Put { .. } => "Put",
+            Self::Executed { .. } => "Executed",
+            Self::Query { .. } => "Query",
+            Self::Known { .. } => "Known",
+            Self::Missing { .. } => "Missing",
+            Self::Have { .. } => "Have",
+            Self::Pull { .. } => "Pull",
+            Self::Pulled { .. } => "Pulled",
+            Self::Scan { .. } => "Scan",
+            Self::Scanned { .. } => "Scanned",
+            Self::Intent { .. } => "Intent",
+            Self::Directory(msg) => msg.kind(),
+            Self::Takeover(msg) => msg.kind(),
+            Self::Gossip(msg) => msg.kind(),
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::Submit { functor }
+            | Self::Inquire { functor }
+            | Self::Write { functor, .. }
+            | Self::Abort { functor, .. } => Some(functor.txn),
+            Self::Answer { txn, .. }
+            | Self::Look { txn, .. }
+            | Self::Found { txn, .. }
+            | Self::Declined { txn, .. }
+            | Self::Query { txn, .. }
+            | Self::Known { txn, .. } => Some(*txn),
+            Self::Written { .. }
+            | Self::Refused { .. }
+            | Self::Finalize { .. }
+            | Self::Confirm { .. }
+            | Self::Aborted { .. }
+            | Self::Get { .. }
+            | Self::Got { .. }
+            | Self::NotReady { .. }
+            | Self::Put { .. }
+            | Self::Executed { .. }
+            | Self::Missing { .. }
+            | Self::Have { .. }
+            | Self::Pull { .. }
+            | Self::Pulled { .. }
+            | Self::Scan { .. }
+            | Self::Scanned { .. }
+            | Self::Intent { .. }
+            | Self::Directory(_)
+            | Self::Takeover(_)
+            | Self::Gossip(_) => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        match self {
+            Self::Submit { functor } | Self::Inquire { functor } => 4 + functor.size(),
+            Self::Answer { reads, .. } => 20 + TXN + reads.as_ref().map_or(0, map_size),
+            Self::Look { keys, .. } => 16 + TXN + keys_size(keys),
+            Self::Found { reads, .. } => 16 + TXN + map_size(reads),
+            Self::Declined { .. } | Self::Query { .. } => 6 + TXN,
+            Self::Write { functor, .. } | Self::Abort { functor, .. } => 20 + functor.size(),
+            Self::Written { .. }
+            | Self::Refused { .. }
+            | Self::Finalize { .. }
+            | Self::Confirm { .. }
+            | Self::Aborted { .. } => 16,
+            Self::Get { asks, .. } => {
+                let one = |ask: &Ask| 14 + ask.key.len() + ask.resolve.map_or(0, |_| 10);
+                32 + asks.iter().map(one).sum::<usize>()
+            }
+            Self::Got { seen, .. } => {
+                let one = |seen: &Seen| 14 + seen.key.len() + view_size(&seen.view);
+                20 + seen.iter().map(one).sum::<usize>()
+            }
+            Self::NotReady { .. } => 8,
+            Self::Put { output, .. } => 14 + output_size(output),
+            Self::Executed { output, reads, .. } => 14 + output_size(output) + map_size(reads),
+            Self::Known { knowledge, .. } => {
+                let knowledge = match knowledge {
+                    Knowledge::Refused { .. } => 2,
+                    Knowledge::Stored { functor, .. } => 20 + functor.size(),
+                    Knowledge::Ended(_) => 12,
+                };
+                8 + TXN + knowledge
+            }
+            Self::Missing { .. } | Self::Have { .. } => 24,
+            Self::Gossip(msg) => 4 + msg.wire_size(),
+            Self::Pull { .. } => 40,
+            Self::Pulled { entries, names, .. } => {
+                let entries = entries.iter().map(|(_, image)| 10 + image_size(image));
+                30 + entries.sum::<usize>() + 30 * names.len()
+            }
+            Self::Scan { after, .. } => 26 + after.as_ref().map_or(0, |key| 2 + key.len()),
+            Self::Scanned { keys, next, .. } => {
+                20 + data_size(keys) + next.as_ref().map_or(0, |key| 2 + key.len())
+            }
+            Self::Intent { functor, .. } => 16 + functor.as_ref().map_or(0, |f| f.size()),
+            Self::Directory(msg) => 4 + msg.wire_size(),
+            Self::Takeover(msg) => 4 + msg.wire_size(),
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::Write { functor, .. } | Self::Abort { functor, .. } => functor.writes.len(),
+            Self::Get { asks, .. } => asks.len(),
+            Self::Put { output, .. } => output.as_ref().as_ref().map_or(0, BTreeMap::len),
+            Self::Submit { .. }
+            | Self::Answer { .. }
+            | Self::Look { .. }
+            | Self::Found { .. }
+            | Self::Declined { .. }
+            | Self::Inquire { .. }
+            | Self::Written { .. }
+            | Self::Refused { .. }
+            | Self::Finalize { .. }
+            | Self::Confirm { .. }
+            | Self::Aborted { .. }
+            | Self::Got { .. }
+            | Self::NotReady { .. }
+            | Self::Executed { .. }
+            | Self::Query { .. }
+            | Self::Known { .. }
+            | Self::Missing { .. }
+            | Self::Have { .. }
+            | Self::Pull { .. }
+            | Self::Pulled { .. }
+            | Self::Scan { .. }
+            | Self::Scanned { .. }
+            | Self::Intent { .. }
+            | Self::Directory(_)
+            | Self::Takeover(_)
+            | Self::Gossip(_) => 0,
+        }
+    }
+}
+
+const _: () =
+    assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

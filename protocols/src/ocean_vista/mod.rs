@@ -1,0 +1,289 @@
+//! Ocean Vista: visibility by gossip.
+//!
+//! Hua Fan, Wojciech Golab: *Ocean Vista: Gossip-Based Visibility Control for Speedy Geo-Distributed
+//! Transactions*, PVLDB 12(11), 2019, <https://doi.org/10.14778/3342263.3342627>.
+//!
+//! # The idea
+//! A transaction that says beforehand what it writes need not wait for others: it is stored whole, as a
+//! *functor*, under a version number of its own at every replica of what it writes (S-phase), and its
+//! place in the order is its number. Nobody looks at it before everything with a lower number is
+//! stored or given up as well. Which number that holds of, the *Vwatermark*, is gossiped: each server
+//! says below which number everything that it coordinates is decided, gossipers take the least of
+//! their region, exchange that with other regions, and take the least of all. Below the Vwatermark
+//! functors are computed from what lies just below them, on any server, all with the same result
+//! (E-phase). The *Rwatermark* of a partition is the same for "every replica has it": below it, one
+//! replica is asked.
+//!
+//! # Messages
+//! | message | from → to | when | § |
+//! |---|---|---|---|
+//! | `Submit`, `Answer`, `Declined` | gateway ↔ coordinator | a transaction begins, and ends | 3.1 |
+//! | `Look`, `Found` | gateway ↔ coordinator | a caller wants to read before it decides | 3.4 |
+//! | `Write`, `Written`, `Refused` | coordinator ↔ replicas | S-phase | 3.1, 4.1 |
+//! | `Finalize`, `Confirm` | coordinator ↔ replicas | f + 1 have stored it | 4.1 |
+//! | `Abort`, `Aborted` | coordinator ↔ replicas | it cannot be stored | 4.1 |
+//! | `Get`, `Got`, `NotReady` | executor ↔ replicas | E-phase, looks | 4.3 |
+//! | `Put`, `Executed` | executor → replicas, coordinator | it is computed | 3.1 |
+//! | `Gossip` | server ↔ gossipers | every 25 ms, or sooner | 3.3, 4.2 |
+//! | `Directory` | server ↔ voters of the directory | leases, members | 5.1 |
+//! | `Takeover`, `Intent` | whoever takes over ↔ replicas; coordinator → backup | a coordinator is gone | 5.2, 5.4 |
+//! | `Missing`, `Have`, `Pull`, `Pulled`, `Scan`, `Scanned` | coordinator, peers ↔ replica | it lacks something | 5.3 |
+//! | `Inquire`, `Query`, `Known` | gateway → coordinator ↔ replicas | a gateway lost track | – |
+//!
+//! # Deviations
+//! - **Reading above the Rwatermark** is by any f + 1 replicas that show tombstones (V1–V3).
+//! - **Membership is a replicated log** among the servers ([`directory`]), with leases: nobody assigns
+//!   a number without one, and nobody is replaced before it has run out (V6). Its epochs keep reports
+//!   of different members apart (V8).
+//! - **One way to take over** whatever failed ([`takeover`]): promises of f + 1 replicas of every
+//!   partition, one pure decision (V10). A restarted coordinator is a failed one. The backup (§5.2) only
+//!   keeps what was under way from being given up; see ADR 18.
+//! - **A node answers for its replicas with one voice**: one `Write` and one answer, whatever it holds.
+//! - **Both paths of a write race**: FINALIZE goes out once f + 1 have stored it.
+//! - **A transaction's name belongs to one number**: a replica that knows it under one refuses others (R1,
+//!   R6).
+//! - **Versions are collected below what every server has computed** (V11).
+//!
+//! # Not implemented
+//! - Version ranges with members of their own (§5.3): an operator's order is refused.
+//! - This protocol is in no registry yet: its swarm still finds seeds that fail
+//!   (`docs/protocols/ocean-vista.md`).
+
+mod client;
+mod control;
+mod coordinator;
+pub mod directory;
+mod execution;
+pub mod gossiper;
+mod inquiry;
+mod message;
+#[cfg(test)]
+mod model;
+pub mod reading;
+mod recovery;
+mod replica;
+mod server;
+mod state;
+mod sync;
+pub mod takeover;
+mod tid;
+pub mod watermark;
+
+pub use client::Client;
+pub use message::{
+    Ask, Body, Change, Functor, Knowledge, Msg, Output, Path, Reason, Record, Refusal, Seen, Shown,
+    View, What,
+};
+pub use server::Server;
+pub use state::{Fate, Image, Name, Phase, State};
+pub use tid::Tids;
+
+use std::time::Duration;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::TxnId;
+use orthodrome_core::machine::Protocol;
+
+/// Ocean Vista.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OceanVista;
+
+/// Settings of Ocean Vista.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Reports and gossip are at most this far apart (§6.1: 25 ms).
+    pub gossip_interval: Duration,
+    /// So many servers of each region are gossipers.
+    pub gossipers: usize,
+    /// A gateway waits this long for an answer before it asks again, then twice as long, …
+    pub answer_after: Duration,
+    /// Servers ask each other again after this time without an answer, then after twice, …
+    pub resend_after: Duration,
+    /// How often a server looks for work that is overdue.
+    pub sweep_interval: Duration,
+    /// A functor that was visible for so long is computed by whoever holds it.
+    pub resolve_after: Duration,
+    /// Version numbers further ahead of a replica's clock are refused (R8).
+    pub clock_ahead_max: Duration,
+    /// What an interactive transaction sees first is at most this much older than what is visible.
+    pub recon_staleness: Duration,
+    /// A coordinator takes no more transactions at once.
+    pub in_flight_max: usize,
+    /// Outcomes are kept this long for a client that acknowledges nothing any more.
+    pub retention: Duration,
+    /// A node makes a checkpoint after this many bytes of records.
+    pub checkpoint_bytes: usize,
+    /// Versions are kept for so long after they were replaced, for callers that think.
+    pub version_retention: Duration,
+    /// Keys per piece of a copy.
+    pub chunk_keys: usize,
+    /// Settings of the directory.
+    pub directory: directory::Config,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
+pub struct Teeth {
+    /// V1: a version with one FINALIZED replica is taken for committed (Alg. 3).
+    pub finalized_is_committed: bool,
+    /// V2: replicas show only the newest version, and readers go down from there (Alg. 3).
+    pub newest_only: bool,
+    /// V4: whoever takes over gives up what cannot be written for a while.
+    pub takeover_gives_up: bool,
+    /// V6: version numbers need no lease, and watermarks that were seen do not count.
+    pub no_lease: bool,
+    /// V9: a Write below the Vwatermark is stored, and counts.
+    pub late_writes_count: bool,
+    /// V11: versions are collected by age.
+    pub collect_by_age: bool,
+    /// R4: answers are sent before what they say is durable, and lost by a crash.
+    pub acks_before_fsync: bool,
+}
+
+impl Teeth {
+    /// True if any is on.
+    #[must_use]
+    pub fn is_any(self) -> bool {
+        self != Self::default()
+    }
+}
+
+/// Rare events.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Note {
+    /// A version number too far ahead was refused.
+    FarFuture,
+    /// A transaction was refused whose name is known.
+    KnownName,
+    /// A Write came below the watermark.
+    LateWrite,
+    /// A message came of a ballot that is over.
+    Outvoted,
+    /// A FINALIZE came to a replica that does not hold the transaction.
+    FinalizeUnheld,
+    /// A replica promised never to accept a transaction.
+    Tombstone,
+    /// A replica was asked about a transaction that it had never heard of.
+    RefusedUnknown,
+    /// A replica was asked for what it had collected.
+    Collected,
+    /// A reader had to look further down.
+    ReadLower,
+    /// A functor was visible for too long and is computed by its holder.
+    Overdue,
+    /// A transaction was submitted twice to one coordinator.
+    RepeatedSubmit,
+    /// A coordinator had too much to do.
+    Shed,
+    /// A coordinator aborted what it could not store.
+    AbortedStoring,
+    /// A replica was told that it lacks visible versions.
+    Straggler,
+    /// A replica pulled what it lacked.
+    Pulled,
+    /// A server joined.
+    Joined,
+    /// A life of a server was ended.
+    Ended,
+    /// A server set out to be complete.
+    CaughtUp,
+    /// A server took over from another.
+    Takeover,
+    /// A transaction was written in the name of a coordinator that is gone.
+    Rewritten,
+    /// A replica dropped what did not survive its coordinator.
+    Void,
+    /// A replica took in a decided transaction from its peers.
+    Adopted,
+    /// A server asked what became of a transaction.
+    Inquired,
+    /// A gateway was asked again for an outcome.
+    Resolved,
+    /// A server declined what a gateway wanted.
+    Declined,
+    /// A request was sent again.
+    Resent,
+    /// An operator's order was refused.
+    OrderRefused,
+    /// A node made a checkpoint.
+    Checkpoint,
+}
+
+/// Names of timers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// A server reports.
+    Report,
+    /// A gossiper exchanges watermarks.
+    Gossip,
+    /// A server looks for overdue work.
+    Sweep,
+    /// A server asks for its lease.
+    Ask,
+    /// A voter of the directory has something to do.
+    Directory(directory::Timer),
+    /// A gateway waits for an answer.
+    Open(TxnId),
+}
+
+/// Its name.
+pub const NAME: &str = "ocean-vista";
+
+impl Protocol for OceanVista {
+    const NAMES: &'static [&'static str] = &[NAME];
+    const GENERAL: bool = true;
+
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = Timer;
+    type Record = Record;
+    type Note = Note;
+    type Client = Client;
+    type Server = Server;
+
+    fn name(_: &Config) -> &'static str {
+        NAME
+    }
+
+    fn teeth(_: &str) -> &'static [&'static str] {
+        &["V1", "V2", "V4", "V6", "V9", "V11", "R4"]
+    }
+
+    fn configure(cluster: &Cluster, _: &str) -> Config {
+        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        Config {
+            gossip_interval: Duration::from_millis(25),
+            gossipers: 2,
+            answer_after: round_trip * 6 + Duration::from_millis(500),
+            resend_after: round_trip * 2 + Duration::from_millis(100),
+            sweep_interval: Duration::from_millis(100),
+            resolve_after: round_trip * 3 + Duration::from_millis(200),
+            clock_ahead_max: Duration::from_secs(3),
+            recon_staleness: Duration::from_secs(1),
+            in_flight_max: 65_536,
+            retention: Duration::from_secs(600),
+            checkpoint_bytes: 16 << 20,
+            version_retention: Duration::from_secs(10),
+            chunk_keys: 1_000,
+            directory: directory::Config::for_round_trip(round_trip),
+            teeth: Teeth::default(),
+        }
+    }
+
+    fn bare(config: &mut Config, tooth: &str) {
+        let teeth = &mut config.teeth;
+        match tooth {
+            "V1" => teeth.finalized_is_committed = true,
+            "V2" => teeth.newest_only = true,
+            "V4" => teeth.takeover_gives_up = true,
+            "V6" => teeth.no_lease = true,
+            "V9" => teeth.late_writes_count = true,
+            "V11" => teeth.collect_by_age = true,
+            "R4" => teeth.acks_before_fsync = true,
+            other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Taking over from coordinators that are gone: [`super::takeover`], wired to this node, and the
+//! writing of what survives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::time::Timestamp;
+
+use super::Note;
+use super::coordinator::replicas;
+use super::directory::Task;
+use super::message::{Functor, Msg, Refusal};
+use super::server::World;
+use super::takeover::{self, Backup, Promise, Stage, Takeover, ToWrite};
+use crate::waiting::Asked;
+
+impl takeover::Functor for Arc<Functor> {
+    fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId> {
+        self.writes.iter().map(|key| cluster.partition_of(key)).collect()
+    }
+
+    fn wire_size(&self) -> usize {
+        self.size()
+    }
+}
+
+/// What a node takes over.
+#[derive(Debug, Default)]
+pub(super) struct Recoveries {
+    running: BTreeMap<Task, Takeover<Arc<Functor>>>,
+    drives: BTreeMap<Timestamp, Drive>,
+    /// Done, and the directory does not know yet.
+    pub finished: Vec<Task>,
+}
+
+/// A transaction that is written in the name of a coordinator that is gone.
+#[derive(Debug)]
+struct Drive {
+    task: Task,
+    functor: Arc<Functor>,
+    words: BTreeMap<NodeId, Word>,
+    is_finalizing: bool,
+    asked: Asked,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Word {
+    Silent,
+    Refused,
+    Stored,
+    Confirmed,
+}
+
+impl Recoveries {
+    /// How many takeovers run.
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    /// The directory says what this node is to decide.
+    pub(super) fn assign(
+        &mut self,
+        tasks: &BTreeSet<Task>,
+        backup: &Backup<Arc<Functor>>,
+        world: &mut World<'_, '_>,
+    ) {
+        self.running.retain(|task, _| tasks.contains(task));
+        self.drives.retain(|_, drive| tasks.contains(&drive.task));
+        for &task in tasks {
+            if self.running.contains_key(&task) {
+                continue;
+            }
+            world.cx.note(Note::Takeover);
+            let known = backup.open(task.server, task.incarnation);
+            let (visible, now) = (world.marks.visible, world.cx.now());
+            let takeover = Takeover::new(task, world.cluster, known, visible, now);
+            send(takeover.round(), world);
+            self.running.insert(task, takeover);
+        }
+    }
+
+    /// A replica has promised.
+    pub(super) fn on_promised(
+        &mut self,
+        from: NodeId,
+        (partition, task): (PartitionId, Task),
+        promise: Promise<Arc<Functor>>,
+        world: &mut World<'_, '_>,
+    ) {
+        let now = world.cx.now();
+        let Some(takeover) = self.running.get_mut(&task) else { return };
+        let before = takeover.stage();
+        let writes = takeover.on_promised(from, partition, task, promise, world.cluster, now);
+        if before == Stage::Promises && takeover.stage() == Stage::Closes {
+            send(takeover.round(), world);
+        }
+        for ToWrite { at, functor } in writes {
+            world.cx.note(Note::Rewritten);
+            let nodes = replicas(world.cluster, &partitions(&functor, world.cluster));
+            let words = nodes.into_iter().map(|node| (node, Word::Silent)).collect();
+            let asked = Asked::new(now);
+            let drive = Drive { task, functor, words, is_finalizing: false, asked };
+            drive.send(at, world);
+            self.drives.insert(at, drive);
+        }
+    }
+
+    /// A replica has closed.
+    pub(super) fn on_closed(&mut self, from: NodeId, partition: PartitionId, task: Task) {
+        if let Some(takeover) = self.running.get_mut(&task)
+            && takeover.on_closed(from, partition, task)
+        {
+            self.finished.push(task);
+        }
+    }
+
+    /// A replica has stored, marked or refused what is written in a ballot of this node.
+    fn hear(
+        &mut self,
+        from: NodeId,
+        (ts, ballot): (Timestamp, u64),
+        word: Word,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(drive) = self.drives.get_mut(&ts) else { return };
+        let Some(held) = drive.words.get_mut(&from) else { return };
+        if drive.task.ballot != ballot || (*held == Word::Confirmed && word == Word::Stored) {
+            return;
+        }
+        *held = word;
+        let parts = partitions(&drive.functor, world.cluster);
+        let everywhere = |wanted: &[Word]| {
+            parts.iter().all(|&partition| drive.has_majority(partition, wanted, world.cluster))
+        };
+        let is_stored = everywhere(&[Word::Stored, Word::Confirmed]);
+        let is_confirmed = everywhere(&[Word::Confirmed]);
+        let is_refused = parts
+            .iter()
+            .any(|&partition| drive.has_majority(partition, &[Word::Refused], world.cluster));
+        if is_confirmed || is_refused {
+            self.end(ts, is_confirmed, world);
+        } else if is_stored && !std::mem::replace(&mut drive.is_finalizing, true) {
+            for &to in drive.words.keys() {
+                world.send(to, Msg::Finalize { ts, ballot });
+            }
+        }
+    }
+
+    fn end(&mut self, ts: Timestamp, is_written: bool, world: &mut World<'_, '_>) {
+        let Some(drive) = self.drives.remove(&ts) else { return };
+        let Some(takeover) = self.running.get_mut(&drive.task) else { return };
+        let now = world.cx.now();
+        let is_last =
+            if is_written { takeover.on_written(ts, now) } else { takeover.on_refused(ts, now) };
+        if is_last {
+            send(takeover.round(), world);
+        }
+    }
+
+    pub(super) fn on_written(
+        &mut self,
+        from: NodeId,
+        ts: Timestamp,
+        ballot: u64,
+        world: &mut World<'_, '_>,
+    ) {
+        self.hear(from, (ts, ballot), Word::Stored, world);
+    }
+
+    pub(super) fn on_confirm(
+        &mut self,
+        from: NodeId,
+        (ts, ballot): (Timestamp, u64),
+        is_held: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        if is_held {
+            self.hear(from, (ts, ballot), Word::Confirmed, world);
+        } else if let Some(drive) = self.drives.get(&ts)
+            && drive.task.ballot == ballot
+        {
+            world.send(from, drive.write(ts));
+        }
+    }
+
+    pub(super) fn on_refused(
+        &mut self,
+        from: NodeId,
+        (ts, ballot): (Timestamp, u64),
+        refusal: Refusal,
+        world: &mut World<'_, '_>,
+    ) {
+        match refusal {
+            Refusal::Known => self.hear(from, (ts, ballot), Word::Refused, world),
+            // One is proof that it was never stored by its coordinator.
+            Refusal::Final => {
+                if self.drives.get(&ts).is_some_and(|drive| drive.task.ballot == ballot) {
+                    self.end(ts, false, world);
+                }
+            }
+            // Tried again until the clock there is as far, or somebody else takes over.
+            Refusal::Ahead | Refusal::Below | Refusal::Outvoted => {}
+        }
+    }
+
+    /// Says again what has not been answered: for ever (V4).
+    pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
+        let (now, patience) = (world.cx.now(), world.config.resend_after);
+        for takeover in self.running.values_mut() {
+            send(takeover.again(patience, now), world);
+        }
+        let mut given_up = Vec::new();
+        for (&ts, drive) in &mut self.drives {
+            if !drive.asked.is_due(patience, now) {
+                continue;
+            }
+            drive.asked = drive.asked.again(now);
+            if world.config.teeth.takeover_gives_up && drive.asked.times > 1 {
+                given_up.push(ts);
+                continue;
+            }
+            world.cx.note(Note::Resent);
+            drive.send(ts, world);
+        }
+        for ts in given_up {
+            self.end(ts, false, world);
+        }
+    }
+}
+
+impl Drive {
+    fn write(&self, ts: Timestamp) -> Msg {
+        let Task { ballot, incarnation, .. } = self.task;
+        Msg::Write { ts, ballot, incarnation, functor: self.functor.clone() }
+    }
+
+    fn send(&self, ts: Timestamp, world: &mut World<'_, '_>) {
+        for (&to, word) in &self.words {
+            match word {
+                Word::Silent | Word::Refused => world.send(to, self.write(ts)),
+                Word::Stored if self.is_finalizing => {
+                    world.send(to, Msg::Finalize { ts, ballot: self.task.ballot });
+                }
+                Word::Stored | Word::Confirmed => {}
+            }
+        }
+    }
+
+    fn has_majority(&self, partition: PartitionId, wanted: &[Word], cluster: &Cluster) -> bool {
+        let all = cluster.partition(partition).map_or(&[][..], |placed| &placed.replicas);
+        let says = |node: &&NodeId| self.words.get(node).is_some_and(|word| wanted.contains(word));
+        all.iter().filter(says).count() > all.len() / 2
+    }
+}
+
+/// The partitions that a transaction writes.
+pub(super) fn partitions(functor: &Functor, cluster: &Cluster) -> Vec<PartitionId> {
+    let mut partitions: Vec<PartitionId> =
+        functor.writes.iter().map(|key| cluster.partition_of(key)).collect();
+    partitions.sort_unstable();
+    partitions.dedup();
+    partitions
+}
+
+fn send(round: Vec<(NodeId, takeover::Message<Arc<Functor>>)>, world: &mut World<'_, '_>) {
+    for (to, msg) in round {
+        world.send(to, Msg::Takeover(Box::new(msg)));
+    }
+}

@@ -1,0 +1,716 @@
+//! A node's replicas: versions that are stored, finalized, aborted, computed, settled (§3.2, §4.1).
+//!
+//! A node answers for all its partitions with one voice: a transaction is stored in all of them, or
+//! in none.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::Claim;
+use orthodrome_core::store::Store;
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{Key, Outcome, Read, Version};
+
+use super::Note;
+use super::directory::Task;
+use super::message::{
+    Ask, Change, Functor, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
+};
+use super::server::{Local, World};
+use super::state::{Fate, Image, Name, Phase, State};
+use super::sync::{Answer, Covered};
+use super::takeover::{Closed, Held, Mark, Promise};
+
+/// A node's replicas.
+#[derive(Debug)]
+pub(super) struct Replica {
+    held: BTreeSet<PartitionId>,
+    pub state: State,
+    pub store: Store,
+    /// Version numbers of what is pending, by key.
+    index: BTreeMap<Key, BTreeSet<Timestamp>>,
+    /// Stored, and not computed yet as far as this node knows.
+    unresolved: BTreeSet<Timestamp>,
+    /// Stored, and what it comes to is not durable here (V11).
+    unexecuted: BTreeSet<Timestamp>,
+    executed: VecDeque<(Ticket, Timestamp)>,
+    /// Questions that wait for a version to be computed.
+    parked: BTreeMap<Timestamp, Vec<Get>>,
+    /// What was visible when, to tell what is overdue.
+    history: VecDeque<(Time, Timestamp)>,
+    /// Versions that others at or below this replace may be gone.
+    pub collected: Timestamp,
+}
+
+/// A question about keys.
+#[derive(Clone, Debug)]
+pub(super) struct Get {
+    pub from: NodeId,
+    pub query: u64,
+    pub partition: PartitionId,
+    pub asks: Vec<Ask>,
+    pub replicated: Timestamp,
+    pub epoch: u64,
+}
+
+impl Replica {
+    pub(super) fn new(node: NodeId, cluster: &Cluster, state: State, store: Store) -> Self {
+        let held = cluster.partitions().filter(|p| p.replicas.contains(&node)).map(|p| p.id);
+        let mut replica = Self {
+            held: held.collect(),
+            store,
+            index: BTreeMap::new(),
+            unresolved: BTreeSet::new(),
+            unexecuted: BTreeSet::new(),
+            executed: VecDeque::new(),
+            parked: BTreeMap::new(),
+            history: VecDeque::new(),
+            collected: Timestamp::ZERO,
+            state: State::default(),
+        };
+        let all: Vec<Timestamp> = state.pending.keys().copied().collect();
+        replica.state = state;
+        for ts in all {
+            replica.enter(ts, cluster);
+        }
+        replica
+    }
+
+    /// The partitions of which this node holds replicas.
+    pub(super) fn held(&self) -> &BTreeSet<PartitionId> {
+        &self.held
+    }
+
+    /// Makes a change durable, and carries it out.
+    fn change(&mut self, change: Change, world: &mut World<'_, '_>) -> Ticket {
+        self.state.apply(&change);
+        world.change(change)
+    }
+
+    /// Notes what follows from a transaction's present state.
+    fn enter(&mut self, ts: Timestamp, cluster: &Cluster) {
+        let Self { held, state, index, unresolved, unexecuted, .. } = self;
+        let Some(image) = state.pending.get(&ts) else { return };
+        for key in &image.functor.writes {
+            if held.contains(&cluster.partition_of(key)) {
+                index.entry(key.clone()).or_default().insert(ts);
+            }
+        }
+        if image.phase == Phase::Aborted || image.output.is_some() {
+            unresolved.remove(&ts);
+            unexecuted.remove(&ts);
+        } else {
+            unresolved.insert(ts);
+            unexecuted.insert(ts);
+        }
+    }
+
+    /// Takes a transaction out of what is pending.
+    fn leave(&mut self, ts: Timestamp) -> Option<Image> {
+        self.unresolved.remove(&ts);
+        self.unexecuted.remove(&ts);
+        let image = self.state.pending.remove(&ts)?;
+        self.unindex(ts, &image.functor);
+        Some(image)
+    }
+
+    fn unindex(&mut self, ts: Timestamp, functor: &Functor) {
+        for key in &functor.writes {
+            if let Some(numbers) = self.index.get_mut(key) {
+                numbers.remove(&ts);
+                if numbers.is_empty() {
+                    self.index.remove(key);
+                }
+            }
+        }
+    }
+
+    // Storing (§4.1).
+
+    /// Stores a transaction, unless something speaks against it.
+    pub(super) fn on_write(
+        &mut self,
+        from: NodeId,
+        (ts, ballot, incarnation): (Timestamp, u64, u32),
+        functor: Arc<Functor>,
+        world: &mut World<'_, '_>,
+    ) {
+        let held = self.state.pending.get(&ts);
+        let is_held =
+            held.is_some_and(|held| held.phase != Phase::Aborted && held.ballot == ballot);
+        if is_held {
+            world.reply(from, Msg::Written { ts, ballot });
+            return;
+        }
+        if let Err(refusal) = self.check((ts, ballot, incarnation), &functor, world) {
+            world.cx.note(match refusal {
+                Refusal::Ahead => Note::FarFuture,
+                Refusal::Known | Refusal::Final => Note::KnownName,
+                Refusal::Below => Note::LateWrite,
+                Refusal::Outvoted => Note::Outvoted,
+            });
+            world.reply(from, Msg::Refused { ts, ballot, refusal });
+            return;
+        }
+        self.change(Change::Write { ts, ballot, incarnation, functor }, world);
+        self.enter(ts, world.cluster);
+        world.reply(from, Msg::Written { ts, ballot });
+    }
+
+    fn check(
+        &self,
+        (ts, ballot, incarnation): (Timestamp, u64, u32),
+        functor: &Functor,
+        world: &World<'_, '_>,
+    ) -> Result<(), Refusal> {
+        let held = self.state.pending.get(&ts);
+        let is_outvoted = held.is_some_and(|held| {
+            held.ballot > ballot || (held.ballot == ballot && held.phase == Phase::Aborted)
+        });
+        if is_outvoted || !world.allows(ts, incarnation, ballot) {
+            return Err(Refusal::Outvoted);
+        }
+        // What is held may be raised to a higher ballot at any time; that changes nothing.
+        let is_late = held.is_none() && ts < world.marks.visible.max(self.state.settled);
+        if is_late && !world.config.teeth.late_writes_count {
+            return Err(Refusal::Below);
+        }
+        if held.is_none() {
+            self.check_name(functor.txn, ts, ballot)?;
+        }
+        if ts > world.cx.clock().now + world.config.clock_ahead_max {
+            return Err(Refusal::Ahead);
+        }
+        Ok(())
+    }
+
+    /// Whether the name belongs to something else (R1, R6). Whoever takes over may have it stored
+    /// unless that is certain: what it writes was perhaps stored before.
+    fn check_name(&self, txn: TxnId, ts: Timestamp, ballot: u64) -> Result<(), Refusal> {
+        let name = self.state.names.get(&(txn.client, txn.counter));
+        let same = name.filter(|name| name.attempt == txn.attempt);
+        if same.is_some_and(|name| name.fate == (Fate::Refused { is_final: true })) {
+            return Err(Refusal::Final);
+        }
+        let is_known = if ballot == 0 {
+            self.state.is_acknowledged(txn)
+                || name.is_some_and(|name| name.attempt > txn.attempt)
+                || same.is_some_and(|name| !is_at(name, ts))
+        } else {
+            let is_there = |name: &&Name| {
+                let held = self.state.pending.get(&name.ts);
+                name.fate == Fate::At && held.is_some_and(|held| held.phase != Phase::Aborted)
+            };
+            same.filter(is_there).is_some_and(|name| name.ts != ts)
+        };
+        if is_known { Err(Refusal::Known) } else { Ok(()) }
+    }
+
+    /// Marks a transaction that a majority of the replicas of each of its partitions has stored.
+    pub(super) fn on_finalize(
+        &mut self,
+        from: NodeId,
+        ts: Timestamp,
+        ballot: u64,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(image) = self.state.pending.get(&ts) else {
+            let is_held = ts < self.state.settled;
+            if !is_held {
+                world.cx.note(Note::FinalizeUnheld);
+            }
+            world.reply(from, Msg::Confirm { ts, ballot, is_held });
+            return;
+        };
+        let is_allowed = world.allows(ts, image.incarnation, ballot);
+        if image.ballot > ballot || image.phase == Phase::Aborted || !is_allowed {
+            world.cx.note(Note::Outvoted);
+            return;
+        }
+        let is_held = image.ballot == ballot;
+        if is_held && image.phase == Phase::Tentative {
+            self.change(Change::Finalize(ts), world);
+        }
+        world.reply(from, Msg::Confirm { ts, ballot, is_held });
+    }
+
+    /// Promises never to accept a transaction.
+    pub(super) fn on_abort(
+        &mut self,
+        from: NodeId,
+        (ts, ballot, incarnation): (Timestamp, u64, u32),
+        functor: Arc<Functor>,
+        world: &mut World<'_, '_>,
+    ) {
+        let held = self.state.pending.get(&ts);
+        let is_outvoted = held.is_some_and(|held| held.ballot > ballot);
+        if is_outvoted || !world.allows(ts, incarnation, ballot) {
+            world.cx.note(Note::Outvoted);
+            return;
+        }
+        let is_promised =
+            held.is_some_and(|held| held.phase == Phase::Aborted && held.ballot == ballot);
+        if !is_promised && ts >= self.state.settled {
+            world.cx.note(Note::Tombstone);
+            self.change(Change::Abort { ts, ballot, incarnation, functor }, world);
+            self.enter(ts, world.cluster);
+            self.wake(ts, world);
+        }
+        world.reply(from, Msg::Aborted { ts, ballot });
+    }
+
+    // Names.
+
+    /// Somebody lost track of a transaction. If it is not known here, it never will be (R1).
+    pub(super) fn on_query(
+        &mut self,
+        from: NodeId,
+        (txn, is_final): (TxnId, bool),
+        round: u32,
+        world: &mut World<'_, '_>,
+    ) {
+        let name = self.state.names.get(&(txn.client, txn.counter)).copied();
+        let knowledge = match name {
+            Some(name) if name.attempt > txn.attempt => Knowledge::Refused { is_final },
+            Some(Name { attempt, ts, fate }) if attempt == txn.attempt => match fate {
+                Fate::Refused { is_final: true } => Knowledge::Refused { is_final: true },
+                Fate::Refused { is_final: false } => self.refuse(txn, is_final, world),
+                Fate::Ended(outcome) => Knowledge::Ended(outcome),
+                Fate::At => match self.state.pending.get(&ts) {
+                    Some(image) => Knowledge::Stored {
+                        ts,
+                        ballot: image.ballot,
+                        is_aborted: image.phase == Phase::Aborted,
+                        functor: image.functor.clone(),
+                    },
+                    None => unreachable!("{txn} at {ts} is neither held nor over"),
+                },
+            },
+            Some(_) | None => {
+                world.cx.note(Note::RefusedUnknown);
+                self.refuse(txn, is_final, world)
+            }
+        };
+        world.reply(from, Msg::Known { txn, round, knowledge });
+    }
+
+    fn refuse(&mut self, txn: TxnId, is_final: bool, world: &mut World<'_, '_>) -> Knowledge {
+        self.change(Change::Refuse { txn, is_final }, world);
+        Knowledge::Refused { is_final }
+    }
+
+    // Reading (§4.3).
+
+    /// What is there of these keys? What this node must know first is computed first.
+    pub(super) fn on_get(&mut self, get: Get, world: &mut World<'_, '_>) {
+        let not_ready = |reason| Msg::NotReady { query: get.query, reason };
+        if !world.is_serving || get.epoch > world.members.epoch {
+            world.send(get.from, not_ready(Reason::Inactive));
+            return;
+        }
+        if get.asks.iter().any(|ask| ask.below.0 <= self.collected.0) {
+            world.cx.note(Note::Collected);
+            world.send(get.from, not_ready(Reason::Collected));
+            return;
+        }
+        let own = world.marks.replicated(get.partition).min(world.marks.visible);
+        let replicated = own.max(get.replicated);
+        if let Some(ts) =
+            get.asks.iter().find_map(|ask| self.must_resolve(get.partition, ask, replicated))
+        {
+            if let Some(image) = self.state.pending.get(&ts) {
+                world.tell(Local::Execute { ts, functor: image.functor.clone() });
+            }
+            self.parked.entry(ts).or_default().push(get);
+            return;
+        }
+        let seen = get.asks.iter().map(|ask| {
+            let limit = if ask.below <= replicated { 1 } else { SHOWN_MAX };
+            let mut view = self.view(&ask.key, get.partition, ask.below, limit);
+            if world.config.teeth.newest_only {
+                // Algorithm 3 knows no tombstones, and shows the newest version.
+                view.versions.retain(|shown| shown.what != What::Aborted);
+                view.versions.truncate(1);
+                view.complete_from = Timestamp::ZERO;
+            }
+            Seen { key: ask.key.clone(), below: ask.below, view }
+        });
+        let got = Msg::Got { query: get.query, replicated, seen: seen.collect() };
+        world.send(get.from, got);
+    }
+
+    /// The version that has to be computed before the question can be answered.
+    fn must_resolve(
+        &self,
+        partition: PartitionId,
+        ask: &Ask,
+        replicated: Timestamp,
+    ) -> Option<Timestamp> {
+        if let Some(ts) = ask.resolve
+            && self.unresolved.contains(&ts)
+        {
+            return Some(ts);
+        }
+        if ask.below > replicated {
+            return None;
+        }
+        // Everything there is is here, so the newest that holds something is the answer.
+        let settled = self.settled(partition, &ask.key, ask.below).version.timestamp;
+        for &ts in self.index.get(&ask.key)?.range(settled.next().min(ask.below)..ask.below).rev() {
+            match what(self.state.pending.get(&ts)?, &ask.key) {
+                What::Aborted | What::Void => {}
+                What::Functor => return Some(ts),
+                What::Final(_) => return None,
+            }
+        }
+        None
+    }
+
+    fn view(&self, key: &Key, partition: PartitionId, below: Timestamp, limit: usize) -> View {
+        let mut versions = Vec::new();
+        let mut present = 0;
+        // What is older than a settled version is of no interest, even if it is not computed yet.
+        let settled = self.settled(partition, key, below);
+        let first = settled.version.timestamp.next().min(below);
+        let numbers = self.index.get(key).into_iter().flat_map(|all| all.range(first..below).rev());
+        for &ts in numbers {
+            let Some(image) = self.state.pending.get(&ts) else { continue };
+            let what = what(image, key);
+            present += usize::from(matches!(what, What::Functor | What::Final(_)));
+            versions.push(Shown {
+                ts,
+                ballot: image.ballot,
+                txn: image.functor.txn,
+                is_finalized: image.phase == Phase::Finalized,
+                what,
+            });
+            if present == limit {
+                let settled = Read::default();
+                return View { versions, complete_from: ts, settled };
+            }
+        }
+        View { versions, complete_from: Timestamp::ZERO, settled }
+    }
+
+    /// The newest settled version below a number.
+    fn settled(&self, partition: PartitionId, key: &Key, below: Timestamp) -> Read {
+        self.store.read_at(partition, key, Timestamp(below.0.saturating_sub(1)))
+    }
+
+    /// A version is computed, or gone: what waited for it goes on.
+    fn wake(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
+        for get in self.parked.remove(&ts).unwrap_or_default() {
+            self.on_get(get, world);
+        }
+    }
+
+    // Computing (§3.1).
+
+    /// Final values take the place of a functor.
+    pub(super) fn on_put(
+        &mut self,
+        ts: Timestamp,
+        output: &Arc<Output>,
+        world: &mut World<'_, '_>,
+    ) {
+        if !self.unresolved.remove(&ts) {
+            self.check_same(ts, output);
+            return;
+        }
+        let ticket = self.change(Change::Resolve { ts, output: output.clone() }, world);
+        self.executed.push_back((ticket, ts));
+        if ts < self.state.settled {
+            self.settle_one(ts, world);
+        }
+        self.wake(ts, world);
+    }
+
+    /// Whoever computes it comes to the same (V12).
+    fn check_same(&self, ts: Timestamp, output: &Arc<Output>) {
+        let Some(image) = self.state.pending.get(&ts) else { return };
+        let Some(held) = &image.output else { return };
+        assert!(
+            held == output,
+            "{} came to two results: {held:?} and {output:?}",
+            image.functor.txn
+        );
+    }
+
+    pub(super) fn on_durable(&mut self, ticket: Ticket) {
+        while let Some(&(held, ts)) = self.executed.front()
+            && held <= ticket
+        {
+            self.executed.pop_front();
+            self.unexecuted.remove(&ts);
+        }
+    }
+
+    /// Functors that have been visible for so long that whoever should compute them must be gone.
+    pub(super) fn overdue(&mut self, world: &World<'_, '_>) -> Vec<(Timestamp, Arc<Functor>)> {
+        let now = world.cx.now();
+        self.history.push_back((now, world.marks.visible));
+        let mut bound = Timestamp::ZERO;
+        while let Some(&(since, visible)) = self.history.front()
+            && now.since(since) >= world.config.resolve_after
+        {
+            bound = visible;
+            if self
+                .history
+                .get(1)
+                .is_none_or(|(next, _)| now.since(*next) < world.config.resolve_after)
+            {
+                break;
+            }
+            self.history.pop_front();
+        }
+        let late = self.unresolved.range(..bound).take(OVERDUE_MAX);
+        let image = |ts: &Timestamp| Some((*ts, self.state.pending.get(ts)?.functor.clone()));
+        late.filter_map(image).collect()
+    }
+
+    /// The least version that this node has still to compute, or to make durable.
+    pub(super) fn least_unexecuted(&self) -> Option<Timestamp> {
+        self.unexecuted.first().copied()
+    }
+
+    /// How many functors wait to be computed below the Vwatermark.
+    pub(super) fn unresolved_below(&self, visible: Timestamp) -> usize {
+        self.unresolved.range(..visible).count()
+    }
+
+    // Settling.
+
+    /// The watermarks have moved: what every replica holds is moved to the store, tombstones go.
+    pub(super) fn settle(&mut self, world: &mut World<'_, '_>) {
+        let least = self.held.iter().map(|&id| world.marks.replicated(id)).min();
+        let to = least.unwrap_or(Timestamp::MAX).min(world.marks.visible);
+        if to <= self.state.settled {
+            return;
+        }
+        let from = std::mem::replace(&mut self.state.settled, to);
+        let passed: Vec<Timestamp> =
+            self.state.pending.range(from..to).map(|(ts, _)| *ts).collect();
+        for ts in passed {
+            self.settle_one(ts, world);
+        }
+    }
+
+    fn settle_one(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
+        let Some(image) = self.state.pending.get(&ts) else { return };
+        let txn = image.functor.txn;
+        let fate = match (image.phase, image.output.as_deref()) {
+            // Other numbers may have been given to this name, and one of them may be there.
+            (Phase::Aborted, _) => Fate::Refused { is_final: false },
+            (Phase::Tentative | Phase::Finalized, None) => return,
+            (Phase::Tentative | Phase::Finalized, Some(Ok(_))) => {
+                Fate::Ended(Outcome::Committed(ts))
+            }
+            (Phase::Tentative | Phase::Finalized, Some(Err(reason))) => {
+                Fate::Ended(Outcome::Aborted(*reason))
+            }
+        };
+        if let Fate::Ended(outcome) = fate {
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
+        // That its output is durable is awaited all the same.
+        let is_awaited = self.unexecuted.contains(&ts);
+        let Some(image) = self.leave(ts) else { return };
+        if is_awaited {
+            self.unexecuted.insert(ts);
+        }
+        self.state.end(ts, &image, fate);
+        let Some(Ok(writes)) = image.output.as_deref() else { return };
+        for (key, value) in writes {
+            let partition = world.cluster.partition_of(key);
+            if self.held.contains(&partition) {
+                let version = Version { timestamp: ts, writer: txn };
+                self.store.put(partition, key.clone(), version, value.clone());
+            }
+        }
+    }
+
+    /// Before a checkpoint: lets the store drop what nobody will read any more (V11).
+    pub(super) fn collect(&mut self, world: &World<'_, '_>) {
+        let bound = if world.config.teeth.collect_by_age {
+            world.marks.visible - world.config.version_retention
+        } else {
+            world.marks.collectable
+        };
+        self.collected = self.collected.max(bound);
+        for &id in &self.held {
+            self.store.collect_below(id, self.collected.next());
+        }
+        self.state.forget(world.config.retention);
+    }
+
+    /// Takes in a transaction that the others have decided on, below the Vwatermark.
+    pub(super) fn adopt(&mut self, ts: Timestamp, image: Image, world: &mut World<'_, '_>) {
+        world.cx.note(Note::Adopted);
+        self.change(Change::Adopt { ts, image }, world);
+        self.enter(ts, world.cluster);
+        if ts < self.state.settled {
+            self.settle_one(ts, world);
+        }
+        self.wake(ts, world);
+    }
+
+    /// What this node holds of a partition in a range, for a peer that lacks some of it.
+    pub(super) fn answer(
+        &self,
+        partition: PartitionId,
+        (from, to): (Timestamp, Timestamp),
+        cluster: &Cluster,
+    ) -> Answer {
+        let writes = |image: &Image| {
+            image.functor.writes.iter().any(|key| cluster.partition_of(key) == partition)
+        };
+        let all = self.state.pending.range(from..=to.max(from));
+        let entries = all.filter(|(_, image)| writes(image));
+        let is_wanted = |name: &Name| name.ts >= from || matches!(name.fate, Fate::Refused { .. });
+        let names = self.state.names.iter().filter(|(_, name)| is_wanted(name));
+        Answer {
+            settled: self.state.settled,
+            entries: entries.map(|(ts, image)| (*ts, image.clone())).collect(),
+            names: names.map(|(name, held)| (*name, *held)).collect(),
+        }
+    }
+
+    /// Takes over what a peer knows of names.
+    pub(super) fn learn_names(
+        &mut self,
+        names: &[((ClientId, u64), Name)],
+        world: &mut World<'_, '_>,
+    ) {
+        let news: Vec<_> =
+            names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
+        if !news.is_empty() {
+            self.change(Change::Names(news), world);
+        }
+    }
+
+    /// Settled versions of these partitions are all here now: what is pending of them is over. A
+    /// transaction stays while another partition that it writes was not copied so far.
+    pub(super) fn drop_covered(
+        &mut self,
+        from: Timestamp,
+        covered: &Covered,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_over = |(ts, image): &(&Timestamp, &Image)| {
+            let partitions = image.functor.writes.iter().map(|key| world.cluster.partition_of(key));
+            let mut held = partitions.filter(|partition| self.held.contains(partition));
+            held.all(|partition| {
+                let covered = covered.get(&partition);
+                covered.is_some_and(|(below, open)| *ts < below && !open.contains(ts))
+            })
+        };
+        let over = self.state.pending.range(from..).filter(is_over).map(|(ts, _)| *ts);
+        for ts in over.collect::<Vec<_>>() {
+            self.unresolved.remove(&ts);
+            self.unexecuted.remove(&ts);
+            if let Some(functor) = self.state.pending.get(&ts).map(|image| image.functor.clone()) {
+                self.unindex(ts, &functor);
+            }
+            self.change(Change::Drop(ts), world);
+            self.wake(ts, world);
+        }
+    }
+
+    /// What this node holds of an incarnation in a partition, for whoever takes it over.
+    pub(super) fn promise(
+        &self,
+        partition: PartitionId,
+        task: Task,
+        closed: Option<Closed>,
+        world: &World<'_, '_>,
+    ) -> Promise<Arc<Functor>> {
+        let visible = world.marks.visible;
+        let is_it = |(ts, image): &(&Timestamp, &Image)| {
+            image.incarnation == task.incarnation && world.owner(**ts) == task.server
+        };
+        let writes = |image: &Image| {
+            image.functor.writes.iter().any(|key| world.cluster.partition_of(key) == partition)
+        };
+        let all = self.state.pending.range(visible..).filter(is_it);
+        let held = all.filter(|(_, image)| writes(image)).map(|(&ts, image)| {
+            let mark = match image.phase {
+                Phase::Tentative => Mark::Tentative,
+                Phase::Finalized => Mark::Finalized,
+                Phase::Aborted => Mark::Aborted,
+            };
+            (ts, Held { ballot: image.ballot, mark, functor: Some(image.functor.clone()) })
+        });
+        Promise { visible, closed, held: held.collect() }
+    }
+
+    /// Drops what did not survive of an incarnation. True if everything that did is here.
+    pub(super) fn close(&mut self, task: Task, closed: &Closed, world: &mut World<'_, '_>) -> bool {
+        let first = closed.above.next();
+        let is_void = |(ts, image): &(&Timestamp, &Image)| {
+            image.incarnation == task.incarnation
+                && world.owner(**ts) == task.server
+                && image.ballot <= closed.ballot
+                && image.phase != Phase::Aborted
+                && !closed.survivors.contains(ts)
+        };
+        let void: Vec<(Timestamp, Arc<Functor>)> = self
+            .state
+            .pending
+            .range(first..)
+            .filter(is_void)
+            .map(|(ts, image)| (*ts, image.functor.clone()))
+            .collect();
+        for (ts, functor) in void {
+            world.cx.note(Note::Void);
+            let (ballot, incarnation) = (closed.ballot, task.incarnation);
+            self.change(Change::Abort { ts, ballot, incarnation, functor }, world);
+            self.enter(ts, world.cluster);
+            self.wake(ts, world);
+        }
+        let is_here = |ts: &Timestamp| {
+            *ts < self.state.settled
+                || self.state.pending.get(ts).is_some_and(|image| image.phase != Phase::Aborted)
+        };
+        closed.survivors.iter().all(is_here)
+    }
+
+    pub(super) fn assert_invariants(&self) {
+        for ts in &self.unresolved {
+            let image = self.state.pending.get(ts);
+            assert!(
+                image.is_some_and(|held| held.phase != Phase::Aborted && held.output.is_none()),
+                "{ts} waits to be computed, but is {image:?}"
+            );
+        }
+        assert!(
+            self.parked.keys().all(|ts| self.unresolved.contains(ts)),
+            "somebody waits for what is known: {:?}",
+            self.parked
+        );
+    }
+}
+
+fn is_at(name: &Name, ts: Timestamp) -> bool {
+    name.fate == Fate::At && name.ts == ts
+}
+
+/// What a transaction leaves in a key.
+fn what(image: &Image, key: &Key) -> What {
+    if image.phase == Phase::Aborted {
+        return What::Aborted;
+    }
+    match image.output.as_deref() {
+        None => What::Functor,
+        Some(Ok(writes)) => writes.get(key).map_or(What::Void, |value| What::Final(value.clone())),
+        Some(Err(_)) => What::Void,
+    }
+}
+
+/// So many versions of a key that are there are shown in one answer: more than one, because the
+/// newest may be aborted.
+const SHOWN_MAX: usize = 4;
+
+/// So many overdue functors are computed at a time.
+const OVERDUE_MAX: usize = 64;

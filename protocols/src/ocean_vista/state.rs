@@ -1,0 +1,209 @@
+//! What a node's replicas remember: transactions above their Rwatermark, and names.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use orthodrome_core::id::{ClientId, TxnId};
+use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::txn::Outcome;
+
+use super::message::{Change, Functor, Output};
+
+/// How far a transaction has come at a replica (§4.1).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// It is stored.
+    Tentative,
+    /// A majority of the replicas of each of its partitions has stored it.
+    Finalized,
+    /// It is aborted, and never accepted again in this ballot.
+    Aborted,
+}
+
+/// A transaction as a node holds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Image {
+    /// What it does.
+    pub functor: Arc<Functor>,
+    /// The life of its coordinator.
+    pub incarnation: u32,
+    /// The ballot in which it was stored or aborted.
+    pub ballot: u64,
+    /// How far it has come.
+    pub phase: Phase,
+    /// What it comes to, if that is known.
+    pub output: Option<Arc<Output>>,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It is not accepted from its coordinator; if final, from nobody.
+    Refused {
+        /// f + 1 replicas had refused it.
+        is_final: bool,
+    },
+    /// It is stored, or aborted, under this version number.
+    At,
+    /// It is over, everywhere.
+    Ended(Outcome),
+}
+
+/// The latest attempt at a transaction that a node has heard of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Name {
+    /// The attempt.
+    pub attempt: u32,
+    /// Its version number; of a refused one the watermark at that time, roughly.
+    pub ts: Timestamp,
+    /// What it stands for.
+    pub fate: Fate,
+}
+
+/// The durable state of a node's replicas, but for settled versions.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    /// Transactions that are not settled.
+    pub pending: BTreeMap<Timestamp, Image>,
+    /// Transactions by name (R1, R6).
+    pub names: BTreeMap<(ClientId, u64), Name>,
+    /// Clients know the outcome of everything below, as of the version that said so (R6).
+    pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
+    /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is computed.
+    pub settled: Timestamp,
+}
+
+impl State {
+    /// Carries out a durable change, now or when the node starts again.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Write { ts, ballot, incarnation, functor } => {
+                let output = functor
+                    .is_write_only()
+                    .then(|| Arc::new(functor.execute(&orthodrome_core::txn::Reads::new())));
+                let output = self.pending.remove(ts).and_then(|held| held.output).or(output);
+                // Whoever takes over writes what may have been stored, whatever was refused since.
+                self.name(functor, *ts, *ballot > 0);
+                let image = Image {
+                    functor: functor.clone(),
+                    incarnation: *incarnation,
+                    ballot: *ballot,
+                    phase: Phase::Tentative,
+                    output,
+                };
+                self.pending.insert(*ts, image);
+            }
+            Change::Finalize(ts) => {
+                if let Some(image) = self.pending.get_mut(ts) {
+                    image.phase = Phase::Finalized;
+                }
+            }
+            Change::Abort { ts, ballot, incarnation, functor } => {
+                self.name(functor, *ts, false);
+                let image = Image {
+                    functor: functor.clone(),
+                    incarnation: *incarnation,
+                    ballot: *ballot,
+                    phase: Phase::Aborted,
+                    output: None,
+                };
+                self.pending.insert(*ts, image);
+            }
+            Change::Resolve { ts, output } => {
+                if let Some(image) = self.pending.get_mut(ts) {
+                    image.output.get_or_insert_with(|| output.clone());
+                }
+            }
+            Change::Refuse { txn, is_final } => {
+                let fate = Fate::Refused { is_final: *is_final };
+                let name = Name { attempt: txn.attempt, ts: self.settled, fate };
+                self.names.insert((txn.client, txn.counter), name);
+            }
+            Change::Names(names) => {
+                for (name, told) in names {
+                    if self.is_news(*name, told) {
+                        self.names.insert(*name, *told);
+                    }
+                }
+            }
+            Change::Drop(ts) => {
+                if let Some(image) = self.pending.remove(ts) {
+                    // Void, or over: then a peer has told what became of it.
+                    self.end(*ts, &image, Fate::Refused { is_final: false });
+                }
+            }
+            Change::Adopt { ts, image } => {
+                self.name(&image.functor, *ts, image.phase != Phase::Aborted);
+                self.pending.insert(*ts, image.clone());
+            }
+        }
+    }
+
+    /// Notes the name of a transaction that is stored or aborted here. The first version number under
+    /// which one is heard of is its own; others that have it are aborted, unless all know better.
+    fn name(&mut self, functor: &Functor, ts: Timestamp, is_certain: bool) {
+        let TxnId { client, counter, attempt } = functor.txn;
+        let held = self.names.get(&(client, counter));
+        if held.is_none_or(|held| held.attempt < attempt || (held.attempt == attempt && is_certain))
+        {
+            self.names.insert((client, counter), Name { attempt, ts, fate: Fate::At });
+        }
+        let (below, since) = self.acknowledged.entry(client).or_default();
+        *since = ts.max(*since);
+        if *below < functor.acknowledged_below {
+            // The client will not ask about those any more.
+            let first = std::mem::replace(below, functor.acknowledged_below);
+            while let Some((&name, held)) =
+                self.names.range((client, first)..(client, functor.acknowledged_below)).next()
+            {
+                debug_assert!(held.attempt < u32::MAX);
+                self.names.remove(&name);
+            }
+        }
+    }
+
+    /// True if a peer knows more of a name than that it is under way.
+    #[must_use]
+    pub fn is_news(&self, name: (ClientId, u64), told: &Name) -> bool {
+        let is_acknowledged = self.acknowledged.get(&name.0).is_some_and(|(b, _)| name.1 < *b);
+        !is_acknowledged
+            && told.fate != Fate::At
+            && self.names.get(&name).is_none_or(|held| {
+                let ends = |name: &Name| matches!(name.fate, Fate::Ended(_));
+                held.attempt < told.attempt
+                    || (held.attempt == told.attempt && ends(told) && !ends(held))
+            })
+    }
+
+    /// A transaction is over, as far as this node is concerned.
+    pub fn end(&mut self, ts: Timestamp, image: &Image, fate: Fate) {
+        let TxnId { client, counter, attempt } = image.functor.txn;
+        if let Some(name) = self.names.get_mut(&(client, counter))
+            && name.attempt == attempt
+            && name.ts == ts
+            && name.fate == Fate::At
+        {
+            name.fate = fate;
+        }
+    }
+
+    /// True if a client has said that it knows what became of this.
+    #[must_use]
+    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.acknowledged.get(&txn.client).is_some_and(|(below, _)| txn.counter < *below)
+    }
+
+    /// Forgets names that have been over for so long that nobody will ask.
+    pub fn forget(&mut self, retention: Duration) {
+        let old = self.settled - retention;
+        let pending = &self.pending;
+        self.names.retain(|_, name| {
+            name.ts >= old || (name.fate == Fate::At && pending.contains_key(&name.ts))
+        });
+        self.acknowledged.retain(|_, (_, since)| *since >= old);
+    }
+}
+
+/// Why a transaction was aborted that was not stored everywhere.
+pub(super) const ABORTED: orthodrome_core::txn::AbortReason =
+    orthodrome_core::txn::AbortReason::Recovery;

@@ -1,0 +1,427 @@
+//! How a node gets what its replicas lack: from f + 1 replicas of each partition, by the rule for
+//! readers (§5.3, V9).
+//!
+//! A *straggler* lacks visible versions that their coordinator wants to be rid of; every replica that
+//! takes part still holds them above its Rwatermark. A node that *comes back*, or that has not heard
+//! what survives of a coordinator that is gone, lacks anything above the watermark up to which it was
+//! complete, settled versions too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{ClientId, NodeId, PartitionId};
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::Key;
+
+use super::Note;
+use super::message::Msg;
+use super::replica::Replica;
+use super::server::World;
+use super::state::{Image, Name, Phase};
+use crate::waiting::Asked;
+
+/// What a node is getting.
+#[derive(Debug, Default)]
+pub(super) struct Syncs {
+    round: u64,
+    current: Option<Sync>,
+}
+
+#[derive(Debug)]
+struct Sync {
+    round: u64,
+    from: Timestamp,
+    to: Timestamp,
+    purpose: Purpose,
+    open: BTreeMap<PartitionId, Part>,
+    /// Partitions whose settled versions were copied.
+    covered: Covered,
+    asked: Asked,
+}
+
+/// Of each partition, below which version a peer had settled everything when it was copied, and what
+/// it had not.
+pub(super) type Covered = BTreeMap<PartitionId, (Timestamp, BTreeSet<Timestamp>)>;
+
+/// Why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// This coordinator wants to hear that the range is held here.
+    Straggler(NodeId),
+    /// To be complete, and what else is true then.
+    Whole(Whole),
+}
+
+/// What a node knows of its own state when it sets out to be complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Whole {
+    /// Peers must have closed what is out in this epoch.
+    pub epoch: u64,
+    /// It was complete up to its own watermark, and its own word counts.
+    pub is_intact: bool,
+    /// Incarnations that each partition's replica has not swept yet, and whether it has closed all
+    /// of them.
+    pub owes: BTreeMap<PartitionId, (Vec<(NodeId, u32)>, bool)>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Done {
+    /// Nothing yet.
+    Nothing,
+    /// The node is complete, but for what it came to owe meanwhile.
+    Whole(Whole),
+}
+
+/// One partition.
+#[derive(Debug)]
+enum Part {
+    /// Collecting what peers hold above their watermarks.
+    Asking(BTreeMap<NodeId, Answer>),
+    /// Copying what this peer has settled below its watermark.
+    Scanning {
+        peer: NodeId,
+        after: Option<Key>,
+        below: Timestamp,
+        /// What it has not settled below.
+        open: BTreeSet<Timestamp>,
+    },
+}
+
+/// What a replica holds in the range.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    /// Up to here it has settled everything.
+    pub settled: Timestamp,
+    /// What is not settled.
+    pub entries: BTreeMap<Timestamp, Image>,
+    /// Names.
+    pub names: Vec<((ClientId, u64), Name)>,
+}
+
+impl Syncs {
+    /// True if nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// Gives up what is under way.
+    pub(super) fn stop(&mut self) {
+        self.current = None;
+    }
+
+    /// A coordinator has not heard that this node holds what is visible in a range.
+    pub(super) fn on_missing(
+        &mut self,
+        coordinator: NodeId,
+        (from, to): (Timestamp, Timestamp),
+        replica: &mut Replica,
+        world: &mut World<'_, '_>,
+    ) -> Done {
+        if to >= world.marks.visible || self.current.is_some() {
+            // It will say so again.
+            return Done::Nothing;
+        }
+        world.cx.note(Note::Pulled);
+        self.begin((from, to), Purpose::Straggler(coordinator), replica, world)
+    }
+
+    /// This node may lack anything below the Vwatermark, and what incarnations left that are out.
+    pub(super) fn complete(
+        &mut self,
+        whole: Whole,
+        replica: &mut Replica,
+        world: &mut World<'_, '_>,
+    ) -> Done {
+        world.cx.note(Note::CaughtUp);
+        let to = Timestamp(world.marks.visible.0.saturating_sub(1));
+        let from = if whole.is_intact { replica.state.settled } else { Timestamp::ZERO };
+        self.begin((from, to), Purpose::Whole(whole), replica, world)
+    }
+
+    fn begin(
+        &mut self,
+        (from, to): (Timestamp, Timestamp),
+        purpose: Purpose,
+        replica: &mut Replica,
+        world: &mut World<'_, '_>,
+    ) -> Done {
+        self.round += 1;
+        let asking = |&partition: &PartitionId| (partition, Part::Asking(BTreeMap::new()));
+        let open: BTreeMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
+        let partitions: Vec<PartitionId> = open.keys().copied().collect();
+        let asked = Asked::new(world.cx.now());
+        let (round, covered) = (self.round, Covered::new());
+        self.current = Some(Sync { round, from, to, purpose, open, covered, asked });
+        self.send(world);
+        // A node without replicas has nothing to get.
+        let mut done = if partitions.is_empty() { self.end(replica, world) } else { Done::Nothing };
+        for partition in partitions {
+            if let Some(own) = self.own(partition, replica, world) {
+                done = self.on_answer(world.node, (partition, self.round), own, replica, world);
+            }
+        }
+        done
+    }
+
+    /// What this node's own word is, if it counts.
+    fn own(
+        &self,
+        partition: PartitionId,
+        replica: &Replica,
+        world: &World<'_, '_>,
+    ) -> Option<Answer> {
+        let sync = self.current.as_ref()?;
+        let counts = match &sync.purpose {
+            Purpose::Straggler(_) => true,
+            Purpose::Whole(whole) => {
+                whole.is_intact && whole.owes.get(&partition).is_none_or(|(_, closed)| *closed)
+            }
+        };
+        let to = sync.reach();
+        counts.then(|| replica.answer(partition, (sync.from, to), world.cluster))
+    }
+
+    fn send(&self, world: &mut World<'_, '_>) {
+        let Some(sync) = &self.current else { return };
+        let (round, from, to) = (sync.round, sync.from, sync.reach());
+        let epoch = match &sync.purpose {
+            Purpose::Straggler(_) => 0,
+            Purpose::Whole(whole) => whole.epoch,
+        };
+        for (&partition, part) in &sync.open {
+            match part {
+                Part::Asking(answers) => {
+                    let placed = world.cluster.partition(partition);
+                    for &peer in placed.into_iter().flat_map(|placed| &placed.replicas) {
+                        if peer != world.node && !answers.contains_key(&peer) {
+                            world.send(peer, Msg::Pull { partition, round, epoch, from, to });
+                        }
+                    }
+                }
+                Part::Scanning { peer, after, .. } => {
+                    let after = after.clone();
+                    world.send(*peer, Msg::Scan { partition, round, from, after });
+                }
+            }
+        }
+    }
+
+    /// A replica says what it holds.
+    pub(super) fn on_answer(
+        &mut self,
+        peer: NodeId,
+        (partition, round): (PartitionId, u64),
+        answer: Answer,
+        replica: &mut Replica,
+        world: &mut World<'_, '_>,
+    ) -> Done {
+        let Some(sync) = &mut self.current else { return Done::Nothing };
+        let Some(Part::Asking(answers)) = sync.open.get_mut(&partition) else {
+            return Done::Nothing;
+        };
+        if sync.round != round {
+            return Done::Nothing;
+        }
+        answers.insert(peer, answer);
+        let all = world.cluster.partition(partition).map_or(0, |placed| placed.replicas.len());
+        if answers.len() <= all / 2 {
+            return Done::Nothing;
+        }
+        let answers = std::mem::take(answers);
+        let best = answers.iter().max_by_key(|(_, answer)| answer.settled);
+        let Some((&peer, best)) = best else { return Done::Nothing };
+        let below = best.settled;
+        let open = best.entries.keys().copied().collect();
+        let is_whole = matches!(sync.purpose, Purpose::Whole(_));
+        sync.take_in(partition, &answers, replica, world);
+        if is_whole && below > sync.from && peer != world.node {
+            sync.open.insert(partition, Part::Scanning { peer, after: None, below, open });
+            let (from, after) = (sync.from, None);
+            world.send(peer, Msg::Scan { partition, round, from, after });
+            return Done::Nothing;
+        }
+        sync.open.remove(&partition);
+        self.end(replica, world)
+    }
+
+    /// A peer gives a piece of what it has settled.
+    pub(super) fn on_scanned(
+        &mut self,
+        from: NodeId,
+        (partition, round): (PartitionId, u64),
+        keys: Vec<(Key, Versions)>,
+        next: Option<Key>,
+        replica: &mut Replica,
+        world: &mut World<'_, '_>,
+    ) -> Done {
+        let Some(sync) = &mut self.current else { return Done::Nothing };
+        let Some(Part::Scanning { peer, after, below, open }) = sync.open.get_mut(&partition)
+        else {
+            return Done::Nothing;
+        };
+        let is_next =
+            after.as_ref().is_none_or(|after| keys.first().is_none_or(|(key, _)| key > after));
+        if sync.round != round || from != *peer || !is_next {
+            return Done::Nothing;
+        }
+        for (key, versions) in keys {
+            for (version, value) in versions {
+                replica.store.put(partition, key.clone(), version, value);
+            }
+        }
+        if let Some(next) = next {
+            *after = Some(next.clone());
+            let (from, after) = (sync.from, Some(next));
+            world.send(*peer, Msg::Scan { partition, round, from, after });
+            return Done::Nothing;
+        }
+        sync.covered.insert(partition, (*below, std::mem::take(open)));
+        sync.open.remove(&partition);
+        self.end(replica, world)
+    }
+
+    fn end(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
+        if self.current.as_ref().is_none_or(|sync| !sync.open.is_empty()) {
+            return Done::Nothing;
+        }
+        let Some(sync) = self.current.take() else { return Done::Nothing };
+        replica.drop_covered(sync.from, &sync.covered, world);
+        match sync.purpose {
+            Purpose::Straggler(coordinator) => {
+                world.reply(coordinator, Msg::Have { from: sync.from, to: sync.to });
+                Done::Nothing
+            }
+            Purpose::Whole(whole) => Done::Whole(whole),
+        }
+    }
+
+    /// Asks again who has not answered.
+    pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let Some(sync) = &mut self.current else { return };
+        if !sync.asked.is_due(world.config.resend_after, now) {
+            return;
+        }
+        sync.asked = sync.asked.again(now);
+        world.cx.note(Note::Resent);
+        if sync.asked.times > ATTEMPTS {
+            // Whoever was asked for settled versions may be gone; others are as good.
+            for part in sync.open.values_mut() {
+                *part = Part::Asking(BTreeMap::new());
+            }
+            self.round += 1;
+            sync.round = self.round;
+            sync.asked = Asked::new(now);
+        }
+        self.send(world);
+    }
+}
+
+impl Sync {
+    /// The last version to ask for: what is out is decided, however far it is.
+    fn reach(&self) -> Timestamp {
+        match self.purpose {
+            Purpose::Straggler(_) => self.to,
+            Purpose::Whole(_) => Timestamp::MAX,
+        }
+    }
+
+    /// Takes over what the answers of enough replicas come to.
+    fn take_in(
+        &self,
+        partition: PartitionId,
+        answers: &BTreeMap<NodeId, Answer>,
+        replica: &mut Replica,
+        world: &mut World<'_, '_>,
+    ) {
+        let best = answers.values().max_by_key(|answer| answer.settled);
+        let Some(best) = best else { return };
+        for answer in answers.values() {
+            replica.learn_names(&answer.names, world);
+        }
+        let is_whole = matches!(self.purpose, Purpose::Whole(_));
+        let mine = replica.answer(partition, (self.from, self.reach()), world.cluster);
+        let reported = answers.values().flat_map(|answer| answer.entries.keys());
+        let versions: BTreeSet<Timestamp> = reported.chain(mine.entries.keys()).copied().collect();
+        for ts in versions {
+            let is_settled = ts < best.settled;
+            if is_settled && !is_whole {
+                // A straggler holds what others have settled: they could not have without it.
+                continue;
+            }
+            let counts = |answer: &&Answer| !is_settled || std::ptr::eq(*answer, best);
+            let held: Vec<&Image> = answers
+                .values()
+                .filter(counts)
+                .filter_map(|answer| answer.entries.get(&ts))
+                .collect();
+            let own = mine.entries.get(&ts);
+            let Some(any) = held.first().copied().or(own) else { continue };
+            let is_out = world.is_out(ts, any.incarnation);
+            if ts > self.to && !is_out {
+                continue;
+            }
+            match verdict(&held) {
+                Some(image) => adopt(ts, image, own, replica, world),
+                None if is_settled => {}
+                None => {
+                    // Nobody who must know it does: it never was.
+                    let image = Image { phase: Phase::Aborted, output: None, ..any.clone() };
+                    adopt(ts, image, own, replica, world);
+                }
+            }
+        }
+    }
+}
+
+/// What a version is, by the rule for readers.
+fn verdict(held: &[&Image]) -> Option<Image> {
+    let ballot = held.iter().map(|image| image.ballot).max()?;
+    let of_ballot = || held.iter().filter(|image| image.ballot == ballot);
+    let is_aborted = of_ballot().any(|image| image.phase == Phase::Aborted);
+    let image = of_ballot().find(|image| (image.phase == Phase::Aborted) == is_aborted)?;
+    let mut image = (*image).clone();
+    if is_aborted {
+        image.output = None;
+    } else if image.output.is_none() {
+        image.output = held.iter().find_map(|image| image.output.clone());
+    }
+    Some(image)
+}
+
+fn adopt(
+    ts: Timestamp,
+    image: Image,
+    own: Option<&Image>,
+    replica: &mut Replica,
+    world: &mut World<'_, '_>,
+) {
+    let is_known = own.is_some_and(|own| {
+        own.ballot >= image.ballot
+            && (own.phase == Phase::Aborted) == (image.phase == Phase::Aborted)
+            && (own.output.is_some() || image.output.is_none())
+    });
+    if !is_known {
+        replica.adopt(ts, image, world);
+    }
+}
+
+/// After so many rounds without an answer everything is asked for afresh.
+const ATTEMPTS: u32 = 3;
+
+/// What a replica answers to [`Msg::Scan`].
+pub(super) fn scan(
+    replica: &Replica,
+    partition: PartitionId,
+    (from, after): (Timestamp, Option<&Key>),
+    limit: usize,
+) -> (Vec<(Key, Versions)>, Option<Key>) {
+    let piece = replica.store.scan(partition, after, limit);
+    let next = if piece.len() < limit { None } else { piece.last().map(|(key, _)| key.clone()) };
+    let keys = piece.into_iter().filter_map(|(key, mut versions)| {
+        versions.retain(|(version, _)| version.timestamp >= from);
+        (!versions.is_empty()).then_some((key, versions))
+    });
+    (keys.collect(), next)
+}

@@ -1,0 +1,896 @@
+//! A coordinator is gone: what it left undecided is decided by another, from what replicas hold (V10).
+//!
+//! There is one way for every failure, with the backup coordinator alive (§5.2) or its whole region
+//! lost (§5.4): whoever the directory tells ([`Task`]) collects durable promises from f + 1 replicas
+//! of every partition to refuse what is of a lower ballot, with all that they hold of the
+//! incarnation above their visibility watermarks. [`decide`] says of each timestamp whether it is to
+//! be written or not. What is to be written is written in the task's ballot, as a coordinator does,
+//! until f + 1 replicas of each of its partitions have it finalized, or f + 1 of one have durably
+//! refused its transaction, which proves that it never was and never will be stored. Then every
+//! partition is *closed*: f + 1 replicas durably know which timestamps of the incarnation survive,
+//! drop all others, and refuse them for good. Only then is the incarnation out.
+//!
+//! # Why closing is needed
+//!
+//! A version that reached just one replica may be unknown to the f + 1 that promised. Nobody then
+//! gives it a tombstone, yet a reader that asks this replica and another would find it, and nobody
+//! that marks it aborted. So a replica which learns that an incarnation is out, and has not closed
+//! it, answers no reads above its replica watermark before it has caught up
+//! ([`Acceptor::owes`]); the same holds of what the coordinator stored at f + 1 replicas and did not
+//! live to deliver to the others.
+//!
+//! # What a backup is for
+//!
+//! What was under way and can be neither ruled out nor taken for stored would have to be aborted,
+//! because most of it nobody knows. A coordinator therefore tells a backup in its region of each
+//! write before it begins ([`Backup`]), and if the backup is the one to take over, it writes those as
+//! well. Safety does not rest on it, so nobody waits for the backup, its log is not on disk, and it
+//! need not be complete. V4 asks for decisions to be at the backup before anybody is told because
+//! there the backup's writing may fail; here a transaction that anybody was told of is found stored
+//! in any f + 1 replicas, whatever the backup knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug};
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::time::{Duration, Time, Timestamp};
+
+use super::directory::Task;
+use super::watermark::Members;
+use crate::waiting::Asked;
+
+/// What a transaction stores: the part of it that taking over has to know.
+pub trait Functor: Clone + Eq + Debug {
+    /// Partitions that it writes.
+    fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId>;
+    /// About how many bytes it takes on the wire.
+    fn wire_size(&self) -> usize;
+}
+
+/// How many replicas are enough, out of 2f + 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Quorums {
+    /// The replicas of a partition.
+    pub replicas: usize,
+}
+
+impl Quorums {
+    /// f.
+    #[must_use]
+    pub fn faults(self) -> usize {
+        self.replicas.saturating_sub(1) / 2
+    }
+
+    /// f + 1: any two of these share a replica.
+    #[must_use]
+    pub fn slow(self) -> usize {
+        self.faults() + 1
+    }
+
+    /// ⌈3f/2⌉ + 1: of these, any f + 1 replicas include most that they can see.
+    #[must_use]
+    pub fn fast(self) -> usize {
+        (3 * self.faults()).div_ceil(2) + 1
+    }
+}
+
+/// How a replica holds a version.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Mark {
+    /// Stored; whether enough others have it is not known.
+    Tentative,
+    /// Enough others have it, in its partition.
+    Finalized,
+    /// Its coordinator, or whoever took over, gave it up.
+    Aborted,
+}
+
+/// One version as a replica holds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held<F> {
+    /// In which ballot it was marked so; 0 is its coordinator's own.
+    pub ballot: u64,
+    /// How.
+    pub mark: Mark,
+    /// What is stored; a tombstone may have come first.
+    pub functor: Option<F>,
+}
+
+/// What survives of an incarnation in one partition: all else of it above `above` is void.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Closed {
+    /// In whose ballot.
+    pub ballot: u64,
+    /// What is not above this had been decided before.
+    pub above: Timestamp,
+    /// What survives.
+    pub survivors: BTreeSet<Timestamp>,
+}
+
+/// What one replica holds of an incarnation when it promises. It is durable before it is sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Promise<F> {
+    /// Its visibility watermark: what is below this is decided.
+    pub visible: Timestamp,
+    /// The partition was closed here before, in a lower ballot.
+    pub closed: Option<Closed>,
+    /// All versions and tombstones of the incarnation that are not below [`Promise::visible`].
+    pub held: BTreeMap<Timestamp, Held<F>>,
+}
+
+impl<F> Promise<F> {
+    /// How this replica holds `at`, in its highest ballot.
+    fn mark(&self, at: Timestamp) -> Option<(u64, Mark)> {
+        let held = self.held.get(&at).map(|held| (held.ballot, held.mark));
+        let closed = self.closed.as_ref().filter(|closed| at > closed.above).map(|closed| {
+            let survives = closed.survivors.contains(&at);
+            (closed.ballot, if survives { Mark::Finalized } else { Mark::Aborted })
+        });
+        held.max(closed)
+    }
+}
+
+/// What the promises of one partition say about one timestamp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Finding {
+    /// Too few have promised.
+    Wait,
+    /// It was decided before: somebody's visibility watermark is above it.
+    Settled,
+    /// It was given up, here or elsewhere.
+    Aborted,
+    /// It may be stored so that it was taken for decided.
+    PossiblyStored,
+    /// It is not, and never was.
+    NotStored,
+}
+
+fn find<F>(quorums: Quorums, promises: &[&Promise<F>], at: Timestamp) -> Finding {
+    if promises.iter().any(|promise| at < promise.visible) {
+        return Finding::Settled;
+    }
+    if promises.len() < quorums.slow() {
+        return Finding::Wait;
+    }
+    let marks = || promises.iter().filter_map(|promise| promise.mark(at));
+    let Some(highest) = marks().map(|(ballot, _)| ballot).max() else { return Finding::NotStored };
+    let of_highest = || marks().filter(|&(ballot, _)| ballot == highest).map(|(_, mark)| mark);
+    let has = |wanted: Mark| of_highest().any(|mark| mark == wanted);
+    // Whoever decided in a higher ballot had heard of all that could have been decided before.
+    if has(Mark::Aborted) {
+        Finding::Aborted
+    } else if has(Mark::Finalized) || highest > 0 {
+        Finding::PossiblyStored
+    } else {
+        let unseen = quorums.replicas.saturating_sub(promises.len());
+        let may_be_fast = of_highest().count() + unseen >= quorums.fast();
+        if may_be_fast { Finding::PossiblyStored } else { Finding::NotStored }
+    }
+}
+
+/// What is to become of one timestamp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Some partition has too few promises.
+    Wait,
+    /// It was decided before, and stays as it is.
+    Settled,
+    /// Write it until f + 1 replicas of each of its partitions have it finalized; if f + 1 of one
+    /// have durably refused its transaction, it is aborted.
+    Write,
+    /// It is void.
+    Abort,
+}
+
+/// Decides, by what each of its partitions' replicas promised, what becomes of a timestamp of a
+/// fenced coordinator (R7). `is_known` says whether whoever takes over knows the transaction from
+/// its coordinator and may go on with it.
+///
+/// What its coordinator may have taken for stored everywhere is written: f + 1 replicas had it
+/// finalized, of which any f + 1 include one, or ⌈3f/2⌉ + 1 held it, of which any f + 1 include all
+/// but as many as have not been heard. What was given up stays given up: its caller may know, and
+/// then any f + 1 include a tombstone.
+#[must_use]
+pub fn decide<F>(
+    partitions: &[(Quorums, Vec<&Promise<F>>)],
+    at: Timestamp,
+    is_known: bool,
+) -> Verdict {
+    let findings: Vec<Finding> =
+        partitions.iter().map(|(quorums, promises)| find(*quorums, promises, at)).collect();
+    let has = |wanted: Finding| findings.contains(&wanted);
+    if has(Finding::Settled) {
+        Verdict::Settled
+    } else if has(Finding::Wait) || findings.is_empty() {
+        Verdict::Wait
+    } else if has(Finding::Aborted) || (has(Finding::NotStored) && !is_known) {
+        Verdict::Abort
+    } else {
+        Verdict::Write
+    }
+}
+
+/// What coordinators told their backup of what they have under way: transactions that they began to
+/// write and did not give up. Volatile, and as complete as messages arrive.
+#[derive(Debug)]
+pub struct Backup<F>(BTreeMap<(NodeId, u32), BTreeMap<Timestamp, F>>);
+
+impl<F> Default for Backup<F> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<F: Functor> Backup<F> {
+    /// A coordinator begins to write.
+    pub fn begin(&mut self, coordinator: NodeId, incarnation: u32, at: Timestamp, functor: F) {
+        self.0.entry((coordinator, incarnation)).or_default().insert(at, functor);
+    }
+
+    /// A coordinator has given it up, or has it stored.
+    pub fn end(&mut self, coordinator: NodeId, incarnation: u32, at: Timestamp) {
+        if let Some(open) = self.0.get_mut(&(coordinator, incarnation)) {
+            open.remove(&at);
+        }
+    }
+
+    /// Forgets what the visibility watermark has passed, and incarnations of which everything is
+    /// decided.
+    pub fn forget(&mut self, visible: Timestamp, members: &Members) {
+        self.0.retain(|&(coordinator, incarnation), open| {
+            *open = open.split_off(&visible);
+            incarnation > members.settled_through(coordinator) && !open.is_empty()
+        });
+    }
+
+    /// What an incarnation had under way.
+    #[must_use]
+    pub fn open(&self, coordinator: NodeId, incarnation: u32) -> BTreeMap<Timestamp, F> {
+        self.0.get(&(coordinator, incarnation)).cloned().unwrap_or_default()
+    }
+
+    /// How much it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.values().map(BTreeMap::len).sum()
+    }
+
+    /// True if it holds nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What one replica promised of one server's incarnations. Of a server only the last counts: before
+/// somebody takes over an incarnation, everything of earlier ones is decided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pledge {
+    /// Whose.
+    pub server: NodeId,
+    /// Which incarnation.
+    pub incarnation: u32,
+    /// Nothing of a lower ballot is accepted of it, and nothing at all of earlier ones.
+    pub ballot: u64,
+    /// What survives, once that is known.
+    pub closed: Option<Closed>,
+}
+
+/// What the replica of one partition on one server promised, and what it still lacks.
+#[derive(Debug, Default)]
+pub struct Acceptor {
+    pledges: BTreeMap<NodeId, Pledge>,
+    /// By server: it has all that incarnations up to this one left in this partition.
+    swept: BTreeMap<NodeId, u32>,
+}
+
+/// What a replica remembers of promises, per partition. Replayed in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// It promised, or closed.
+    Pledge(Pledge),
+    /// It has everything that a server's incarnations up to this one left.
+    Swept {
+        /// Whose.
+        server: NodeId,
+        /// Up to which.
+        incarnation: u32,
+    },
+}
+
+impl Acceptor {
+    /// Takes back what it remembered.
+    pub fn recover(&mut self, record: Record) {
+        match record {
+            Record::Pledge(pledge) => drop(self.pledges.insert(pledge.server, pledge)),
+            Record::Swept { server, incarnation } => {
+                let swept = self.swept.entry(server).or_default();
+                *swept = incarnation.max(*swept);
+            }
+        }
+    }
+
+    /// What a checkpoint must keep.
+    pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
+        let swept = self.swept.iter();
+        let swept = swept.map(|(&server, &incarnation)| Record::Swept { server, incarnation });
+        self.pledges.values().cloned().map(Record::Pledge).chain(swept)
+    }
+
+    /// True if what `incarnation` of `server`, or whoever took it over, asks in `ballot` about its
+    /// timestamp `at` may be done: stored, finalized or aborted (V5).
+    #[must_use]
+    pub fn allows(&self, server: NodeId, incarnation: u32, ballot: u64, at: Timestamp) -> bool {
+        let Some(pledge) = self.pledges.get(&server) else { return true };
+        if incarnation != pledge.incarnation {
+            return incarnation > pledge.incarnation;
+        }
+        let is_void = |closed: &Closed| {
+            at > closed.above && ballot <= closed.ballot && !closed.survivors.contains(&at)
+        };
+        ballot >= pledge.ballot && !pledge.closed.as_ref().is_some_and(is_void)
+    }
+
+    /// Somebody takes over: the record to persist before what is held is sent, with what was closed
+    /// before.
+    ///
+    /// # Errors
+    /// The higher ballot promised before, or the same one's close; nothing if a later incarnation
+    /// was taken over.
+    pub fn promise(
+        &mut self,
+        server: NodeId,
+        incarnation: u32,
+        ballot: u64,
+    ) -> Result<Record, Option<u64>> {
+        let closed = match self.pledges.get(&server) {
+            Some(pledge) if pledge.incarnation > incarnation => return Err(None),
+            Some(pledge) if pledge.incarnation == incarnation => {
+                if pledge.ballot > ballot {
+                    return Err(Some(pledge.ballot));
+                }
+                pledge.closed.clone()
+            }
+            Some(_) | None => None,
+        };
+        let pledge = Pledge { server, incarnation, ballot, closed };
+        self.pledges.insert(server, pledge.clone());
+        Ok(Record::Pledge(pledge))
+    }
+
+    /// Whoever took over says what survives: the record to persist before that is acknowledged.
+    /// Everything else that is held of the incarnation above `closed.above`, in ballots up to the
+    /// close's, is void and must be dropped; a survivor that is not held must be pulled, and then
+    /// [`Acceptor::sweep`] be called.
+    ///
+    /// # Errors
+    /// As of [`Acceptor::promise`].
+    pub fn close(
+        &mut self,
+        server: NodeId,
+        incarnation: u32,
+        closed: Closed,
+    ) -> Result<Record, Option<u64>> {
+        self.promise(server, incarnation, closed.ballot)?;
+        let pledge = Pledge { server, incarnation, ballot: closed.ballot, closed: Some(closed) };
+        self.pledges.insert(server, pledge.clone());
+        Ok(Record::Pledge(pledge))
+    }
+
+    /// What was closed here of an incarnation.
+    #[must_use]
+    pub fn closed(&self, server: NodeId, incarnation: u32) -> Option<&Closed> {
+        let pledge = self.pledges.get(&server)?;
+        pledge.closed.as_ref().filter(|_| pledge.incarnation == incarnation)
+    }
+
+    /// The partition's replica here has all that `server` left up to `incarnation`: it closed it, or
+    /// asked f + 1 replicas that did, and has every version from its replica watermark on that they
+    /// have. The record to persist.
+    pub fn sweep(&mut self, server: NodeId, incarnation: u32) -> Record {
+        let record = Record::Swept { server, incarnation };
+        self.recover(record.clone());
+        record
+    }
+
+    /// Incarnations that are out, of which this replica may lack something or hold what is void.
+    /// Until [`Acceptor::sweep`] was called for each it must not answer reads by watermarks of
+    /// `members`' epoch or a later one, nor let its own replica watermark pass what they wrote.
+    #[must_use]
+    pub fn owes(&self, members: &Members) -> Vec<(NodeId, u32)> {
+        let servers = members.servers.keys().map(|&id| (id, members.settled_through(id)));
+        let swept = |id| self.swept.get(&id).copied().unwrap_or(0);
+        servers.filter(|&(id, settled)| settled > swept(id)).collect()
+    }
+}
+
+/// What whoever takes over and replicas say to each other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message<F> {
+    /// To the replicas of every partition: promise, and say what you hold.
+    Promise {
+        /// Which partition.
+        partition: PartitionId,
+        /// Whose timestamps, and in which ballot.
+        task: Task,
+    },
+    /// The answer. The promise is durable.
+    Promised {
+        /// Which partition.
+        partition: PartitionId,
+        /// Whose timestamps, and in which ballot.
+        task: Task,
+        /// What is held.
+        promise: Promise<F>,
+    },
+    /// To the replicas of every partition: this is what survives.
+    Close {
+        /// Which partition.
+        partition: PartitionId,
+        /// Whose timestamps.
+        task: Task,
+        /// What survives.
+        closed: Closed,
+    },
+    /// The answer. The close is durable, and what is void was dropped.
+    Closed {
+        /// Which partition.
+        partition: PartitionId,
+        /// Whose timestamps, and in which ballot.
+        task: Task,
+    },
+}
+
+/// What to write in the task's ballot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToWrite<F> {
+    /// At which timestamp.
+    pub at: Timestamp,
+    /// What.
+    pub functor: F,
+}
+
+/// How far a takeover is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    /// It collects promises.
+    Promises,
+    /// What survives is being written.
+    Writes,
+    /// Partitions are being closed.
+    Closes,
+    /// f + 1 replicas of every partition are closed: tell the directory
+    /// ([`super::directory::Membership::finish`]).
+    Finished,
+}
+
+/// One incarnation being taken over.
+#[derive(Debug)]
+pub struct Takeover<F> {
+    task: Task,
+    stage: Stage,
+    /// The replicas of each partition.
+    replicas: BTreeMap<PartitionId, BTreeSet<NodeId>>,
+    promises: BTreeMap<PartitionId, BTreeMap<NodeId, Promise<F>>>,
+    /// What the coordinator told its backup, if this is the backup.
+    known: BTreeMap<Timestamp, F>,
+    /// Nothing below this is touched: it was decided before.
+    above: Timestamp,
+    /// What is being written, and
+    unwritten: BTreeSet<Timestamp>,
+    /// what has been.
+    survivors: BTreeSet<Timestamp>,
+    closed: BTreeMap<PartitionId, BTreeSet<NodeId>>,
+    asked: Asked,
+}
+
+impl<F: Functor> Takeover<F> {
+    /// Begins: `known` is what the incarnation had told this server that it had under way, `visible`
+    /// this server's visibility watermark. Send [`Takeover::round`].
+    #[must_use]
+    pub fn new(
+        task: Task,
+        cluster: &Cluster,
+        known: BTreeMap<Timestamp, F>,
+        visible: Timestamp,
+        now: Time,
+    ) -> Self {
+        let partitions = cluster.partitions();
+        Self {
+            task,
+            stage: Stage::Promises,
+            replicas: partitions.map(|p| (p.id, p.replicas.iter().copied().collect())).collect(),
+            promises: BTreeMap::new(),
+            known,
+            // Every timestamp of the incarnation that is below this, or not above its floor, is
+            // decided or was never assigned.
+            above: task.after.max(Timestamp(visible.0.saturating_sub(1))),
+            unwritten: BTreeSet::new(),
+            survivors: BTreeSet::new(),
+            closed: BTreeMap::new(),
+            asked: Asked::new(now),
+        }
+    }
+
+    fn quorums(&self, partition: PartitionId) -> Quorums {
+        Quorums { replicas: self.replicas.get(&partition).map_or(0, BTreeSet::len) }
+    }
+
+    fn promised(&self, partition: PartitionId) -> Vec<&Promise<F>> {
+        self.promises.get(&partition).into_iter().flat_map(BTreeMap::values).collect()
+    }
+
+    /// What to send now to those that have not answered; nothing while versions are being written.
+    #[must_use]
+    pub fn round(&self) -> Vec<(NodeId, Message<F>)> {
+        let mut round = Vec::new();
+        let task = self.task;
+        for (&partition, replicas) in &self.replicas {
+            for &to in replicas {
+                match self.stage {
+                    Stage::Promises => {
+                        let promises = self.promises.get(&partition);
+                        if !promises.is_some_and(|promises| promises.contains_key(&to)) {
+                            round.push((to, Message::Promise { partition, task }));
+                        }
+                    }
+                    Stage::Closes => {
+                        let closed = self.closed.get(&partition);
+                        if !closed.is_some_and(|closed| closed.contains(&to)) {
+                            let closed = self.close();
+                            round.push((to, Message::Close { partition, task, closed }));
+                        }
+                    }
+                    Stage::Writes | Stage::Finished => {}
+                }
+            }
+        }
+        round
+    }
+
+    /// [`Takeover::round`] again, if it is time to; when that is, if not.
+    pub fn again(&mut self, patience: Duration, now: Time) -> Vec<(NodeId, Message<F>)> {
+        if !self.asked.is_due(patience, now) {
+            return Vec::new();
+        }
+        self.asked = self.asked.again(now);
+        self.round()
+    }
+
+    fn close(&self) -> Closed {
+        let (ballot, above) = (self.task.ballot, self.above);
+        Closed { ballot, above, survivors: self.survivors.clone() }
+    }
+
+    /// A replica has promised. Once enough have: what is to be written. Whatever is being written
+    /// then is to be reported with [`Takeover::on_written`] or [`Takeover::on_refused`]; if nothing
+    /// is, send [`Takeover::round`].
+    pub fn on_promised(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        task: Task,
+        promise: Promise<F>,
+        cluster: &Cluster,
+        now: Time,
+    ) -> Vec<ToWrite<F>> {
+        let is_replica = self.replicas.get(&partition).is_some_and(|of| of.contains(&from));
+        if task != self.task || self.stage != Stage::Promises || !is_replica {
+            return Vec::new();
+        }
+        self.promises.entry(partition).or_default().entry(from).or_insert(promise);
+        let lacks = |p: PartitionId| self.promised(p).len() < self.quorums(p).slow();
+        if self.replicas.keys().any(|&partition| lacks(partition)) {
+            return Vec::new();
+        }
+        let writes = self.verdicts(cluster);
+        self.unwritten = writes.iter().map(|write| write.at).collect();
+        self.promises.clear();
+        self.enter(if writes.is_empty() { Stage::Closes } else { Stage::Writes }, now);
+        writes
+    }
+
+    fn verdicts(&mut self, cluster: &Cluster) -> Vec<ToWrite<F>> {
+        let all = || self.promises.values().flat_map(BTreeMap::values);
+        let visible = all().map(|promise| promise.visible).max().unwrap_or_default();
+        let above = self.above.max(Timestamp(visible.0.saturating_sub(1)));
+        let mut functors = self.known.clone();
+        for (&at, held) in all().flat_map(|promise| &promise.held) {
+            if let Some(functor) = &held.functor {
+                functors.insert(at, functor.clone());
+            }
+        }
+        let mut writes = Vec::new();
+        // What nobody has a functor of was never stored anywhere that counts.
+        for (at, functor) in functors {
+            if at <= above || at > self.task.upto {
+                continue;
+            }
+            let partitions = functor.partitions(cluster).into_iter();
+            let facts: Vec<_> = partitions.map(|p| (self.quorums(p), self.promised(p))).collect();
+            match decide(&facts, at, self.known.contains_key(&at)) {
+                Verdict::Write => writes.push(ToWrite { at, functor }),
+                Verdict::Abort | Verdict::Settled | Verdict::Wait => {}
+            }
+        }
+        self.above = above;
+        writes
+    }
+
+    /// f + 1 replicas of each of its partitions have it finalized in the task's ballot. True if that
+    /// was the last: send [`Takeover::round`].
+    pub fn on_written(&mut self, at: Timestamp, now: Time) -> bool {
+        if self.unwritten.remove(&at) {
+            self.survivors.insert(at);
+        }
+        self.end_writes(now)
+    }
+
+    /// f + 1 replicas of one of its partitions have durably refused its transaction. True if that
+    /// was the last: send [`Takeover::round`].
+    pub fn on_refused(&mut self, at: Timestamp, now: Time) -> bool {
+        self.unwritten.remove(&at);
+        self.end_writes(now)
+    }
+
+    fn end_writes(&mut self, now: Time) -> bool {
+        let is_over = self.stage == Stage::Writes && self.unwritten.is_empty();
+        if is_over {
+            self.enter(Stage::Closes, now);
+        }
+        is_over
+    }
+
+    /// A replica has closed. True if that was the last that was needed: the task is finished. Others
+    /// close when they catch up.
+    pub fn on_closed(&mut self, from: NodeId, partition: PartitionId, task: Task) -> bool {
+        let is_replica = self.replicas.get(&partition).is_some_and(|of| of.contains(&from));
+        if task != self.task || self.stage != Stage::Closes || !is_replica {
+            return false;
+        }
+        self.closed.entry(partition).or_default().insert(from);
+        let closed = |p: &PartitionId| self.closed.get(p).map_or(0, BTreeSet::len);
+        if self.replicas.keys().all(|p| closed(p) >= self.quorums(*p).slow()) {
+            self.stage = Stage::Finished;
+        }
+        self.stage == Stage::Finished
+    }
+
+    fn enter(&mut self, stage: Stage, now: Time) {
+        self.stage = stage;
+        self.asked = Asked::new(now);
+    }
+
+    /// What is being taken over.
+    #[must_use]
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+}
+
+impl<F: Functor> Message<F> {
+    /// The name of the message.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Promise { .. } => "Promise",
+            Self::Promised { .. } => "Promised",
+            Self::Close { .. } => "Close",
+            Self::Closed { .. } => "Closed",
+        }
+    }
+
+    /// About how many bytes it takes on the wire.
+    #[must_use]
+    pub fn wire_size(&self) -> usize {
+        match self {
+            Self::Promise { .. } | Self::Closed { .. } => 38,
+            Self::Promised { promise, .. } => {
+                let sizes = promise
+                    .held
+                    .values()
+                    .map(|held| 20 + held.functor.as_ref().map_or(0, Functor::wire_size));
+                let closed = promise.closed.as_ref().map_or(0, closed_size);
+                50 + closed + sizes.sum::<usize>()
+            }
+            Self::Close { closed, .. } => 38 + closed_size(closed),
+        }
+    }
+}
+
+fn closed_size(closed: &Closed) -> usize {
+    20 + 9 * closed.survivors.len()
+}
+
+impl<F> fmt::Display for Message<F> {
+    /// One short line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |f: &mut fmt::Formatter<'_>, name, partition: &PartitionId, task: &Task| {
+            let Task { server, incarnation, ballot, .. } = task;
+            write!(f, "{name} {partition} {server}.{incarnation} ballot {ballot}")
+        };
+        match self {
+            Self::Promise { partition, task } => of(f, "Promise", partition, task),
+            Self::Promised { partition, task, promise } => {
+                of(f, "Promised", partition, task)?;
+                write!(f, " visible {} held {}", promise.visible, promise.held.len())
+            }
+            Self::Close { partition, task, closed } => {
+                of(f, "Close", partition, task)?;
+                write!(f, " above {} survivors {}", closed.above, closed.survivors.len())
+            }
+            Self::Closed { partition, task } => of(f, "Closed", partition, task),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What replicas hold of one timestamp in one partition, each in one of these ways: nothing, and
+    /// for good; tentatively; finalized; a tombstone. Above nothing, all in ballot 0.
+    const WAYS: [Option<Mark>; 4] =
+        [None, Some(Mark::Tentative), Some(Mark::Finalized), Some(Mark::Aborted)];
+
+    const AT: Timestamp = Timestamp(10);
+
+    fn states(replicas: u32) -> impl Iterator<Item = Vec<Option<Mark>>> {
+        (0..4_usize.pow(replicas))
+            .map(move |state| (0..replicas).map(|r| WAYS[state / 4_usize.pow(r) % 4]).collect())
+    }
+
+    fn count(state: &[Option<Mark>], ways: &[Mark]) -> usize {
+        state.iter().flatten().filter(|mark| ways.contains(mark)).count()
+    }
+
+    fn promise(mark: Option<Mark>, ballot: u64) -> Promise<()> {
+        let held = mark.map(|mark| (AT, Held { ballot, mark, functor: None }));
+        Promise { visible: Timestamp(5), closed: None, held: held.into_iter().collect() }
+    }
+
+    /// Every choice of f + 1 or more replicas.
+    fn choices(quorums: Quorums) -> impl Iterator<Item = Vec<usize>> {
+        (0..1_usize << quorums.replicas)
+            .map(move |set| (0..quorums.replicas).filter(|r| set >> r & 1 == 1).collect())
+            .filter(move |chosen: &Vec<usize>| chosen.len() >= quorums.slow())
+    }
+
+    /// What can be when its coordinator stops: replicas finalize only what f + 1 hold.
+    fn is_possible(quorums: Quorums, state: &[Option<Mark>]) -> bool {
+        count(state, &[Mark::Finalized]) == 0 || {
+            let held = count(state, &[Mark::Tentative, Mark::Finalized, Mark::Aborted]);
+            held >= quorums.slow()
+        }
+    }
+
+    /// The coordinator may have seen enough to take it for stored.
+    fn may_be_stored(quorums: Quorums, state: &[Option<Mark>]) -> bool {
+        count(state, &[Mark::Finalized]) >= quorums.slow()
+            || count(state, &[Mark::Tentative, Mark::Finalized]) >= quorums.fast()
+    }
+
+    #[test]
+    fn what_was_told_stands_whichever_replicas_are_asked() {
+        let (mut told, mut stored, mut cases) = (0, 0, 0);
+        for replicas in [1, 3, 5] {
+            let quorums = Quorums { replicas: replicas as usize };
+            for state in states(replicas).filter(|state| is_possible(quorums, state)) {
+                let is_aborted = count(&state, &[Mark::Aborted]) >= quorums.slow();
+                let has_tombstone = count(&state, &[Mark::Aborted]) > 0;
+                // Whoever gives up does not take it for stored as well.
+                let is_stored = may_be_stored(quorums, &state) && !has_tombstone;
+                for chosen in choices(quorums) {
+                    let promises: Vec<_> = chosen.iter().map(|&r| promise(state[r], 0)).collect();
+                    let facts = [(quorums, promises.iter().collect::<Vec<_>>())];
+                    for is_known in [false, true] {
+                        let verdict = decide(&facts, AT, is_known);
+                        cases += 1;
+                        told += u32::from(is_aborted);
+                        stored += u32::from(is_stored);
+                        assert_ne!(verdict, Verdict::Wait);
+                        if is_aborted {
+                            assert_eq!(verdict, Verdict::Abort, "{state:?} by {chosen:?}");
+                        }
+                        if is_stored {
+                            assert_eq!(verdict, Verdict::Write, "{state:?} by {chosen:?}");
+                        }
+                    }
+                }
+            }
+        }
+        assert!(cases > 10_000 && told > 1_000 && stored > 1_000, "{cases} {told} {stored}");
+    }
+
+    #[test]
+    fn two_partitions_are_written_both_or_neither() {
+        let quorums = Quorums { replicas: 3 };
+        let possible = || states(3).filter(|state| is_possible(quorums, state));
+        for (a, b) in possible().flat_map(|a| possible().map(move |b| (a.clone(), b))) {
+            let is_given_up = [&a, &b].iter().any(|s| count(s, &[Mark::Aborted]) > 0);
+            let is_told = [&a, &b].iter().all(|s| count(s, &[Mark::Aborted]) >= 2);
+            let is_stored =
+                !is_given_up && [&a, &b].iter().all(|state| may_be_stored(quorums, state));
+            for (of_a, of_b) in
+                choices(quorums).flat_map(|x| choices(quorums).map(move |y| (x.clone(), y)))
+            {
+                let promises = |state: &[Option<Mark>], of: &[usize]| {
+                    of.iter().map(|&r| promise(state[r], 0)).collect::<Vec<_>>()
+                };
+                let (of_a, of_b) = (promises(&a, &of_a), promises(&b, &of_b));
+                let facts = [(quorums, of_a.iter().collect()), (quorums, of_b.iter().collect())];
+                let verdict = decide(&facts, AT, false);
+                assert!(!is_told || verdict == Verdict::Abort, "{a:?} {b:?}: {verdict:?}");
+                assert!(!is_stored || verdict == Verdict::Write, "{a:?} {b:?}: {verdict:?}");
+            }
+        }
+    }
+
+    /// What one decided and closed, or wrote, in a ballot, everybody after decides as well, whatever
+    /// is left of lower ballots.
+    #[test]
+    fn whoever_comes_later_decides_the_same() {
+        let quorums = Quorums { replicas: 3 };
+        for state in states(3) {
+            for finished in choices(quorums) {
+                for survives in [false, true] {
+                    let promises: Vec<_> = (0..3)
+                        .map(|r| {
+                            let mut promise = promise(state[r], 0);
+                            if finished.contains(&r) {
+                                let survivors = survives.then_some(AT).into_iter().collect();
+                                let above = Timestamp(4);
+                                promise.closed = Some(Closed { ballot: 7, above, survivors });
+                            }
+                            promise
+                        })
+                        .collect();
+                    let wanted = if survives { Verdict::Write } else { Verdict::Abort };
+                    for chosen in choices(quorums) {
+                        let asked = chosen.iter().filter_map(|&r| promises.get(r)).collect();
+                        assert_eq!(decide(&[(quorums, asked)], AT, !survives), wanted);
+                    }
+                }
+            }
+        }
+        // Written in a ballot, with a tombstone of a lower one.
+        let all = [promise(Some(Mark::Finalized), 7), promise(Some(Mark::Aborted), 3)];
+        assert_eq!(decide(&[(quorums, all.iter().collect())], AT, false), Verdict::Write);
+    }
+
+    #[test]
+    fn nothing_is_decided_by_too_few_nor_below_the_watermark() {
+        let quorums = Quorums { replicas: 3 };
+        let one = promise(Some(Mark::Finalized), 0);
+        assert_eq!(decide(&[(quorums, vec![&one])], AT, true), Verdict::Wait);
+        let above = Promise { visible: AT.next(), ..promise(None, 0) };
+        assert_eq!(decide(&[(quorums, vec![&one, &above])], AT, true), Verdict::Settled);
+    }
+
+    #[test]
+    fn a_promise_outlasts_lower_ballots_and_a_close_all_but_survivors() {
+        let (server, mut acceptor) = (NodeId(3), Acceptor::default());
+        assert!(acceptor.allows(server, 1, 0, AT));
+        let record = acceptor.promise(server, 1, 5).unwrap();
+        assert!(!acceptor.allows(server, 1, 0, AT) && acceptor.allows(server, 1, 5, AT));
+        assert!(acceptor.allows(server, 2, 0, AT), "a later incarnation is another");
+        assert_eq!(acceptor.promise(server, 1, 4), Err(Some(5)));
+        let survivors = BTreeSet::from([AT]);
+        let closed = Closed { ballot: 5, above: Timestamp(4), survivors };
+        acceptor.close(server, 1, closed).unwrap();
+        assert!(acceptor.allows(server, 1, 5, AT) && !acceptor.allows(server, 1, 5, AT.next()));
+        assert!(acceptor.promise(server, 2, 9).is_ok());
+        assert!(!acceptor.allows(server, 1, 6, AT), "everything of it is decided");
+        assert_eq!(acceptor.promise(server, 1, 9), Err(None));
+        let mut restarted = Acceptor::default();
+        restarted.recover(record);
+        assert!(!restarted.allows(server, 1, 0, AT));
+    }
+}

@@ -1,0 +1,249 @@
+//! What servers report, what follows from the reports of all of them, and who all of them are.
+//!
+//! A watermark is a promise about timestamps: below the *visibility* watermark, every timestamp that
+//! was ever assigned is decided, and none will ever be assigned. Once true that stays true, so
+//! watermarks are held by maximum ([`Watermarks::adopt`]), whatever becomes of those that took part.
+//! What has to be right is the minimum they are computed from ([`least`]): over *all* members of
+//! one epoch, by reports made in that epoch, where whoever is unknown counts as before everything
+//! (V8). Members change one at a time, each change is an epoch of its own, and reports of two epochs
+//! are never mixed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::time::Timestamp;
+
+/// What one server says of itself, as of one moment: no part of it is older or newer than another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Who.
+    pub server: NodeId,
+    /// Which of its lives.
+    pub incarnation: u32,
+    /// The members that it knew, and took itself for one of, when it said so.
+    pub epoch: u64,
+    /// Every timestamp that it assigned below this is decided, and it will assign none below this.
+    pub svw: Timestamp,
+    /// Of each partition: what it decided below this, every active replica of the partition has.
+    /// [`Report::svw`] of a partition that is not listed.
+    pub srw: BTreeMap<PartitionId, Timestamp>,
+    /// It needs no version that a version at or below this replaces.
+    pub sgw: Timestamp,
+}
+
+/// What follows from the reports of all members.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Watermarks {
+    /// The latest epoch that any of it was computed in. Whoever goes by these watermarks must know
+    /// the members of this epoch: who left before it may have left versions behind that some
+    /// replicas lack.
+    pub epoch: u64,
+    /// Every timestamp below this that was ever assigned is decided, and none will ever be assigned.
+    pub visible: Timestamp,
+    /// Of each partition: what was decided below this, each of its active replicas has.
+    pub replicated: BTreeMap<PartitionId, Timestamp>,
+    /// Nobody needs a version that a version at or below this replaces.
+    pub collectable: Timestamp,
+}
+
+/// Who takes part, as of one epoch.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Members {
+    /// Counts the changes.
+    pub epoch: u64,
+    /// Every server of the cluster.
+    pub servers: BTreeMap<NodeId, Member>,
+}
+
+/// One server among the members.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Which of its lives; 0 if it has not taken part yet.
+    pub incarnation: u32,
+    /// Whether that life takes part.
+    pub status: Status,
+}
+
+/// Whether one life of a server takes part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// It assigns timestamps while it has a lease, and every watermark waits for its reports.
+    Active,
+    /// It no longer assigns timestamps, but what it left undecided is not known yet: watermarks
+    /// stand still.
+    Fenced {
+        /// Who finds out and decides it.
+        by: NodeId,
+    },
+    /// Everything that it assigned is decided.
+    Out,
+}
+
+impl Members {
+    /// The servers that take part, with their incarnations.
+    pub fn active(&self) -> impl Iterator<Item = (NodeId, u32)> + '_ {
+        let servers = self.servers.iter();
+        servers.filter(|(_, m)| m.status == Status::Active).map(|(&id, m)| (id, m.incarnation))
+    }
+
+    /// True if this life of `server` takes part.
+    #[must_use]
+    pub fn is_active(&self, server: NodeId, incarnation: u32) -> bool {
+        let wanted = Member { incarnation, status: Status::Active };
+        self.servers.get(&server) == Some(&wanted)
+    }
+
+    /// True if nobody is fenced: a minimum over the active members is a minimum over everybody who
+    /// may have left a timestamp undecided.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        !self.servers.values().any(|m| matches!(m.status, Status::Fenced { .. }))
+    }
+
+    /// The highest incarnation of `server` of which everything is decided: that of its current life
+    /// if it is out, else of the one before.
+    #[must_use]
+    pub fn settled_through(&self, server: NodeId) -> u32 {
+        self.servers.get(&server).map_or(0, |member| match member.status {
+            Status::Out => member.incarnation,
+            Status::Active | Status::Fenced { .. } => member.incarnation.saturating_sub(1),
+        })
+    }
+
+    /// Takes over a later epoch's members. True if they were later.
+    pub fn adopt(&mut self, other: &Self) -> bool {
+        let is_later = other.epoch > self.epoch;
+        if is_later {
+            self.clone_from(other);
+        }
+        is_later
+    }
+}
+
+/// The least of what all said; nothing if there is nobody, or somebody has said nothing yet.
+#[must_use]
+pub fn least(all: impl IntoIterator<Item = Option<Timestamp>>) -> Option<Timestamp> {
+    let mut all = all.into_iter();
+    let first = all.next().flatten()?;
+    all.try_fold(first, |least, next| next.map(|next| least.min(next)))
+}
+
+impl Watermarks {
+    /// Takes over what is further. True if anything was.
+    pub fn adopt(&mut self, other: &Self) -> bool {
+        let mut has_moved = raise(&mut self.visible, other.visible);
+        has_moved |= raise(&mut self.collectable, other.collectable);
+        for (&partition, &at) in &other.replicated {
+            has_moved |= raise(self.replicated.entry(partition).or_default(), at);
+        }
+        if other.epoch > self.epoch {
+            self.epoch = other.epoch;
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// Up to where every active replica of `partition` has everything.
+    #[must_use]
+    pub fn replicated(&self, partition: PartitionId) -> Timestamp {
+        self.replicated.get(&partition).copied().unwrap_or_default()
+    }
+}
+
+/// Moves a watermark up, never down. True if it moved.
+fn raise(held: &mut Timestamp, to: Timestamp) -> bool {
+    let has_moved = to > *held;
+    *held = to.max(*held);
+    has_moved
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Active => f.write_str("active"),
+            Self::Fenced { by } => write!(f, "fenced by {by}"),
+            Self::Out => f.write_str("out"),
+        }
+    }
+}
+
+impl fmt::Display for Members {
+    /// `e7 n1.2 active, n2.1 fenced by n1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "e{}", self.epoch)?;
+        for (at, (server, member)) in self.servers.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma} {server}.{} {}", member.incarnation, member.status)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Watermarks {
+    /// `e7 visible @9 collectable @4 p0@7`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "e{} visible {} collectable {}", self.epoch, self.visible, self.collectable)?;
+        self.replicated.iter().try_for_each(|(partition, at)| write!(f, " {partition}{at}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_least_waits_for_everybody_and_of_nobody_there_is_none() {
+        assert_eq!(least([]), None);
+        assert_eq!(least([None, Some(Timestamp(3))]), None);
+        assert_eq!(least([Some(Timestamp(3)), None]), None);
+        assert_eq!(least([5, 3, 4].map(|at| Some(Timestamp(at)))), Some(Timestamp(3)));
+    }
+
+    fn watermarks() -> impl Strategy<Value = Watermarks> {
+        let replicated = proptest::collection::btree_map(0..3_u32, 0..9_u64, 0..4);
+        (0..4_u64, 0..9_u64, replicated, 0..9_u64).prop_map(|(epoch, visible, of, collectable)| {
+            let of = of.into_iter().map(|(p, at)| (PartitionId(p), Timestamp(at)));
+            Watermarks {
+                epoch,
+                visible: Timestamp(visible),
+                replicated: of.collect(),
+                collectable: Timestamp(collectable),
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn adopting_forgets_nothing_and_order_does_not_matter(a in watermarks(), b in watermarks()) {
+            let (mut ab, mut ba) = (a.clone(), b.clone());
+            let moved = ab.adopt(&b);
+            ba.adopt(&a);
+            prop_assert_eq!(&ab, &ba);
+            prop_assert!(!ab.clone().adopt(&a) && !ab.clone().adopt(&b));
+            prop_assert!(moved || ab.visible == a.visible && ab.epoch == a.epoch);
+            prop_assert_eq!(ab.visible, a.visible.max(b.visible));
+            for p in (0..3).map(PartitionId) {
+                prop_assert_eq!(ab.replicated(p), a.replicated(p).max(b.replicated(p)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_life_is_settled_when_it_is_out_or_another_follows() {
+        let of = |incarnation, status| Member { incarnation, status };
+        let fenced = Status::Fenced { by: NodeId(1) };
+        let mut members = Members { epoch: 3, servers: BTreeMap::new() };
+        members.servers.insert(NodeId(1), of(2, Status::Active));
+        members.servers.insert(NodeId(2), of(2, Status::Out));
+        assert!(members.is_settled());
+        members.servers.insert(NodeId(3), of(4, fenced));
+        assert!(!members.is_settled());
+        assert_eq!([1, 2, 3, 4].map(|n| members.settled_through(NodeId(n))), [1, 2, 3, 0]);
+        assert_eq!(members.active().collect::<Vec<_>>(), [(NodeId(1), 2)]);
+        assert!(members.is_active(NodeId(1), 2) && !members.is_active(NodeId(1), 1));
+        assert_eq!(members.to_string(), "e3 n1.2 active, n2.2 out, n3.4 fenced by n1");
+    }
+}
