@@ -416,6 +416,10 @@ impl Server {
     }
 
     /// What coordinators and executors want of this node's replicas.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "`on_message` gives each message to one of these"
+    )]
     fn on_request(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
         let is_acceptor = self.control.is_acceptor();
         let (roles, mut world) = self.split(cx);
@@ -442,6 +446,10 @@ impl Server {
     }
 
     /// What gateways want of this node's coordinator, and replicas answer it.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "`on_message` gives each message to one of these"
+    )]
     fn on_answer(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
         let (recoveries, roles, mut world) = self.split_all(cx);
         let (coordinator, world) = (&mut roles.coordinator, &mut world);
@@ -613,6 +621,10 @@ impl Server {
         self.local.push_back(Local::Reconsider);
     }
 
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "`on_message` gives each message to one of these"
+    )]
     fn on_sync(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
         let may_tell = |partition, epoch| self.control.may_tell(partition, epoch);
         let may_answer = match &msg {
