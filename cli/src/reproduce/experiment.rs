@@ -190,13 +190,13 @@ impl Experiment {
     /// The words after `orthodrome compare` that run one of its values.
     pub fn words(&self, value: f64, is_full: bool) -> Vec<String> {
         let mut words = self.options.clone();
-        words.extend([self.sweep.option.clone(), value.to_string()]);
         let at = self.sweep.short.iter().position(|&short| short == value);
         if let (false, Some(seconds)) =
             (is_full, at.and_then(|at| self.sweep.short_seconds.get(at)))
         {
             words.extend(["--duration".into(), format!("{seconds}s")]);
         }
+        words.extend([self.sweep.option.clone(), value.to_string()]);
         words
     }
 
