@@ -37,6 +37,13 @@ pub enum Stage {
     Prepared,
 }
 
+impl Stage {
+    /// Its turn has come, and it does not hold its keys yet.
+    fn is_waiting(self) -> bool {
+        matches!(self, Self::Waiting | Self::Conditional)
+    }
+}
+
 /// What becomes of a transaction whose turn has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
@@ -194,7 +201,7 @@ impl Queue {
     /// Its turn has come, and it does not hold its keys yet.
     #[must_use]
     pub fn is_waiting(&self, txn: TxnId) -> bool {
-        matches!(self.stage(txn), Some(Stage::Waiting | Stage::Conditional))
+        self.stage(txn).is_some_and(Stage::is_waiting)
     }
 
     /// Whether a transaction that waits may go now: nobody holds its keys, and nobody earlier waits
@@ -293,12 +300,11 @@ impl Queue {
         for key in keys.keys() {
             let Some(others) = self.keys.get_mut(key) else { continue };
             others.remove(&place);
-            let is_empty = others.is_empty();
-            if let Some(others) = self.keys.get(key) {
-                let waits = |place: &&Place| self.is_waiting(place.txn);
-                waiters.extend(others.keys().filter(waits).copied());
-            }
-            if is_empty {
+            let waits = |place: &&Place| {
+                self.entries.get(&place.txn).is_some_and(|entry| entry.stage.is_waiting())
+            };
+            waiters.extend(others.keys().filter(waits).copied());
+            if others.is_empty() {
                 self.keys.remove(key);
             }
         }

@@ -1091,7 +1091,8 @@ impl Message {
             Self::Ask(ask) => 34 + 34 * ask.done.len(),
             Self::Answer(answer) => {
                 let members = answer.members.as_ref().map_or(0, members_size);
-                62 + members + 34 * answer.tasks.len()
+                let grant = answer.grant.map_or(0, |_| 25);
+                26 + grant + members + 34 * answer.tasks.len()
             }
             Self::NotLeader { .. } => 6,
             Self::Members(members) => members_size(members),
@@ -1100,7 +1101,7 @@ impl Message {
 }
 
 fn members_size(members: &Members) -> usize {
-    10 + 14 * members.servers.len()
+    6 + 9 * members.servers.len()
 }
 
 impl Record {
