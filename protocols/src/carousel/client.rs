@@ -184,13 +184,23 @@ impl Client {
             Phase::Ending(_) | Phase::Resolving => self.send_end(open, cx),
             Phase::Snapshotting(snapshots) => {
                 for &partition in &open.silent {
-                    let Some(participant) = open.participants.get(&partition) else { continue };
-                    let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
-                    let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
-                    cx.send(self.routes.leader(partition), read);
+                    self.send_read_only(open, snapshots, partition, cx);
                 }
             }
         }
+    }
+
+    fn send_read_only(
+        &self,
+        open: &Open,
+        snapshots: &Snapshots,
+        partition: PartitionId,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(participant) = open.participants.get(&partition) else { return };
+        let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
+        let read = Msg::ReadOnly { txn: open.txn.id, partition, keys, at_least };
+        cx.send(self.routes.leader(partition), read);
     }
 
     /// The commit timestamp to ask for on the fast path: one that is still to come at the furthest
@@ -563,7 +573,6 @@ impl Client {
             return;
         }
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
-        let id = open.txn.id;
         match &open.phase {
             Phase::Reading => {
                 if open.silent.contains(&partition) {
@@ -578,8 +587,15 @@ impl Client {
                     self.send_coordinator_prepare(open, cx);
                 }
             }
-            Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting(_) => {
-                self.send_outstanding(id, cx);
+            Phase::Ending(_) | Phase::Resolving => {
+                if open.coordinator == partition {
+                    self.send_end(open, cx);
+                }
+            }
+            Phase::Snapshotting(snapshots) => {
+                if open.silent.contains(&partition) {
+                    self.send_read_only(open, snapshots, partition, cx);
+                }
             }
         }
     }

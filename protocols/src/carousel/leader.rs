@@ -480,9 +480,9 @@ impl Partition {
         }
         if let Some(coordinating) = leader.coordinating.get(&txn) {
             if coordinating.is_told {
-                self.write_back(txn, world);
+                self.write_back(txn, Some(partition), world);
             } else if coordinating.is_requested {
-                self.ask_for_votes(txn, world);
+                self.ask_for_votes(txn, Some(partition), world);
             }
         }
     }

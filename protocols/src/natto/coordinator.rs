@@ -351,7 +351,7 @@ impl Partition {
         if let Some(client) = coordinating.client {
             world.send(client, Msg::Decided { txn, outcome });
         }
-        self.write_back(txn, world);
+        self.write_back(txn, None, world);
         // Whoever heard it from an earlier leader may have acknowledged while this one still waited
         // for the timestamp to pass, and owes nothing more.
         self.settle_if_done(txn);
@@ -373,15 +373,18 @@ impl Partition {
         self.set_commit_wait_timer(world);
     }
 
-    /// Carousel §4.1.3: tells the decision to every participant that has not acknowledged it.
-    pub(super) fn write_back(&self, txn: TxnId, world: &mut World<'_>) {
+    /// Carousel §4.1.3: tells the decision to every participant that has not acknowledged it,
+    /// or only to `only`.
+    pub(super) fn write_back(&self, txn: TxnId, only: Option<PartitionId>, world: &mut World<'_>) {
         let Some(leader) = &self.leader else { return };
         let Some(coordinating) = leader.coordinating.get(&txn) else { return };
         let Some(outcome) = coordinating.outcome else { return };
         let known = self.state.coordinated.get(&txn);
         let mut participants = partitions_of(known);
         participants.extend(coordinating.votes.keys());
-        participants.retain(|partition| !coordinating.acks.contains(partition));
+        participants.retain(|partition| {
+            !coordinating.acks.contains(partition) && only.is_none_or(|only| only == *partition)
+        });
         participants.sort_unstable();
         participants.dedup();
         let request = known.and_then(|known| known.request.as_ref());
@@ -498,7 +501,7 @@ impl Partition {
         coordinating.hear(partition, vote);
         if coordinating.is_told {
             coordinating.acks.remove(&partition);
-            self.write_back(txn, world);
+            self.write_back(txn, None, world);
         } else if is_new && !self.state.coordinated.contains_key(&txn) {
             world.cx.note(Note::QueryAborted);
             self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
@@ -556,18 +559,23 @@ impl Partition {
             if decision.is_some() {
                 self.announce(txn, world);
             } else if requested > 0 {
-                self.ask_for_votes(txn, world);
+                self.ask_for_votes(txn, None, world);
             }
         }
     }
 
-    /// Asks every participant whose vote is missing.
-    pub(super) fn ask_for_votes(&self, txn: TxnId, world: &mut World<'_>) {
+    /// Asks every participant whose vote is missing, or only `only`.
+    pub(super) fn ask_for_votes(
+        &self,
+        txn: TxnId,
+        only: Option<PartitionId>,
+        world: &mut World<'_>,
+    ) {
         let Some(leader) = &self.leader else { return };
         let Some(coordinating) = leader.coordinating.get(&txn) else { return };
         let Some(known) = self.state.coordinated.get(&txn) else { return };
         for &partition in &known.participants {
-            if !coordinating.has_settled(partition) {
+            if !coordinating.has_settled(partition) && only.is_none_or(|only| only == partition) {
                 let query = Msg::QueryPrepare { txn, partition, coordinator: self.id };
                 world.send_to_leader(partition, query);
             }
@@ -626,11 +634,11 @@ impl Partition {
             self.abort_unilaterally(txn, AbortReason::Abandoned, vec![], world);
         }
         for txn in voteless {
-            self.ask_for_votes(txn, world);
+            self.ask_for_votes(txn, None, world);
             self.abort_if_refuted(txn, world);
         }
         for txn in unacknowledged {
-            self.write_back(txn, world);
+            self.write_back(txn, None, world);
         }
         self.settle(world);
     }

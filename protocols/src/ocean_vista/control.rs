@@ -41,16 +41,11 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// What the replicas here have still to learn of incarnations that are out.
-    pub(super) fn owes(&self) -> BTreeMap<PartitionId, (Vec<(NodeId, u32)>, bool)> {
+    /// What the replicas here have still to take in of incarnations that are out.
+    pub(super) fn owes(&self) -> BTreeMap<PartitionId, Vec<(NodeId, u32)>> {
         let members = self.membership.members();
-        let of = |(&partition, acceptor): (&PartitionId, &Acceptor)| {
-            let owed = acceptor.owes(members);
-            let is_closed =
-                owed.iter().all(|&(server, life)| acceptor.closed(server, life).is_some());
-            (!owed.is_empty()).then_some((partition, (owed, is_closed)))
-        };
-        self.acceptors.iter().filter_map(of).collect()
+        let owed = self.acceptors.iter().map(|(&id, acceptor)| (id, acceptor.owes(members)));
+        owed.filter(|(_, owed)| !owed.is_empty()).collect()
     }
 
     /// True if replicas here may promise, store and vote: what they promised before is remembered, and
@@ -71,18 +66,15 @@ impl Control {
         if !is_member || epoch < self.needed_epoch || self.is_complete() {
             return None;
         }
-        let (is_intact, owes) = (self.is_intact, self.owes());
-        Some(Whole { epoch: self.membership.members().epoch, is_intact, owes })
+        Some(Whole { is_intact: self.is_intact, owes: self.owes() })
     }
 
-    /// True if this partition's replica may speak for itself about what is out in `epoch`.
-    pub(super) fn may_tell(&self, partition: PartitionId, epoch: u64) -> bool {
+    /// True if the replicas here know what is void of all that is out in `epoch`.
+    pub(super) fn may_tell(&self, epoch: u64) -> bool {
+        let members = self.membership.members();
         self.is_acceptor()
-            && self.membership.members().epoch >= epoch
-            && self.acceptors.get(&partition).is_some_and(|acceptor| {
-                let owed = acceptor.owes(self.membership.members());
-                epoch == 0 || owed.iter().all(|&(s, life)| acceptor.closed(s, life).is_some())
-            })
+            && members.epoch >= epoch
+            && self.acceptors.values().all(|acceptor| acceptor.has_closed(members))
     }
 }
 

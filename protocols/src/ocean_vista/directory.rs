@@ -54,23 +54,14 @@ use crate::replication::{self, Event, Group, Index, Payload, Replica, Replicated
 /// The name of the directory's log among the groups of a cluster.
 pub const DIRECTORY: PartitionId = PartitionId(u32::MAX);
 
-/// Voters at most: more would not make it more available by much, but slower.
-const VOTERS_MAX: usize = 5;
-
 /// Entries of the log that are kept for followers that lag.
 const KEEP_ENTRIES: usize = 64;
 
-/// The servers that vote on the directory: the first one of each region that has any, so that it
-/// outlives a region; an odd number of them.
+/// The servers that vote on the directory: those that hold the first partition, so that it outlives
+/// whatever leaves every partition a majority.
 #[must_use]
 pub fn voters(cluster: &Cluster) -> Vec<NodeId> {
-    let mut seen = BTreeSet::new();
-    let firsts = cluster.servers().filter(|server| seen.insert(server.region));
-    let mut voters: Vec<NodeId> = firsts.map(|server| server.id).take(VOTERS_MAX).collect();
-    if voters.len().is_multiple_of(2) {
-        voters.pop();
-    }
-    voters
+    cluster.partitions().next().map(|first| first.replicas.clone()).unwrap_or_default()
 }
 
 /// Settings of the directory, the same on every server.

@@ -307,32 +307,23 @@ impl Reader {
             let Some(query) = self.queries.get_mut(&id) else { continue };
             world.cx.note(Note::Resent);
             query.asked = query.asked.again(now);
-            for wanted in query.wanted.values_mut() {
-                // Everybody has spoken, and what they were asked for then has not come.
-                if query.replicas.iter().all(|node| wanted.said.contains_key(node)) {
-                    wanted.said.clear();
-                }
-            }
             let has_answered =
                 |node: &NodeId| query.wanted.values().all(|wanted| wanted.said.contains_key(node));
             let silent = query.replicas.iter().copied().filter(|node| !has_answered(node));
             self.suspects.extend(silent);
             let replicas = self.nearest.get(&query.partition).cloned().unwrap_or_default();
             let replicated = replicated(query.partition, world);
-            for to in replicas {
-                // Whoever holds a functor that somebody else does not compute may do it instead.
-                let resolve = query.wanted.values().find_map(|wanted| wanted.resolving);
-                let is_silent = query.wanted.values().any(|wanted| !wanted.said.contains_key(&to));
-                if is_silent || resolve.is_some() {
-                    if !query.replicas.contains(&to) {
-                        query.replicas.push(to);
-                    }
-                    query.send(id, to, resolve.map(|(ts, _)| ts), replicated, world);
-                }
-            }
+            // Whoever holds a functor that somebody else does not compute may do it instead.
+            let resolve = query.wanted.values().find_map(|wanted| wanted.resolving);
             for wanted in query.wanted.values_mut() {
+                // What was said so far has not been enough, and what it led to has not come.
+                wanted.said.clear();
                 wanted.resolving = None;
             }
+            for &to in &replicas {
+                query.send(id, to, resolve.map(|(ts, _)| ts), replicated, world);
+            }
+            query.replicas = replicas;
         }
     }
 }

@@ -29,6 +29,8 @@ struct Inquiry {
     round: u32,
     /// The Vwatermark when that was: about what lies below, answers are certain.
     visible: Timestamp,
+    /// The epoch of that watermark.
+    epoch: u64,
     answers: BTreeMap<NodeId, Knowledge>,
     /// So many have refused it that all are to refuse it for good.
     is_final: bool,
@@ -75,6 +77,7 @@ impl Inquiries {
             partition,
             round: 0,
             visible: Timestamp::ZERO,
+            epoch: 0,
             answers: BTreeMap::new(),
             is_final: false,
             stage: Stage::Asking,
@@ -88,7 +91,7 @@ impl Inquiries {
     fn ask(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         let Some(inquiry) = self.open.get_mut(&txn) else { return };
         inquiry.round += 1;
-        inquiry.visible = world.marks.visible;
+        (inquiry.visible, inquiry.epoch) = (world.marks.visible, world.marks.epoch);
         inquiry.answers.clear();
         inquiry.is_final = false;
         inquiry.stage = Stage::Asking;
@@ -225,7 +228,8 @@ impl Inquiry {
         let placed = world.cluster.partition(self.partition);
         for &to in placed.into_iter().flat_map(|placed| &placed.replicas) {
             if !self.answers.contains_key(&to) {
-                world.send(to, Msg::Query { txn, is_final: self.is_final, round: self.round });
+                let Self { is_final, round, epoch, .. } = *self;
+                world.send(to, Msg::Query { txn, is_final, round, epoch });
             }
         }
     }

@@ -445,6 +445,9 @@ pub enum Msg {
         is_final: bool,
         /// The coordinator's count of its questions about it.
         round: u32,
+        /// Whoever does not know what became of the lives that ended before it cannot tell what is
+        /// there.
+        epoch: u64,
     },
     /// Replica → coordinator: what it knows, durably.
     Known {
@@ -476,8 +479,6 @@ pub enum Msg {
         partition: PartitionId,
         /// The node's count of its questions.
         round: u64,
-        /// Answer only once what is out in this epoch is closed there.
-        epoch: u64,
         /// The first version.
         from: Timestamp,
         /// The last version.
@@ -495,6 +496,8 @@ pub enum Msg {
         entries: Vec<(Timestamp, Image)>,
         /// Names of transactions from the first version on.
         names: Vec<((ClientId, u64), Name)>,
+        /// What it promised, and what it knows to survive of servers that are gone.
+        promises: Vec<takeover::Record>,
     },
     /// Replica → peer: the next piece of what you have settled of this partition.
     Scan {
@@ -517,6 +520,10 @@ pub enum Msg {
         keys: Vec<(Key, Versions)>,
         /// The last key looked at, if there are more.
         next: Option<Key>,
+        /// Versions that others at or below this replace are not among them.
+        collected: Timestamp,
+        /// Below this the peer has settled everything: less than it had said if it has restarted.
+        settled: Timestamp,
     },
     /// Coordinator → its backup: this is under way, or over if nothing is told (§5.2).
     Intent {
@@ -578,8 +585,6 @@ pub enum Change {
     },
     /// What a peer knows of names.
     Names(Vec<((ClientId, u64), Name)>),
-    /// It is settled, and its values came from a peer.
-    Drop(Timestamp),
     /// It was there all the time, but not here (V9).
     Adopt {
         /// The version number.
@@ -612,15 +617,7 @@ impl Record {
             Self::State(_) => 0,
             Self::Change(change) => 16 + change_size(change),
             Self::Intact => 4,
-            Self::Takeover(_, record) => {
-                let survivors = match record {
-                    takeover::Record::Pledge(pledge) => {
-                        pledge.closed.as_ref().map_or(0, |closed| closed.survivors.len())
-                    }
-                    takeover::Record::Swept { .. } => 0,
-                };
-                40 + 9 * survivors
-            }
+            Self::Takeover(_, record) => 16 + record.size(),
             Self::Directory(record) => 4 + record.disk_size(),
         }
     }
@@ -629,7 +626,7 @@ impl Record {
 fn change_size(change: &Change) -> usize {
     match change {
         Change::Write { functor, .. } | Change::Abort { functor, .. } => 16 + functor.size(),
-        Change::Finalize(_) | Change::Drop(_) => 10,
+        Change::Finalize(_) => 10,
         Change::Resolve { output, .. } => 12 + output_size(output),
         Change::Refuse { .. } => TXN,
         Change::Names(names) => 30 * names.len(),
@@ -738,7 +735,8 @@ impl Message for Msg {
             Self::Answer { reads, .. } => 20 + TXN + reads.as_ref().map_or(0, map_size),
             Self::Look { keys, .. } => 16 + TXN + keys_size(keys),
             Self::Found { reads, .. } => 16 + TXN + map_size(reads),
-            Self::Declined { .. } | Self::Query { .. } => 6 + TXN,
+            Self::Declined { .. } => 6 + TXN,
+            Self::Query { .. } => 10 + TXN,
             Self::Write { functor, .. } | Self::Abort { functor, .. } => 20 + functor.size(),
             Self::Written { .. }
             | Self::Refused { .. }
@@ -767,9 +765,10 @@ impl Message for Msg {
             Self::Missing { .. } | Self::Have { .. } => 24,
             Self::Gossip(msg) => 4 + msg.wire_size(),
             Self::Pull { .. } => 40,
-            Self::Pulled { entries, names, .. } => {
+            Self::Pulled { entries, names, promises, .. } => {
                 let entries = entries.iter().map(|(_, image)| 10 + image_size(image));
-                30 + entries.sum::<usize>() + 30 * names.len()
+                let promises = promises.iter().map(|record| 4 + record.size());
+                30 + entries.sum::<usize>() + 30 * names.len() + promises.sum::<usize>()
             }
             Self::Scan { after, .. } => 26 + after.as_ref().map_or(0, |key| 2 + key.len()),
             Self::Scanned { keys, next, .. } => {

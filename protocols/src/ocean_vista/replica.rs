@@ -40,8 +40,6 @@ pub(super) struct Replica {
     parked: BTreeMap<Timestamp, Vec<Get>>,
     /// What was visible when, to tell what is overdue.
     history: VecDeque<(Time, Timestamp)>,
-    /// Versions that others at or below this replace may be gone.
-    pub collected: Timestamp,
 }
 
 /// A question about keys.
@@ -67,7 +65,6 @@ impl Replica {
             executed: VecDeque::new(),
             parked: BTreeMap::new(),
             history: VecDeque::new(),
-            collected: Timestamp::ZERO,
             state: State::default(),
         };
         let all: Vec<Timestamp> = state.pending.keys().copied().collect();
@@ -310,7 +307,7 @@ impl Replica {
             world.send(get.from, not_ready(Reason::Inactive));
             return;
         }
-        if get.asks.iter().any(|ask| ask.below.0 <= self.collected.0) {
+        if get.asks.iter().any(|ask| ask.below <= self.state.collected) {
             world.cx.note(Note::Collected);
             world.send(get.from, not_ready(Reason::Collected));
             return;
@@ -538,9 +535,9 @@ impl Replica {
         } else {
             world.marks.collectable
         };
-        self.collected = self.collected.max(bound);
+        self.state.collected = self.state.collected.max(bound);
         for &id in &self.held {
-            self.store.collect_below(id, self.collected.next());
+            self.store.collect_below(id, self.state.collected.next());
         }
         self.state.forget(world.config.retention);
     }
@@ -574,6 +571,7 @@ impl Replica {
             settled: self.state.settled,
             entries: entries.map(|(ts, image)| (*ts, image.clone())).collect(),
             names: names.map(|(name, held)| (*name, *held)).collect(),
+            promises: Vec::new(),
         }
     }
 
@@ -613,7 +611,7 @@ impl Replica {
             if let Some(functor) = self.state.pending.get(&ts).map(|image| image.functor.clone()) {
                 self.unindex(ts, &functor);
             }
-            self.change(Change::Drop(ts), world);
+            self.state.drop(ts);
             self.wake(ts, world);
         }
     }

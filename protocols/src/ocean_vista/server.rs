@@ -54,6 +54,8 @@ pub struct Server {
     local: VecDeque<Local>,
     ledger: Ledger,
     checkpoint: Option<Ticket>,
+    /// What was copied from peers is in no checkpoint yet.
+    is_copy_volatile: bool,
     /// The checkpoint under way makes another voter's state durable.
     is_snapshot_awaited: bool,
 }
@@ -114,7 +116,7 @@ pub(super) struct World<'a, 'b> {
     pub window: Option<Window>,
     /// Whom to tell what is under way.
     pub backup: Option<NodeId>,
-    acceptors: &'a BTreeMap<PartitionId, Acceptor>,
+    acceptors: &'a mut BTreeMap<PartitionId, Acceptor>,
     slots: &'a [NodeId],
     local: &'a mut VecDeque<Local>,
     ledger: &'a mut Ledger,
@@ -161,6 +163,27 @@ impl World<'_, '_> {
         incarnation <= self.members.settled_through(self.owner(ts))
     }
 
+    /// What the replica of a partition here promised, and what it knows to survive.
+    pub(super) fn promises(&self, partition: PartitionId) -> Vec<takeover::Record> {
+        self.acceptors.get(&partition).into_iter().flat_map(Acceptor::promises).collect()
+    }
+
+    /// Takes over what peers promised, or know to survive of what is out: durably.
+    pub(super) fn promise(&mut self, partition: PartitionId, record: takeover::Record) {
+        let is_known = match &record {
+            takeover::Record::Closed { server, incarnation, .. } => {
+                *incarnation <= self.members.settled_through(*server)
+            }
+            takeover::Record::Pledge { .. } | takeover::Record::Swept { .. } => true,
+        };
+        if let Some(acceptor) = self.acceptors.get_mut(&partition)
+            && is_known
+            && acceptor.learn(record.clone())
+        {
+            self.ledger.persist(Record::Takeover(partition, record), self.cx);
+        }
+    }
+
     /// Sets another role of this node in motion before the step ends.
     pub(super) fn tell(&mut self, local: Local) {
         self.local.push_back(local);
@@ -187,7 +210,7 @@ impl Machine<OceanVista> for Server {
                 Record::Change(change) => state.apply(&change),
                 Record::Intact => is_intact = true,
                 Record::Takeover(partition, record) => {
-                    acceptors.entry(partition).or_default().recover(record);
+                    acceptors.entry(partition).or_default().learn(record);
                 }
                 Record::Directory(record) => directory.push(record),
             }
@@ -196,6 +219,8 @@ impl Machine<OceanVista> for Server {
         let slot = slots.iter().position(|&server| server == node).unwrap_or(usize::MAX);
         let region = cluster.region_of(node);
         let now = cx.now();
+        // It was visible before, so it still is.
+        let marks = Watermarks { visible: state.settled, ..Watermarks::default() };
         let (mut local, mut ledger) = (VecDeque::new(), Ledger::default());
         let membership =
             Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
@@ -228,7 +253,7 @@ impl Machine<OceanVista> for Server {
                 syncs: Syncs::default(),
             },
             slots,
-            marks: Watermarks::default(),
+            marks,
             gossiper: Gossiper::new(cluster.clone(), region, Members::default()),
             backup: None,
             gossipers: BTreeMap::new(),
@@ -239,6 +264,7 @@ impl Machine<OceanVista> for Server {
             local,
             ledger,
             checkpoint: None,
+            is_copy_volatile: false,
             is_snapshot_awaited: false,
             cluster,
             config,
@@ -421,7 +447,10 @@ impl Server {
         reason = "`on_message` gives each message to one of these"
     )]
     fn on_request(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        let is_acceptor = self.control.is_acceptor();
+        let is_acceptor = match &msg {
+            Msg::Query { epoch, .. } => self.control.may_tell(*epoch),
+            _ => self.control.is_acceptor(),
+        };
         let (roles, mut world) = self.split(cx);
         let (replica, world) = (&mut roles.replica, &mut world);
         match msg {
@@ -438,7 +467,7 @@ impl Server {
             Msg::Abort { ts, ballot, incarnation, functor } => {
                 replica.on_abort(from, (ts, ballot, incarnation), functor, world);
             }
-            Msg::Query { txn, is_final, round } => {
+            Msg::Query { txn, is_final, round, .. } => {
                 replica.on_query(from, (txn, is_final), round, world);
             }
             other => unreachable!("{} is no request to a replica", other.kind()),
@@ -600,24 +629,34 @@ impl Server {
         {
             let (roles, mut world) = self.split(cx);
             let done = roles.syncs.complete(whole, &mut roles.replica, &mut world);
-            self.on_done(done, cx);
+            self.on_done(done);
         }
     }
 
     /// The replicas here were made complete.
-    fn on_done(&mut self, done: Done, cx: &mut Cx<'_, OceanVista>) {
+    fn on_done(&mut self, done: Done) {
         let Done::Whole(whole) = done else { return };
-        for (partition, (owed, _)) in whole.owes {
+        // All of this, what was copied, and that the disk is whole, becomes durable at once: after a
+        // crash before that, nothing was copied and nothing dropped.
+        for (partition, owed) in whole.owes {
             let Some(acceptor) = self.control.acceptors.get_mut(&partition) else { continue };
             for (server, incarnation) in owed {
-                let record = acceptor.sweep(server, incarnation);
-                self.ledger.persist(Record::Takeover(partition, record), cx);
+                acceptor.learn(takeover::Record::Swept { server, incarnation });
+            }
+        }
+        if !whole.is_intact {
+            // Promises that this disk forgot were made to whoever takes over now, at the latest.
+            let members = self.control.membership.members();
+            for (server, incarnation) in members.fenced() {
+                let pledge =
+                    takeover::Record::Pledge { server, incarnation, ballot: members.epoch };
+                for acceptor in self.control.acceptors.values_mut() {
+                    acceptor.learn(pledge.clone());
+                }
             }
         }
         self.control.is_whole = true;
-        if !self.control.is_intact && self.control.mark.is_none() {
-            self.control.mark = Some(self.ledger.persist(Record::Intact, cx));
-        }
+        self.is_copy_volatile = true;
         self.local.push_back(Local::Reconsider);
     }
 
@@ -626,40 +665,42 @@ impl Server {
         reason = "`on_message` gives each message to one of these"
     )]
     fn on_sync(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        let may_tell = |partition, epoch| self.control.may_tell(partition, epoch);
-        let may_answer = match &msg {
-            Msg::Pull { partition, epoch, .. } => may_tell(*partition, *epoch),
-            Msg::Scan { partition, .. } => may_tell(*partition, 0),
-            _ => true,
-        };
+        let is_acceptor = self.control.is_acceptor();
         let limit = self.config.chunk_keys;
         let (roles, mut world) = self.split(cx);
         let (Roles { replica, syncs, .. }, world) = (roles, &mut world);
         let done = match msg {
-            Msg::Pull { .. } | Msg::Scan { .. } if !may_answer => return,
+            Msg::Pull { .. } | Msg::Scan { .. } if !is_acceptor => return,
             Msg::Pull { partition, round, from: first, to, .. } => {
-                let Answer { settled, entries, names } =
+                let promises = world.promises(partition);
+                let Answer { settled, entries, names, .. } =
                     replica.answer(partition, (first, to), world.cluster);
                 let entries = entries.into_iter().collect();
-                world.reply(from, Msg::Pulled { partition, round, settled, entries, names });
+                let msg = Msg::Pulled { partition, round, settled, entries, names, promises };
+                world.reply(from, msg);
                 return;
             }
             Msg::Scan { partition, round, from: first, after } => {
                 let (keys, next) = scan(replica, partition, (first, after.as_ref()), limit);
-                world.send(from, Msg::Scanned { partition, round, keys, next });
+                let State { collected, settled, .. } = replica.state;
+                let msg = Msg::Scanned { partition, round, keys, next, collected, settled };
+                world.send(from, msg);
                 return;
             }
             Msg::Missing { from: first, to } => syncs.on_missing(from, (first, to), replica, world),
-            Msg::Pulled { partition, round, settled, entries, names } => {
-                let answer = Answer { settled, entries: entries.into_iter().collect(), names };
+            Msg::Pulled { partition, round, settled, entries, names, promises } => {
+                let entries = entries.into_iter().collect();
+                let answer = Answer { settled, entries, names, promises };
                 syncs.on_answer(from, (partition, round), answer, replica, world)
             }
-            Msg::Scanned { partition, round, keys, next } => {
-                syncs.on_scanned(from, (partition, round), keys, next, replica, world)
+            Msg::Scanned { partition, round, keys, next, collected, settled } => {
+                replica.state.collected = replica.state.collected.max(collected);
+                let at = (partition, round);
+                syncs.on_scanned(from, at, (keys, next, settled), replica, world)
             }
             other => unreachable!("{} brings nobody up to date", other.kind()),
         };
-        self.on_done(done, cx);
+        self.on_done(done);
     }
 
     // Taking over (§5.2, §5.4; V10).
@@ -735,15 +776,19 @@ impl Server {
         self.ledger.persist(Record::Takeover(partition, record), cx);
         let is_whole = self.control.is_whole;
         let (roles, mut world) = self.split(cx);
-        let is_here = roles.replica.close(task, &closed, &mut world);
+        // What was decided before and is still on its way here, nobody sends any more.
+        let is_here = roles.replica.close(task, &closed, &mut world)
+            && closed.above < roles.replica.state.settled;
         let msg = takeover::Message::Closed { partition, task };
         world.reply(from, Msg::Takeover(Box::new(msg)));
         if is_here
             && is_whole
             && let Some(acceptor) = self.control.acceptors.get_mut(&partition)
+            && acceptor.swept(server) + 1 == incarnation
         {
             // Nothing of it is missing.
-            let record = acceptor.sweep(server, incarnation);
+            let record = takeover::Record::Swept { server, incarnation };
+            acceptor.learn(record.clone());
             self.ledger.persist(Record::Takeover(partition, record), cx);
         }
         self.local.push_back(Local::Reconsider);
@@ -971,11 +1016,12 @@ impl Server {
         coordinator.on_sweep(&mut world);
         reader.on_sweep(&mut world);
         inquiries.on_sweep(&mut world);
-        syncs.on_sweep(&mut world);
+        let done = syncs.on_sweep(replica, &mut world);
         for (ts, functor) in replica.overdue(&world) {
             world.cx.note(Note::Overdue);
             world.tell(Local::Execute { ts, functor });
         }
+        self.on_done(done);
         let members = self.control.membership.members();
         self.control.backup.forget(self.marks.visible, members);
         self.local.push_back(Local::Reconsider);
@@ -1029,17 +1075,21 @@ impl Server {
     /// Makes a checkpoint if enough has been persisted since the last one.
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, OceanVista>) {
         let is_needed = self.control.keeper.as_ref().is_some_and(Keeper::needs_checkpoint);
-        let is_due = is_needed || self.ledger.bytes >= self.config.checkpoint_bytes;
+        let is_due =
+            is_needed || self.is_copy_volatile || self.ledger.bytes >= self.config.checkpoint_bytes;
         if !is_due || self.roles.replica.store.is_frozen() {
             return;
         }
         cx.note(Note::Checkpoint);
         self.is_snapshot_awaited = is_needed;
         let mut records = Vec::new();
-        if self.control.is_intact {
+        let is_copied = std::mem::take(&mut self.is_copy_volatile);
+        if self.control.is_intact || is_copied {
             records.push(Record::Intact);
         }
-        for (&partition, acceptor) in &self.control.acceptors {
+        let settled = self.roles.replica.state.settled;
+        for (&partition, acceptor) in &mut self.control.acceptors {
+            acceptor.forget(settled);
             records.extend(acceptor.records().map(|record| Record::Takeover(partition, record)));
         }
         if let Some(keeper) = &mut self.control.keeper {
@@ -1053,6 +1103,9 @@ impl Server {
         let ticket = cx.checkpoint(frozen, records);
         self.checkpoint = Some(ticket);
         self.ledger.last = Some(ticket);
+        if is_copied && !self.control.is_intact {
+            self.control.mark = Some(ticket);
+        }
     }
 }
 

@@ -71,6 +71,8 @@ pub struct State {
     pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
     /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is computed.
     pub settled: Timestamp,
+    /// Versions that others at or below this replace may be gone (V11).
+    pub collected: Timestamp,
 }
 
 impl State {
@@ -126,12 +128,6 @@ impl State {
                     }
                 }
             }
-            Change::Drop(ts) => {
-                if let Some(image) = self.pending.remove(ts) {
-                    // Void, or over: then a peer has told what became of it.
-                    self.end(*ts, &image, Fate::Refused { is_final: false });
-                }
-            }
             Change::Adopt { ts, image } => {
                 self.name(&image.functor, *ts, image.phase != Phase::Aborted);
                 self.pending.insert(*ts, image.clone());
@@ -159,6 +155,13 @@ impl State {
                 debug_assert!(held.attempt < u32::MAX);
                 self.names.remove(&name);
             }
+        }
+    }
+
+    /// Drops what is void, or over: then a peer has told what became of it.
+    pub fn drop(&mut self, ts: Timestamp) {
+        if let Some(image) = self.pending.remove(&ts) {
+            self.end(ts, &image, Fate::Refused { is_final: false });
         }
     }
 

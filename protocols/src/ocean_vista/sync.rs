@@ -18,6 +18,7 @@ use super::message::Msg;
 use super::replica::Replica;
 use super::server::World;
 use super::state::{Image, Name, Phase};
+use super::takeover::{self, Acceptor};
 use crate::waiting::Asked;
 
 /// What a node is getting.
@@ -55,13 +56,10 @@ enum Purpose {
 /// What a node knows of its own state when it sets out to be complete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Whole {
-    /// Peers must have closed what is out in this epoch.
-    pub epoch: u64,
     /// It was complete up to its own watermark, and its own word counts.
     pub is_intact: bool,
-    /// Incarnations that each partition's replica has not swept yet, and whether it has closed all
-    /// of them.
-    pub owes: BTreeMap<PartitionId, (Vec<(NodeId, u32)>, bool)>,
+    /// Incarnations that are out, of which each partition's replica may lack something.
+    pub owes: BTreeMap<PartitionId, Vec<(NodeId, u32)>>,
 }
 
 /// What came of it.
@@ -97,6 +95,8 @@ pub(super) struct Answer {
     pub entries: BTreeMap<Timestamp, Image>,
     /// Names.
     pub names: Vec<((ClientId, u64), Name)>,
+    /// What it promised, and what it knows to survive of servers that are gone.
+    pub promises: Vec<takeover::Record>,
 }
 
 impl Syncs {
@@ -174,28 +174,25 @@ impl Syncs {
         let sync = self.current.as_ref()?;
         let counts = match &sync.purpose {
             Purpose::Straggler(_) => true,
-            Purpose::Whole(whole) => {
-                whole.is_intact && whole.owes.get(&partition).is_none_or(|(_, closed)| *closed)
-            }
+            Purpose::Whole(whole) => whole.is_intact,
         };
         let to = sync.reach();
-        counts.then(|| replica.answer(partition, (sync.from, to), world.cluster))
+        counts.then(|| Answer {
+            promises: world.promises(partition),
+            ..replica.answer(partition, (sync.from, to), world.cluster)
+        })
     }
 
     fn send(&self, world: &mut World<'_, '_>) {
         let Some(sync) = &self.current else { return };
         let (round, from, to) = (sync.round, sync.from, sync.reach());
-        let epoch = match &sync.purpose {
-            Purpose::Straggler(_) => 0,
-            Purpose::Whole(whole) => whole.epoch,
-        };
         for (&partition, part) in &sync.open {
             match part {
                 Part::Asking(answers) => {
                     let placed = world.cluster.partition(partition);
                     for &peer in placed.into_iter().flat_map(|placed| &placed.replicas) {
                         if peer != world.node && !answers.contains_key(&peer) {
-                            world.send(peer, Msg::Pull { partition, round, epoch, from, to });
+                            world.send(peer, Msg::Pull { partition, round, from, to });
                         }
                     }
                 }
@@ -250,8 +247,7 @@ impl Syncs {
         &mut self,
         from: NodeId,
         (partition, round): (PartitionId, u64),
-        keys: Vec<(Key, Versions)>,
-        next: Option<Key>,
+        (keys, next, settled): (Vec<(Key, Versions)>, Option<Key>, Timestamp),
         replica: &mut Replica,
         world: &mut World<'_, '_>,
     ) -> Done {
@@ -264,6 +260,11 @@ impl Syncs {
             after.as_ref().is_none_or(|after| keys.first().is_none_or(|(key, _)| key > after));
         if sync.round != round || from != *peer || !is_next {
             return Done::Nothing;
+        }
+        if settled < *below {
+            // It has restarted, and has not settled again what it had told of.
+            let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
+            return self.begin(range, purpose, replica, world);
         }
         for (key, versions) in keys {
             for (version, value) in versions {
@@ -297,24 +298,21 @@ impl Syncs {
     }
 
     /// Asks again who has not answered.
-    pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
+    pub(super) fn on_sweep(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
         let now = world.cx.now();
-        let Some(sync) = &mut self.current else { return };
+        let Some(sync) = &mut self.current else { return Done::Nothing };
         if !sync.asked.is_due(world.config.resend_after, now) {
-            return;
+            return Done::Nothing;
         }
         sync.asked = sync.asked.again(now);
         world.cx.note(Note::Resent);
         if sync.asked.times > ATTEMPTS {
             // Whoever was asked for settled versions may be gone; others are as good.
-            for part in sync.open.values_mut() {
-                *part = Part::Asking(BTreeMap::new());
-            }
-            self.round += 1;
-            sync.round = self.round;
-            sync.asked = Asked::new(now);
+            let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
+            return self.begin(range, purpose, replica, world);
         }
         self.send(world);
+        Done::Nothing
     }
 }
 
@@ -337,8 +335,16 @@ impl Sync {
     ) {
         let best = answers.values().max_by_key(|answer| answer.settled);
         let Some(best) = best else { return };
+        // Whatever survives of what is out, one of so many replicas knows.
+        let mut promised = Acceptor::default();
         for answer in answers.values() {
             replica.learn_names(&answer.names, world);
+            for record in &answer.promises {
+                promised.learn(record.clone());
+            }
+        }
+        for record in promised.promises() {
+            world.promise(partition, record);
         }
         let is_whole = matches!(self.purpose, Purpose::Whole(_));
         let mine = replica.answer(partition, (self.from, self.reach()), world.cluster);
@@ -360,6 +366,18 @@ impl Sync {
             let Some(any) = held.first().copied().or(own) else { continue };
             let is_out = world.is_out(ts, any.incarnation);
             if ts > self.to && !is_out {
+                continue;
+            }
+            let closed = promised.closed(world.owner(ts), any.incarnation).filter(|_| is_out);
+            if let Some(closed) = closed.filter(|closed| !is_settled && closed.voids(ts)) {
+                let (ballot, phase) = (closed.ballot, Phase::Aborted);
+                adopt(
+                    ts,
+                    Image { ballot, phase, output: None, ..any.clone() },
+                    own,
+                    replica,
+                    world,
+                );
                 continue;
             }
             match verdict(&held) {

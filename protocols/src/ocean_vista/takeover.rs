@@ -104,8 +104,18 @@ pub struct Closed {
     pub ballot: u64,
     /// What is not above this had been decided before.
     pub above: Timestamp,
+    /// The last that the incarnation may have created.
+    pub upto: Timestamp,
     /// What survives.
     pub survivors: BTreeSet<Timestamp>,
+}
+
+impl Closed {
+    /// True if `at`, a timestamp of the incarnation, does not survive.
+    #[must_use]
+    pub fn voids(&self, at: Timestamp) -> bool {
+        at > self.above && !self.survivors.contains(&at)
+    }
 }
 
 /// What one replica holds of an incarnation when it promises. It is durable before it is sent.
@@ -263,33 +273,40 @@ impl<F: Functor> Backup<F> {
     }
 }
 
-/// What one replica promised of one server's incarnations. Of a server only the last counts: before
-/// somebody takes over an incarnation, everything of earlier ones is decided.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Pledge {
-    /// Whose.
-    pub server: NodeId,
-    /// Which incarnation.
-    pub incarnation: u32,
-    /// Nothing of a lower ballot is accepted of it, and nothing at all of earlier ones.
-    pub ballot: u64,
-    /// What survives, once that is known.
-    pub closed: Option<Closed>,
-}
-
-/// What the replica of one partition on one server promised, and what it still lacks.
+/// What the replica of one partition on one server promised, what it knows to survive, and what it
+/// still lacks.
 #[derive(Debug, Default)]
 pub struct Acceptor {
-    pledges: BTreeMap<NodeId, Pledge>,
+    /// By server, of the last incarnation that anybody took over: before somebody does, everything of
+    /// earlier ones is decided.
+    pledges: BTreeMap<NodeId, (u32, u64)>,
+    /// What survives of incarnations.
+    closed: BTreeMap<(NodeId, u32), Closed>,
     /// By server: it has all that incarnations up to this one left in this partition.
     swept: BTreeMap<NodeId, u32>,
 }
 
-/// What a replica remembers of promises, per partition. Replayed in order.
+/// What a replica remembers of promises, per partition. Each adds to what is known, in any order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// It promised, or closed.
-    Pledge(Pledge),
+    /// It promised.
+    Pledge {
+        /// Of whose timestamps.
+        server: NodeId,
+        /// Of which incarnation.
+        incarnation: u32,
+        /// Nothing of a lower ballot is accepted of it, and nothing at all of earlier ones.
+        ballot: u64,
+    },
+    /// It closed.
+    Closed {
+        /// Whose.
+        server: NodeId,
+        /// Which incarnation.
+        incarnation: u32,
+        /// What survives.
+        closed: Closed,
+    },
     /// It has everything that a server's incarnations up to this one left.
     Swept {
         /// Whose.
@@ -300,69 +317,89 @@ pub enum Record {
 }
 
 impl Acceptor {
-    /// Takes back what it remembered.
-    pub fn recover(&mut self, record: Record) {
+    /// Takes in a record. True if it says anything new.
+    pub fn learn(&mut self, record: Record) -> bool {
         match record {
-            Record::Pledge(pledge) => drop(self.pledges.insert(pledge.server, pledge)),
+            Record::Pledge { server, incarnation, ballot } => {
+                let held = self.pledges.entry(server).or_default();
+                let is_news = *held < (incarnation, ballot);
+                *held = (incarnation, ballot).max(*held);
+                is_news
+            }
+            Record::Closed { server, incarnation, closed } => {
+                let ballot = closed.ballot;
+                let held = self.closed.get(&(server, incarnation));
+                let is_news = held.is_none_or(|held| held.ballot < ballot);
+                if is_news {
+                    self.closed.insert((server, incarnation), closed);
+                }
+                self.learn(Record::Pledge { server, incarnation, ballot }) || is_news
+            }
             Record::Swept { server, incarnation } => {
                 let swept = self.swept.entry(server).or_default();
+                let is_news = *swept < incarnation;
                 *swept = incarnation.max(*swept);
+                is_news
             }
         }
+    }
+
+    /// What it promised, and what it knows to survive.
+    pub fn promises(&self) -> impl Iterator<Item = Record> + '_ {
+        let pledges = self.pledges.iter().map(|(&server, &(incarnation, ballot))| Record::Pledge {
+            server,
+            incarnation,
+            ballot,
+        });
+        let closed = self.closed.iter().map(|(&(server, incarnation), closed)| Record::Closed {
+            server,
+            incarnation,
+            closed: closed.clone(),
+        });
+        pledges.chain(closed)
     }
 
     /// What a checkpoint must keep.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         let swept = self.swept.iter();
         let swept = swept.map(|(&server, &incarnation)| Record::Swept { server, incarnation });
-        self.pledges.values().cloned().map(Record::Pledge).chain(swept)
+        self.promises().chain(swept)
     }
 
     /// True if what `incarnation` of `server`, or whoever took it over, asks in `ballot` about its
     /// timestamp `at` may be done: stored, finalized or aborted (V5).
     #[must_use]
     pub fn allows(&self, server: NodeId, incarnation: u32, ballot: u64, at: Timestamp) -> bool {
-        let Some(pledge) = self.pledges.get(&server) else { return true };
-        if incarnation != pledge.incarnation {
-            return incarnation > pledge.incarnation;
-        }
-        let is_void = |closed: &Closed| {
-            at > closed.above && ballot <= closed.ballot && !closed.survivors.contains(&at)
-        };
-        ballot >= pledge.ballot && !pledge.closed.as_ref().is_some_and(is_void)
+        let pledge = self.pledges.get(&server).copied().unwrap_or_default();
+        let closed = self.closed(server, incarnation);
+        let is_void = |closed: &Closed| closed.voids(at) && ballot <= closed.ballot;
+        (incarnation, ballot) >= pledge && !closed.is_some_and(is_void)
     }
 
-    /// Somebody takes over: the record to persist before what is held is sent, with what was closed
-    /// before.
+    /// Somebody takes over: the record to persist before what is held is sent.
     ///
     /// # Errors
-    /// The higher ballot promised before, or the same one's close; nothing if a later incarnation
-    /// was taken over.
+    /// The higher ballot promised before; nothing if a later incarnation was taken over.
     pub fn promise(
         &mut self,
         server: NodeId,
         incarnation: u32,
         ballot: u64,
     ) -> Result<Record, Option<u64>> {
-        let closed = match self.pledges.get(&server) {
-            Some(pledge) if pledge.incarnation > incarnation => return Err(None),
-            Some(pledge) if pledge.incarnation == incarnation => {
-                if pledge.ballot > ballot {
-                    return Err(Some(pledge.ballot));
-                }
-                pledge.closed.clone()
-            }
-            Some(_) | None => None,
-        };
-        let pledge = Pledge { server, incarnation, ballot, closed };
-        self.pledges.insert(server, pledge.clone());
-        Ok(Record::Pledge(pledge))
+        match self.pledges.get(&server) {
+            Some(&(later, _)) if later > incarnation => return Err(None),
+            Some(&(same, held)) if same == incarnation && held > ballot => return Err(Some(held)),
+            Some(_) | None => {}
+        }
+        let record = Record::Pledge { server, incarnation, ballot };
+        self.learn(record.clone());
+        Ok(record)
     }
 
     /// Whoever took over says what survives: the record to persist before that is acknowledged.
     /// Everything else that is held of the incarnation above `closed.above`, in ballots up to the
     /// close's, is void and must be dropped; a survivor that is not held must be pulled, and then
-    /// [`Acceptor::sweep`] be called.
+    /// [`Record::Swept`] be learnt.
     ///
     /// # Errors
     /// As of [`Acceptor::promise`].
@@ -373,35 +410,46 @@ impl Acceptor {
         closed: Closed,
     ) -> Result<Record, Option<u64>> {
         self.promise(server, incarnation, closed.ballot)?;
-        let pledge = Pledge { server, incarnation, ballot: closed.ballot, closed: Some(closed) };
-        self.pledges.insert(server, pledge.clone());
-        Ok(Record::Pledge(pledge))
+        let record = Record::Closed { server, incarnation, closed };
+        self.learn(record.clone());
+        Ok(record)
     }
 
     /// What was closed here of an incarnation.
     #[must_use]
     pub fn closed(&self, server: NodeId, incarnation: u32) -> Option<&Closed> {
-        let pledge = self.pledges.get(&server)?;
-        pledge.closed.as_ref().filter(|_| pledge.incarnation == incarnation)
+        self.closed.get(&(server, incarnation))
     }
 
-    /// The partition's replica here has all that `server` left up to `incarnation`: it closed it, or
-    /// asked f + 1 replicas that did, and has every version from its replica watermark on that they
-    /// have. The record to persist.
-    pub fn sweep(&mut self, server: NodeId, incarnation: u32) -> Record {
-        let record = Record::Swept { server, incarnation };
-        self.recover(record.clone());
-        record
+    /// Up to which incarnation the partition's replica here has all that `server` left: it closed
+    /// it, or asked f + 1 replicas, and has every version from its replica watermark on.
+    #[must_use]
+    pub fn swept(&self, server: NodeId) -> u32 {
+        self.swept.get(&server).copied().unwrap_or(0)
     }
 
-    /// Incarnations that are out, of which this replica may lack something or hold what is void.
-    /// Until [`Acceptor::sweep`] was called for each it must not answer reads by watermarks of
-    /// `members`' epoch or a later one, nor let its own replica watermark pass what they wrote.
+    /// Incarnations that are out, of which this replica may lack something or hold what is void; of
+    /// each server the last. Until [`Record::Swept`] is learnt of each it must not answer reads by
+    /// watermarks of `members`' epoch or a later one, nor let its own replica watermark pass what
+    /// they wrote.
     #[must_use]
     pub fn owes(&self, members: &Members) -> Vec<(NodeId, u32)> {
         let servers = members.servers.keys().map(|&id| (id, members.settled_through(id)));
-        let swept = |id| self.swept.get(&id).copied().unwrap_or(0);
-        servers.filter(|&(id, settled)| settled > swept(id)).collect()
+        servers.filter(|&(id, settled)| settled > self.swept(id)).collect()
+    }
+
+    /// True if it knows what survives of everything that is out, whether it has that or not.
+    #[must_use]
+    pub fn has_closed(&self, members: &Members) -> bool {
+        self.owes(members).into_iter().all(|(server, last)| {
+            (self.swept(server) + 1..=last).all(|life| self.closed(server, life).is_some())
+        })
+    }
+
+    /// Forgets what survives of incarnations whose every timestamp is below `settled`, a replica
+    /// watermark: what is there is settled, and what was void is gone.
+    pub fn forget(&mut self, settled: Timestamp) {
+        self.closed.retain(|_, closed| closed.upto >= settled);
     }
 }
 
@@ -559,8 +607,8 @@ impl<F: Functor> Takeover<F> {
     }
 
     fn close(&self) -> Closed {
-        let (ballot, above) = (self.task.ballot, self.above);
-        Closed { ballot, above, survivors: self.survivors.clone() }
+        let Task { ballot, upto, .. } = self.task;
+        Closed { ballot, above: self.above, upto, survivors: self.survivors.clone() }
     }
 
     /// A replica has promised. Once enough have: what is to be written. Whatever is being written
@@ -706,7 +754,18 @@ impl<F: Functor> Message<F> {
 }
 
 fn closed_size(closed: &Closed) -> usize {
-    20 + 9 * closed.survivors.len()
+    30 + 9 * closed.survivors.len()
+}
+
+impl Record {
+    /// About how many bytes it takes on disk, or on the wire.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Pledge { .. } | Self::Swept { .. } => 12,
+            Self::Closed { closed, .. } => 10 + closed_size(closed),
+        }
+    }
 }
 
 impl<F> fmt::Display for Message<F> {
@@ -846,8 +905,8 @@ mod tests {
                             let mut promise = promise(state[r], 0);
                             if finished.contains(&r) {
                                 let survivors = survives.then_some(AT).into_iter().collect();
-                                let above = Timestamp(4);
-                                promise.closed = Some(Closed { ballot: 7, above, survivors });
+                                let (above, upto) = (Timestamp(4), Timestamp(99));
+                                promise.closed = Some(Closed { ballot: 7, above, upto, survivors });
                             }
                             promise
                         })
@@ -883,14 +942,24 @@ mod tests {
         assert!(acceptor.allows(server, 2, 0, AT), "a later incarnation is another");
         assert_eq!(acceptor.promise(server, 1, 4), Err(Some(5)));
         let survivors = BTreeSet::from([AT]);
-        let closed = Closed { ballot: 5, above: Timestamp(4), survivors };
+        let (above, upto) = (Timestamp(4), Timestamp(99));
+        let closed = Closed { ballot: 5, above, upto, survivors };
         acceptor.close(server, 1, closed).unwrap();
         assert!(acceptor.allows(server, 1, 5, AT) && !acceptor.allows(server, 1, 5, AT.next()));
         assert!(acceptor.promise(server, 2, 9).is_ok());
         assert!(!acceptor.allows(server, 1, 6, AT), "everything of it is decided");
         assert_eq!(acceptor.promise(server, 1, 9), Err(None));
         let mut restarted = Acceptor::default();
-        restarted.recover(record);
+        restarted.learn(record);
         assert!(!restarted.allows(server, 1, 0, AT));
+        // What survives is told to others until nobody needs to know.
+        for record in acceptor.promises() {
+            restarted.learn(record);
+        }
+        assert_eq!(restarted.closed(server, 1), acceptor.closed(server, 1));
+        restarted.forget(upto);
+        assert!(restarted.closed(server, 1).is_some());
+        restarted.forget(upto.next());
+        assert!(restarted.closed(server, 1).is_none() && !restarted.allows(server, 1, 9, AT));
     }
 }

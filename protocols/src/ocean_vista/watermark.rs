@@ -94,6 +94,12 @@ impl Members {
         self.servers.get(&server) == Some(&wanted)
     }
 
+    /// Servers whose last life is over, and has left what is not decided yet.
+    pub fn fenced(&self) -> impl Iterator<Item = (NodeId, u32)> + '_ {
+        let is_fenced = |m: &Member| matches!(m.status, Status::Fenced { .. });
+        self.servers.iter().filter(move |(_, m)| is_fenced(m)).map(|(&id, m)| (id, m.incarnation))
+    }
+
     /// True if nobody is fenced: a minimum over the active members is a minimum over everybody who
     /// may have left a timestamp undecided.
     #[must_use]

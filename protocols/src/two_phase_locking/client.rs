@@ -209,13 +209,24 @@ impl Client {
             Phase::Deciding => {}
             Phase::Committing(_) | Phase::Resolving => self.send_end(open, cx),
             Phase::Snapshotting(snapshots) => {
-                for (&partition, participant) in &open.silent {
-                    let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
-                    let read = Msg::ReadOnly { txn: id, partition, keys, at_least };
-                    cx.send(self.routes.leader(partition), read);
+                for &partition in open.silent.keys() {
+                    self.send_read_only(open, snapshots, partition, cx);
                 }
             }
         }
+    }
+
+    fn send_read_only(
+        &self,
+        open: &Open,
+        snapshots: &Snapshots,
+        partition: PartitionId,
+        cx: &mut Way<'_>,
+    ) {
+        let Some(participant) = open.silent.get(&partition) else { return };
+        let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
+        let read = Msg::ReadOnly { txn: open.txn.id, partition, keys, at_least };
+        cx.send(self.routes.leader(partition), read);
     }
 
     fn send_lock(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
@@ -607,12 +618,16 @@ impl Client {
             return;
         }
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
-        let id = open.txn.id;
         match &open.phase {
             Phase::Locking | Phase::LockingWrites(_) => self.send_lock(open, partition, cx),
             Phase::Deciding => {}
-            Phase::Committing(_) | Phase::Resolving | Phase::Snapshotting(_) => {
-                self.send_outstanding(id, cx);
+            Phase::Committing(_) | Phase::Resolving => {
+                if open.coordinator == partition {
+                    self.send_end(open, cx);
+                }
+            }
+            Phase::Snapshotting(snapshots) => {
+                self.send_read_only(open, snapshots, partition, cx);
             }
         }
     }

@@ -10,7 +10,7 @@ use orthodrome_protocols::ocean_vista::directory::{
     self, Answer, Ask, Command, Directory, Grant, Life, Phase, Standing, State, Task,
 };
 use orthodrome_protocols::ocean_vista::gossiper::{self, Regional};
-use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Pledge, Promise};
+use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Promise};
 use orthodrome_protocols::ocean_vista::watermark::{Member, Members, Report, Status, Watermarks};
 use orthodrome_protocols::replication::Index;
 use prost::Message as _;
@@ -364,19 +364,19 @@ pub(super) fn directory_record_from_wire(
 // Takeovers.
 
 fn closed_to_wire(closed: &Closed) -> wire::Closed {
-    let Closed { ballot, above, survivors } = closed;
+    let Closed { ballot, above, upto, survivors } = closed;
     let survivors = survivors.iter().map(|ts| ts.0).collect();
-    wire::Closed { ballot: *ballot, above: above.0, survivors }
+    wire::Closed { ballot: *ballot, above: above.0, upto: upto.0, survivors }
 }
 
 fn closed_from_wire(closed: wire::Closed) -> Result<Closed, WireError> {
-    let wire::Closed { ballot, above, survivors } = closed;
+    let wire::Closed { ballot, above, upto, survivors } = closed;
     if !survivors.is_sorted_by(|a, b| a < b) {
         let (field, found) = ("Closed.survivors", "timestamps out of order".into());
         return Err(WireError::Value { field, found, wanted: "sorted timestamps, each once" });
     }
     let survivors: BTreeSet<Timestamp> = survivors.into_iter().map(Timestamp).collect();
-    Ok(Closed { ballot, above: Timestamp(above), survivors })
+    Ok(Closed { ballot, above: Timestamp(above), upto: Timestamp(upto), survivors })
 }
 
 fn mark_to_wire(mark: Mark) -> i32 {
@@ -477,13 +477,13 @@ pub(super) fn takeover_record_to_wire(
 ) -> wire::TakeoverRecord {
     use wire::takeover_record as t;
     let record = match record {
-        takeover::Record::Pledge(Pledge { server, incarnation, ballot, closed }) => {
-            t::Record::Pledge(t::Pledge {
-                server: server.0,
-                incarnation: *incarnation,
-                ballot: *ballot,
-                closed: closed.as_ref().map(closed_to_wire),
-            })
+        takeover::Record::Pledge { server, incarnation, ballot } => {
+            let (server, incarnation, ballot) = (server.0, *incarnation, *ballot);
+            t::Record::Pledge(t::Pledge { server, incarnation, ballot })
+        }
+        takeover::Record::Closed { server, incarnation, closed } => {
+            let closed = Some(closed_to_wire(closed));
+            t::Record::Closed(t::Closed { server: server.0, incarnation: *incarnation, closed })
         }
         takeover::Record::Swept { server, incarnation } => {
             t::Record::Swept(t::Swept { server: server.0, incarnation: *incarnation })
@@ -499,12 +499,13 @@ pub(super) fn takeover_record_from_wire(
     use wire::takeover_record as t;
     let partition = PartitionId(record.partition);
     let record = match need(record.record, "TakeoverRecord.record")? {
-        t::Record::Pledge(pledge) => takeover::Record::Pledge(Pledge {
-            server: NodeId(pledge.server),
-            incarnation: pledge.incarnation,
-            ballot: pledge.ballot,
-            closed: pledge.closed.map(closed_from_wire).transpose()?,
-        }),
+        t::Record::Pledge(t::Pledge { server, incarnation, ballot }) => {
+            takeover::Record::Pledge { server: NodeId(server), incarnation, ballot }
+        }
+        t::Record::Closed(t::Closed { server, incarnation, closed }) => {
+            let closed = closed_from_wire(need(closed, "TakeoverRecord.closed")?)?;
+            takeover::Record::Closed { server: NodeId(server), incarnation, closed }
+        }
         t::Record::Swept(t::Swept { server, incarnation }) => {
             takeover::Record::Swept { server: NodeId(server), incarnation }
         }

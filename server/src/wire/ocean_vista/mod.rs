@@ -11,7 +11,7 @@ use orthodrome_core::txn::{Read, Version};
 use orthodrome_core::{ClientId, Key, PartitionId, Timestamp, TxnId, Value};
 use orthodrome_protocols::ocean_vista::{
     Ask, Body, Change, Fate, Functor, Image, Knowledge, Msg, Name, OceanVista, Output, Path, Phase,
-    Reason, Record, Refusal, Seen, Shown, State, View, What,
+    Reason, Record, Refusal, Seen, Shown, State, View, What, takeover,
 };
 use prost::Message as _;
 
@@ -437,9 +437,9 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
             output: Some(output_to_wire(output)),
             reads: reads_to_wire(reads),
         }),
-        Msg::Query { txn, is_final, round } => {
+        Msg::Query { txn, is_final, round, epoch } => {
             let txn = Some(txn_id_to_wire(txn));
-            Wire::Query(m::Query { txn, is_final: *is_final, round: *round })
+            Wire::Query(m::Query { txn, is_final: *is_final, round: *round, epoch: *epoch })
         }
         Msg::Known { txn, round, knowledge } => Wire::Known(m::Known {
             txn: Some(txn_id_to_wire(txn)),
@@ -448,32 +448,37 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
         }),
         Msg::Missing { from, to } => Wire::Missing(m::Range { from: from.0, to: to.0 }),
         Msg::Have { from, to } => Wire::Have(m::Range { from: from.0, to: to.0 }),
-        Msg::Pull { partition, round, epoch, from, to } => Wire::Pull(m::Pull {
-            partition: partition.0,
-            round: *round,
-            epoch: *epoch,
-            from: from.0,
-            to: to.0,
-        }),
-        Msg::Pulled { partition, round, settled, entries, names } => Wire::Pulled(m::Pulled {
-            partition: partition.0,
-            round: *round,
-            settled: settled.0,
-            entries: entries.iter().map(|(ts, image)| pending_to_wire((ts, image))).collect(),
-            names: names_to_wire(names),
-        }),
+        Msg::Pull { partition, round, from, to } => {
+            Wire::Pull(m::Pull { partition: partition.0, round: *round, from: from.0, to: to.0 })
+        }
+        Msg::Pulled { partition, round, settled, entries, names, promises } => {
+            let promises =
+                promises.iter().map(|of| control::takeover_record_to_wire(*partition, of));
+            Wire::Pulled(m::Pulled {
+                partition: partition.0,
+                round: *round,
+                settled: settled.0,
+                entries: entries.iter().map(|(ts, image)| pending_to_wire((ts, image))).collect(),
+                names: names_to_wire(names),
+                promises: promises.collect(),
+            })
+        }
         Msg::Scan { partition, round, from, after } => Wire::Scan(m::Scan {
             partition: partition.0,
             round: *round,
             from: from.0,
             after: after.as_ref().map(|key| key.0.clone()),
         }),
-        Msg::Scanned { partition, round, keys, next } => Wire::Scanned(m::Scanned {
-            partition: partition.0,
-            round: *round,
-            keys: keys.iter().map(key_versions_to_wire).collect(),
-            next: next.as_ref().map(|key| key.0.clone()),
-        }),
+        Msg::Scanned { partition, round, keys, next, collected, settled } => {
+            Wire::Scanned(m::Scanned {
+                partition: partition.0,
+                round: *round,
+                keys: keys.iter().map(key_versions_to_wire).collect(),
+                next: next.as_ref().map(|key| key.0.clone()),
+                collected: collected.0,
+                settled: settled.0,
+            })
+        }
         Msg::Intent { ts, incarnation, functor } => Wire::Intent(m::Intent {
             ts: ts.0,
             incarnation: *incarnation,
@@ -553,7 +558,8 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             reads: reads_from_wire(m.reads)?,
         },
         Wire::Query(m) => {
-            Msg::Query { txn: txn_from_wire(m.txn)?, is_final: m.is_final, round: m.round }
+            let txn = txn_from_wire(m.txn)?;
+            Msg::Query { txn, is_final: m.is_final, round: m.round, epoch: m.epoch }
         }
         Wire::Known(m) => Msg::Known {
             txn: txn_from_wire(m.txn)?,
@@ -565,7 +571,6 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::Pull(m) => Msg::Pull {
             partition: PartitionId(m.partition),
             round: m.round,
-            epoch: m.epoch,
             from: Timestamp(m.from),
             to: Timestamp(m.to),
         },
@@ -575,6 +580,11 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             settled: Timestamp(m.settled),
             entries: m.entries.into_iter().map(pending_from_wire).collect::<Result<_, _>>()?,
             names: names_from_wire(m.names)?,
+            promises: m
+                .promises
+                .into_iter()
+                .map(|record| promise_from_wire(m.partition, record))
+                .collect::<Result<_, _>>()?,
         },
         Wire::Scan(m) => Msg::Scan {
             partition: PartitionId(m.partition),
@@ -587,6 +597,8 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             round: m.round,
             keys: m.keys.into_iter().map(key_versions_from_wire).collect::<Result<_, _>>()?,
             next: m.next.map(Key),
+            collected: Timestamp(m.collected),
+            settled: Timestamp(m.settled),
         },
         Wire::Intent(m) => Msg::Intent {
             ts: Timestamp(m.ts),
@@ -599,10 +611,26 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
     })
 }
 
+fn promise_from_wire(
+    partition: u32,
+    record: wire::TakeoverRecord,
+) -> Result<takeover::Record, WireError> {
+    let (PartitionId(of), record) = control::takeover_record_from_wire(record)?;
+    if of != partition {
+        let (field, found) = ("Pulled.promises", format!("a promise of p{of}"));
+        return Err(WireError::Value {
+            field,
+            found,
+            wanted: "promises of the message's partition",
+        });
+    }
+    Ok(record)
+}
+
 // Records.
 
 fn state_to_wire(state: &State) -> wire::State {
-    let State { pending, names, acknowledged, settled } = state;
+    let State { pending, names, acknowledged, settled, collected } = state;
     let acknowledged = acknowledged.iter().map(|(client, (below, since))| {
         wire::state::Acknowledged { client: client.0, below: *below, since: since.0 }
     });
@@ -611,6 +639,7 @@ fn state_to_wire(state: &State) -> wire::State {
         names: names.iter().map(name_to_wire).collect(),
         acknowledged: acknowledged.collect(),
         settled: settled.0,
+        collected: collected.0,
     }
 }
 
@@ -624,6 +653,7 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         names: keyed(state.names.into_iter().map(name_from_wire), "State.names")?,
         acknowledged: keyed(acknowledged, "State.acknowledged")?,
         settled: Timestamp(state.settled),
+        collected: Timestamp(state.collected),
     })
 }
 
@@ -643,7 +673,6 @@ fn change_to_wire(change: &Change) -> wire::Change {
             is_final: *is_final,
         }),
         Change::Names(names) => Wire::Names(wire::change::Names { names: names_to_wire(names) }),
-        Change::Drop(ts) => Wire::Drop(ts.0),
         Change::Adopt { ts, image } => Wire::Adopt(pending_to_wire((ts, image))),
     };
     wire::Change { change: Some(change) }
@@ -670,7 +699,6 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
         }
         Wire::Refuse(c) => Change::Refuse { txn: txn_from_wire(c.txn)?, is_final: c.is_final },
         Wire::Names(c) => Change::Names(names_from_wire(c.names)?),
-        Wire::Drop(ts) => Change::Drop(Timestamp(ts)),
         Wire::Adopt(pending) => {
             let (ts, image) = pending_from_wire(pending)?;
             Change::Adopt { ts, image }

@@ -11,7 +11,7 @@ use orthodrome_core::{
 };
 use orthodrome_protocols::ocean_vista::directory::{self, Directory, Life, Standing, Task};
 use orthodrome_protocols::ocean_vista::gossiper::{self, Regional};
-use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Pledge, Promise};
+use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Promise};
 use orthodrome_protocols::ocean_vista::watermark::{Member, Members, Report, Status, Watermarks};
 use orthodrome_protocols::ocean_vista::{
     Ask, Body, Change, Fate, Functor, Image, Knowledge, Msg, Name, OceanVista, Output, Path, Phase,
@@ -316,8 +316,17 @@ impl Draw {
     }
 
     fn closed(&mut self) -> Closed {
-        let (ballot, above) = (self.below(1_000), self.timestamp());
-        Closed { ballot, above, survivors: self.many(9, Self::timestamp).into_iter().collect() }
+        let (ballot, above, upto) = (self.below(1_000), self.timestamp(), self.timestamp());
+        let survivors = self.many(9, Self::timestamp).into_iter().collect();
+        Closed { ballot, above, upto, survivors }
+    }
+
+    fn promise(&mut self) -> takeover::Record {
+        let (server, incarnation, ballot) = (self.node(), self.incarnation(), self.ov_ballot());
+        match self.option(Self::closed) {
+            None => takeover::Record::Pledge { server, incarnation, ballot },
+            Some(closed) => takeover::Record::Closed { server, incarnation, closed },
+        }
     }
 
     fn takeover(&mut self, kind: u64) -> takeover::Message<Arc<Functor>> {
@@ -369,18 +378,19 @@ impl Draw {
             15 => Msg::NotReady { query, reason: self.of(&REASONS) },
             16 => Msg::Put { ts, output: self.output() },
             17 => Msg::Executed { ts, output: self.output(), reads: self.reads_map() },
-            18 => Msg::Query { txn, is_final: self.flag(), round },
+            18 => Msg::Query { txn, is_final: self.flag(), round, epoch: ballot },
             19 => {
                 let kind = self.below(3);
                 Msg::Known { txn, round, knowledge: self.knowledge(kind) }
             }
             20 => Msg::Missing { from: ts, to: self.timestamp() },
             21 => Msg::Have { from: ts, to: self.timestamp() },
-            22 => Msg::Pull { partition, round: query, epoch, from: ts, to: self.timestamp() },
+            22 => Msg::Pull { partition, round: query, from: ts, to: self.timestamp() },
             23 => {
                 let entries = self.many(3, |draw| (draw.timestamp(), draw.ov_image()));
                 let names = self.many(6, Self::name);
-                Msg::Pulled { partition, round: query, settled: ts, entries, names }
+                let promises = self.many(3, Self::promise);
+                Msg::Pulled { partition, round: query, settled: ts, entries, names, promises }
             }
             24 => {
                 let after = self.option(Self::key);
@@ -394,7 +404,9 @@ impl Draw {
                     versions.dedup_by_key(|(version, _)| *version);
                     (draw.key(), versions)
                 });
-                Msg::Scanned { partition, round: query, keys, next: self.option(Self::key) }
+                let next = self.option(Self::key);
+                let settled = self.timestamp();
+                Msg::Scanned { partition, round: query, keys, next, collected: ts, settled }
             }
             26 => Msg::Intent { ts, incarnation, functor: self.option(Self::functor) },
             kind @ 27..30 => Msg::Gossip(Box::new(self.gossip(kind - 27))),
@@ -412,6 +424,7 @@ impl Draw {
             names: self.many(5, Self::name).into_iter().collect(),
             acknowledged: acknowledged.into_iter().collect(),
             settled: self.timestamp(),
+            collected: self.timestamp(),
         }
     }
 
@@ -425,20 +438,15 @@ impl Draw {
             3 => Change::Resolve { ts, output: self.output() },
             4 => Change::Refuse { txn: self.txn_id(), is_final: self.flag() },
             5 => Change::Names(self.many(5, Self::name)),
-            6 => Change::Drop(ts),
-            7 => Change::Adopt { ts, image: self.ov_image() },
-            8 => return Record::State(Box::new(self.ov_state())),
-            9 => return Record::Intact,
+            6 => Change::Adopt { ts, image: self.ov_image() },
+            7 => return Record::State(Box::new(self.ov_state())),
+            8 => return Record::Intact,
+            9 => return Record::Takeover(self.partition(), self.promise()),
             10 => {
-                let (server, closed) = (self.node(), self.option(Self::closed));
-                let pledge = Pledge { server, incarnation, ballot, closed };
-                return Record::Takeover(self.partition(), takeover::Record::Pledge(pledge));
-            }
-            11 => {
                 let swept = takeover::Record::Swept { server: self.node(), incarnation };
                 return Record::Takeover(self.partition(), swept);
             }
-            12 => return Record::Directory(directory::Record::State(self.directory_state())),
+            11 => return Record::Directory(directory::Record::State(self.directory_state())),
             _ => {
                 let kind = self.below(4);
                 let payload = Payload::Command(Arc::new(self.directory_command(kind)));
@@ -505,8 +513,8 @@ fn tolerance(msg: &Msg, real: usize) -> usize {
     if let Msg::Got { seen, .. } = msg {
         entries = seen.iter().map(|seen| 1 + seen.view.versions.len()).sum();
     }
-    if let Msg::Pulled { entries: told, names, .. } = msg {
-        entries = told.len() + names.len();
+    if let Msg::Pulled { entries: told, names, promises, .. } = msg {
+        entries = told.len() + names.len() + promises.len();
     }
     if let Msg::Scanned { keys, .. } = msg {
         entries = keys.iter().map(|(_, versions)| versions.len()).sum();
