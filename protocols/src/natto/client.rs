@@ -27,6 +27,8 @@ pub struct Client {
     config: Arc<Config>,
     routes: Routes,
     open: BTreeMap<TxnId, Open>,
+    /// Those of a higher priority than they came with.
+    promoted: BTreeSet<TxnId>,
     beats: bool,
     delays: Delays,
     /// When delays were last of use; none while they are not measured.
@@ -83,6 +85,7 @@ impl Machine<Natto> for Client {
             cluster: setup.cluster,
             config: setup.config,
             open: BTreeMap::new(),
+            promoted: BTreeSet::new(),
             beats: false,
             delays: Delays::default(),
             probing: None,
@@ -245,13 +248,17 @@ impl Client {
             furthest = furthest.max(delay);
         }
         let timestamp = shifted(clock, if furthest == i64::MIN { 0 } else { furthest });
-        let Config { levels, promote_after, .. } = *self.config;
+        let Config { levels, promote_after, promoted_max, .. } = *self.config;
+        let own = open.txn.priority.0;
         let promoted = open.txn.id.attempt.checked_div(promote_after).unwrap_or(0);
-        let level = u32::from(open.txn.priority.0).saturating_add(promoted);
         let highest = levels.saturating_sub(1);
-        let level = u8::try_from(level).unwrap_or(u8::MAX).min(highest);
-        if level > open.txn.priority.0 {
+        let level = u32::from(own).saturating_add(promoted);
+        let mut level = u8::try_from(level).unwrap_or(u8::MAX).min(highest);
+        if level > own && self.promoted.len() < promoted_max {
             cx.note(Note::Promoted);
+            self.promoted.insert(open.txn.id);
+        } else {
+            level = own.min(highest);
         }
         Turn { timestamp, priority: Priority(level) }
     }
@@ -647,6 +654,7 @@ impl Client {
     /// Tells the caller, and forgets.
     fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
         let Some(open) = self.open.remove(&id) else { return };
+        self.promoted.remove(&id);
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;
         match (&open.txn.kind, &open.phase, outcome) {

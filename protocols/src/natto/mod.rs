@@ -74,7 +74,7 @@
 //! - **Priorities are numbers**, [`Config::levels`] of them, two unless said otherwise. The lowest gives
 //!   way, all others wait in line.
 //! - **Promotion**: an attempt's priority rises by one for each [`Config::promote_after`] attempts before
-//!   it. The number of the attempt is in its name, so nobody has to remember anything.
+//!   it, the number of which is in its name; of [`Config::promoted_max`] transactions of a gateway at once.
 //! - **A query for a vote is not answered with a refusal while the transaction waits**: it is known, and
 //!   its vote will follow (R1 is about those that are unknown).
 
@@ -148,9 +148,12 @@ pub struct Config {
     pub hosting: hosting::Config,
     /// How many priorities there are.
     pub levels: u8,
-    /// A transaction's priority rises by one after so many aborted attempts. Where keys are so hot that
-    /// most attempts abort, few must be promoted: each that is waits in line with those of high priority.
+    /// A transaction's priority rises by one after so many aborted attempts.
     pub promote_after: u32,
+    /// So many of a gateway's transactions are promoted at once. Each waits in line with those of high
+    /// priority: where keys are asked for more often than they can be written, nearly everything is tried
+    /// often, and all of it would.
+    pub promoted_max: usize,
     /// How far ahead of its clock, and of what clocks may differ, a leader accepts a transaction's
     /// timestamp (R8, N10).
     pub ahead_max: Duration,
@@ -342,6 +345,7 @@ impl Protocol for Natto {
             hosting: hosting::Config::for_round_trip(round_trip),
             levels: 2,
             promote_after: 64,
+            promoted_max: 1,
             ahead_max: round_trip * 2 + Duration::from_millis(500),
             guess_slack: Duration::ZERO,
             probe_interval: Duration::from_millis(10),
@@ -390,6 +394,7 @@ impl Protocol for Natto {
         config.guess_slack = Duration::from_millis(rng.below(200));
         config.promote_after = u32::try_from(rng.range(1, 6)).unwrap_or(1);
         config.levels = u8::try_from(rng.range(1, 3)).unwrap_or(2);
+        config.promoted_max = 1 + usize::try_from(rng.below(8)).unwrap_or(0);
         config.hosting.vary(rng);
     }
 }
