@@ -32,9 +32,9 @@
 //!
 //! # Deviations
 //! - **Reading above the Rwatermark** is by any f + 1 replicas that show tombstones (V1–V3).
-//! - **Membership is a replicated log** among the servers ([`directory`]), with leases: nobody assigns
-//!   a number without one, and nobody is replaced before it has run out (V6). Its epochs keep reports
-//!   of different members apart (V8).
+//! - **Membership is a replicated log** among the servers of the first partition ([`directory`]), with
+//!   leases: nobody assigns a number without one, and nobody is replaced before it has run out (V6).
+//!   Its epochs keep reports of different members apart (V8).
 //! - **One way to take over** whatever failed ([`takeover`]): promises of f + 1 replicas of every
 //!   partition, one pure decision (V10). A restarted coordinator is a failed one. The backup (§5.2) only
 //!   keeps what was under way from being given up; see ADR 18.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leftover, Machine, Message as _, Setup};
+use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leftover, Machine, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
@@ -388,12 +388,89 @@ impl Server {
         (recoveries, &mut self.roles, world)
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm for each message")]
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
         match msg {
+            // Gateways, and replicas that answer.
+            Msg::Submit { functor } => {
+                self.coordinator(cx, |coordinator, world| {
+                    coordinator.on_submit(from, functor, world);
+                });
+            }
             Msg::Look { txn, round, keys, at } => self.on_look(from, (txn, round), &keys, at, cx),
-            Msg::Gossip(msg) => self.on_gossip(from, *msg, cx),
-            Msg::Directory(msg) => self.on_directory(from, *msg, cx),
-            Msg::Takeover(msg) => self.on_takeover(from, *msg, cx),
+            Msg::Inquire { functor } => {
+                let (roles, mut world) = self.split(cx);
+                roles.inquiries.begin(from, functor, &mut world);
+            }
+            Msg::Known { txn, round, knowledge } => {
+                let (roles, mut world) = self.split(cx);
+                roles.inquiries.on_known(from, (txn, round), knowledge, &mut world);
+            }
+            Msg::Written { ts, ballot: 0 } => {
+                self.coordinator(cx, |coordinator, world| coordinator.on_written(from, ts, world));
+            }
+            Msg::Refused { ts, ballot: 0, refusal } => {
+                self.coordinator(cx, |coordinator, world| {
+                    coordinator.on_refused(from, ts, refusal, world);
+                });
+            }
+            Msg::Confirm { ts, ballot: 0, is_held } => {
+                self.coordinator(cx, |coordinator, world| {
+                    coordinator.on_confirm(from, ts, is_held, world);
+                });
+            }
+            Msg::Aborted { ts, .. } => {
+                self.coordinator(cx, |coordinator, world| coordinator.on_aborted(from, ts, world));
+            }
+            Msg::Have { from: first, to } => self.roles.coordinator.on_have(from, first, to),
+            // What is written in the name of a coordinator that is gone.
+            Msg::Written { ts, ballot } => {
+                let (recoveries, _, mut world) = self.split_all(cx);
+                recoveries.on_written(from, ts, ballot, &mut world);
+            }
+            Msg::Refused { ts, ballot, refusal } => {
+                let (recoveries, _, mut world) = self.split_all(cx);
+                recoveries.on_refused(from, (ts, ballot), refusal, &mut world);
+            }
+            Msg::Confirm { ts, ballot, is_held } => {
+                let (recoveries, _, mut world) = self.split_all(cx);
+                recoveries.on_confirm(from, (ts, ballot), is_held, &mut world);
+            }
+            Msg::Intent { ts, incarnation, functor } => match functor {
+                Some(functor) => self.control.backup.begin(from, incarnation, ts, functor),
+                None => self.control.backup.end(from, incarnation, ts),
+            },
+            // What is asked of this node's replicas.
+            Msg::Write { ts, ballot, incarnation, functor } => {
+                self.acceptor(cx, |replica, world| {
+                    replica.on_write(from, (ts, ballot, incarnation), functor, world);
+                });
+            }
+            Msg::Finalize { ts, ballot } => {
+                self.acceptor(cx, |replica, world| replica.on_finalize(from, ts, ballot, world));
+            }
+            Msg::Abort { ts, ballot, incarnation, functor } => {
+                self.acceptor(cx, |replica, world| {
+                    replica.on_abort(from, (ts, ballot, incarnation), functor, world);
+                });
+            }
+            Msg::Query { txn, is_final, round, epoch } => {
+                if self.control.may_tell(epoch) {
+                    self.acceptor(cx, |replica, world| {
+                        replica.on_query(from, (txn, is_final), round, world);
+                    });
+                }
+            }
+            Msg::Get { query, partition, asks, replicated, epoch } => {
+                let (roles, mut world) = self.split(cx);
+                let get = Get { from, query, partition, asks, replicated, epoch };
+                roles.replica.on_get(get, &mut world);
+            }
+            Msg::Put { ts, output } => {
+                let (roles, mut world) = self.split(cx);
+                roles.replica.on_put(ts, &output, &mut world);
+            }
+            // Executors.
             Msg::Got { query, replicated, seen } => {
                 let (roles, mut world) = self.split(cx);
                 roles.reader.on_heard(from);
@@ -412,100 +489,84 @@ impl Server {
                     self.on_executed(ts, &functor, &output, &reads, cx);
                 }
             }
-            Msg::Intent { ts, incarnation, functor } => match functor {
-                Some(functor) => self.control.backup.begin(from, incarnation, ts, functor),
-                None => self.control.backup.end(from, incarnation, ts),
-            },
-            Msg::Missing { .. }
-            | Msg::Pull { .. }
-            | Msg::Pulled { .. }
-            | Msg::Scan { .. }
-            | Msg::Scanned { .. } => self.on_sync(from, msg, cx),
-            Msg::Submit { .. }
-            | Msg::Inquire { .. }
-            | Msg::Written { .. }
-            | Msg::Refused { .. }
-            | Msg::Confirm { .. }
-            | Msg::Aborted { .. }
-            | Msg::Known { .. }
-            | Msg::Have { .. } => self.on_answer(from, msg, cx),
-            Msg::Write { .. }
-            | Msg::Finalize { .. }
-            | Msg::Abort { .. }
-            | Msg::Get { .. }
-            | Msg::Put { .. }
-            | Msg::Query { .. } => self.on_request(from, msg, cx),
+            // Peers.
+            Msg::Missing { from: first, to } => self.sync(cx, |syncs, replica, world| {
+                syncs.on_missing(from, (first, to), replica, world)
+            }),
+            Msg::Pull { partition, round, from: first, to } => {
+                self.acceptor(cx, |replica, world| {
+                    let promises = world.promises(partition);
+                    let Answer { settled, entries, names, .. } =
+                        replica.answer(partition, (first, to), world.cluster);
+                    let entries = entries.into_iter().collect();
+                    let msg = Msg::Pulled { partition, round, settled, entries, names, promises };
+                    world.reply(from, msg);
+                });
+            }
+            Msg::Pulled { partition, round, settled, entries, names, promises } => {
+                self.sync(cx, |syncs, replica, world| {
+                    let entries = entries.into_iter().collect();
+                    let answer = Answer { settled, entries, names, promises };
+                    syncs.on_answer(from, (partition, round), answer, replica, world)
+                });
+            }
+            Msg::Scan { partition, round, from: first, after } => {
+                self.acceptor(cx, |replica, world| {
+                    let limit = world.config.chunk_keys;
+                    let (keys, next) = scan(replica, partition, (first, after.as_ref()), limit);
+                    let State { collected, settled, .. } = replica.state;
+                    let msg = Msg::Scanned { partition, round, keys, next, collected, settled };
+                    world.send(from, msg);
+                });
+            }
+            Msg::Scanned { partition, round, keys, next, collected, settled } => {
+                self.sync(cx, |syncs, replica, world| {
+                    replica.state.collected = replica.state.collected.max(collected);
+                    let at = (partition, round);
+                    syncs.on_scanned(from, at, (keys, next, settled), replica, world)
+                });
+            }
+            // Who takes part, and how far everybody is.
+            Msg::Directory(msg) => self.on_directory(from, *msg, cx),
+            Msg::Takeover(msg) => self.on_takeover(from, *msg, cx),
+            Msg::Gossip(msg) => self.on_gossip(from, *msg, cx),
             Msg::Answer { .. } | Msg::Found { .. } | Msg::Declined { .. } => {
                 unreachable!("answers to gateways do not come to server {}", self.node)
             }
         }
     }
 
-    /// What coordinators and executors want of this node's replicas.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "`on_message` gives each message to one of these"
-    )]
-    fn on_request(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        let is_acceptor = match &msg {
-            Msg::Query { epoch, .. } => self.control.may_tell(*epoch),
-            _ => self.control.is_acceptor(),
-        };
+    fn coordinator(
+        &mut self,
+        cx: &mut Cx<'_, OceanVista>,
+        act: impl FnOnce(&mut Coordinator, &mut World<'_, '_>),
+    ) {
         let (roles, mut world) = self.split(cx);
-        let (replica, world) = (&mut roles.replica, &mut world);
-        match msg {
-            Msg::Get { query, partition, asks, replicated, epoch } => {
-                replica.on_get(Get { from, query, partition, asks, replicated, epoch }, world);
-            }
-            Msg::Put { ts, output } => replica.on_put(ts, &output, world),
-            // A disk that may have forgotten promises makes no new ones.
-            _ if !is_acceptor => {}
-            Msg::Write { ts, ballot, incarnation, functor } => {
-                replica.on_write(from, (ts, ballot, incarnation), functor, world);
-            }
-            Msg::Finalize { ts, ballot } => replica.on_finalize(from, ts, ballot, world),
-            Msg::Abort { ts, ballot, incarnation, functor } => {
-                replica.on_abort(from, (ts, ballot, incarnation), functor, world);
-            }
-            Msg::Query { txn, is_final, round, .. } => {
-                replica.on_query(from, (txn, is_final), round, world);
-            }
-            other => unreachable!("{} is no request to a replica", other.kind()),
+        act(&mut roles.coordinator, &mut world);
+    }
+
+    /// Has the replicas here promise or tell something: not from a disk that may have forgotten
+    /// promises.
+    fn acceptor(
+        &mut self,
+        cx: &mut Cx<'_, OceanVista>,
+        act: impl FnOnce(&mut Replica, &mut World<'_, '_>),
+    ) {
+        if self.control.is_acceptor() {
+            let (roles, mut world) = self.split(cx);
+            act(&mut roles.replica, &mut world);
         }
     }
 
-    /// What gateways want of this node's coordinator, and replicas answer it.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "`on_message` gives each message to one of these"
-    )]
-    fn on_answer(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        let (recoveries, roles, mut world) = self.split_all(cx);
-        let (coordinator, world) = (&mut roles.coordinator, &mut world);
-        match msg {
-            Msg::Submit { functor } => coordinator.on_submit(from, functor, world),
-            Msg::Inquire { functor } => roles.inquiries.begin(from, functor, world),
-            Msg::Written { ts, ballot: 0 } => coordinator.on_written(from, ts, world),
-            Msg::Written { ts, ballot } => recoveries.on_written(from, ts, ballot, world),
-            Msg::Refused { ts, ballot: 0, refusal } => {
-                coordinator.on_refused(from, ts, refusal, world);
-            }
-            Msg::Refused { ts, ballot, refusal } => {
-                recoveries.on_refused(from, (ts, ballot), refusal, world);
-            }
-            Msg::Confirm { ts, ballot: 0, is_held } => {
-                coordinator.on_confirm(from, ts, is_held, world);
-            }
-            Msg::Confirm { ts, ballot, is_held } => {
-                recoveries.on_confirm(from, (ts, ballot), is_held, world);
-            }
-            Msg::Aborted { ts, .. } => coordinator.on_aborted(from, ts, world),
-            Msg::Known { txn, round, knowledge } => {
-                roles.inquiries.on_known(from, (txn, round), knowledge, world);
-            }
-            Msg::Have { from: first, to } => coordinator.on_have(from, first, to),
-            other => unreachable!("{} is nothing for a coordinator", other.kind()),
-        }
+    /// Brings the replicas here up to date, as far as can be.
+    fn sync(
+        &mut self,
+        cx: &mut Cx<'_, OceanVista>,
+        act: impl FnOnce(&mut Syncs, &mut Replica, &mut World<'_, '_>) -> Done,
+    ) {
+        let (roles, mut world) = self.split(cx);
+        let done = act(&mut roles.syncs, &mut roles.replica, &mut world);
+        self.on_done(done);
     }
 
     // Membership (§5.1).
@@ -658,49 +719,6 @@ impl Server {
         self.control.is_whole = true;
         self.is_copy_volatile = true;
         self.local.push_back(Local::Reconsider);
-    }
-
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "`on_message` gives each message to one of these"
-    )]
-    fn on_sync(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        let is_acceptor = self.control.is_acceptor();
-        let limit = self.config.chunk_keys;
-        let (roles, mut world) = self.split(cx);
-        let (Roles { replica, syncs, .. }, world) = (roles, &mut world);
-        let done = match msg {
-            Msg::Pull { .. } | Msg::Scan { .. } if !is_acceptor => return,
-            Msg::Pull { partition, round, from: first, to, .. } => {
-                let promises = world.promises(partition);
-                let Answer { settled, entries, names, .. } =
-                    replica.answer(partition, (first, to), world.cluster);
-                let entries = entries.into_iter().collect();
-                let msg = Msg::Pulled { partition, round, settled, entries, names, promises };
-                world.reply(from, msg);
-                return;
-            }
-            Msg::Scan { partition, round, from: first, after } => {
-                let (keys, next) = scan(replica, partition, (first, after.as_ref()), limit);
-                let State { collected, settled, .. } = replica.state;
-                let msg = Msg::Scanned { partition, round, keys, next, collected, settled };
-                world.send(from, msg);
-                return;
-            }
-            Msg::Missing { from: first, to } => syncs.on_missing(from, (first, to), replica, world),
-            Msg::Pulled { partition, round, settled, entries, names, promises } => {
-                let entries = entries.into_iter().collect();
-                let answer = Answer { settled, entries, names, promises };
-                syncs.on_answer(from, (partition, round), answer, replica, world)
-            }
-            Msg::Scanned { partition, round, keys, next, collected, settled } => {
-                replica.state.collected = replica.state.collected.max(collected);
-                let at = (partition, round);
-                syncs.on_scanned(from, at, (keys, next, settled), replica, world)
-            }
-            other => unreachable!("{} brings nobody up to date", other.kind()),
-        };
-        self.on_done(done);
     }
 
     // Taking over (§5.2, §5.4; V10).

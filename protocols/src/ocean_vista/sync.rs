@@ -5,6 +5,10 @@
 //! takes part still holds them above its Rwatermark. A node that *comes back*, or that has not heard
 //! what survives of a coordinator that is gone, lacks anything above the watermark up to which it was
 //! complete, settled versions too.
+//!
+//! Of any f + 1 replicas one knows what survives of an incarnation that is out ([`takeover::Closed`]), and
+//! tells it along, with what it promised: a new disk must not break a promise that an old one made.
+//! Nothing rests on what was copied before a checkpoint has made it durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
