@@ -46,7 +46,7 @@
 //!
 //! # Not implemented
 //! - Version ranges with members of their own (§5.3): an operator's order is refused.
-//! - This protocol is in no registry yet: its swarm still finds seeds that fail
+//! - This protocol is in no registry before ten thousand seeds of its swarm pass
 //!   (`docs/protocols/ocean-vista.md`).
 
 mod client;
