@@ -37,8 +37,8 @@ async fn two() -> (Arc<Node>, Arc<Node>, Client) {
     let store: Arc<Store> = Arc::default();
     let (near, far) = (Node::start(&store, 0).await, Node::start(&store, 1).await);
     let config = Config::new([&near.address, &far.address])
-        .deadline(Duration::from_secs(5))
-        .attempt_timeout(Duration::from_millis(300));
+        .deadline(Duration::from_secs(20))
+        .attempt_timeout(Duration::from_secs(1));
     (near, far, Client::connect(config).await.unwrap())
 }
 
@@ -119,12 +119,12 @@ async fn a_conflict_that_lasts_is_an_abort_at_the_deadline() {
     let (node, client) = one().await;
     node.twist(Call::Begin, [Twist::Abort(Why::Conflict); 1_000]);
     let start = Instant::now();
-    let hopeless = client.transaction().read("n").deadline(Duration::from_millis(300));
+    let hopeless = client.transaction().read("n").deadline(Duration::from_secs(1));
     let hopeless = aborted(hopeless.run(increment).await);
     assert_eq!((hopeless.reason, hopeless.retryable), (AbortReason::Conflict, true));
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let tries = node.store.calls(Call::Begin).len();
-    assert!((3..100).contains(&tries), "{tries} tries in 300 ms");
+    assert!((3..300).contains(&tries), "{tries} tries in a second");
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
         for node in [&near, &far] {
             node.twist(Call::Resolve, [Twist::Unknown; 1_000]);
         }
-        let txn = client.transaction().read("n").write("n").deadline(Duration::from_millis(400));
+        let txn = client.transaction().read("n").write("n").deadline(Duration::from_secs(2));
         let doubt = match txn.run(increment).await.unwrap() {
             Outcome::Unknown(doubt) => doubt,
             other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
@@ -275,19 +275,20 @@ async fn a_dropped_transaction_is_aborted() {
 async fn gone(node: &Node) {
     let start = Instant::now();
     while node.store.open() > 0 {
-        assert!(start.elapsed() < Duration::from_secs(5), "a transaction stays open");
+        assert!(start.elapsed() < Duration::from_secs(30), "a transaction stays open");
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
 async fn an_open_transaction_outlives_its_lease_while_its_client_lives() {
-    let limits = Limits { lease: Duration::from_millis(200), ..Limits::default() };
+    // Longer than any pause of a busy machine between two extensions.
+    let limits = Limits { lease: Duration::from_secs(2), ..Limits::default() };
     let node = Node::start_with(&Arc::default(), 0, "test", Access::open(), limits).await;
     let client = Client::connect(Config::new([&node.address])).await.unwrap();
     let begun = client.transaction().read("n").write("n").begin().await.unwrap();
     let Begun::Open(open) = begun else { panic!("{begun:?}") };
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
     committed(open.commit(Writes::new().put("n", "1")).await);
     // Cut off from its gateway, it loses its lease, and its commit is known to have failed.
     let begun = client.transaction().read("n").write("n").begin().await.unwrap();

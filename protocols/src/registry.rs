@@ -4,6 +4,7 @@ use orthodrome_core::machine::Protocol;
 
 use crate::carousel::{self, Carousel};
 use crate::natto::{self, Natto};
+use crate::ocean_vista::{self, OceanVista};
 use crate::tapir::{self, Tapir};
 use crate::two_phase_locking::{self, Locking};
 
@@ -81,6 +82,14 @@ pub const ROWS: &[Row] = &[
     natto(natto::PA, "Natto (SIGMOD 2022) §3.2, §3.3.1, §3.4 (local)"),
     natto(natto::CP, "Natto (SIGMOD 2022) §3.2, §3.3, §3.4 (local)"),
     natto(natto::RECSF, "Natto (SIGMOD 2022) §3"),
+    Row {
+        name: ocean_vista::NAME,
+        paper: "Ocean Vista (VLDB 2019) §3, §4, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "strictly serializable always; skewed clocks only add latency",
+        model: "procedures natively; interactive and general by reconnaissance; read-only",
+        round_trips: "1 to store, and up to 1 more for watermarks; read-only at most 1",
+    },
 ];
 
 const fn natto(name: &'static str, paper: &'static str) -> Row {
@@ -160,6 +169,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     }
     if Natto::NAMES.contains(&name) {
         return Ok(visitor.visit::<Natto>(row));
+    }
+    if OceanVista::NAMES.contains(&name) {
+        return Ok(visitor.visit::<OceanVista>(row));
     }
     if Tapir::NAMES.contains(&name) {
         return Ok(visitor.visit::<Tapir>(row));

@@ -46,8 +46,6 @@
 //!
 //! # Not implemented
 //! - Version ranges with members of their own (§5.3): an operator's order is refused.
-//! - This protocol is in no registry before ten thousand seeds of its swarm pass
-//!   (`docs/protocols/ocean-vista.md`).
 
 mod client;
 mod control;

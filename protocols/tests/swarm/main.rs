@@ -7,6 +7,7 @@
 mod carousel;
 mod carousel_fast;
 mod natto;
+mod ocean_vista;
 mod support;
 mod tapir;
 mod two_phase_locking;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::Carousel;
 use orthodrome_protocols::natto::Natto;
+use orthodrome_protocols::ocean_vista::OceanVista;
 use orthodrome_protocols::registry::{self, UnknownProtocol};
 use orthodrome_protocols::tapir::Tapir;
 use orthodrome_protocols::two_phase_locking::Locking;
@@ -74,6 +75,9 @@ fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
     }
     if Tapir::NAMES.contains(&name) {
         return Ok(visitor.visit::<Tapir>());
+    }
+    if OceanVista::NAMES.contains(&name) {
+        return Ok(visitor.visit::<OceanVista>());
     }
     unreachable!("{name} is in the registry and has no arm here")
 }
