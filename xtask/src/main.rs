@@ -125,9 +125,13 @@ fn bench(filter: Option<String>) -> Result<()> {
 /// The trace of one simulated run, from each build.
 fn twin() -> Result<()> {
     let trace = |profile: &str| -> Result<String> {
-        // The whole workspace, so that the tests need not build it again with other features.
-        cargo(&["build", "--quiet", "--workspace", "--example", "twin", "--profile", profile])?;
-        let folder = if profile == "dev" { "debug" } else { profile };
+        // In release the whole workspace, so that the tests need not build it again with other features.
+        let (scope, folder) = match profile {
+            "dev" => (["--package", "orthodrome-protocols"].as_slice(), "debug"),
+            _ => (["--workspace"].as_slice(), profile),
+        };
+        let build = ["build", "--quiet", "--example", "twin", "--profile", profile];
+        cargo(&[&build, scope].concat())?;
         let program = built(folder, "examples/twin")?;
         let output = Command::new(program).output().context("could not start the twin run")?;
         ensure!(
