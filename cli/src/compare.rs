@@ -3,10 +3,9 @@
 use std::num::ParseIntError;
 use std::time::Instant;
 
-use anyhow::{anyhow, bail};
-use orthodrome_core::machine::Protocol;
+use anyhow::bail;
 use orthodrome_eval::metrics::{RunResult, Summary};
-use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_protocols::registry::{self, Row};
 use orthodrome_sim::Failure;
 use serde::Serialize;
 
@@ -104,7 +103,15 @@ impl Args {
 
 /// One run of the protocol called `name`.
 pub fn once(args: &Args, name: &str, seed: u64) -> anyhow::Result<Run> {
-    registry::with(name, One { args, seed }).map_err(|error| anyhow!("{error}"))?
+    let subject = orthodrome_lab::find(name)?;
+    let cluster = args.placement.cluster()?;
+    let mut simulation = args.course.simulation(&subject, cluster, &args.workload, seed)?;
+    let (report, failure) = sim::carry_out(&mut *simulation)?;
+    Ok(Run {
+        result: report.result,
+        outstanding: report.outstanding,
+        failure: failure.as_ref().map(Failure::to_string),
+    })
 }
 
 /// Runs every protocol and prints the figures side by side.
@@ -168,28 +175,6 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
         runs: Vec::new(),
     });
     Ok(compared.collect())
-}
-
-struct One<'a> {
-    args: &'a Args,
-    seed: u64,
-}
-
-impl Visitor for One<'_> {
-    type Out = anyhow::Result<Run>;
-
-    fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Run> {
-        let Self { args, seed } = self;
-        let cluster = args.placement.cluster()?;
-        let mut simulation =
-            args.course.simulation::<P>(row.name, cluster, &args.workload, seed)?;
-        let (report, failure) = sim::carry_out(&mut simulation)?;
-        Ok(Run {
-            result: report.result,
-            outstanding: report.outstanding,
-            failure: failure.as_ref().map(Failure::to_string),
-        })
-    }
 }
 
 fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::Result<()> {

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::machine::Protocol;
 use orthodrome_eval::checker::Verdict;
 use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
-use orthodrome_protocols::registry::{self, Row, Visitor};
+use orthodrome_lab::Subject;
+use orthodrome_protocols::registry;
 use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, Links, NetworkModel};
-use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError, Simulation};
+use orthodrome_sim::simulation::Simulated;
+use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError};
 use serde::Serialize;
 
 use crate::common::{self, Placement, WorkloadArgs};
@@ -155,29 +156,30 @@ impl Course {
         })
     }
 
-    /// A simulation of the variant `name` of `P` on `cluster` with the given seed, about to begin.
-    pub fn simulation<P: Protocol>(
+    /// A simulation of `subject` on `cluster` with the given seed, about to begin.
+    pub fn simulation(
         &self,
-        name: &str,
+        subject: &Subject,
         cluster: Cluster,
         workload: &WorkloadArgs,
         seed: u64,
-    ) -> anyhow::Result<Simulation<P>> {
+    ) -> anyhow::Result<Box<dyn Simulated>> {
         let options = self.options(workload, seed)?;
         let schedule = match &self.faults {
             Some(path) => schedule(path)?,
             None => Schedule::default(),
         };
-        let config = P::configure(&cluster, name);
         let workload = workload.workload()?;
-        if workload.is_general() && !P::GENERAL {
+        if workload.is_general() && !subject.is_general {
             bail!(
-                "--workload {}: {name} runs no general transactions in the simulator; use one of {}",
+                "--workload {}: {} runs no general transactions in the simulator; use one of {}",
                 workload.name(),
+                subject.row.name,
                 registry::general().join(", ")
             );
         }
-        Simulation::new(cluster, config, workload, &schedule, options)
+        subject
+            .simulation(cluster, workload, &schedule, options)
             .map_err(|error| anyhow!("{}: {error}", place(self.faults.as_deref())))
     }
 }
@@ -219,8 +221,9 @@ struct Run {
 /// Runs the simulation and prints what came of it.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let cluster = args.placement.cluster()?;
-    let run = registry::with(&args.protocol, Runner { args, cluster })
-        .map_err(|error| anyhow!("--protocol: {error}"))??;
+    let subject =
+        orthodrome_lab::find(&args.protocol).map_err(|error| anyhow!("--protocol: {error}"))?;
+    let run = simulate(args, cluster, &subject)?;
     let is_kept = run.failure.is_none() && run.verdict.as_ref().is_none_or(|verdict| verdict.ok);
     if args.json {
         print_json(args, &run)?;
@@ -230,53 +233,40 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     Ok(if is_kept { Status::Held } else { Status::Broken })
 }
 
-struct Runner<'a> {
-    args: &'a Args,
-    cluster: Cluster,
-}
-
-impl Visitor for Runner<'_> {
-    type Out = anyhow::Result<Run>;
-
-    fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Run> {
-        let Self { args, cluster } = self;
-        let places = cluster.clone();
-        let Course { seed, .. } = args.course;
-        let mut simulation =
-            args.course.simulation::<P>(row.name, cluster, &args.workload, seed)?;
-        let create = |path: &Option<PathBuf>| path.as_deref().map(Recording::create).transpose();
-        let history = create(&args.history).context("--history")?;
-        let trace = create(&args.trace).context("--trace")?;
-        if let Some(recording) = &history {
-            simulation.keep_history(recording.history_sink());
-        }
-        if let Some(recording) = &trace {
-            let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
-            simulation.keep_trace(recording.trace_sink(&command, &places));
-        }
-        let bar = output::progress(None, "{spinner} simulating {msg}, {elapsed}")?;
-        bar.set_message(format!("{:?} of {}", args.course.duration, args.protocol));
-        let outcome = carry_out(&mut simulation);
-        bar.finish_and_clear();
-        let (report, failure) = outcome?;
-        let mut run = Run { report, failure, verdict: None };
-        if let Some(recording) = trace {
-            recording.finish().context("--trace")?;
-        }
-        if let (Some(recording), Some(path)) = (history, &args.history) {
-            recording.finish().context("--history")?;
-            let verdict = check::judge(path, common::model_of(row.guarantee))?;
-            run.report.result.check = Some(check_of(&verdict));
-            run.verdict = Some(verdict);
-        }
-        Ok(run)
+fn simulate(args: &Args, cluster: Cluster, subject: &Subject) -> anyhow::Result<Run> {
+    let places = cluster.clone();
+    let Course { seed, .. } = args.course;
+    let mut simulation = args.course.simulation(subject, cluster, &args.workload, seed)?;
+    let create = |path: &Option<PathBuf>| path.as_deref().map(Recording::create).transpose();
+    let history = create(&args.history).context("--history")?;
+    let trace = create(&args.trace).context("--trace")?;
+    if let Some(recording) = &history {
+        simulation.keep_history(recording.history_sink());
     }
+    if let Some(recording) = &trace {
+        let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+        simulation.keep_trace(recording.trace_sink(&command, &places));
+    }
+    let bar = output::progress(None, "{spinner} simulating {msg}, {elapsed}")?;
+    bar.set_message(format!("{:?} of {}", args.course.duration, args.protocol));
+    let outcome = carry_out(&mut *simulation);
+    bar.finish_and_clear();
+    let (report, failure) = outcome?;
+    let mut run = Run { report, failure, verdict: None };
+    if let Some(recording) = trace {
+        recording.finish().context("--trace")?;
+    }
+    if let (Some(recording), Some(path)) = (history, &args.history) {
+        recording.finish().context("--history")?;
+        let verdict = check::judge(path, common::model_of(subject.row.guarantee))?;
+        run.report.result.check = Some(check_of(&verdict));
+        run.verdict = Some(verdict);
+    }
+    Ok(run)
 }
 
 /// Runs to the end, or to the first broken promise.
-pub fn carry_out<P: Protocol>(
-    simulation: &mut Simulation<P>,
-) -> anyhow::Result<(Report, Option<Failure>)> {
+pub fn carry_out(simulation: &mut dyn Simulated) -> anyhow::Result<(Report, Option<Failure>)> {
     let began = Instant::now();
     let outcome = guard(|| simulation.run());
     let wall = began.elapsed();

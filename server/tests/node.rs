@@ -15,6 +15,7 @@ use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Txn, TxnId, Value,
 };
 use orthodrome_protocols::carousel;
+use orthodrome_protocols::registry;
 use orthodrome_protocols::two_phase_locking;
 use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
@@ -162,6 +163,19 @@ async fn transactions_commit_at_one_gateway_and_are_read_at_another() {
     assert!(status.server.records > 0 && status.links.iter().all(|l| l.is_connected), "{status:?}");
     assert!(!status.server.state.is_empty());
     cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_protocol_of_the_registry_is_served() {
+    for row in registry::ROWS {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+        let cluster = cluster(Plan { protocol: row.name, ..plan }).await;
+        let mut client = Client::at(&cluster, 1).await;
+        client.run(&[Op::Add("n".into(), 1)]).await;
+        assert_eq!(client.read("n").await.as_deref(), Some("1"), "{}", row.name);
+        cluster.shutdown(Duration::from_secs(5)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -252,6 +252,45 @@ pub struct Report {
     pub cpu: Duration,
 }
 
+/// A simulation, whatever its protocol.
+pub trait Simulated {
+    /// See [`Simulation::keep_history`].
+    fn keep_history(&mut self, sink: HistorySink);
+    /// See [`Simulation::keep_trace`].
+    fn keep_trace(&mut self, sink: TraceSink);
+    /// The time.
+    fn now(&self) -> Time;
+    /// See [`Simulation::run`].
+    ///
+    /// # Errors
+    /// The first promise that was broken.
+    fn run(&mut self) -> Result<Report, Failure>;
+    /// See [`Simulation::report`].
+    fn report(&mut self) -> Report;
+}
+
+impl<P: Protocol> Simulated for Simulation<P> {
+    fn keep_history(&mut self, sink: HistorySink) {
+        self.keep_history(sink);
+    }
+
+    fn keep_trace(&mut self, sink: TraceSink) {
+        self.keep_trace(sink);
+    }
+
+    fn now(&self) -> Time {
+        self.now()
+    }
+
+    fn run(&mut self) -> Result<Report, Failure> {
+        self.run()
+    }
+
+    fn report(&mut self) -> Report {
+        self.report()
+    }
+}
+
 /// More events than any run has at one instant: past this, time has stopped.
 const EVENTS_AT_ONCE: u64 = 2_000_000;
 

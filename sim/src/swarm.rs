@@ -29,8 +29,8 @@ use crate::simulation::{Failure, FailureKind, Options, Report, Simulation, Trace
 
 /// What a swarm may draw, and what it holds protocols to.
 #[derive(Clone)]
-pub struct SwarmOptions<P: Protocol> {
-    /// Which variant of the protocol, one of [`Protocol::NAMES`].
+pub struct SwarmOptions {
+    /// Which protocol, or variant of one: one of [`Protocol::NAMES`].
     pub name: &'static str,
     /// What the protocol guarantees while clocks keep their bound; serializability remains when
     /// they do not.
@@ -59,14 +59,14 @@ pub struct SwarmOptions<P: Protocol> {
     /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]) or the links
     /// go on losing packets.
     pub liveness: Duration,
-    /// Changes the protocol's settings, after everything that is drawn.
-    pub settings: Option<fn(&mut P::Config)>,
 }
 
-impl<P: Protocol> Default for SwarmOptions<P> {
-    fn default() -> Self {
+impl SwarmOptions {
+    /// What suits the protocol called `name`.
+    #[must_use]
+    pub fn of(name: &'static str) -> Self {
         Self {
-            name: P::NAMES.first().copied().unwrap_or_default(),
+            name,
             model: Model::StrictSerializable,
             tooth: None,
             temper: None,
@@ -79,7 +79,6 @@ impl<P: Protocol> Default for SwarmOptions<P> {
             transactions: 300,
             safety: Duration::from_secs(8),
             liveness: Duration::from_secs(60),
-            settings: None,
         }
     }
 }
@@ -165,9 +164,18 @@ pub struct SeedResult {
 ///
 /// # Errors
 /// A tooth that the protocol does not have, or a cluster that cannot be drawn.
-pub fn run_seed<P: Protocol>(
+pub fn run_seed<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<SeedResult, SwarmError> {
+    run_seed_with::<P>(seed, options, None)
+}
+
+/// The same with settings that `change` has changed, after everything that is drawn.
+///
+/// # Errors
+/// As [`run_seed`].
+pub fn run_seed_with<P: Protocol>(
     seed: u64,
-    options: &SwarmOptions<P>,
+    options: &SwarmOptions,
+    change: Option<fn(&mut P::Config)>,
 ) -> Result<SeedResult, SwarmError> {
     if let Some(tooth) = &options.tooth
         && !P::teeth(options.name).contains(&tooth.as_str())
@@ -175,11 +183,12 @@ pub fn run_seed<P: Protocol>(
         let known = P::teeth(options.name).join(", ");
         return Err(SwarmError::Tooth { tooth: tooth.clone(), known });
     }
-    let scenario = Scenario::draw(seed, options)?;
-    let first = run_scenario(&scenario, options, None)?;
+    let scenario = Scenario::draw::<P>(seed, options)?;
+    let run = |scenario: &Scenario| record::<P>(scenario, options, change, None, None);
+    let first = run(&scenario)?;
     let mut failure = first.failure.clone();
     if options.twins && failure.is_none() {
-        let second = run_scenario(&scenario, options, None)?;
+        let second = run(&scenario)?;
         if second.trace_hash != first.trace_hash || second.failure.is_some() {
             let detail = format!(
                 "the same seed gave trace hash {:016x} first and {:016x} then",
@@ -189,7 +198,7 @@ pub fn run_seed<P: Protocol>(
         }
     }
     let found = match failure {
-        Some(original) => Some(shrink(&scenario, original, options)?),
+        Some(original) => Some(shrink(&scenario, original, options, run)?),
         None => None,
     };
     Ok(SeedResult {
@@ -251,10 +260,10 @@ pub struct ScenarioResult {
 /// A scenario that does not fit together.
 pub fn run_scenario<P: Protocol>(
     scenario: &Scenario,
-    options: &SwarmOptions<P>,
+    options: &SwarmOptions,
     trace: Option<TraceSink>,
 ) -> Result<ScenarioResult, SwarmError> {
-    record_scenario(scenario, options, trace, None)
+    record::<P>(scenario, options, None, trace, None)
 }
 
 /// The same, and sends the history to `keep` as it comes about.
@@ -263,7 +272,17 @@ pub fn run_scenario<P: Protocol>(
 /// A scenario that does not fit together.
 pub fn record_scenario<P: Protocol>(
     scenario: &Scenario,
-    options: &SwarmOptions<P>,
+    options: &SwarmOptions,
+    trace: Option<TraceSink>,
+    keep: Option<HistorySink>,
+) -> Result<ScenarioResult, SwarmError> {
+    record::<P>(scenario, options, None, trace, keep)
+}
+
+fn record<P: Protocol>(
+    scenario: &Scenario,
+    options: &SwarmOptions,
+    change: Option<fn(&mut P::Config)>,
     trace: Option<TraceSink>,
     mut keep: Option<HistorySink>,
 ) -> Result<ScenarioResult, SwarmError> {
@@ -274,7 +293,7 @@ pub fn record_scenario<P: Protocol>(
     if let Some(tooth) = &options.tooth {
         P::bare(&mut config, tooth);
     }
-    if let Some(change) = options.settings {
+    if let Some(change) = change {
         change(&mut config);
     }
     let workload = scenario.workload()?;
@@ -330,7 +349,7 @@ pub fn record_scenario<P: Protocol>(
 fn phases<P: Protocol>(
     run: &mut Simulation<P>,
     scenario: &Scenario,
-    options: &SwarmOptions<P>,
+    options: &SwarmOptions,
 ) -> Result<(), Failure> {
     run.start_nodes();
     run.start_load();
@@ -351,10 +370,11 @@ fn phases<P: Protocol>(
 
 /// Takes faults away from a failing scenario, then transactions, as long as it fails in the same
 /// way.
-fn shrink<P: Protocol>(
+fn shrink(
     scenario: &Scenario,
     original: Failure,
-    options: &SwarmOptions<P>,
+    options: &SwarmOptions,
+    run: impl Fn(&Scenario) -> Result<ScenarioResult, SwarmError>,
 ) -> Result<Found, SwarmError> {
     let mut budget = options.shrink_budget;
     let mut smallest = scenario.clone();
@@ -365,7 +385,7 @@ fn shrink<P: Protocol>(
         return Ok(Found { failure, original, scenario: smallest, trials: 0 });
     }
     let mut problem = None;
-    let mut fails = |candidate: &Scenario| match run_scenario(candidate, options, None) {
+    let mut fails = |candidate: &Scenario| match run(candidate) {
         Ok(result) => result.failure.filter(|failure| failure.kind == kind),
         Err(error) => {
             problem.get_or_insert(error);
@@ -399,7 +419,7 @@ impl Scenario {
     ///
     /// # Errors
     /// A cluster that contradicts itself.
-    pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Self, SwarmError> {
+    pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
         let rng = &mut rng;
         let mut drawn = Temper::draw(options.admin, rng);
@@ -535,12 +555,7 @@ fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Opti
     (name, options)
 }
 
-fn draw_options<P: Protocol>(
-    seed: u64,
-    temper: Temper,
-    swarm: &SwarmOptions<P>,
-    rng: &mut Rng,
-) -> Options {
+fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) -> Options {
     let delay = match rng.below(3) {
         0 => Delay::Constant,
         1 => Delay::Normal(rng.unit() / 5.0),
@@ -604,11 +619,11 @@ fn draw_options<P: Protocol>(
     }
 }
 
-fn draw_faults<P: Protocol>(
+fn draw_faults(
     cluster: &Cluster,
     temper: Temper,
     network: &NetworkModel,
-    options: &SwarmOptions<P>,
+    options: &SwarmOptions,
     rng: &mut Rng,
 ) -> Vec<fault::Entry> {
     let is_mixed = temper == Temper::Mixed;

@@ -11,18 +11,19 @@ mod toy;
 
 use std::collections::BTreeMap;
 
+use orthodrome_core::machine::Protocol as _;
 use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{SwarmOptions, run_scenario, run_seed};
 use toy::Toy;
 
 /// The toy has one leader, so no server may stay down, and knows nothing of operators.
-fn options(tooth: Option<&str>) -> SwarmOptions<Toy> {
+fn options(tooth: Option<&str>) -> SwarmOptions {
     SwarmOptions {
         tooth: tooth.map(Into::into),
         losses: false,
         unordered: true,
         transactions: 150,
-        ..SwarmOptions::default()
+        ..SwarmOptions::of(Toy::NAMES[0])
     }
 }
 
@@ -33,7 +34,7 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
     let mut notes: BTreeMap<String, u64> = BTreeMap::new();
     let (mut attempts, mut seconds) = (0, 0.0);
     for seed in 0..60 {
-        let result = run_seed(seed, &options).unwrap();
+        let result = run_seed::<Toy>(seed, &options).unwrap();
         if let Some(found) = result.found {
             panic!("seed {seed}: {}\n{}", found.failure, found.scenario.schedule.to_toml());
         }
@@ -54,7 +55,7 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
 /// The first seed that finds a mistake; none within `seeds`.
 fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, orthodrome_sim::swarm::Found)> {
     let options = options(Some(tooth));
-    let first = (0..seeds).find_map(|seed| Some((seed, run_seed(seed, &options).unwrap().found?)));
+    let first = (0..seeds).find_map(|seed| Some((seed, run_seed::<Toy>(seed, &options).unwrap().found?)));
     if let Some((seed, found)) = &first {
         println!("{tooth}: seed {seed}, {} runs to shrink: {}", found.trials, found.failure);
     }
@@ -70,7 +71,7 @@ fn an_answer_before_it_is_durable_is_found_and_shrunk_to_one_crash() {
     let mut again = found.scenario.clone();
     let text = found.scenario.schedule.to_toml();
     again.schedule = orthodrome_sim::Schedule::parse(&text).unwrap();
-    let result = run_scenario(&again, &options(Some("told-before-durable")), None).unwrap();
+    let result = run_scenario::<Toy>(&again, &options(Some("told-before-durable")), None).unwrap();
     assert_eq!(result.failure, Some(found.failure));
 }
 
@@ -94,6 +95,6 @@ fn a_transaction_that_never_ends_is_found_by_the_liveness_phase() {
 
 #[test]
 fn an_unknown_tooth_is_refused() {
-    let error = run_seed(1, &options(Some("incisor"))).unwrap_err().to_string();
+    let error = run_seed::<Toy>(1, &options(Some("incisor"))).unwrap_err().to_string();
     assert!(error.contains("incisor") && error.contains("no-validation"), "{error}");
 }

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use orthodrome_core::machine::Protocol;
+use orthodrome_lab::Subject;
 use orthodrome_sim::Failure;
-use orthodrome_sim::swarm::{Found, Scenario, SwarmOptions, record_scenario};
+use orthodrome_sim::swarm::{Found, Scenario, SwarmOptions};
 use serde::Serialize;
 
 use crate::recording::Recording;
@@ -35,11 +35,11 @@ pub struct Kept {
 
 impl Kept {
     /// Describes a failure whose schedule is in `folder`.
-    pub fn new<P: Protocol>(
+    pub fn new(
         scenario: &Scenario,
         failure: &Failure,
         folder: PathBuf,
-        options: &SwarmOptions<P>,
+        options: &SwarmOptions,
     ) -> Self {
         let (seed, transactions) = (scenario.seed, scenario.options.load.transactions_max);
         let tooth = options.tooth.iter().map(|tooth| format!(" --tooth {tooth}"));
@@ -63,10 +63,11 @@ impl Kept {
     }
 
     /// Writes schedule, trace and history of a failure to a folder of its own in `failures`.
-    pub fn write<P: Protocol>(
+    pub fn write(
         failures: &Path,
+        subject: &Subject,
         found: &Found,
-        options: &SwarmOptions<P>,
+        options: &SwarmOptions,
     ) -> anyhow::Result<Self> {
         let scenario = &found.scenario;
         let tooth = options.tooth.iter().map(|tooth| format!("{tooth}-")).collect::<String>();
@@ -79,7 +80,7 @@ impl Kept {
             .with_context(|| format!("--failures: {} cannot be written", path.display()))?;
         let trace = Recording::create(&folder.join("trace")).context("--failures")?;
         let history = Recording::create(&folder.join("history.jsonl")).context("--failures")?;
-        record_scenario(
+        subject.record(
             scenario,
             options,
             Some(trace.trace_sink(&kept.replay, &scenario.cluster)),

@@ -8,11 +8,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
-use orthodrome_core::machine::Protocol;
-use orthodrome_protocols::registry::{self, Row, Visitor};
-use orthodrome_sim::swarm::{
-    Scenario, SeedResult, SwarmError, SwarmOptions, run_scenario, run_seed,
-};
+use orthodrome_lab::Subject;
+use orthodrome_protocols::registry;
+use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions};
 use serde::Serialize;
 
 use crate::workers::Pool;
@@ -110,9 +108,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     };
     let mut tallies = Vec::new();
     for name in names {
-        let tally = registry::with(name, Runner { args })
-            .map_err(|error| anyhow!("--protocol: {error}"))??;
-        tallies.push(tally);
+        let subject = orthodrome_lab::find(name).map_err(|error| anyhow!("--protocol: {error}"))?;
+        tallies.push(examine(args, &subject)?);
     }
     let ok = tallies.iter().all(Tally::is_ok);
     if args.json {
@@ -124,40 +121,31 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     Ok(if ok { Status::Held } else { Status::Broken })
 }
 
-struct Runner<'a> {
-    args: &'a Args,
-}
-
-impl Visitor for Runner<'_> {
-    type Out = anyhow::Result<Tally>;
-
-    fn visit<P: Protocol>(self, row: &'static Row) -> anyhow::Result<Tally> {
-        let args = self.args;
-        if let Some(tooth) = &args.tooth
-            && !P::teeth(row.name).contains(&tooth.as_str())
-        {
-            let known = P::teeth(row.name).join(", ");
-            bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", row.name);
-        }
-        let options = SwarmOptions::<P> {
-            name: row.name,
-            model: common::model_of(row.guarantee),
-            tooth: args.tooth.clone(),
-            twins: args.twice,
-            ..SwarmOptions::default()
-        };
-        if args.schedule.is_some() {
-            return repeat(args, &options);
-        }
-        match args.trials {
-            Some(trials) => find_often(args, options, trials),
-            None => seek(args, &options),
-        }
+fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
+    let row = subject.row;
+    if let Some(tooth) = &args.tooth
+        && !subject.teeth.contains(&tooth.as_str())
+    {
+        let known = subject.teeth.join(", ");
+        bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", row.name);
+    }
+    let options = SwarmOptions {
+        model: common::model_of(row.guarantee),
+        tooth: args.tooth.clone(),
+        twins: args.twice,
+        ..SwarmOptions::of(row.name)
+    };
+    if args.schedule.is_some() {
+        return repeat(args, subject, &options);
+    }
+    match args.trials {
+        Some(trials) => find_often(args, subject, options, trials),
+        None => seek(args, subject, &options),
     }
 }
 
 /// Runs seed after seed.
-fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<Tally> {
+fn seek(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Result<Tally> {
     let seeds = args.seeds.unwrap_or(match args.minutes {
         Some(_) => Seeds { first: 0, end: u64::MAX },
         None => Seeds { first: 0, end: 200 },
@@ -171,12 +159,12 @@ fn seek<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<T
     let mut problem = None;
     pool.run(
         seeds.first..seeds.end,
-        |seed| probe(seed, options),
+        |seed| probe(subject, seed, options),
         |result| {
             bar.inc(1);
             match result
                 .map_err(anyhow::Error::from)
-                .and_then(|r| take(args, options, &mut tally, r))
+                .and_then(|r| take(args, subject, options, &mut tally, r))
             {
                 Ok(()) => {}
                 Err(error) => drop(problem.get_or_insert(error)),
@@ -207,40 +195,42 @@ impl Probed {
 }
 
 /// Runs a seed; with an unsafe variant, a failing seed once more without it.
-fn probe<P: Protocol>(seed: u64, options: &SwarmOptions<P>) -> Result<Probed, SwarmError> {
+fn probe(subject: &Subject, seed: u64, options: &SwarmOptions) -> Result<Probed, SwarmError> {
     if options.tooth.is_none() {
-        return Ok(Probed { result: run_seed(seed, options)?, fails_anyway: false });
+        return Ok(Probed { result: subject.run_seed(seed, options)?, fails_anyway: false });
     }
     let quick = SwarmOptions { shrink_budget: 0, ..options.clone() };
-    let result = run_seed(seed, &quick)?;
+    let result = subject.run_seed(seed, &quick)?;
     if result.found.is_none() {
         return Ok(Probed { result, fails_anyway: false });
     }
     let safe = SwarmOptions { tooth: None, ..quick };
-    let fails_anyway = run_seed(seed, &safe)?.found.is_some();
+    let fails_anyway = subject.run_seed(seed, &safe)?.found.is_some();
     let is_final = fails_anyway || options.shrink_budget == 0;
-    let result = if is_final { result } else { run_seed(seed, options)? };
+    let result = if is_final { result } else { subject.run_seed(seed, options)? };
     Ok(Probed { result, fails_anyway })
 }
 
 /// Adds a seed to the tally, and keeps it if it failed.
-fn take<P: Protocol>(
+fn take(
     args: &Args,
-    options: &SwarmOptions<P>,
+    subject: &Subject,
+    options: &SwarmOptions,
     tally: &mut Tally,
     Probed { result, fails_anyway }: Probed,
 ) -> anyhow::Result<()> {
     tally.add(&result, fails_anyway);
     if let Some(found) = result.found.as_ref().filter(|_| !fails_anyway) {
-        tally.failures.push(Kept::write(&args.failures, found, options)?);
+        tally.failures.push(Kept::write(&args.failures, subject, found, options)?);
     }
     Ok(())
 }
 
 /// Counts, again and again with other seeds, how many it takes until one fails.
-fn find_often<P: Protocol>(
+fn find_often(
     args: &Args,
-    mut options: SwarmOptions<P>,
+    subject: &Subject,
+    mut options: SwarmOptions,
     trials: u64,
 ) -> anyhow::Result<Tally> {
     // Only whether a seed fails counts.
@@ -259,7 +249,7 @@ fn find_often<P: Protocol>(
         let first = seeds.first + number * span;
         let mut results = Vec::new();
         for seed in first..first + span {
-            results.push(probe(seed, &options)?);
+            results.push(probe(subject, seed, &options)?);
             if results.last().is_some_and(Probed::is_caught) {
                 break;
             }
@@ -281,7 +271,7 @@ fn find_often<P: Protocol>(
 }
 
 /// Repeats a failure that was kept.
-fn repeat<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result<Tally> {
+fn repeat(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Result<Tally> {
     let Some((seeds, path)) = args.seeds.zip(args.schedule.as_deref()) else {
         bail!("--schedule: needs --seeds with the one seed that failed");
     };
@@ -292,14 +282,15 @@ fn repeat<P: Protocol>(args: &Args, options: &SwarmOptions<P>) -> anyhow::Result
             seeds.first.saturating_add(1)
         );
     }
-    let mut scenario = Scenario::draw(seeds.first, options)?;
+    let mut scenario = subject.draw(seeds.first, options)?;
     scenario.schedule = sim::schedule(path)?;
     if let Some(transactions) = args.transactions {
         scenario.options.load.transactions_max = transactions;
     }
     let mut tally = Tally::new(options.name, args.tooth.as_deref(), false);
     let began = Instant::now();
-    let result = run_scenario(&scenario, options, None)
+    let result = subject
+        .record(&scenario, options, None, None)
         .map_err(|error| anyhow!("{}: {error}", path.display()))?;
     tally.wall_seconds = began.elapsed().as_secs_f64();
     tally.add_scenario(&result);

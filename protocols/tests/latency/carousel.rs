@@ -3,7 +3,7 @@
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::carousel::{BASIC, Carousel, FAST, supermajority};
+use orthodrome_protocols::carousel::{BASIC, FAST, supermajority};
 use orthodrome_protocols::gateway::coordinator_of;
 
 use super::support::{Sample, compare_ycsbt, majority};
@@ -63,10 +63,10 @@ fn implied_fast(cluster: &Cluster, sample: &Sample) -> Duration {
 
 #[test]
 fn ycsbt_takes_what_the_flow_implies() {
-    compare_ycsbt::<Carousel>(BASIC, implied);
+    compare_ycsbt(BASIC, implied);
 }
 
 #[test]
 fn fast_ycsbt_takes_what_the_flow_implies() {
-    compare_ycsbt::<Carousel>(FAST, implied_fast);
+    compare_ycsbt(FAST, implied_fast);
 }

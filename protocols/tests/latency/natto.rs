@@ -4,7 +4,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::PartitionId;
 use orthodrome_core::time::Duration;
 use orthodrome_protocols::gateway::coordinator_of;
-use orthodrome_protocols::natto::{Natto, RECSF, TS};
+use orthodrome_protocols::natto::{RECSF, TS};
 
 use super::support::{Sample, compare_ycsbt, majority};
 
@@ -30,10 +30,10 @@ fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
 
 #[test]
 fn ycsbt_takes_what_the_flow_implies() {
-    compare_ycsbt::<Natto>(TS, implied);
+    compare_ycsbt(TS, implied);
 }
 
 #[test]
 fn ycsbt_takes_no_longer_with_everything() {
-    compare_ycsbt::<Natto>(RECSF, implied);
+    compare_ycsbt(RECSF, implied);
 }

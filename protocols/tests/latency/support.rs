@@ -6,14 +6,13 @@ use std::rc::Rc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
-use orthodrome_core::machine::Protocol;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::Key;
 use orthodrome_eval::history::{Entry, Op, Status};
 use orthodrome_eval::workload::{self, Workload};
 use orthodrome_sim::load::{Arrival, LoadModel};
-use orthodrome_sim::{Options, Schedule, Simulation};
+use orthodrome_sim::{Options, Schedule};
 
 pub const AZURE5: &str = include_str!("../../../topologies/azure5.toml");
 pub const EC2_5: &str = include_str!("../../../topologies/ec2-5.toml");
@@ -37,13 +36,13 @@ impl Sample {
 }
 
 /// The transactions of one run, by the name of the region they began in.
-fn samples<P: Protocol>(
+fn samples(
     protocol: &str,
     cluster: &Cluster,
     workload: Box<dyn Workload>,
 ) -> BTreeMap<String, Vec<Sample>> {
     let mut by_region: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
-    for entry in entries::<P>(protocol, cluster, workload) {
+    for entry in entries(protocol, cluster, workload) {
         let txn: TxnId = entry.txn.parse().unwrap();
         let is_measured = entry.status == Status::Ok && entry.invoke_us > 5_000_000;
         let (mut reads, mut writes) = (vec![], vec![]);
@@ -65,12 +64,8 @@ fn samples<P: Protocol>(
     by_region
 }
 
-fn entries<P: Protocol>(
-    protocol: &str,
-    cluster: &Cluster,
-    workload: Box<dyn Workload>,
-) -> Vec<Entry> {
-    let config = P::configure(cluster, protocol);
+fn entries(protocol: &str, cluster: &Cluster, workload: Box<dyn Workload>) -> Vec<Entry> {
+    let subject = orthodrome_lab::find(protocol).unwrap();
     let arrival = Arrival::Open { per_second: 10.0, poisson: true };
     let options = Options {
         warmup: Duration::from_secs(5),
@@ -80,8 +75,7 @@ fn entries<P: Protocol>(
         ..Options::default()
     };
     let schedule = Schedule::default();
-    let mut run =
-        Simulation::<P>::new(cluster.clone(), config, workload, &schedule, options).unwrap();
+    let mut run = subject.simulation(cluster.clone(), workload, &schedule, options).unwrap();
     let entries = Rc::new(RefCell::new(Vec::new()));
     let sink = entries.clone();
     run.keep_history(Box::new(move |entry| sink.borrow_mut().push(entry)));
@@ -94,7 +88,7 @@ fn entries<P: Protocol>(
 pub type Implied = fn(&Cluster, &Sample) -> Duration;
 
 /// Holds each transaction to what the flow implies for it: the median of each region.
-pub fn compare<P: Protocol>(
+pub fn compare(
     protocol: &str,
     topology: &str,
     workload: &str,
@@ -104,7 +98,7 @@ pub fn compare<P: Protocol>(
     let cluster = Cluster::spread(Topology::parse(topology).unwrap(), 1, 1, 5, 3).unwrap();
     let name = &cluster.topology.name;
     let parsed = workload::parse(workload, options).unwrap();
-    for (region, samples) in samples::<P>(protocol, &cluster, parsed) {
+    for (region, samples) in samples(protocol, &cluster, parsed) {
         let ratio = |s: &Sample| s.took.as_secs_f64() / implied(&cluster, s).as_secs_f64();
         let mut ratios: Vec<f64> = samples.iter().map(ratio).collect();
         ratios.sort_unstable_by(f64::total_cmp);
@@ -115,9 +109,9 @@ pub fn compare<P: Protocol>(
 }
 
 /// On both maps, at low load and contention.
-pub fn compare_ycsbt<P: Protocol>(protocol: &str, implied: Implied) {
+pub fn compare_ycsbt(protocol: &str, implied: Implied) {
     for topology in [AZURE5, EC2_5] {
-        compare::<P>(protocol, topology, "ycsbt:4", &workload::Options::default(), implied);
+        compare(protocol, topology, "ycsbt:4", &workload::Options::default(), implied);
     }
 }
 

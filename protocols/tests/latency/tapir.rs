@@ -3,7 +3,7 @@
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::PartitionId;
 use orthodrome_core::time::Duration;
-use orthodrome_protocols::tapir::{NAME, Tapir};
+use orthodrome_protocols::tapir::NAME;
 
 use super::support::{Sample, compare_ycsbt};
 
@@ -21,5 +21,5 @@ fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
 
 #[test]
 fn ycsbt_takes_what_the_flow_implies() {
-    compare_ycsbt::<Tapir>(NAME, implied);
+    compare_ycsbt(NAME, implied);
 }

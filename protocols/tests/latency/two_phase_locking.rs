@@ -5,7 +5,7 @@ use orthodrome_core::id::PartitionId;
 use orthodrome_core::time::Duration;
 use orthodrome_eval::workload::Options;
 use orthodrome_protocols::gateway::coordinator_of;
-use orthodrome_protocols::two_phase_locking::{BY_AGE, Locking};
+use orthodrome_protocols::two_phase_locking::BY_AGE;
 
 use super::support::{AZURE5, EC2_5, Sample, compare, compare_ycsbt, majority};
 
@@ -48,7 +48,7 @@ fn commit(cluster: &Cluster, sample: &Sample, coordinator: PartitionId) -> Durat
 
 #[test]
 fn ycsbt_takes_what_the_flow_implies() {
-    compare_ycsbt::<Locking>(BY_AGE, implied);
+    compare_ycsbt(BY_AGE, implied);
 }
 
 #[test]
@@ -56,6 +56,6 @@ fn general_transactions_take_what_the_flow_implies() {
     // So many lists that few transactions meet, and no transactions but dependent ones.
     let options = Options { keys: Some(2_000), read_only: Some(0.0), ..Options::default() };
     for topology in [AZURE5, EC2_5] {
-        compare::<Locking>(BY_AGE, topology, "list-append:dependent", &options, implied_general);
+        compare(BY_AGE, topology, "list-append:dependent", &options, implied_general);
     }
 }

@@ -11,7 +11,7 @@ use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_twice() {
-    let notes = hold_every_promise::<Carousel>(BASIC, 0..seeds(200), 1);
+    let notes = hold_every_promise(BASIC, 0..seeds(200), 1);
     expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
 }
 
@@ -29,7 +29,7 @@ const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
 fn unsafe_variants_are_caught() {
     assert_eq!(CAUGHT_WITHIN.map(|(tooth, ..)| tooth), Carousel::teeth(BASIC));
     for (tooth, temper, within) in CAUGHT_WITHIN {
-        catch::<Carousel>(BASIC, tooth, Some(temper), within);
+        catch(BASIC, tooth, Some(temper), within);
     }
 }
 

@@ -7,7 +7,7 @@ use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
-    let notes = hold_every_promise::<Carousel>(FAST, 0..seeds(200), 4);
+    let notes = hold_every_promise(FAST, 0..seeds(200), 4);
     let expected = [
         "CoordinatorTakeover",
         "FastVote",
@@ -29,7 +29,7 @@ const CAUGHT_WITHIN: [(&str, u64); 6] =
 #[test]
 fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
-        catch::<Carousel>(FAST, tooth, None, within);
+        catch(FAST, tooth, None, within);
     }
 }
 

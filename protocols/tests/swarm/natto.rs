@@ -1,12 +1,12 @@
 //! Natto: the seeds are shared among its protocols.
 
-use orthodrome_protocols::natto::{CP, LECSF, Natto, PA, RECSF, TS};
+use orthodrome_protocols::natto::{CP, LECSF, PA, RECSF, TS};
 
 use super::support::{catch, expect, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_by_timestamps() {
-    let notes = hold_every_promise::<Natto>(TS, 0..seeds(200) / 5, 4);
+    let notes = hold_every_promise(TS, 0..seeds(200) / 5, 4);
     let expected = [
         "CoordinatorTakeover",
         "ParticipantTakeover",
@@ -23,19 +23,19 @@ fn seeds_with_faults_hold_every_promise_by_timestamps() {
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_local_forwarding() {
-    let notes = hold_every_promise::<Natto>(LECSF, 100_000..100_000 + seeds(200) / 5, 4);
+    let notes = hold_every_promise(LECSF, 100_000..100_000 + seeds(200) / 5, 4);
     expect(&notes, &["LockWait", "Forwarded"]);
 }
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_priority_abort() {
-    let notes = hold_every_promise::<Natto>(PA, 200_000..200_000 + seeds(200) / 5, 4);
+    let notes = hold_every_promise(PA, 200_000..200_000 + seeds(200) / 5, 4);
     expect(&notes, &["LockWait", "Forwarded", "PriorityAbort", "Spared"]);
 }
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_conditional_prepare() {
-    let notes = hold_every_promise::<Natto>(CP, 300_000..300_000 + seeds(200) / 5, 4);
+    let notes = hold_every_promise(CP, 300_000..300_000 + seeds(200) / 5, 4);
     let expected =
         ["PriorityAbort", "Conditional", "ConditionHeld", "ConditionProved", "Provisional"];
     expect(&notes, &expected);
@@ -43,7 +43,7 @@ fn seeds_with_faults_hold_every_promise_with_conditional_prepare() {
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_remote_forwarding() {
-    let notes = hold_every_promise::<Natto>(RECSF, 400_000..400_000 + seeds(200) / 5, 4);
+    let notes = hold_every_promise(RECSF, 400_000..400_000 + seeds(200) / 5, 4);
     expect(&notes, &["ReadForwarded", "Provisional"]);
 }
 
@@ -53,7 +53,7 @@ const CAUGHT_WITHIN: [(&str, u64); 2] = [("N1", 50), ("N2", 50)];
 #[test]
 fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
-        catch::<Natto>(TS, tooth, None, within);
+        catch(TS, tooth, None, within);
     }
-    catch::<Natto>(RECSF, "N3", None, 100);
+    catch(RECSF, "N3", None, 100);
 }

@@ -1,13 +1,13 @@
 //! Ocean Vista. `ORTHODROME_FIRST_SEED` says where its seeds begin (0).
 
-use orthodrome_protocols::ocean_vista::{NAME, OceanVista};
+use orthodrome_protocols::ocean_vista::NAME;
 
 use super::support::{catch, expect, from_environment, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
     let first = from_environment("ORTHODROME_FIRST_SEED").unwrap_or(0);
-    let notes = hold_every_promise::<OceanVista>(NAME, first..first + seeds(200), 4);
+    let notes = hold_every_promise(NAME, first..first + seeds(200), 4);
     let expected = ["Takeover", "Rewritten", "Straggler", "Adopted", "Inquired", "CaughtUp"];
     expect(&notes, &expected);
 }
@@ -18,6 +18,6 @@ const CAUGHT_WITHIN: [(&str, u64); 1] = [("R4", 100)];
 #[test]
 fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
-        catch::<OceanVista>(NAME, tooth, None, within);
+        catch(NAME, tooth, None, within);
     }
 }

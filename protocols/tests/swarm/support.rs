@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use orthodrome_core::machine::Protocol;
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
+use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed_with};
 
 /// How many seeds to run.
 pub fn seeds(default: u64) -> u64 {
@@ -22,12 +22,13 @@ pub type Notes = BTreeMap<String, u64>;
 
 /// Runs these seeds, each of which must hold every promise; every `twins`-th one twice, for the same
 /// seed gives the same run.
-pub fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>, twins: u64) -> Notes {
+pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> Notes {
+    let subject = orthodrome_lab::find(name).unwrap();
     let mut notes = Notes::new();
     for seed in seeds {
         let twins = seed.is_multiple_of(twins);
-        let options = SwarmOptions::<P> { name, twins, ..SwarmOptions::default() };
-        let result = run_seed(seed, &options).unwrap();
+        let options = SwarmOptions { twins, ..SwarmOptions::of(name) };
+        let result = subject.run_seed(seed, &options).unwrap();
         for (note, count) in result.notes {
             *notes.entry(note).or_insert(0) += count;
         }
@@ -57,13 +58,14 @@ const FIRST: u64 = 10_000;
 
 /// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
 /// that fails with it and passes without.
-pub fn catch<P: Protocol>(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
-    assert!(P::teeth(name).contains(&tooth));
-    let sound = SwarmOptions::<P> { name, temper, shrink_budget: 0, ..SwarmOptions::default() };
+pub fn catch(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
+    let subject = orthodrome_lab::find(name).unwrap();
+    assert!(subject.teeth.contains(&tooth));
+    let sound = SwarmOptions { temper, shrink_budget: 0, ..SwarmOptions::of(name) };
     let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
     let caught = (FIRST..FIRST + within).find_map(|seed| {
-        let found = run_seed(seed, &options).unwrap().found?;
-        run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
+        let found = subject.run_seed(seed, &options).unwrap().found?;
+        subject.run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
     });
     let Some((seed, found)) = caught else { panic!("{tooth} was not caught in {within} seeds") };
     println!("{tooth}: seed {seed}, the {}th: {}", seed - FIRST + 1, found.failure);
@@ -76,14 +78,9 @@ pub fn first_failure<P: Protocol>(
     detail: &str,
     settings: fn(&mut P::Config),
 ) {
-    let options = SwarmOptions::<P> {
-        name,
-        settings: Some(settings),
-        shrink_budget: 0,
-        ..SwarmOptions::default()
-    };
+    let options = SwarmOptions { shrink_budget: 0, ..SwarmOptions::of(name) };
     let found = (FIRST..FIRST + 200).find_map(|seed| {
-        let failure = run_seed(seed, &options).unwrap().found?.failure;
+        let failure = run_seed_with::<P>(seed, &options, Some(settings)).unwrap().found?.failure;
         (failure.kind == kind && failure.detail.contains(detail)).then_some((seed, failure))
     });
     let Some((seed, failure)) = found else { panic!("no seed failed with {detail:?}") };

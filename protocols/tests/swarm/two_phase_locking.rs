@@ -1,12 +1,12 @@
 //! Two-phase locking: the seeds are shared among its three protocols.
 
-use orthodrome_protocols::two_phase_locking::{BY_AGE, Locking, PREEMPT, PREEMPT_ON_WAIT};
+use orthodrome_protocols::two_phase_locking::{BY_AGE, PREEMPT, PREEMPT_ON_WAIT};
 
 use super::support::{catch, expect, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_by_age() {
-    let notes = hold_every_promise::<Locking>(BY_AGE, 0..seeds(201) / 3, 4);
+    let notes = hold_every_promise(BY_AGE, 0..seeds(201) / 3, 4);
     let common = ["Wounded", "ParticipantTakeover", "CoordinatorTakeover", "LockWait", "ReadWait"];
     expect(&notes, &common);
     expect(&notes, &["LaterRound"]);
@@ -14,14 +14,13 @@ fn seeds_with_faults_hold_every_promise_by_age() {
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_preemption() {
-    let notes = hold_every_promise::<Locking>(PREEMPT, 100_000..100_000 + seeds(201) / 3, 4);
+    let notes = hold_every_promise(PREEMPT, 100_000..100_000 + seeds(201) / 3, 4);
     expect(&notes, &["Wounded", "Preempted", "LaterRound"]);
 }
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_preempt_on_wait() {
-    let notes =
-        hold_every_promise::<Locking>(PREEMPT_ON_WAIT, 200_000..200_000 + seeds(201) / 3, 4);
+    let notes = hold_every_promise(PREEMPT_ON_WAIT, 200_000..200_000 + seeds(201) / 3, 4);
     expect(&notes, &["Wounded", "PreemptedOnWait", "LaterRound"]);
 }
 
@@ -33,6 +32,6 @@ const CAUGHT_WITHIN: [(&str, u64); 6] =
 #[test]
 fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
-        catch::<Locking>(BY_AGE, tooth, None, within);
+        catch(BY_AGE, tooth, None, within);
     }
 }

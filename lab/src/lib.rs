@@ -1,0 +1,126 @@
+//! Every protocol in the simulator, by name. A simulation is generic in its protocol, so whoever runs one
+//! compiles all of it; this crate does that once, for the program and for tests alike (ADR 19).
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::machine::Protocol;
+use orthodrome_eval::workload::Workload;
+use orthodrome_protocols::registry::{self, Row, UnknownProtocol, Visitor};
+use orthodrome_sim::load::HistorySink;
+use orthodrome_sim::simulation::{Simulated, TraceSink};
+use orthodrome_sim::swarm::{
+    Scenario, ScenarioResult, SeedResult, SwarmError, SwarmOptions, record_scenario, run_seed,
+};
+use orthodrome_sim::{Options, Schedule, ScheduleError, Simulation};
+
+/// A protocol in the simulator.
+#[derive(Clone, Copy)]
+pub struct Subject {
+    /// What is known of it.
+    pub row: &'static Row,
+    /// It runs general transactions ([`Protocol::GENERAL`]).
+    pub is_general: bool,
+    /// Its unsafe variants, by name.
+    pub teeth: &'static [&'static str],
+    simulation: Simulate,
+    draw: fn(u64, &SwarmOptions) -> Result<Scenario, SwarmError>,
+    run_seed: fn(u64, &SwarmOptions) -> Result<SeedResult, SwarmError>,
+    record: Record,
+}
+
+type Simulate =
+    fn(&Setup<'_>, Cluster, Box<dyn Workload>) -> Result<Box<dyn Simulated>, ScheduleError>;
+type Record = fn(
+    &Scenario,
+    &SwarmOptions,
+    Option<TraceSink>,
+    Option<HistorySink>,
+) -> Result<ScenarioResult, SwarmError>;
+
+/// What a simulation is of, besides a cluster and a workload.
+struct Setup<'a> {
+    name: &'static str,
+    schedule: &'a Schedule,
+    options: Options,
+}
+
+/// The protocol called `name`.
+///
+/// # Errors
+/// If there is none.
+pub fn find(name: &str) -> Result<Subject, UnknownProtocol> {
+    registry::with(name, Find)
+}
+
+struct Find;
+
+impl Visitor for Find {
+    type Out = Subject;
+
+    fn visit<P: Protocol>(self, row: &'static Row) -> Subject {
+        Subject {
+            row,
+            is_general: P::GENERAL,
+            teeth: P::teeth(row.name),
+            simulation: simulation::<P>,
+            draw: Scenario::draw::<P>,
+            run_seed: run_seed::<P>,
+            record: record_scenario::<P>,
+        }
+    }
+}
+
+fn simulation<P: Protocol>(
+    setup: &Setup<'_>,
+    cluster: Cluster,
+    workload: Box<dyn Workload>,
+) -> Result<Box<dyn Simulated>, ScheduleError> {
+    let config = P::configure(&cluster, setup.name);
+    let options = setup.options.clone();
+    Ok(Box::new(Simulation::<P>::new(cluster, config, workload, setup.schedule, options)?))
+}
+
+impl Subject {
+    /// A simulation with the settings that suit the cluster, about to begin.
+    ///
+    /// # Errors
+    /// What in the schedule does not fit the cluster.
+    pub fn simulation(
+        &self,
+        cluster: Cluster,
+        workload: Box<dyn Workload>,
+        schedule: &Schedule,
+        options: Options,
+    ) -> Result<Box<dyn Simulated>, ScheduleError> {
+        (self.simulation)(&Setup { name: self.row.name, schedule, options }, cluster, workload)
+    }
+
+    /// What `seed` draws for this protocol.
+    ///
+    /// # Errors
+    /// As [`Scenario::draw`].
+    pub fn draw(&self, seed: u64, options: &SwarmOptions) -> Result<Scenario, SwarmError> {
+        (self.draw)(seed, options)
+    }
+
+    /// Runs what `seed` draws for this protocol, and shrinks it if it fails.
+    ///
+    /// # Errors
+    /// As [`run_seed`].
+    pub fn run_seed(&self, seed: u64, options: &SwarmOptions) -> Result<SeedResult, SwarmError> {
+        (self.run_seed)(seed, options)
+    }
+
+    /// Runs one scenario, and sends its trace and its history where they are wanted.
+    ///
+    /// # Errors
+    /// As [`record_scenario`].
+    pub fn record(
+        &self,
+        scenario: &Scenario,
+        options: &SwarmOptions,
+        trace: Option<TraceSink>,
+        history: Option<HistorySink>,
+    ) -> Result<ScenarioResult, SwarmError> {
+        (self.record)(scenario, options, trace, history)
+    }
+}
