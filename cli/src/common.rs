@@ -103,6 +103,10 @@ pub struct WorkloadArgs {
     /// equally likely, in place of a Zipf distribution (Ocean Vista's contention index)
     #[arg(long, value_name = "F", conflicts_with_all = ["zipf", "keys_per_rank", "rank_share"])]
     pub contention_index: Option<f64>,
+    /// With --contention-index: each client has a hot key and cold keys of its own, so that no more
+    /// clients than there are hot keys never meet (Ocean Vista's CI-fix)
+    #[arg(long, requires = "contention_index")]
+    pub contention_fixed: bool,
     /// How transactions that write are sent, in workloads that know both ways: interactive, reads come
     /// back to the client, who answers with the writes; procedure, whole, as guarded operations; mixed,
     /// half of each [default: interactive]
@@ -140,7 +144,11 @@ impl WorkloadArgs {
         options.keys_per_rank = self.keys_per_rank.or(options.keys_per_rank);
         options.rank_share = self.rank_share.or(options.rank_share);
         if self.contention_index.is_some() {
-            options.distribution = Some(Distribution::ContentionIndex);
+            options.distribution = Some(if self.contention_fixed {
+                Distribution::ContentionIndexFixed
+            } else {
+                Distribution::ContentionIndex
+            });
             options.contention_index = self.contention_index;
         }
         options.form = self.form.or(options.form);

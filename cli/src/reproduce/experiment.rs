@@ -1,6 +1,6 @@
 //! Experiments: what one published figure was measured with, and what its authors reported.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::Parser as _;
@@ -24,6 +24,9 @@ pub struct Experiment {
     pub options: Vec<String>,
     /// The protocols of the figure, by name; those that do not exist yet are left out and named.
     pub protocols: Vec<String>,
+    /// More arguments for some of them: what the authors gave each system of its own.
+    #[serde(default)]
+    pub own_options: BTreeMap<String, Vec<String>>,
     /// Which figure of `orthodrome compare` it is, by the name of its column.
     pub column: String,
     pub sweep: Sweep,
@@ -55,6 +58,8 @@ pub struct Claim {
     pub of: String,
     /// The value of what is swept.
     pub at: f64,
+    /// The figure it speaks of, by the name of its column, if it is another than the experiment's.
+    pub column: Option<String>,
     /// The figure is this.
     pub is: Option<f64>,
     /// It is above this.
@@ -109,12 +114,16 @@ impl Experiment {
 
     /// Refuses what cannot be run or judged.
     fn validate(&self) -> anyhow::Result<()> {
-        ensure!(
-            compare::column(&self.column).is_some(),
-            "column {:?}: no such column",
-            self.column
-        );
+        for column in self.columns() {
+            ensure!(compare::column(column).is_some(), "column {column:?}: no such column");
+        }
         let known: BTreeSet<&str> = self.protocols.iter().map(String::as_str).collect();
+        for name in self.own_options.keys() {
+            ensure!(
+                known.contains(name.as_str()),
+                "own_options: {name} is not among the protocols"
+            );
+        }
         for claim in &self.claims {
             let Claim {
                 of,
@@ -168,7 +177,9 @@ impl Experiment {
         );
         for is_full in [false, true] {
             for &value in self.values(is_full) {
-                self.arguments(value, is_full)?;
+                for name in &self.protocols {
+                    self.arguments(name, value, is_full)?;
+                }
             }
         }
         Ok(())
@@ -187,9 +198,37 @@ impl Experiment {
         (there, absent.map(String::as_str).collect())
     }
 
-    /// The words after `orthodrome compare` that run one of its values.
-    pub fn words(&self, value: f64, is_full: bool) -> Vec<String> {
+    /// Every column that it shows or that a claim speaks of, its own first.
+    pub fn columns(&self) -> Vec<&str> {
+        let mut columns = vec![self.column.as_str()];
+        for column in self.claims.iter().filter_map(|claim| claim.column.as_deref()) {
+            if !columns.contains(&column) {
+                columns.push(column);
+            }
+        }
+        columns
+    }
+
+    /// Commands that run one of its values: one for all protocols with the same options.
+    pub fn commands(&self, value: f64, is_full: bool) -> Vec<String> {
+        let mut by_words: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
+        for name in self.protocols().0 {
+            let words = self.words(name, value, is_full);
+            match by_words.iter_mut().find(|(known, _)| *known == words) {
+                Some((_, names)) => names.push(name),
+                None => by_words.push((words, vec![name])),
+            }
+        }
+        let command = |(words, names): &(Vec<String>, Vec<&str>)| {
+            format!("orthodrome compare {} --protocols {}", words.join(" "), names.join(","))
+        };
+        by_words.iter().map(command).collect()
+    }
+
+    /// The words after `orthodrome compare` that run one of its values for a protocol.
+    pub fn words(&self, name: &str, value: f64, is_full: bool) -> Vec<String> {
         let mut words = self.options.clone();
+        words.extend(self.own_options.get(name).into_iter().flatten().cloned());
         let at = self.sweep.short.iter().position(|&short| short == value);
         if let (false, Some(seconds)) =
             (is_full, at.and_then(|at| self.sweep.short_seconds.get(at)))
@@ -201,8 +240,13 @@ impl Experiment {
     }
 
     /// The same as arguments.
-    pub fn arguments(&self, value: f64, is_full: bool) -> anyhow::Result<compare::Args> {
-        let words = self.words(value, is_full);
+    pub fn arguments(
+        &self,
+        name: &str,
+        value: f64,
+        is_full: bool,
+    ) -> anyhow::Result<compare::Args> {
+        let words = self.words(name, value, is_full);
         let read = Compare::try_parse_from(&words);
         let args = read.map_err(|error| anyhow!("options: {error}"))?.args;
         args.validate()?;
@@ -234,6 +278,8 @@ mod tests {
             ("[[claims]]\nof = \"paxos\"\nat = 1\nis = 2\n", "paxos is not among the protocols"),
             ("[[claims]]\nof = \"tapir\"\nat = -1\nis = 2\n", "-1 is not among sweep.full"),
             ("[[claims]]\nof = \"tapir\"\n", "missing field `at`"),
+            ("[[claims]]\nof = \"tapir\"\nat = 200\nis = 2\ncolumn = \"p51\"\n", "no such column"),
+            ("own_options = { paxos = [] }\n", "paxos is not among the protocols"),
             ("colour = 3\n", "unknown field"),
         ] {
             let error = Experiment::parse(name, &format!("{good}\n{more}")).unwrap_err();

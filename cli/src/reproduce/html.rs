@@ -1,7 +1,7 @@
 //! Figures as one page that opens offline.
 
 use super::verdict::Verdict;
-use super::{Done, table};
+use super::{Done, tables};
 use crate::output;
 
 /// The page. Everything on it is text or an SVG drawn here; nothing is loaded.
@@ -23,7 +23,7 @@ pub fn page(done: &[Done], is_full: bool, seeds: u64) -> String {
             escaped(&experiment.title),
             escaped(&experiment.source),
             one.svg,
-            escaped(&table(one, is_full)),
+            escaped(&tables(one, is_full)),
         ));
         page.push_str("<table><tr><th>reported</th><th>measured</th><th>verdict</th></tr>");
         for claim in &one.claims {
@@ -47,10 +47,10 @@ pub fn page(done: &[Done], is_full: bool, seeds: u64) -> String {
             page.push_str(&format!("<p class=\"differs\">{}</p>", escaped(failure)));
         }
         for &at in experiment.values(is_full) {
-            let words = experiment.words(at, is_full).join(" ");
-            let names = experiment.protocols().0.join(",");
-            let command = format!("orthodrome compare {words} --protocols {names} --seeds {seeds}");
-            page.push_str(&format!("<code>{}</code><br>", escaped(&command)));
+            for command in experiment.commands(at, is_full) {
+                let command = format!("{command} --seeds {seeds}");
+                page.push_str(&format!("<code>{}</code><br>", escaped(&command)));
+            }
         }
         page.push_str("</section>");
     }

@@ -5,6 +5,7 @@ mod experiment;
 mod html;
 mod verdict;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -16,7 +17,7 @@ use serde::Serialize;
 use crate::compare;
 use crate::workers::Pool;
 use crate::{Status, output};
-use experiment::Experiment;
+use experiment::{Claim, Experiment};
 use verdict::{Judged, Measured, Verdict};
 
 /// Measure published figures again, and hold them against what their authors reported
@@ -89,10 +90,20 @@ struct Point {
     at: f64,
     /// The figure, by seed.
     values: Vec<f64>,
+    /// Other figures that claims speak of, by the names of their columns.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    others: BTreeMap<String, Vec<f64>>,
     /// Requests that had not ended when their runs did, as a share of all.
     outstanding: f64,
     #[serde(skip)]
     requests: f64,
+}
+
+impl Point {
+    /// One of its columns, by seed.
+    fn figures(&self, column: &str) -> &[f64] {
+        self.others.get(column).unwrap_or(&self.values)
+    }
 }
 
 /// A figure, as measured.
@@ -177,21 +188,26 @@ fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experime
 fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     let (protocols, _) = experiment.protocols();
     let values = experiment.values(args.full).to_vec();
-    let runs: Vec<compare::Args> = values
-        .iter()
-        .map(|&at| experiment.arguments(at, args.full))
-        .collect::<anyhow::Result<_>>()?;
+    let mut runs: Vec<compare::Args> = Vec::new();
     let mut points: Vec<Point> = Vec::new();
     for &at in &values {
-        points.extend(protocols.iter().map(|&protocol| Point {
-            protocol,
-            at,
-            values: Vec::new(),
-            outstanding: 0.0,
-            requests: 0.0,
-        }));
+        for &protocol in &protocols {
+            runs.push(experiment.arguments(protocol, at, args.full)?);
+            points.push(Point {
+                protocol,
+                at,
+                values: Vec::new(),
+                others: BTreeMap::new(),
+                outstanding: 0.0,
+                requests: 0.0,
+            });
+        }
     }
-    let column = compare::column(&experiment.column).context("the column was checked")?;
+    let columns: Vec<_> = experiment
+        .columns()
+        .into_iter()
+        .map(|name| Ok((name, compare::column(name).context("the column was checked")?)))
+        .collect::<anyhow::Result<_>>()?;
     let jobs = points.len() as u64 * args.seeds;
     let template = "{spinner} {msg} {pos}/{len} {bar:20} {elapsed}";
     let bar = output::progress(Some(jobs), template)?;
@@ -199,7 +215,7 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     let names = protocols.len().max(1);
     let job = |number: u64| {
         let (which, seed) = (number as usize % points.len(), 1 + number / points.len() as u64);
-        let (args, name) = (runs.get(which / names), protocols.get(which % names));
+        let (args, name) = (runs.get(which), protocols.get(which % names));
         let (Some(args), Some(name)) = (args, name) else { bail!("no such run") };
         Ok((which, seed, compare::once(args, name, seed)?))
     };
@@ -221,7 +237,13 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     let mut failures = Vec::new();
     for (which, seed, run) in results {
         let Some(point) = points.get_mut(which) else { continue };
-        point.values.push(column(&run.result));
+        for (at, (name, column)) in columns.iter().enumerate() {
+            let figures = match at {
+                0 => &mut point.values,
+                _ => point.others.entry((*name).to_owned()).or_default(),
+            };
+            figures.push(column(&run.result));
+        }
         point.outstanding += f64::from(run.outstanding);
         point.requests += run.result.committed as f64 + f64::from(run.outstanding);
         let Point { protocol, at, .. } = point;
@@ -229,14 +251,30 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
             format!("{protocol} at {at} with seed {seed} LOST ITS PROMISE: {failure}")
         }));
     }
-    let mut measured = Measured::default();
     for point in &mut points {
         point.outstanding /= point.requests.max(1.0);
-        measured.record(point.protocol, point.at, mean(&point.values));
     }
-    let claims = experiment.claims.iter().map(|claim| Judged::new(claim, &measured)).collect();
-    let svg = figure(&experiment, &protocols, &measured).svg().context(experiment.id.clone())?;
+    let own = experiment.column.as_str();
+    let measured: BTreeMap<&str, Measured> =
+        columns.iter().map(|(name, _)| (*name, measured(&points, name))).collect();
+    let judge = |claim: &Claim| {
+        let column = claim.column.as_deref();
+        let about = measured.get(column.unwrap_or(own)).context("every column was measured")?;
+        Ok(Judged::new(claim, about))
+    };
+    let claims = experiment.claims.iter().map(judge).collect::<anyhow::Result<_>>()?;
+    let drawn = measured.get(own).context("its own column was measured")?;
+    let svg = figure(&experiment, &protocols, drawn).svg().context(experiment.id.clone())?;
     Ok(Done { experiment, points, claims, failures, svg })
+}
+
+/// One column of all points.
+fn measured(points: &[Point], column: &str) -> Measured {
+    let mut measured = Measured::default();
+    for point in points {
+        measured.record(point.protocol, point.at, mean(point.figures(column)));
+    }
+    measured
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -245,7 +283,8 @@ fn mean(values: &[f64]) -> f64 {
 
 fn figure(experiment: &Experiment, protocols: &[&str], measured: &Measured) -> Figure {
     let reported = |name: &str| {
-        let of = experiment.claims.iter().filter(|claim| claim.of == name);
+        let is_drawn = |claim: &&Claim| claim.of == name && claim.column.is_none();
+        let of = experiment.claims.iter().filter(is_drawn);
         of.filter_map(|claim| Some((claim.at, claim.is?))).collect()
     };
     let series = protocols.iter().map(|&name| Series {
@@ -280,7 +319,7 @@ fn describe(done: &Done, is_full: bool) -> String {
         sweep.label,
         output::COMMIT
     );
-    text.push_str(&table(done, is_full));
+    text.push_str(&tables(done, is_full));
     let rows = claims.iter().map(|claim| {
         [claim.reported.clone(), claim.measured.clone(), claim.verdict.name().to_owned()]
     });
@@ -310,21 +349,33 @@ fn describe(done: &Done, is_full: bool) -> String {
         text.push_str(&format!("\n{failure}"));
     }
     if let Some(&at) = experiment.values(is_full).first() {
-        let words = experiment.words(at, is_full).join(" ");
-        let names = experiment.protocols().0.join(",");
-        text.push_str(&format!("\nOne point: orthodrome compare {words} --protocols {names}\n"));
+        for command in experiment.commands(at, is_full) {
+            text.push_str(&format!("\nOne point: {command}"));
+        }
+        text.push('\n');
     }
     text
 }
 
-fn table(done: &Done, is_full: bool) -> String {
+/// A table for each column, named above it where there are several.
+fn tables(done: &Done, is_full: bool) -> String {
+    let columns = done.experiment.columns();
+    let is_one = columns.len() == 1;
+    let named = |column: &str| {
+        let table = table(done, column, is_full);
+        if is_one { table } else { format!("{column}\n{table}\n") }
+    };
+    columns.into_iter().map(named).collect()
+}
+
+fn table(done: &Done, column: &str, is_full: bool) -> String {
     let values = done.experiment.values(is_full);
     let header = values.iter().map(f64::to_string);
     let header: Vec<String> = ["protocol".to_owned()].into_iter().chain(header).collect();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
     let rows = done.experiment.protocols().0.into_iter().map(|name| {
         let own = done.points.iter().filter(move |point| point.protocol == name);
-        let cells = own.map(|point| compare::cell(&point.values, 1));
+        let cells = own.map(|point| compare::cell(point.figures(column), 1));
         [name.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
     });
     format!("{}\n", output::table(&header, rows).trim_fmt())
@@ -356,7 +407,9 @@ mod tests {
             { of = "2pl", at = 50, is = 1_000, why = "nobody <measured> it" },
             { of = "2pl", at = 80, is = 1 },
             { of = "paxos-commit", at = 20, is = 1 },
+            { of = "2pl", at = 20, column = "commit rate %", above = 50 },
         ]
+        own_options = { 2pl = ["--attempts", "7"] }
     "#;
 
     #[test]
@@ -376,6 +429,7 @@ mod tests {
             Verdict::Explained,
             Verdict::NotRun,
             Verdict::NotRun,
+            Verdict::Agrees,
         ];
         assert_eq!(verdicts, expected, "{:?}", done.claims);
         let text = describe(&done, false);
@@ -384,7 +438,9 @@ mod tests {
         {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(text.contains("--rate 20 --protocols carousel-basic,2pl"), "{text}");
+        assert!(text.contains("--rate 20 --protocols carousel-basic\n"), "{text}");
+        assert!(text.contains("--attempts 7 --duration 2s --rate 20 --protocols 2pl"), "{text}");
+        assert!(text.contains("commit rate %\n"), "{text}");
         let page = html::page(&[done], false, 2);
         for part in
             ["&amp; &lt;once&gt;", "<svg", "nobody &lt;measured&gt; it", "class=\"explained\""]

@@ -67,7 +67,10 @@ pub struct Judged {
 impl Judged {
     /// Holds a claim against what was measured.
     pub fn new(claim: &Claim, measured: &Measured) -> Self {
-        let (reported, outcome) = judge(claim, measured);
+        let (mut reported, outcome) = judge(claim, measured);
+        if let Some(column) = &claim.column {
+            reported = format!("{column}, {reported}");
+        }
         let (verdict, measured) = match outcome {
             None => (Verdict::NotRun, String::new()),
             Some((true, text)) => (Verdict::Agrees, text),
