@@ -9,6 +9,7 @@
 
 mod carousel;
 mod natto;
+mod ocean_vista;
 mod support;
 mod tapir;
 mod two_phase_locking;

@@ -1,4 +1,4 @@
-//! Runs of five simulated minutes at low load, and what became of their transactions.
+//! Runs of some simulated minutes at low load, and what became of their transactions.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +15,7 @@ use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::{Options, Schedule};
 
 pub const AZURE5: &str = include_str!("../../../topologies/azure5.toml");
+pub const EC2_3: &str = include_str!("../../../topologies/ec2-3.toml");
 pub const EC2_5: &str = include_str!("../../../topologies/ec2-5.toml");
 
 /// A transaction that committed at its first attempt and wrote something.
@@ -35,14 +36,26 @@ impl Sample {
     }
 }
 
+/// How much is asked, and for how long.
+#[derive(Clone, Copy)]
+pub struct Load {
+    /// Transactions begun a second in all regions together.
+    pub per_second: f64,
+    pub seconds: u64,
+}
+
+/// Little enough that transactions hardly meet on a key.
+pub const LOW: Load = Load { per_second: 10.0, seconds: 300 };
+
 /// The transactions of one run, by the name of the region they began in.
 fn samples(
     protocol: &str,
     cluster: &Cluster,
     workload: Box<dyn Workload>,
+    load: Load,
 ) -> BTreeMap<String, Vec<Sample>> {
     let mut by_region: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
-    for entry in entries(protocol, cluster, workload) {
+    for entry in entries(protocol, cluster, workload, load) {
         let txn: TxnId = entry.txn.parse().unwrap();
         let is_measured = entry.status == Status::Ok && entry.invoke_us > 5_000_000;
         let (mut reads, mut writes) = (vec![], vec![]);
@@ -60,16 +73,21 @@ fn samples(
         let took = Duration::from_micros(entry.complete_us.unwrap() - entry.invoke_us);
         by_region.entry(entry.region).or_default().push(Sample { txn, home, reads, writes, took });
     }
-    assert_eq!(by_region.len(), 5, "every region runs transactions");
+    assert_eq!(by_region.len(), cluster.topology.regions().count(), "every region has callers");
     by_region
 }
 
-fn entries(protocol: &str, cluster: &Cluster, workload: Box<dyn Workload>) -> Vec<Entry> {
+fn entries(
+    protocol: &str,
+    cluster: &Cluster,
+    workload: Box<dyn Workload>,
+    load: Load,
+) -> Vec<Entry> {
     let subject = orthodrome_lab::find(protocol).unwrap();
-    let arrival = Arrival::Open { per_second: 10.0, poisson: true };
+    let arrival = Arrival::Open { per_second: load.per_second, poisson: true };
     let options = Options {
         warmup: Duration::from_secs(5),
-        duration: Duration::from_secs(305),
+        duration: Duration::from_secs(5 + load.seconds),
         load: LoadModel { arrival, ..LoadModel::default() },
         check_outcomes: true,
         ..Options::default()
@@ -95,10 +113,24 @@ pub fn compare(
     options: &workload::Options,
     implied: Implied,
 ) {
-    let cluster = Cluster::spread(Topology::parse(topology).unwrap(), 1, 1, 5, 3).unwrap();
+    compare_at(protocol, topology, workload, options, LOW, implied);
+}
+
+/// The same under another load.
+pub fn compare_at(
+    protocol: &str,
+    topology: &str,
+    workload: &str,
+    options: &workload::Options,
+    load: Load,
+    implied: Implied,
+) {
+    let topology = Topology::parse(topology).unwrap();
+    let partitions = u32::try_from(topology.regions().count()).unwrap();
+    let cluster = Cluster::spread(topology, 1, 1, partitions, 3).unwrap();
     let name = &cluster.topology.name;
     let parsed = workload::parse(workload, options).unwrap();
-    for (region, samples) in samples(protocol, &cluster, parsed) {
+    for (region, samples) in samples(protocol, &cluster, parsed, load) {
         let ratio = |s: &Sample| s.took.as_secs_f64() / implied(&cluster, s).as_secs_f64();
         let mut ratios: Vec<f64> = samples.iter().map(ratio).collect();
         ratios.sort_unstable_by(f64::total_cmp);
