@@ -140,7 +140,14 @@ impl Coordinator {
             world.cx.note(Note::RepeatedSubmit);
             return;
         }
-        if self.flights.len() >= world.config.in_flight_max {
+        let last = world.marks.visible + world.config.lag_max;
+        let lags = world.window.is_some_and(|window| window.clock > last);
+        if lags && !world.is_serving {
+            // It does not know yet how far the Vwatermark is.
+            world.send(gateway, Msg::Declined { txn, reason: Reason::Inactive });
+            return;
+        }
+        if lags || self.flights.len() >= world.config.in_flight_max {
             world.cx.note(Note::Shed);
             world.send(gateway, Msg::Declined { txn, reason: Reason::Busy });
             return;
@@ -330,6 +337,7 @@ impl Coordinator {
     fn advance(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
         let Some(flight) = self.flights.get_mut(&ts) else { return };
         let (mut is_fast, mut is_stored, mut has_majority) = (true, true, true);
+        let mut is_any_stored = false;
         for &partition in &flight.partitions {
             let holds = |word| matches!(word, Word::Stored | Word::Confirmed);
             let (stored, all) = flight.count(world.cluster, partition, holds);
@@ -338,9 +346,12 @@ impl Coordinator {
             let f = all / 2;
             let super_quorum = (3 * f).div_ceil(2) + 1;
             has_majority &= stored > f;
+            is_any_stored |= stored > f;
             is_fast &= stored >= super_quorum;
             is_stored &= stored >= super_quorum || confirmed > f;
         }
+        // The paper's way is to finalize each partition by itself.
+        has_majority |= is_any_stored && world.config.teeth.finalized_is_committed;
         if has_majority && !std::mem::replace(&mut flight.is_finalizing, true) {
             for voter in &flight.voters {
                 world.send(voter.node, Msg::Finalize { ts, ballot: 0 });
@@ -588,7 +599,9 @@ impl Flight {
     }
 
     fn send_write(&self, ts: Timestamp, incarnation: u32, world: &mut World<'_, '_>) {
-        for voter in self.voters.iter().filter(|voter| voter.word == Word::Silent) {
+        // Where it was too far ahead it is less so now.
+        let lacks = |voter: &&Voter| matches!(voter.word, Word::Silent | Word::Refused);
+        for voter in self.voters.iter().filter(lacks) {
             let functor = self.functor.clone();
             world.send(voter.node, Msg::Write { ts, ballot: 0, incarnation, functor });
         }

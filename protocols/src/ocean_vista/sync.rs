@@ -139,7 +139,8 @@ impl Syncs {
     ) -> Done {
         world.cx.note(Note::CaughtUp);
         let to = Timestamp(world.marks.visible.0.saturating_sub(1));
-        let from = if whole.is_intact { replica.state.settled } else { Timestamp::ZERO };
+        // What was settled without being computed may have been collected everywhere else.
+        let from = if whole.is_intact { replica.first_open() } else { Timestamp::ZERO };
         self.begin((from, to), Purpose::Whole(whole), replica, world)
     }
 
