@@ -237,6 +237,7 @@ impl Syncs {
         let open = best.entries.keys().copied().collect();
         let is_whole = matches!(sync.purpose, Purpose::Whole(_));
         sync.take_in(partition, &answers, replica, world);
+        sync.asked = Asked::new(world.cx.now());
         if is_whole && below > sync.from && peer != world.node {
             sync.open.insert(partition, Part::Scanning { peer, after: None, below, open });
             let (from, after) = (sync.from, None);
@@ -278,6 +279,8 @@ impl Syncs {
         }
         if let Some(next) = next {
             *after = Some(next.clone());
+            // However much there is to copy: as long as pieces come, nobody is asked afresh.
+            sync.asked = Asked::new(world.cx.now());
             let (from, after) = (sync.from, Some(next));
             world.send(*peer, Msg::Scan { partition, round, from, after });
             return Done::Nothing;
