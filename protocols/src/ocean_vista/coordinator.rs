@@ -13,7 +13,6 @@ use super::Note;
 use super::message::{Functor, Msg, Output, Path, Reason, Refusal};
 use super::recovery::partitions;
 use super::server::{Local, World};
-use super::state::ABORTED;
 use super::tid::Tids;
 use super::watermark::Members;
 use crate::waiting::Asked;
@@ -77,9 +76,8 @@ enum Word {
 enum Stage {
     /// Being stored: the S-phase.
     Storing,
-    /// Being aborted, because replicas refuse it; and whether somebody knows its name, so that it is
-    /// not certain what became of it.
-    Aborting { is_known: bool },
+    /// Being aborted, because replicas refuse it.
+    Aborting,
     /// Stored wherever it writes; waits to be visible.
     Stored,
     /// Being executed.
@@ -277,9 +275,9 @@ impl Coordinator {
         if flight.stage != Stage::Storing {
             return;
         }
-        let is_known = match refusal {
+        match refusal {
             // Nobody has been told anything, so one refusal is enough.
-            Refusal::Known | Refusal::Final => true,
+            Refusal::Known | Refusal::Final => {}
             Refusal::Ahead => {
                 flight.hear(from, Word::Refused);
                 let is_refused = |&partition: &PartitionId| {
@@ -290,13 +288,12 @@ impl Coordinator {
                 if !flight.partitions.iter().any(is_refused) {
                     return;
                 }
-                false
             }
             // Visible already, or taken over: others say so where it matters.
             Refusal::Below | Refusal::Outvoted => return,
-        };
+        }
         world.cx.note(Note::AbortedStoring);
-        flight.stage = Stage::Aborting { is_known };
+        flight.stage = Stage::Aborting;
         flight.asked = Asked::new(world.cx.now());
         self.aborted.insert(ts);
         if let Some(backup) = world.backup {
@@ -318,7 +315,7 @@ impl Coordinator {
     pub(super) fn on_aborted(&mut self, from: NodeId, ts: Timestamp, world: &mut World<'_, '_>) {
         self.paid(from, ts);
         let Some(flight) = self.flights.get_mut(&ts) else { return };
-        if !matches!(flight.stage, Stage::Aborting { .. }) {
+        if flight.stage != Stage::Aborting {
             return;
         }
         flight.hear(from, Word::Aborted);
@@ -371,18 +368,12 @@ impl Coordinator {
     fn on_decided(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
         self.tids.stored(ts);
         let Some(flight) = self.flights.get(&ts) else { return };
-        let (gateway, txn) = (flight.gateway, flight.functor.txn);
         match flight.stage {
-            Stage::Aborting { is_known } => {
-                let functor = flight.functor.clone();
+            Stage::Aborting => {
+                let (gateway, functor) = (flight.gateway, flight.functor.clone());
                 self.remove(ts);
-                if is_known {
-                    // The name was taken, perhaps by a copy that commits.
-                    world.tell(Local::Inquire { gateway, functor });
-                } else {
-                    let (outcome, path) = (Outcome::Aborted(ABORTED), Path::Refused);
-                    world.send(gateway, Msg::Answer { txn, outcome, reads: None, path });
-                }
+                // Another coordinator may have a copy, and that may commit.
+                world.tell(Local::Inquire { gateway, functor });
             }
             Stage::Stored => {
                 self.stored.insert(ts);
@@ -474,7 +465,7 @@ impl Coordinator {
                         }
                     }
                 }
-                Stage::Aborting { .. } => flight.send_abort(ts, self.incarnation, world),
+                Stage::Aborting => flight.send_abort(ts, self.incarnation, world),
                 Stage::Stored | Stage::Executing => continue,
             }
             world.cx.note(Note::Resent);

@@ -314,8 +314,14 @@ impl Syncs {
         }
         sync.asked = sync.asked.again(now);
         world.cx.note(Note::Resent);
-        if sync.asked.times > ATTEMPTS {
-            // Whoever was asked for settled versions may be gone; others are as good.
+        let is_active = |peer: NodeId| world.members.active().any(|(active, _)| active == peer);
+        let is_hopeless = sync.open.values().any(|part| match part {
+            // All are asked; what was asked before is answered yet, however slow the link.
+            Part::Asking(_) => false,
+            Part::Scanning { peer, .. } => sync.asked.times > ATTEMPTS || !is_active(*peer),
+        });
+        if is_hopeless {
+            // Others are as good as one who is gone.
             let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
             return self.begin(range, purpose, replica, world);
         }
@@ -433,8 +439,8 @@ fn adopt(
     }
 }
 
-/// After so many rounds without an answer everything is asked for afresh.
-const ATTEMPTS: u32 = 3;
+/// After so many questions without a piece of a copy, another peer is asked.
+const ATTEMPTS: u32 = 10;
 
 /// What a replica answers to [`Msg::Scan`].
 pub(super) fn scan(

@@ -354,7 +354,7 @@ fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
     assert_eq!(all.len(), 6, "three replicas of each of two partitions");
     let nothing = || Promise { visible: VISIBLE, closed: None, held: BTreeMap::new() };
     let replicas = |of: u32| cluster.partition(PartitionId(of)).unwrap().replicas.clone();
-    let mut promise = |takeover: &mut Takeover<Parts>, from, of: u32, ballot| {
+    let promise = |takeover: &mut Takeover<Parts>, from, of: u32, ballot| {
         takeover.on_promised(from, PartitionId(of), task(ballot), nothing(), &cluster, NOW)
     };
     let outsider = *replicas(1).iter().find(|node| !replicas(0).contains(node)).unwrap();
