@@ -3,6 +3,7 @@
 //! A node answers for all its partitions with one voice: a transaction is stored in all of them, or
 //! in none.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -199,10 +200,14 @@ impl Replica {
         let name = self.state.names.get(&(txn.client, txn.counter));
         let same = name.filter(|name| name.attempt == txn.attempt);
         // It was never stored under this number, for it is over under another, or without one.
-        let is_over = match same.map(|name| name.fate) {
-            Some(Fate::Refused { is_final }) => is_final,
-            Some(Fate::Ended(_)) => ballot > 0 && same.is_some_and(|name| name.ts != ts),
-            Some(Fate::At) => false,
+        let is_over = match name.map(|name| (name.attempt.cmp(&txn.attempt), name.fate)) {
+            // Its client would not have tried again if it had not been told that this attempt aborted.
+            Some((Ordering::Greater, _)) => ballot > 0,
+            Some((Ordering::Equal, Fate::Refused { is_final })) => is_final,
+            Some((Ordering::Equal, Fate::Ended(_))) => {
+                ballot > 0 && same.is_some_and(|name| name.ts != ts)
+            }
+            Some((Ordering::Equal, Fate::At) | (Ordering::Less, _)) => false,
             None => ballot > 0 && self.state.is_forgotten(txn.client, txn.counter),
         };
         if is_over {
