@@ -74,11 +74,6 @@ impl Config {
 
     /// Draws other settings, for swarms; what is promised must not rest on those that suit.
     pub(crate) fn vary(&mut self, rng: &mut Rng) {
-        let size = |low: u64, high: u64, rng: &mut Rng| {
-            // Each order of magnitude is as likely as the next.
-            let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
-            usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
-        };
         self.version_retention = vary(self.version_retention, 1, 100, rng);
         let election_timeout = vary(self.replication.election_timeout, 75, 150, rng);
         self.checkpoint_bytes = size(10_000, 16 << 20, rng);
@@ -92,6 +87,12 @@ impl Config {
         replication.snapshot_window = size(1, 4, rng);
         self.replication = replication;
     }
+}
+
+/// Between `low` and `high`, each order of magnitude as likely as the next.
+pub(crate) fn size(low: u64, high: u64, rng: &mut Rng) -> usize {
+    let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
+    usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
 }
 
 /// Between `low` and `high` per cent of `span`.

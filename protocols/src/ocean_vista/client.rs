@@ -347,8 +347,11 @@ impl Client {
         let other = self.coordinator();
         let Some(open) = self.open.get_mut(&id) else { return };
         match (reason, &open.phase) {
-            (_, Phase::Deciding) => {}
-            (Reason::Collected, _) => {
+            // Late, to a question that was answered by another, or asked once more.
+            (_, Phase::Deciding)
+            | (Reason::Collected, Phase::Submitted(_) | Phase::Inquiring(..))
+            | (Reason::Busy, Phase::Looking(_) | Phase::Inquiring(..)) => {}
+            (Reason::Collected, Phase::Looking(_)) => {
                 // Its caller thought for so long that others have overwritten what it saw, or may have.
                 self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "refused", cx);
             }
@@ -358,7 +361,7 @@ impl Client {
                 open.coordinator = other;
                 self.ask(id, cx);
             }
-            (Reason::Busy, _) => {
+            (Reason::Busy, Phase::Submitted(_)) => {
                 self.finish(id, Outcome::Aborted(AbortReason::Overload), "shed", cx);
             }
             (Reason::Inactive, _) => {

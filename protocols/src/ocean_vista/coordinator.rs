@@ -13,7 +13,6 @@ use super::Note;
 use super::message::{Functor, Msg, Output, Path, Reason, Refusal};
 use super::recovery::partitions;
 use super::server::{Local, World};
-use super::state::ABORTED;
 use super::tid::Tids;
 use super::watermark::Members;
 use crate::waiting::Asked;
@@ -77,9 +76,8 @@ enum Word {
 enum Stage {
     /// Being stored: the S-phase.
     Storing,
-    /// Being aborted, because replicas refuse it; and whether somebody knows its name, so that it is
-    /// not certain what became of it.
-    Aborting { is_known: bool },
+    /// Being aborted, because replicas refuse it.
+    Aborting,
     /// Stored wherever it writes; waits to be visible.
     Stored,
     /// Being executed.
@@ -140,7 +138,14 @@ impl Coordinator {
             world.cx.note(Note::RepeatedSubmit);
             return;
         }
-        if self.flights.len() >= world.config.in_flight_max {
+        let last = world.marks.visible + world.config.lag_max;
+        let lags = world.window.is_some_and(|window| window.clock > last);
+        if lags && !world.is_serving {
+            // It does not know yet how far the Vwatermark is.
+            world.send(gateway, Msg::Declined { txn, reason: Reason::Inactive });
+            return;
+        }
+        if lags || self.flights.len() >= world.config.in_flight_max {
             world.cx.note(Note::Shed);
             world.send(gateway, Msg::Declined { txn, reason: Reason::Busy });
             return;
@@ -270,9 +275,9 @@ impl Coordinator {
         if flight.stage != Stage::Storing {
             return;
         }
-        let is_known = match refusal {
+        match refusal {
             // Nobody has been told anything, so one refusal is enough.
-            Refusal::Known | Refusal::Final => true,
+            Refusal::Known | Refusal::Final => {}
             Refusal::Ahead => {
                 flight.hear(from, Word::Refused);
                 let is_refused = |&partition: &PartitionId| {
@@ -283,13 +288,12 @@ impl Coordinator {
                 if !flight.partitions.iter().any(is_refused) {
                     return;
                 }
-                false
             }
             // Visible already, or taken over: others say so where it matters.
             Refusal::Below | Refusal::Outvoted => return,
-        };
+        }
         world.cx.note(Note::AbortedStoring);
-        flight.stage = Stage::Aborting { is_known };
+        flight.stage = Stage::Aborting;
         flight.asked = Asked::new(world.cx.now());
         self.aborted.insert(ts);
         if let Some(backup) = world.backup {
@@ -311,7 +315,7 @@ impl Coordinator {
     pub(super) fn on_aborted(&mut self, from: NodeId, ts: Timestamp, world: &mut World<'_, '_>) {
         self.paid(from, ts);
         let Some(flight) = self.flights.get_mut(&ts) else { return };
-        if !matches!(flight.stage, Stage::Aborting { .. }) {
+        if flight.stage != Stage::Aborting {
             return;
         }
         flight.hear(from, Word::Aborted);
@@ -330,6 +334,7 @@ impl Coordinator {
     fn advance(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
         let Some(flight) = self.flights.get_mut(&ts) else { return };
         let (mut is_fast, mut is_stored, mut has_majority) = (true, true, true);
+        let mut is_any_stored = false;
         for &partition in &flight.partitions {
             let holds = |word| matches!(word, Word::Stored | Word::Confirmed);
             let (stored, all) = flight.count(world.cluster, partition, holds);
@@ -338,9 +343,12 @@ impl Coordinator {
             let f = all / 2;
             let super_quorum = (3 * f).div_ceil(2) + 1;
             has_majority &= stored > f;
+            is_any_stored |= stored > f;
             is_fast &= stored >= super_quorum;
             is_stored &= stored >= super_quorum || confirmed > f;
         }
+        // The paper's way is to finalize each partition by itself.
+        has_majority |= is_any_stored && world.config.teeth.finalized_is_committed;
         if has_majority && !std::mem::replace(&mut flight.is_finalizing, true) {
             for voter in &flight.voters {
                 world.send(voter.node, Msg::Finalize { ts, ballot: 0 });
@@ -360,18 +368,12 @@ impl Coordinator {
     fn on_decided(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
         self.tids.stored(ts);
         let Some(flight) = self.flights.get(&ts) else { return };
-        let (gateway, txn) = (flight.gateway, flight.functor.txn);
         match flight.stage {
-            Stage::Aborting { is_known } => {
-                let functor = flight.functor.clone();
+            Stage::Aborting => {
+                let (gateway, functor) = (flight.gateway, flight.functor.clone());
                 self.remove(ts);
-                if is_known {
-                    // The name was taken, perhaps by a copy that commits.
-                    world.tell(Local::Inquire { gateway, functor });
-                } else {
-                    let (outcome, path) = (Outcome::Aborted(ABORTED), Path::Refused);
-                    world.send(gateway, Msg::Answer { txn, outcome, reads: None, path });
-                }
+                // Another coordinator may have a copy, and that may commit.
+                world.tell(Local::Inquire { gateway, functor });
             }
             Stage::Stored => {
                 self.stored.insert(ts);
@@ -463,7 +465,7 @@ impl Coordinator {
                         }
                     }
                 }
-                Stage::Aborting { .. } => flight.send_abort(ts, self.incarnation, world),
+                Stage::Aborting => flight.send_abort(ts, self.incarnation, world),
                 Stage::Stored | Stage::Executing => continue,
             }
             world.cx.note(Note::Resent);
@@ -588,7 +590,9 @@ impl Flight {
     }
 
     fn send_write(&self, ts: Timestamp, incarnation: u32, world: &mut World<'_, '_>) {
-        for voter in self.voters.iter().filter(|voter| voter.word == Word::Silent) {
+        // Where it was too far ahead it is less so now.
+        let lacks = |voter: &&Voter| matches!(voter.word, Word::Silent | Word::Refused);
+        for voter in self.voters.iter().filter(lacks) {
             let functor = self.functor.clone();
             world.send(voter.node, Msg::Write { ts, ballot: 0, incarnation, functor });
         }

@@ -92,7 +92,8 @@ impl Config {
             lease_margin: lease / 10,
             ahead: lease * 2,
             takeover_patience: lease * 4,
-            replication: replication::Config::with_election_timeout(round_trip * 4),
+            // All leases run out while nobody leads: shorter than they are.
+            replication: replication::Config::with_election_timeout(round_trip * 2),
         }
     }
 

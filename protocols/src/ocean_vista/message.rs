@@ -186,7 +186,8 @@ pub enum Refusal {
     Below,
     /// It is aborted, or the replica listens to a later ballot only (V5).
     Outvoted,
-    /// f + 1 replicas had refused it, so it was never stored, and now nobody may.
+    /// It was never stored, and now nobody may: f + 1 replicas had refused it, or it is over under
+    /// another version number.
     Final,
 }
 

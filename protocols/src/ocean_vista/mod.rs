@@ -64,6 +64,8 @@ mod server;
 mod state;
 mod sync;
 pub mod takeover;
+#[cfg(test)]
+mod takeover_model;
 mod tid;
 pub mod watermark;
 
@@ -76,11 +78,14 @@ pub use server::Server;
 pub use state::{Fate, Image, Name, Phase, State};
 pub use tid::Tids;
 
+use crate::hosting::{size, vary};
+
 use std::time::Duration;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::TxnId;
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
 
 /// Ocean Vista.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,6 +112,9 @@ pub struct Config {
     pub recon_staleness: Duration,
     /// A coordinator takes no more transactions at once.
     pub in_flight_max: usize,
+    /// A coordinator takes no transactions while the Vwatermark is further behind its clock (§3.6,
+    /// §5.2): what it took would wait even longer.
+    pub lag_max: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
     /// A node makes a checkpoint after this many bytes of records.
@@ -262,6 +270,8 @@ impl Protocol for OceanVista {
             clock_ahead_max: Duration::from_secs(3),
             recon_staleness: Duration::from_secs(1),
             in_flight_max: 65_536,
+            // Longer than it takes to replace a server, even the one that leads the directory.
+            lag_max: round_trip * 32 + Duration::from_secs(1),
             retention: Duration::from_secs(600),
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
@@ -283,5 +293,32 @@ impl Protocol for OceanVista {
             "R4" => teeth.acks_before_fsync = true,
             other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
         }
+    }
+
+    fn vary(config: &mut Config, rng: &mut Rng) {
+        // A hundredth of what suits is less than a round trip: everything is asked more than once,
+        // and gateways inquire about what is being stored.
+        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
+        config.resend_after = vary(config.resend_after, low, high, rng);
+        let (low, high) = if rng.chance(1, 4) { (1, 20) } else { (20, 150) };
+        config.answer_after = vary(config.answer_after, low, high, rng);
+        config.gossip_interval = vary(config.gossip_interval, 20, 300, rng);
+        config.gossipers = size(1, 3, rng);
+        config.sweep_interval = vary(config.sweep_interval, 10, 150, rng);
+        config.resolve_after = vary(config.resolve_after, 5, 150, rng);
+        config.recon_staleness = vary(config.recon_staleness, 1, 150, rng);
+        config.lag_max = vary(config.lag_max, 20, 150, rng);
+        config.version_retention = vary(config.version_retention, 1, 100, rng);
+        config.checkpoint_bytes = size(10_000, 16 << 20, rng);
+        config.chunk_keys = size(1, 1_000, rng);
+        if rng.chance(1, 4) {
+            // Clocks that are a little fast abort.
+            config.clock_ahead_max = Duration::from_millis(rng.range(1, 200));
+        }
+        if rng.chance(1, 8) {
+            config.in_flight_max = size(1, 64, rng);
+        }
+        let lease = vary(config.directory.lease, 75, 150, rng);
+        config.directory = directory::Config::for_round_trip(lease / 4);
     }
 }

@@ -351,6 +351,47 @@ mod tests {
         assert_eq!(gone, Verdict::Read(Read::default()));
     }
 
+    /// What Algorithm 3 gets wrong: an aborted version that one replica had finalized is read (V1), and
+    /// a committed one is hidden by an aborted one that a replica has not heard the end of (V2).
+    #[test]
+    fn the_printed_rule_reads_what_is_aborted_and_skips_what_is_committed() {
+        let version = |ts, is_finalized, what| Shown {
+            ts: Timestamp(ts),
+            ballot: 0,
+            txn: txn(ts),
+            is_finalized,
+            what,
+        };
+        let settled =
+            Read { value: value(1), version: Version { timestamp: Timestamp(1), writer: txn(1) } };
+        let answer = |versions: &[Shown]| Said {
+            replicated: Timestamp(2),
+            view: View {
+                versions: versions.to_vec(),
+                complete_from: Timestamp::ZERO,
+                settled: settled.clone(),
+            },
+        };
+        let verdict = |a: &[Shown], b: &[Shown], teeth| {
+            read(&[(NodeId(1), answer(a)), (NodeId(2), answer(b))].into(), teeth)
+        };
+        let (gone, functor) = (What::Aborted, What::Functor);
+        // One has the tombstone, the other was told only that a majority had stored it.
+        let a = [version(5, false, gone.clone())];
+        let b = [version(5, true, functor.clone())];
+        let believing = Teeth { finalized_is_committed: true, ..Teeth::default() };
+        let found = Verdict::Resolve(Timestamp(5), vec![NodeId(2)]);
+        assert_eq!(verdict(&a, &b, believing), found);
+        assert_eq!(verdict(&a, &b, Teeth::default()), Verdict::Read(settled.clone()));
+        // One lacks version 5 and has the tombstone of 7; the other has both.
+        let a = [version(7, false, gone)];
+        let b = [version(7, false, functor.clone()), version(5, true, functor)];
+        let newest = Teeth { newest_only: true, ..Teeth::default() };
+        // Such replicas show the newest version only, and no tombstones.
+        assert_eq!(verdict(&[], &b[..1], newest), Verdict::Read(settled.clone()));
+        assert_eq!(verdict(&a, &b, Teeth::default()), found);
+    }
+
     /// Below a replica's Rwatermark others may have forgotten that a version is aborted.
     #[test]
     fn who_has_come_furthest_knows_what_is_settled() {

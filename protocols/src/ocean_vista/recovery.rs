@@ -40,6 +40,8 @@ pub(super) struct Recoveries {
 struct Drive {
     task: Task,
     functor: Arc<Functor>,
+    /// Nobody was told of it.
+    is_optional: bool,
     words: BTreeMap<NodeId, Word>,
     is_finalizing: bool,
     asked: Asked,
@@ -96,12 +98,13 @@ impl Recoveries {
         if before == Stage::Promises && takeover.stage() == Stage::Closes {
             send(takeover.round(), world);
         }
-        for ToWrite { at, functor } in writes {
+        for ToWrite { at, functor, is_optional } in writes {
             world.cx.note(Note::Rewritten);
             let nodes = replicas(world.cluster, &partitions(&functor, world.cluster));
             let words = nodes.into_iter().map(|node| (node, Word::Silent)).collect();
             let asked = Asked::new(now);
-            let drive = Drive { task, functor, words, is_finalizing: false, asked };
+            let is_finalizing = false;
+            let drive = Drive { task, functor, is_optional, words, is_finalizing, asked };
             drive.send(at, world);
             self.drives.insert(at, drive);
         }
@@ -136,9 +139,10 @@ impl Recoveries {
         };
         let is_stored = everywhere(&[Word::Stored, Word::Confirmed]);
         let is_confirmed = everywhere(&[Word::Confirmed]);
-        let is_refused = parts
-            .iter()
-            .any(|&partition| drive.has_majority(partition, &[Word::Refused], world.cluster));
+        let is_refused = (drive.is_optional && word == Word::Refused)
+            || parts
+                .iter()
+                .any(|&partition| drive.has_majority(partition, &[Word::Refused], world.cluster));
         if is_confirmed || is_refused {
             self.end(ts, is_confirmed, world);
         } else if is_stored && !std::mem::replace(&mut drive.is_finalizing, true) {

@@ -3,12 +3,14 @@
 //! A node answers for all its partitions with one voice: a transaction is stored in all of them, or
 //! in none.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::Claim;
+use orthodrome_core::machine::{Claim, StateCopy};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
@@ -38,6 +40,9 @@ pub(super) struct Replica {
     executed: VecDeque<(Ticket, Timestamp)>,
     /// Questions that wait for a version to be computed.
     parked: BTreeMap<Timestamp, Vec<Get>>,
+    /// Nothing was settled since it started: below the watermark that it remembers may be what was
+    /// computed after that had passed, and is not settled.
+    is_fresh: bool,
     /// What was visible when, to tell what is overdue.
     history: VecDeque<(Time, Timestamp)>,
 }
@@ -64,6 +69,7 @@ impl Replica {
             unexecuted: BTreeSet::new(),
             executed: VecDeque::new(),
             parked: BTreeMap::new(),
+            is_fresh: true,
             history: VecDeque::new(),
             state: State::default(),
         };
@@ -163,6 +169,10 @@ impl Replica {
         world: &World<'_, '_>,
     ) -> Result<(), Refusal> {
         let held = self.state.pending.get(&ts);
+        let is_late = held.is_none() && ts < world.marks.visible.max(self.state.settled);
+        if is_late && world.config.teeth.late_writes_count {
+            return Ok(());
+        }
         let is_outvoted = held.is_some_and(|held| {
             held.ballot > ballot || (held.ballot == ballot && held.phase == Phase::Aborted)
         });
@@ -170,14 +180,15 @@ impl Replica {
             return Err(Refusal::Outvoted);
         }
         // What is held may be raised to a higher ballot at any time; that changes nothing.
-        let is_late = held.is_none() && ts < world.marks.visible.max(self.state.settled);
-        if is_late && !world.config.teeth.late_writes_count {
+        if is_late {
             return Err(Refusal::Below);
         }
         if held.is_none() {
             self.check_name(functor.txn, ts, ballot)?;
         }
-        if ts > world.cx.clock().now + world.config.clock_ahead_max {
+        // A clock that the directory finds far from others' is not gone by.
+        let clock = world.window.map_or(world.cx.clock().now, |window| window.clock);
+        if ts > clock + world.config.clock_ahead_max {
             return Err(Refusal::Ahead);
         }
         Ok(())
@@ -188,7 +199,18 @@ impl Replica {
     fn check_name(&self, txn: TxnId, ts: Timestamp, ballot: u64) -> Result<(), Refusal> {
         let name = self.state.names.get(&(txn.client, txn.counter));
         let same = name.filter(|name| name.attempt == txn.attempt);
-        if same.is_some_and(|name| name.fate == (Fate::Refused { is_final: true })) {
+        // It was never stored under this number, for it is over under another, or without one.
+        let is_over = match name.map(|name| (name.attempt.cmp(&txn.attempt), name.fate)) {
+            // Its client would not have tried again if it had not been told that this attempt aborted.
+            Some((Ordering::Greater, _)) => ballot > 0,
+            Some((Ordering::Equal, Fate::Refused { is_final })) => is_final,
+            Some((Ordering::Equal, Fate::Ended(_))) => {
+                ballot > 0 && same.is_some_and(|name| name.ts != ts)
+            }
+            Some((Ordering::Equal, Fate::At) | (Ordering::Less, _)) => false,
+            None => ballot > 0 && self.state.is_forgotten(txn.client, txn.counter),
+        };
+        if is_over {
             return Err(Refusal::Final);
         }
         let is_known = if ballot == 0 {
@@ -487,6 +509,8 @@ impl Replica {
             return;
         }
         let from = std::mem::replace(&mut self.state.settled, to);
+        let is_fresh = std::mem::take(&mut self.is_fresh);
+        let from = if is_fresh { Timestamp::ZERO } else { from };
         let passed: Vec<Timestamp> =
             self.state.pending.range(from..to).map(|(ts, _)| *ts).collect();
         for ts in passed {
@@ -672,6 +696,34 @@ impl Replica {
                 || self.state.pending.get(ts).is_some_and(|image| image.phase != Phase::Aborted)
         };
         closed.survivors.iter().all(is_here)
+    }
+
+    /// From here on this node may lack something, or have something to be rid of.
+    pub(super) fn first_open(&self) -> Timestamp {
+        let first = self.state.pending.keys().next().copied();
+        first.map_or(self.state.settled, |first| first.min(self.state.settled))
+    }
+
+    /// How many transactions are not settled.
+    pub(super) fn unsettled(&self) -> usize {
+        self.state.pending.len()
+    }
+
+    /// What the partitions here hold that is settled.
+    pub(super) fn copies(&self) -> Vec<StateCopy> {
+        let copy = |&partition: &PartitionId| {
+            let mut digest = Digest::default();
+            let mut newest = Version::default();
+            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                // Older versions go when a node makes a checkpoint, and so do deletions.
+                if let Some((version, Some(value))) = versions.last() {
+                    newest = newest.max(*version);
+                    digest.add_debug(&(key, version, value));
+                }
+            }
+            StateCopy { partition, position: newest.timestamp.0, digest: digest.value() }
+        };
+        self.held.iter().map(copy).collect()
     }
 
     pub(super) fn assert_invariants(&self) {

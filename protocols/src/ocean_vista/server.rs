@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leftover, Machine, Setup, StateCopy};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
@@ -315,12 +315,18 @@ impl Machine<OceanVista> for Server {
             ("transactions coordinated", coordinator.len()),
             ("versions owed by replicas", coordinator.owed()),
             ("functors not computed", replica.unresolved_below(Timestamp::MAX)),
+            ("versions not settled", replica.unsettled()),
             ("questions to replicas", reader.len()),
             ("executions", executions.len()),
             ("inquiries", inquiries.len()),
             ("takeovers", self.control.recoveries.len()),
             ("replicas that catch up", usize::from(!syncs.is_idle())),
         ]
+    }
+
+    fn copies(&self) -> Vec<StateCopy> {
+        // Nothing is left over, so everything is settled, wherever everything is.
+        if self.control.is_complete() { self.roles.replica.copies() } else { Vec::new() }
     }
 
     fn gauges(&self, _: Time) -> Vec<Gauge> {

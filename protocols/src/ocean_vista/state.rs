@@ -67,7 +67,8 @@ pub struct State {
     pub pending: BTreeMap<Timestamp, Image>,
     /// Transactions by name (R1, R6).
     pub names: BTreeMap<(ClientId, u64), Name>,
-    /// Clients know the outcome of everything below, as of the version that said so (R6).
+    /// Clients know the outcome of everything below, as of the version that said so (R6). Their names
+    /// are kept until that version is settled and the next one comes.
     pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
     /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is computed.
     pub settled: Timestamp,
@@ -145,14 +146,12 @@ impl State {
             self.names.insert((client, counter), Name { attempt, ts, fate: Fate::At });
         }
         let (below, since) = self.acknowledged.entry(client).or_default();
-        *since = ts.max(*since);
-        if *below < functor.acknowledged_below {
-            // The client will not ask about those any more.
-            let first = std::mem::replace(below, functor.acknowledged_below);
-            while let Some((&name, held)) =
-                self.names.range((client, first)..(client, functor.acknowledged_below)).next()
-            {
-                debug_assert!(held.attempt < u32::MAX);
+        if *below < functor.acknowledged_below && *since < self.settled {
+            // The client will not ask about what it acknowledged before, and no number that was given
+            // to a copy of that is undecided: it would be below this one's.
+            let over = std::mem::replace(below, functor.acknowledged_below);
+            *since = ts;
+            while let Some((&name, _)) = self.names.range((client, 0)..(client, over)).next() {
                 self.names.remove(&name);
             }
         }
@@ -168,8 +167,7 @@ impl State {
     /// True if a peer knows more of a name than that it is under way.
     #[must_use]
     pub fn is_news(&self, name: (ClientId, u64), told: &Name) -> bool {
-        let is_acknowledged = self.acknowledged.get(&name.0).is_some_and(|(b, _)| name.1 < *b);
-        !is_acknowledged
+        !self.is_forgotten(name.0, name.1)
             && told.fate != Fate::At
             && self.names.get(&name).is_none_or(|held| {
                 let ends = |name: &Name| matches!(name.fate, Fate::Ended(_));
@@ -194,6 +192,14 @@ impl State {
     #[must_use]
     pub fn is_acknowledged(&self, txn: TxnId) -> bool {
         self.acknowledged.get(&txn.client).is_some_and(|(below, _)| txn.counter < *below)
+    }
+
+    /// True if its client acknowledged it, and every number that copies of it have, or ever will have,
+    /// is decided or above [`State::settled`]: those that come are not the one that was told.
+    #[must_use]
+    pub fn is_forgotten(&self, client: ClientId, counter: u64) -> bool {
+        let acknowledged = self.acknowledged.get(&client);
+        acknowledged.is_some_and(|&(below, since)| counter < below && since < self.settled)
     }
 
     /// Forgets names that have been over for so long that nobody will ask.

@@ -139,7 +139,8 @@ impl Syncs {
     ) -> Done {
         world.cx.note(Note::CaughtUp);
         let to = Timestamp(world.marks.visible.0.saturating_sub(1));
-        let from = if whole.is_intact { replica.state.settled } else { Timestamp::ZERO };
+        // What was settled without being computed may have been collected everywhere else.
+        let from = if whole.is_intact { replica.first_open() } else { Timestamp::ZERO };
         self.begin((from, to), Purpose::Whole(whole), replica, world)
     }
 
@@ -236,6 +237,7 @@ impl Syncs {
         let open = best.entries.keys().copied().collect();
         let is_whole = matches!(sync.purpose, Purpose::Whole(_));
         sync.take_in(partition, &answers, replica, world);
+        sync.asked = Asked::new(world.cx.now());
         if is_whole && below > sync.from && peer != world.node {
             sync.open.insert(partition, Part::Scanning { peer, after: None, below, open });
             let (from, after) = (sync.from, None);
@@ -277,6 +279,8 @@ impl Syncs {
         }
         if let Some(next) = next {
             *after = Some(next.clone());
+            // However much there is to copy: as long as pieces come, nobody is asked afresh.
+            sync.asked = Asked::new(world.cx.now());
             let (from, after) = (sync.from, Some(next));
             world.send(*peer, Msg::Scan { partition, round, from, after });
             return Done::Nothing;
@@ -310,8 +314,14 @@ impl Syncs {
         }
         sync.asked = sync.asked.again(now);
         world.cx.note(Note::Resent);
-        if sync.asked.times > ATTEMPTS {
-            // Whoever was asked for settled versions may be gone; others are as good.
+        let is_active = |peer: NodeId| world.members.active().any(|(active, _)| active == peer);
+        let is_hopeless = sync.open.values().any(|part| match part {
+            // All are asked; what was asked before is answered yet, however slow the link.
+            Part::Asking(_) => false,
+            Part::Scanning { peer, .. } => sync.asked.times > ATTEMPTS || !is_active(*peer),
+        });
+        if is_hopeless {
+            // Others are as good as one who is gone.
             let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
             return self.begin(range, purpose, replica, world);
         }
@@ -429,8 +439,8 @@ fn adopt(
     }
 }
 
-/// After so many rounds without an answer everything is asked for afresh.
-const ATTEMPTS: u32 = 3;
+/// After so many questions without a piece of a copy, another peer is asked.
+const ATTEMPTS: u32 = 10;
 
 /// What a replica answers to [`Msg::Scan`].
 pub(super) fn scan(

@@ -189,6 +189,8 @@ pub enum Verdict {
     /// Write it until f + 1 replicas of each of its partitions have it finalized; if f + 1 of one
     /// have durably refused its transaction, it is aborted.
     Write,
+    /// It was under way and nobody was told of it: write it too, unless anybody refuses it.
+    Resume,
     /// It is void.
     Abort,
 }
@@ -214,8 +216,10 @@ pub fn decide<F>(
         Verdict::Settled
     } else if has(Finding::Wait) || findings.is_empty() {
         Verdict::Wait
-    } else if has(Finding::Aborted) || (has(Finding::NotStored) && !is_known) {
+    } else if has(Finding::Aborted) {
         Verdict::Abort
+    } else if has(Finding::NotStored) {
+        if is_known { Verdict::Resume } else { Verdict::Abort }
     } else {
         Verdict::Write
     }
@@ -497,6 +501,8 @@ pub struct ToWrite<F> {
     pub at: Timestamp,
     /// What.
     pub functor: F,
+    /// One refusal is enough to give it up.
+    pub is_optional: bool,
 }
 
 /// How far a takeover is.
@@ -658,7 +664,8 @@ impl<F: Functor> Takeover<F> {
             let partitions = functor.partitions(cluster).into_iter();
             let facts: Vec<_> = partitions.map(|p| (self.quorums(p), self.promised(p))).collect();
             match decide(&facts, at, self.known.contains_key(&at)) {
-                Verdict::Write => writes.push(ToWrite { at, functor }),
+                Verdict::Write => writes.push(ToWrite { at, functor, is_optional: false }),
+                Verdict::Resume => writes.push(ToWrite { at, functor, is_optional: true }),
                 Verdict::Abort | Verdict::Settled | Verdict::Wait => {}
             }
         }
@@ -675,8 +682,8 @@ impl<F: Functor> Takeover<F> {
         self.end_writes(now)
     }
 
-    /// f + 1 replicas of one of its partitions have durably refused its transaction. True if that
-    /// was the last: send [`Takeover::round`].
+    /// f + 1 replicas of one of its partitions have durably refused its transaction, or one has and it
+    /// was optional. True if that was the last: send [`Takeover::round`].
     pub fn on_refused(&mut self, at: Timestamp, now: Time) -> bool {
         self.unwritten.remove(&at);
         self.end_writes(now)

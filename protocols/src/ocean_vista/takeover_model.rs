@@ -1,0 +1,421 @@
+//! The takeover driver ([`Takeover`]) among replicas that hear only some of what they are told, a
+//! coordinator that is not quite dead, and others that take over in higher ballots: what anybody was
+//! told stands, and all that finish agree on what survives.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::topology::Topology;
+
+use super::directory::Task;
+use super::takeover::{
+    Acceptor, Closed, Functor, Held, Mark, Message, Promise, Stage, Takeover, ToWrite,
+};
+
+/// Whose transactions are taken over.
+const LOST: NodeId = NodeId(1);
+const VISIBLE: Timestamp = Timestamp(5);
+const NOW: Time = Time::ZERO;
+
+/// A transaction is the partitions that it writes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Parts(BTreeSet<PartitionId>);
+
+impl Functor for Parts {
+    fn partitions(&self, _: &Cluster) -> BTreeSet<PartitionId> {
+        self.0.clone()
+    }
+
+    fn wire_size(&self) -> usize {
+        4
+    }
+}
+
+/// Three replicas of each of two partitions, on four servers.
+fn cluster() -> Cluster {
+    let map = Topology::uniform(4, Duration::from_micros(500), Duration::from_millis(20));
+    Cluster::spread(map, 1, 0, 2, 3).unwrap()
+}
+
+fn parts(partitions: &[u32]) -> Parts {
+    Parts(partitions.iter().map(|&id| PartitionId(id)).collect())
+}
+
+fn task(ballot: u64) -> Task {
+    let (after, upto) = (Timestamp(1), Timestamp(1_000));
+    Task { server: LOST, incarnation: 1, ballot, after, upto }
+}
+
+/// What the model gets wrong on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Broken {
+    Nothing,
+    /// Replicas go on hearing whom they promised not to.
+    ForgetsPromises,
+    /// Whoever takes over gives up what it should write (V4).
+    GivesUp,
+}
+
+#[derive(Debug, Default)]
+struct Replica {
+    acceptors: BTreeMap<PartitionId, Acceptor>,
+    held: BTreeMap<Timestamp, Held<Parts>>,
+}
+
+impl Replica {
+    fn allows(&self, at: Timestamp, ballot: u64) -> bool {
+        let is_newer = self.held.get(&at).is_some_and(|held| held.ballot > ballot);
+        !is_newer && self.acceptors.values().all(|a| a.allows(LOST, 1, ballot, at))
+    }
+
+    /// Marks a version, or acknowledges that it is marked so or further. True if it does.
+    fn mark(&mut self, at: Timestamp, ballot: u64, mark: Mark, functor: &Parts) -> bool {
+        if !self.allows(at, ballot) {
+            return false;
+        }
+        let held = self.held.get(&at).filter(|held| held.ballot == ballot);
+        let old = held.map(|held| held.mark);
+        let is_held = old.is_some_and(|old| old != Mark::Aborted);
+        match (mark, old) {
+            (Mark::Tentative | Mark::Finalized, Some(Mark::Aborted)) => return false,
+            (Mark::Finalized, _) if !is_held => return false,
+            (Mark::Tentative, _) if is_held => return true,
+            (Mark::Tentative | Mark::Finalized | Mark::Aborted, _) => {}
+        }
+        let functor = Some(functor.clone());
+        self.held.insert(at, Held { ballot, mark, functor });
+        true
+    }
+
+    fn promise(&mut self, of: PartitionId, task: Task, broken: Broken) -> Option<Promise<Parts>> {
+        let acceptor = self.acceptors.get_mut(&of)?;
+        if broken == Broken::ForgetsPromises {
+            acceptor.allows(LOST, 1, task.ballot, VISIBLE).then_some(())?;
+        } else {
+            acceptor.promise(LOST, 1, task.ballot).ok()?;
+        }
+        let closed = acceptor.closed(LOST, 1).cloned();
+        let writes = |held: &Held<Parts>| held.functor.as_ref().is_some_and(|f| f.0.contains(&of));
+        let held = self.held.iter().filter(|(_, held)| writes(held));
+        let held = held.map(|(&at, held)| (at, held.clone())).collect();
+        Some(Promise { visible: VISIBLE, closed, held })
+    }
+
+    fn close(&mut self, of: PartitionId, closed: &Closed) -> bool {
+        let Some(acceptor) = self.acceptors.get_mut(&of) else { return false };
+        if acceptor.close(LOST, 1, closed.clone()).is_err() {
+            return false;
+        }
+        for (&at, held) in &mut self.held {
+            if closed.voids(at) && held.ballot <= closed.ballot {
+                (held.ballot, held.mark) = (closed.ballot, Mark::Aborted);
+            }
+        }
+        true
+    }
+}
+
+/// A version that is being written in one ballot, and who has said what.
+#[derive(Debug)]
+struct Written {
+    at: Timestamp,
+    functor: Parts,
+    ballot: u64,
+    stored: BTreeSet<NodeId>,
+    finalized: BTreeSet<NodeId>,
+    aborted: BTreeSet<NodeId>,
+    is_given_up: bool,
+}
+
+impl Written {
+    fn new(at: Timestamp, functor: Parts, ballot: u64) -> Self {
+        let nobody = BTreeSet::new;
+        let (stored, finalized, aborted) = (nobody(), nobody(), nobody());
+        Self { at, functor, ballot, stored, finalized, aborted, is_given_up: false }
+    }
+
+    /// In each of its partitions so many of three have said so.
+    fn everywhere(&self, said: &BTreeSet<NodeId>, count: usize, cluster: &Cluster) -> bool {
+        self.functor.0.iter().all(|&partition| {
+            let placed = cluster.partition(partition).unwrap();
+            placed.replicas.iter().filter(|&node| said.contains(node)).count() >= count
+        })
+    }
+
+    /// A message gets through to one replica, and perhaps its answer back.
+    fn step(&mut self, world: &mut BTreeMap<NodeId, Replica>, cluster: &Cluster, rng: &mut Rng) {
+        let nodes: Vec<NodeId> = world.keys().copied().collect();
+        let to = *rng.pick(&nodes).unwrap();
+        let replica = world.get_mut(&to).unwrap();
+        let is_replica = self.functor.0.iter().any(|part| replica.acceptors.contains_key(part));
+        if !is_replica {
+            return;
+        }
+        // FINALIZE follows a majority of each partition.
+        let may_finalize = self.everywhere(&self.stored, 2, cluster);
+        let (mark, said) = if self.is_given_up {
+            (Mark::Aborted, &mut self.aborted)
+        } else if may_finalize && self.stored.contains(&to) {
+            (Mark::Finalized, &mut self.finalized)
+        } else {
+            (Mark::Tentative, &mut self.stored)
+        };
+        let heard = replica.mark(self.at, self.ballot, mark, &self.functor);
+        if heard && rng.chance(3, 4) {
+            said.insert(to);
+        }
+    }
+}
+
+/// Somebody who takes over.
+struct Heir {
+    takeover: Takeover<Parts>,
+    writes: Vec<Written>,
+    survivors: Option<BTreeSet<Timestamp>>,
+}
+
+struct World {
+    cluster: Cluster,
+    replicas: BTreeMap<NodeId, Replica>,
+    /// What the lost coordinator had under way, and still has as far as it knows.
+    flights: Vec<Written>,
+    heirs: Vec<Heir>,
+    rng: Rng,
+    broken: Broken,
+}
+
+impl World {
+    fn new(seed: u64, broken: Broken) -> Self {
+        let cluster = cluster();
+        let mut replicas: BTreeMap<NodeId, Replica> = BTreeMap::new();
+        for placed in cluster.partitions() {
+            for &node in &placed.replicas {
+                let replica = replicas.entry(node).or_default();
+                replica.acceptors.insert(placed.id, Acceptor::default());
+            }
+        }
+        let all = [[0].as_slice(), &[1], &[0, 1], &[0, 1]];
+        let flights = all.iter().zip(1..);
+        let flights = flights.map(|(of, at)| Written::new(Timestamp(10 * at), parts(of), 0));
+        let (flights, heirs) = (flights.collect(), Vec::new());
+        Self { cluster, replicas, flights, heirs, rng: Rng::stream(seed, "heirs", 0), broken }
+    }
+
+    /// The coordinator does something.
+    fn coordinate(&mut self) {
+        let Self { cluster, replicas, flights, rng, .. } = self;
+        let at = usize::try_from(rng.below(flights.len() as u64)).unwrap();
+        let flight = &mut flights[at];
+        let is_stored = flight.everywhere(&flight.stored, 3, cluster)
+            || flight.everywhere(&flight.finalized, 2, cluster);
+        if !is_stored && rng.chance(1, 20) {
+            flight.is_given_up = true;
+        }
+        flight.step(replicas, cluster, rng);
+    }
+
+    /// Somebody takes over, in a higher ballot than all before.
+    fn begin(&mut self) {
+        let ballot = 8 + self.heirs.len() as u64;
+        let mut known = BTreeMap::new();
+        for flight in &self.flights {
+            // What a backup knows is as complete as messages arrive.
+            if self.rng.chance(1, 3) {
+                known.insert(flight.at, flight.functor.clone());
+            }
+        }
+        let takeover = Takeover::new(task(ballot), &self.cluster, known, VISIBLE, NOW);
+        self.heirs.push(Heir { takeover, writes: Vec::new(), survivors: None });
+    }
+
+    /// One of those who take over does something.
+    fn inherit(&mut self, at: usize) {
+        let Self { cluster, replicas, heirs, rng, broken, .. } = self;
+        let Heir { takeover, writes, survivors } = &mut heirs[at];
+        if takeover.stage() == Stage::Writes {
+            let at = usize::try_from(rng.below(writes.len() as u64)).unwrap();
+            if *broken == Broken::GivesUp && rng.chance(1, 8) {
+                takeover.on_refused(writes.remove(at).at, NOW);
+                return;
+            }
+            writes[at].step(replicas, cluster, rng);
+            if writes[at].everywhere(&writes[at].finalized, 2, cluster) {
+                takeover.on_written(writes.remove(at).at, NOW);
+            }
+            return;
+        }
+        let round = takeover.round();
+        let Some((to, msg)) = rng.pick(&round).cloned() else { return };
+        let replica = replicas.get_mut(&to).unwrap();
+        match msg {
+            Message::Promise { partition, task } => {
+                let promise = replica.promise(partition, task, *broken);
+                let Some(promise) = promise.filter(|_| rng.chance(3, 4)) else { return };
+                let all = takeover.on_promised(to, partition, task, promise, cluster, NOW);
+                let begin = |ToWrite { at, functor, .. }: ToWrite<Parts>| {
+                    Written::new(at, functor, task.ballot)
+                };
+                writes.extend(all.into_iter().map(begin));
+            }
+            Message::Close { partition, task, closed } => {
+                let before = survivors.get_or_insert_with(|| closed.survivors.clone());
+                assert_eq!(*before, closed.survivors, "it changed its mind");
+                if replica.close(partition, &closed) && rng.chance(3, 4) {
+                    takeover.on_closed(to, partition, task);
+                }
+            }
+            Message::Promised { .. } | Message::Closed { .. } => unreachable!("answers"),
+        }
+    }
+
+    /// What was told, and what became of it.
+    fn check(&self) -> Result<(usize, usize), String> {
+        let finished = self.heirs.iter().filter(|heir| heir.takeover.stage() == Stage::Finished);
+        let all: BTreeSet<_> = finished.filter_map(|heir| heir.survivors.clone()).collect();
+        if all.len() != 1 {
+            return Err(format!("they do not agree: {all:?}"));
+        }
+        let survivors = all.first().unwrap();
+        let (mut committed, mut aborted) = (0, 0);
+        for flight in &self.flights {
+            let is_aborted = flight.everywhere(&flight.aborted, 2, &self.cluster);
+            let is_stored = flight.everywhere(&flight.stored, 3, &self.cluster)
+                || flight.everywhere(&flight.finalized, 2, &self.cluster);
+            committed += usize::from(is_stored && !flight.is_given_up);
+            aborted += usize::from(is_aborted);
+            let survives = survivors.contains(&flight.at);
+            if is_stored && !flight.is_given_up && !survives {
+                return Err(format!("{} was told committed, and is void", flight.at));
+            }
+            if is_aborted && survives {
+                return Err(format!("{} was told aborted, and survives", flight.at));
+            }
+        }
+        Ok((committed, aborted))
+    }
+}
+
+fn run(seed: u64, broken: Broken) -> Result<(usize, usize), String> {
+    let mut world = World::new(seed, broken);
+    for _ in 0..world.rng.below(40) {
+        world.coordinate();
+    }
+    let heirs = 1 + world.rng.below(3);
+    for _ in 0..100_000 {
+        let begun = world.heirs.len() as u64;
+        if begun < heirs && world.rng.chance(1, 20) {
+            world.begin();
+        }
+        if world.rng.chance(1, 4) {
+            world.coordinate();
+        }
+        let count = world.heirs.len() as u64;
+        if count > 0 {
+            let at = usize::try_from(world.rng.below(count)).unwrap();
+            world.inherit(at);
+        }
+        let is_over =
+            world.heirs.last().is_some_and(|heir| heir.takeover.stage() == Stage::Finished);
+        if is_over && count == heirs {
+            return world.check();
+        }
+    }
+    Err("the last one never finished".into())
+}
+
+#[test]
+fn what_was_told_stands_and_all_who_finish_agree() {
+    let (mut committed, mut aborted) = (0, 0);
+    for seed in 0..3_000 {
+        let told =
+            run(seed, Broken::Nothing).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        committed += told.0;
+        aborted += told.1;
+    }
+    assert!(committed > 1_000 && aborted > 100, "{committed} {aborted}");
+}
+
+#[test]
+fn mistakes_are_caught() {
+    for broken in [Broken::ForgetsPromises, Broken::GivesUp] {
+        let caught = (0..500).find_map(|seed| run(seed, broken).err());
+        assert!(caught.is_some(), "{broken:?} was not caught");
+    }
+}
+
+#[test]
+fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
+    let cluster = cluster();
+    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
+    let all = takeover.round();
+    assert_eq!(all.len(), 6, "three replicas of each of two partitions");
+    let nothing = || Promise { visible: VISIBLE, closed: None, held: BTreeMap::new() };
+    let replicas = |of: u32| cluster.partition(PartitionId(of)).unwrap().replicas.clone();
+    let promise = |takeover: &mut Takeover<Parts>, from, of: u32, ballot| {
+        takeover.on_promised(from, PartitionId(of), task(ballot), nothing(), &cluster, NOW)
+    };
+    let outsider = *replicas(1).iter().find(|node| !replicas(0).contains(node)).unwrap();
+    for (from, of, ballot) in [(replicas(0)[0], 0, 7), (outsider, 0, 8), (replicas(0)[0], 0, 8)] {
+        // Of another ballot, from no replica, and twice: counted once at most.
+        promise(&mut takeover, from, of, ballot);
+        promise(&mut takeover, from, of, ballot);
+    }
+    assert_eq!(takeover.round().len(), 5);
+    for (node, of) in [(replicas(0)[1], 0), (replicas(1)[0], 1)] {
+        promise(&mut takeover, node, of, 8);
+        assert_eq!(takeover.stage(), Stage::Promises);
+    }
+    promise(&mut takeover, replicas(1)[1], 1, 8);
+    assert_eq!(takeover.stage(), Stage::Closes, "nothing is to be written");
+    for (node, of) in [(replicas(0)[0], 0), (replicas(0)[1], 0), (replicas(1)[0], 1)] {
+        assert!(!takeover.on_closed(node, PartitionId(of), task(8)));
+        assert!(!takeover.on_closed(node, PartitionId(of), task(8)), "twice is once");
+    }
+    assert!(!takeover.on_closed(replicas(1)[1], PartitionId(1), task(7)), "another ballot");
+    assert!(takeover.on_closed(replicas(1)[1], PartitionId(1), task(8)));
+    assert_eq!((takeover.stage(), takeover.round().len()), (Stage::Finished, 0));
+}
+
+#[test]
+fn it_asks_again_those_who_owe_an_answer_after_a_while() {
+    let (cluster, patience) = (cluster(), Duration::from_millis(100));
+    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
+    assert_eq!(takeover.again(patience, Time::from_millis(99)), []);
+    assert_eq!(takeover.again(patience, Time::from_millis(100)).len(), 6);
+    assert_eq!(takeover.again(patience, Time::from_millis(299)), [], "twice as patient");
+    assert_eq!(takeover.again(patience, Time::from_millis(300)).len(), 6);
+}
+
+#[test]
+fn what_a_backup_knows_is_written_unless_it_was_given_up_or_decided_before() {
+    let cluster = cluster();
+    let at = |number| (Timestamp(number), parts(&[0]));
+    // Decided before; known; known and given up somewhere; above what the incarnation may create.
+    let known = BTreeMap::from([at(4), at(10), at(20), at(2_000)]);
+    let mut takeover = Takeover::new(task(8), &cluster, known, VISIBLE, NOW);
+    let mut writes = Vec::new();
+    for of in [PartitionId(0), PartitionId(1)] {
+        for &from in cluster.partition(of).unwrap().replicas.iter().take(2) {
+            let functor = Some(parts(&[0]));
+            let held = Held { ballot: 0, mark: Mark::Aborted, functor };
+            let promise = Promise {
+                visible: VISIBLE,
+                closed: None,
+                held: BTreeMap::from([(Timestamp(20), held)]),
+            };
+            writes.extend(takeover.on_promised(from, of, task(8), promise, &cluster, NOW));
+        }
+    }
+    let functor = parts(&[0]);
+    assert_eq!(writes, [ToWrite { at: Timestamp(10), functor, is_optional: true }]);
+    assert_eq!((takeover.stage(), takeover.round().len()), (Stage::Writes, 0));
+    assert!(takeover.on_written(Timestamp(10), NOW));
+    let round = takeover.round();
+    let Some((_, Message::Close { closed, .. })) = round.first() else { panic!("{round:?}") };
+    assert_eq!(closed.survivors, BTreeSet::from([Timestamp(10)]));
+    assert_eq!(closed.above, Timestamp(4), "just below the watermark");
+    assert!(closed.voids(Timestamp(20)) && !closed.voids(Timestamp(4)));
+}
