@@ -55,7 +55,8 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
 /// The first seed that finds a mistake; none within `seeds`.
 fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, orthodrome_sim::swarm::Found)> {
     let options = options(Some(tooth));
-    let first = (0..seeds).find_map(|seed| Some((seed, run_seed::<Toy>(seed, &options).unwrap().found?)));
+    let first =
+        (0..seeds).find_map(|seed| Some((seed, run_seed::<Toy>(seed, &options).unwrap().found?)));
     if let Some((seed, found)) = &first {
         println!("{tooth}: seed {seed}, {} runs to shrink: {}", found.trials, found.failure);
     }
