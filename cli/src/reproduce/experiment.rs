@@ -279,7 +279,7 @@ mod tests {
             ("[[claims]]\nof = \"tapir\"\nat = -1\nis = 2\n", "-1 is not among sweep.full"),
             ("[[claims]]\nof = \"tapir\"\n", "missing field `at`"),
             ("[[claims]]\nof = \"tapir\"\nat = 200\nis = 2\ncolumn = \"p51\"\n", "no such column"),
-            ("own_options = { paxos = [] }\n", "paxos is not among the protocols"),
+            ("[own_options]\npaxos = []\n", "own_options: paxos is not among the protocols"),
             ("colour = 3\n", "unknown field"),
         ] {
             let error = Experiment::parse(name, &format!("{good}\n{more}")).unwrap_err();
