@@ -6,7 +6,7 @@ use orthodrome_core::time::Duration;
 use orthodrome_eval::workload::{Form, Options};
 use orthodrome_protocols::ocean_vista::NAME;
 
-use super::support::{AZURE5, EC2_3, EC2_5, Load, Sample, compare_at};
+use super::support::{AZURE5, EC2_5, Load, Sample, compare_at};
 
 /// So little that the transaction before has ended, nearly always: what is still in its S-phase
 /// anywhere holds up everything later (§3.3).
@@ -51,24 +51,10 @@ fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
     topology.rtt(home, home) + visible + read(cluster, sample)
 }
 
-/// An interactive transaction looks first (§3.4).
-fn implied_interactive(cluster: &Cluster, sample: &Sample) -> Duration {
-    let look = cluster.topology.rtt(sample.home, sample.home) + read(cluster, sample);
-    look + implied(cluster, sample)
-}
-
 #[test]
 fn procedures_take_what_the_flow_implies() {
     let options = Options { form: Some(Form::Procedure), ..Options::default() };
-    for topology in [AZURE5, EC2_5, EC2_3] {
+    for topology in [AZURE5, EC2_5] {
         compare_at(NAME, topology, "ycsbt:4", &options, IDLE, implied);
-    }
-}
-
-#[test]
-fn interactive_transactions_take_what_the_flow_implies() {
-    let options = Options { form: Some(Form::Interactive), ..Options::default() };
-    for topology in [AZURE5, EC2_5, EC2_3] {
-        compare_at(NAME, topology, "ycsbt:4", &options, IDLE, implied_interactive);
     }
 }
