@@ -144,8 +144,6 @@ pub enum Path {
     ReadOnly,
     /// Its coordinator was lost, or gave it up.
     Recovered,
-    /// Replicas refused to store it.
-    Refused,
 }
 
 impl Path {
@@ -158,7 +156,6 @@ impl Path {
             Self::WriteOnly => "write-only",
             Self::ReadOnly => "read-only",
             Self::Recovered => "recovered",
-            Self::Refused => "refused",
         }
     }
 }

@@ -120,7 +120,6 @@ fn path_to_wire(path: Path) -> i32 {
         Path::WriteOnly => wire::Path::WriteOnly,
         Path::ReadOnly => wire::Path::ReadOnly,
         Path::Recovered => wire::Path::Recovered,
-        Path::Refused => wire::Path::Refused,
     };
     path as i32
 }
@@ -132,7 +131,6 @@ fn path_from_wire(path: i32) -> Result<Path, WireError> {
         Ok(wire::Path::WriteOnly) => Path::WriteOnly,
         Ok(wire::Path::ReadOnly) => Path::ReadOnly,
         Ok(wire::Path::Recovered) => Path::Recovered,
-        Ok(wire::Path::Refused) => Path::Refused,
         Ok(wire::Path::Unspecified) | Err(_) => return Err(unknown("Path", path)),
     })
 }

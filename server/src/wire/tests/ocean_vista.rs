@@ -26,8 +26,7 @@ use super::super::replication::WireReplicated as _;
 use super::super::{WireProtocol as _, ocean_vista_schema as wire};
 use super::{Draw, draw};
 
-const PATHS: [Path; 6] =
-    [Path::Fast, Path::Slow, Path::WriteOnly, Path::ReadOnly, Path::Recovered, Path::Refused];
+const PATHS: [Path; 5] = [Path::Fast, Path::Slow, Path::WriteOnly, Path::ReadOnly, Path::Recovered];
 const REASONS: [Reason; 3] = [Reason::Inactive, Reason::Busy, Reason::Collected];
 const REFUSALS: [Refusal; 5] =
     [Refusal::Ahead, Refusal::Known, Refusal::Below, Refusal::Outvoted, Refusal::Final];
