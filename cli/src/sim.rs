@@ -77,6 +77,9 @@ pub struct Course {
     #[arg(long, value_name = "N", default_value_t = LoadModel::default().retry.attempts,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts: u32,
+    /// The same for transactions of low priority [default: as --attempts]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts_low: Option<u32>,
     /// Cores of each server and gateway in the CPU-time model
     #[arg(long, value_name = "N", default_value_t = CpuModel::default().cores,
         value_parser = clap::value_parser!(u32).range(1..=1_024))]
@@ -134,7 +137,10 @@ impl Course {
             seed,
             load: LoadModel {
                 arrival: workload.arrival(),
-                retry: Retry { attempts: self.attempts },
+                retry: Retry {
+                    attempts: self.attempts,
+                    attempts_low: self.attempts_low.unwrap_or(self.attempts),
+                },
                 ..LoadModel::default()
             },
             cpu: Some(CpuModel { cores: self.cores, ..CpuModel::default() }),

@@ -41,7 +41,8 @@ pub struct Partition {
 /// How keys map to partitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Partitioning {
-    /// Consistent hashing: each partition owns many arcs of a ring.
+    /// Consistent hashing: each partition owns many arcs of a ring. Keys whose first part in braces is
+    /// the same lie together, such as `savings{17}` and `checking{17}`.
     Hash {
         /// End of each arc and its owner, sorted.
         ring: Vec<(u64, PartitionId)>,
@@ -89,9 +90,19 @@ impl Partitioning {
     }
 }
 
+/// The part of a key that decides where it lies under [`Partitioning::Hash`]: what is between its
+/// first `{` and the next `}`, if there is anything, otherwise all of it. Keys with the same such
+/// part lie together.
+fn tag(key: &[u8]) -> &[u8] {
+    let inner = key.iter().position(|&byte| byte == b'{').and_then(|open| key.get(open + 1..));
+    let tag = inner.and_then(|inner| inner.split(|&byte| byte == b'}').next());
+    let is_closed = |tag: &&[u8]| inner.is_some_and(|inner| tag.len() < inner.len());
+    tag.filter(|tag| !tag.is_empty()).filter(is_closed).unwrap_or(key)
+}
+
 /// FNV-1a with a final mix; stable by definition, for it decides where data lives.
 fn hash(key: &Key) -> u64 {
-    mix(key.0.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+    mix(tag(&key.0).iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     }))
 }
@@ -408,6 +419,32 @@ mod tests {
         assert_eq!(leaders, [7, 8, 9, 7, 8, 9]);
         let error = Cluster::spread_over(five(), 1, nodes, 6, 5).unwrap_err();
         assert_eq!(error, ClusterError::TooFewServers { wanted: 5, have: 3 });
+    }
+
+    #[test]
+    fn keys_with_the_same_part_in_braces_lie_together() {
+        let cases = [
+            ("savings{17}", "17"),
+            ("{17}checking{18}", "17"),
+            ("a{{b}c", "{b"),
+            ("plain", "plain"),
+            ("open{17", "open{17"),
+            ("empty{}x{y}", "empty{}x{y}"),
+            ("shut}17{", "shut}17{"),
+            ("", ""),
+        ];
+        for (key, expected) in cases {
+            assert_eq!(tag(key.as_bytes()), expected.as_bytes(), "{key}");
+        }
+        let hash = Partitioning::hash((0..5).map(PartitionId));
+        let owner = |key: String| hash.partition_of(&Key::from(key));
+        let mut seen = std::collections::BTreeSet::new();
+        for user in 0..100 {
+            let together = owner(format!("savings{{{user}}}"));
+            assert_eq!(owner(format!("checking{{{user}}}")), together);
+            seen.insert(together);
+        }
+        assert_eq!(seen.len(), 5);
     }
 
     #[test]

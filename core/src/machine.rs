@@ -23,7 +23,7 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Variants share every machine and message and differ by their settings, so that all of them are
     /// compiled once.
     const NAMES: &'static [&'static str];
-    /// Transactions wait in line for locks, so that what piled up while a fault lasted ends one by one
+    /// Transactions wait in line for locks, or for what others come to, so that what piled up while a fault lasted ends one by one
     /// after it. Tests then bound the time from one end to the next; of other protocols, the time
     /// until the last.
     const QUEUES: bool = false;

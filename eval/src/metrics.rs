@@ -415,20 +415,28 @@ impl RunResult {
 pub struct Retry {
     /// Attempts a request gets, the first included.
     pub attempts: u32,
+    /// The same for requests of low priority.
+    pub attempts_low: u32,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { attempts: 100 }
+        Self::up_to(100)
     }
 }
 
 impl Retry {
+    /// So many attempts whatever the priority.
+    #[must_use]
+    pub fn up_to(attempts: u32) -> Self {
+        Self { attempts, attempts_low: attempts }
+    }
+
     /// The name of the next attempt after attempt `txn` aborted for `reason`; none if the client
     /// gives up: out of attempts, or because it or its own guard refused, which trying again at
     /// once would not change.
     #[must_use]
-    pub fn after(self, txn: TxnId, reason: AbortReason) -> Option<TxnId> {
+    pub fn after(self, txn: TxnId, priority: Priority, reason: AbortReason) -> Option<TxnId> {
         let is_worth_it = match reason {
             AbortReason::Conflict
             | AbortReason::StaleRead
@@ -440,7 +448,8 @@ impl Retry {
             | AbortReason::Invalid
             | AbortReason::TooLarge => false,
         };
-        (is_worth_it && txn.attempt.saturating_add(1) < self.attempts).then(|| txn.retry())
+        let attempts = if priority == Priority::LOW { self.attempts_low } else { self.attempts };
+        (is_worth_it && txn.attempt.saturating_add(1) < attempts).then(|| txn.retry())
     }
 }
 
@@ -552,13 +561,15 @@ mod tests {
     #[test]
     fn retries_end_and_spare_what_would_abort_again() {
         let first = TxnId::new(ClientId(1), 1);
-        let retry = Retry { attempts: 3 };
-        let second = retry.after(first, AbortReason::Conflict).unwrap();
-        let third = retry.after(second, AbortReason::Overload).unwrap();
+        let (high, low) = (Priority::HIGH, Priority::LOW);
+        let retry = Retry { attempts: 3, attempts_low: 1 };
+        let second = retry.after(first, high, AbortReason::Conflict).unwrap();
+        let third = retry.after(second, high, AbortReason::Overload).unwrap();
         assert_eq!(third.attempt, 2);
-        assert_eq!(retry.after(third, AbortReason::Conflict), None);
+        assert_eq!(retry.after(third, high, AbortReason::Conflict), None);
+        assert_eq!(retry.after(first, low, AbortReason::Conflict), None);
         for reason in [AbortReason::Client, AbortReason::Guard, AbortReason::Invalid] {
-            assert_eq!(retry.after(first, reason), None);
+            assert_eq!(retry.after(first, high, reason), None);
         }
     }
 }

@@ -547,10 +547,10 @@ impl Load {
         let retry = self.model.retry;
         let measured = self.measured.contains(&now);
         let Some(active) = self.client(slot).active.as_ref() else { return };
-        let (txn, is_final) = (active.txn, active.is_final);
+        let (txn, priority, is_final) = (active.txn, active.request.priority, active.is_final);
         // Callers may be told before participants are, so an audit may have to come back; that it
         // ends at all is what the drain's limit sees to.
-        let next = if is_final { Some(txn.retry()) } else { retry.after(txn, reason) };
+        let next = if is_final { Some(txn.retry()) } else { retry.after(txn, priority, reason) };
         self.write_history(slot, Some((now, Outcome::Aborted(reason))), next.is_some());
         if measured && !is_final {
             *self.counters.aborted.entry(reason).or_default() += 1;

@@ -605,7 +605,7 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
         load: LoadModel {
             arrival,
             // Few enough that a seed is not mostly a storm of retries at one hot key.
-            retry: Retry { attempts: 3 + u32::try_from(rng.below(retries)).unwrap_or(0) },
+            retry: Retry::up_to(3 + u32::try_from(rng.below(retries)).unwrap_or(0)),
             decide: Duration::from_millis(if rng.chance(1, 3) { rng.below(40) } else { 0 }),
             transactions_max: swarm.transactions,
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },

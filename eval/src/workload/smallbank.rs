@@ -1,10 +1,11 @@
 //! `smallbank`: M. Cahill's banking benchmark (SIGMOD 2008, "Serializable Isolation for Snapshot
 //! Databases") in the form of OLTP-Bench, which adds payments between users (Natto §5.2.3).
 //!
-//! Every user has a savings and a checking account, one key each; values are cents as decimal
-//! numbers, and a missing key is an account that still holds its initial balance. What a
-//! transaction writes depends on what it reads by more than addition, so there is no procedure
-//! form; protocols that want procedures get interactive transactions by reconnaissance.
+//! Every user has a savings and a checking account, one key each, which lie in one partition where
+//! keys are hashed; values are cents as decimal numbers, and a missing key is an account that still
+//! holds its initial balance. What a transaction writes depends on what it reads by more than
+//! addition, so there is no procedure form; protocols that want procedures get interactive
+//! transactions by reconnaissance.
 //!
 //! Whoever finds too little money commits without writing anything, where OLTP-Bench aborts: the
 //! refusal is an answer too, and only a commit says that what it rests on was consistent. It also
@@ -135,11 +136,11 @@ impl Action {
 }
 
 fn savings(user: u64) -> Key {
-    format!("savings{user}").into()
+    format!("savings{{{user}}}").into()
 }
 
 fn checking(user: u64) -> Key {
-    format!("checking{user}").into()
+    format!("checking{{{user}}}").into()
 }
 
 /// The balance at `key`; balances that no sequence of transactions can reach are refused, which

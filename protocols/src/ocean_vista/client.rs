@@ -40,6 +40,8 @@ struct Open {
     round: u32,
     coordinator: NodeId,
     asked: Asked,
+    /// Its coordinator has declined it, as all have that are known.
+    is_declined: bool,
     /// Its caller lost track of it.
     is_resolved: bool,
 }
@@ -144,10 +146,17 @@ impl Client {
             Kind::Procedure(ops) => Phase::Submitted(functor(&txn, Body::Ops(ops.clone()))),
             Kind::ReadOnly => Phase::Submitted(functor(&txn, Body::Ops(Vec::new()))),
         };
-        let asked = Asked::new(cx.now());
-        let (reads, at, round) = (Reads::new(), None, 1);
-        let is_resolved = false;
-        let open = Open { txn, phase, reads, at, round, coordinator, asked, is_resolved };
+        let open = Open {
+            txn,
+            phase,
+            reads: Reads::new(),
+            at: None,
+            round: 1,
+            coordinator,
+            asked: Asked::new(cx.now()),
+            is_declined: false,
+            is_resolved: false,
+        };
         self.open.insert(id, open);
         self.ask(id, cx);
     }
@@ -160,7 +169,8 @@ impl Client {
     }
 
     fn send(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
-        let Some(open) = self.open.get(&id) else { return };
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.is_declined = false;
         let msg = match &open.phase {
             Phase::Deciding => return,
             Phase::Looking(keys) => {
@@ -280,9 +290,17 @@ impl Client {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
         let coordinator = self.coordinator();
-        let (at, round, asked) = (None, 1, Asked::new(cx.now()));
-        let is_resolved = true;
-        let open = Open { txn, phase, reads, at, round, coordinator, asked, is_resolved };
+        let open = Open {
+            txn,
+            phase,
+            reads,
+            at: None,
+            round: 1,
+            coordinator,
+            asked: Asked::new(cx.now()),
+            is_declined: false,
+            is_resolved: true,
+        };
         self.open.insert(id, open);
         self.ask(id, cx);
     }
@@ -344,7 +362,7 @@ impl Client {
         if self.open.get(&id).is_none_or(|open| open.coordinator != from) {
             return;
         }
-        let other = self.coordinator();
+        let is_news = reason == Reason::Inactive && self.suspects.insert(from);
         let Some(open) = self.open.get_mut(&id) else { return };
         match (reason, &open.phase) {
             // Late, to a question that was answered by another, or asked once more.
@@ -358,7 +376,7 @@ impl Client {
             (Reason::Busy, Phase::Submitted(functor)) if !functor.is_read_only() => {
                 // An earlier copy may have been taken all the same.
                 open.phase = Phase::Inquiring(functor.clone(), AbortReason::Overload);
-                open.coordinator = other;
+                self.move_on(id);
                 self.ask(id, cx);
             }
             (Reason::Busy, Phase::Submitted(_)) => {
@@ -366,10 +384,13 @@ impl Client {
             }
             (Reason::Inactive, _) => {
                 cx.note(Note::Declined);
-                let is_first = self.suspects.insert(from);
-                if is_first {
-                    self.try_next(id, cx);
+                if is_news {
+                    self.move_on(id);
                     self.send(id, cx);
+                } else {
+                    // There is nobody else to ask now, such as when all have just started.
+                    open.is_declined = true;
+                    cx.set_timer(Timer::Open(id), cx.now() + self.config.sweep_interval);
                 }
             }
         }
@@ -377,17 +398,22 @@ impl Client {
 
     /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
     /// if the first is there after all.
-    fn try_next(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+    fn move_on(&mut self, id: TxnId) {
         let next = self.coordinator();
-        let Some(open) = self.open.get_mut(&id) else { return };
-        open.coordinator = next;
-        open.asked = open.asked.again(cx.now());
+        if let Some(open) = self.open.get_mut(&id) {
+            open.coordinator = next;
+        }
     }
 
     /// Nobody answered for a while.
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
+        if open.is_declined {
+            self.move_on(id);
+            self.send(id, cx);
+            return;
+        }
         self.suspects.insert(open.coordinator);
         if let Phase::Submitted(functor) = &open.phase
             && !functor.is_read_only()
@@ -395,12 +421,11 @@ impl Client {
         {
             open.phase = Phase::Inquiring(functor.clone(), AbortReason::Recovery);
         }
+        // At first the message may have been lost.
         let is_first = matches!(open.phase, Phase::Submitted(_)) && open.asked.times == 0;
-        if is_first {
-            // The message may have been lost.
-            open.asked = open.asked.again(cx.now());
-        } else {
-            self.try_next(id, cx);
+        open.asked = open.asked.again(cx.now());
+        if !is_first {
+            self.move_on(id);
         }
         self.send(id, cx);
     }

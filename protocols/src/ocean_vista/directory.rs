@@ -86,12 +86,14 @@ impl Config {
     /// Settings for a cluster whose longest round trip is `round_trip`.
     #[must_use]
     pub fn for_round_trip(round_trip: Duration) -> Self {
-        let lease = round_trip * 4;
+        // A server asks once in a round trip, its question and the answer take one, and what the leader
+        // writes for it another: half of the lease is for what comes late.
+        let lease = round_trip * 6;
         Self {
             lease,
             lease_margin: lease / 10,
             ahead: lease * 2,
-            takeover_patience: lease * 4,
+            takeover_patience: round_trip * 16,
             // All leases run out while nobody leads: shorter than they are.
             replication: replication::Config::with_election_timeout(round_trip * 2),
         }
@@ -100,7 +102,7 @@ impl Config {
     /// How often a server asks.
     #[must_use]
     pub fn ask_interval(&self) -> Duration {
-        self.lease / 4
+        self.lease / 6
     }
 }
 

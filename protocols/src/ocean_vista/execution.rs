@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
 
-use super::Note;
 use super::message::{Ask, Functor, Msg, Reason, Seen};
 use super::reading::{Said, Verdict, read};
 use super::server::World;
+use super::{Config, Note};
 use crate::waiting::Asked;
 
 /// For whom something is read.
@@ -67,6 +67,8 @@ struct Query {
     /// Who was asked.
     replicas: Vec<NodeId>,
     asked: Asked,
+    /// Somebody whom the directory counts in could not say.
+    is_declined: bool,
 }
 
 #[derive(Debug)]
@@ -147,7 +149,8 @@ impl Reader {
         for (partition, wanted) in parts {
             self.last_query += 1;
             let asked = Asked::new(world.cx.now());
-            let query = Query { owner, partition, wanted, replicas: Vec::new(), asked };
+            let (replicas, is_declined) = (Vec::new(), false);
+            let query = Query { owner, partition, wanted, replicas, asked, is_declined };
             self.queries.insert(self.last_query, query);
             reading.queries.insert(self.last_query);
         }
@@ -168,7 +171,7 @@ impl Reader {
         let replicated = replicated(query.partition, world);
         let highest = query.wanted.values().map(|wanted| wanted.below).max().unwrap_or_default();
         let enough = if highest <= replicated { 1 } else { replicas.len() / 2 + 1 };
-        let is_fresh = |node: &&NodeId| !query.replicas.contains(node);
+        let is_fresh = |node: &&NodeId| !query.replicas.contains(node) && is_active(**node, world);
         let mut fresh: Vec<NodeId> = replicas.iter().filter(is_fresh).copied().collect();
         fresh.sort_by_key(|node| suspects.contains(node));
         let more = enough.saturating_sub(query.replicas.len());
@@ -272,6 +275,7 @@ impl Reader {
         match reason {
             Reason::Inactive | Reason::Busy => {
                 let was_fresh = self.suspects.insert(from);
+                query.is_declined = true;
                 query.replicas.retain(|&asked| asked != from || !was_fresh);
                 for wanted in query.wanted.values_mut() {
                     wanted.resolving = wanted.resolving.filter(|(_, by)| *by != from);
@@ -297,11 +301,19 @@ impl Reader {
         }
     }
 
-    /// Asks again, and others too, where answers are overdue.
+    /// Asks again, and others too, where answers are overdue. A node that has lost its lease waits
+    /// until it is back: others compute what it does not, and if nobody has one, nobody answers.
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
+        if !world.is_serving {
+            return;
+        }
         let now = world.cx.now();
-        let patience = world.config.resend_after;
-        let is_due = |(_, query): &(&u64, &Query)| query.asked.is_due(patience, now);
+        let Config { resend_after, directory, .. } = world.config;
+        let is_due = |(_, query): &(&u64, &Query)| {
+            // Whoever is coming back, or falling out, does not change that sooner than leases do.
+            let least = if query.is_declined { directory.lease } else { Duration::ZERO };
+            query.asked.is_due(least.max(*resend_after), now)
+        };
         let due: Vec<u64> = self.queries.iter().filter(is_due).map(|(id, _)| *id).collect();
         for id in due {
             let Some(query) = self.queries.get_mut(&id) else { continue };
@@ -311,7 +323,9 @@ impl Reader {
                 |node: &NodeId| query.wanted.values().all(|wanted| wanted.said.contains_key(node));
             let silent = query.replicas.iter().copied().filter(|node| !has_answered(node));
             self.suspects.extend(silent);
-            let replicas = self.nearest.get(&query.partition).cloned().unwrap_or_default();
+            let replicas = self.nearest.get(&query.partition).into_iter().flatten();
+            let replicas: Vec<NodeId> =
+                replicas.copied().filter(|&node| is_active(node, world)).collect();
             let replicated = replicated(query.partition, world);
             // Whoever holds a functor that somebody else does not compute may do it instead.
             let resolve = query.wanted.values().find_map(|wanted| wanted.resolving);
@@ -326,6 +340,11 @@ impl Reader {
             query.replicas = replicas;
         }
     }
+}
+
+/// Others may not answer: questions to them would only make slow links slower.
+fn is_active(node: NodeId, world: &World<'_, '_>) -> bool {
+    world.members.active().any(|(server, _)| server == node)
 }
 
 /// Below this one replica's word is good.

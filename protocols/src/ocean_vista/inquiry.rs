@@ -8,7 +8,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Reads};
 
 use super::Note;
-use super::message::{Body, Functor, Knowledge, Msg, Output, Path};
+use super::message::{Body, Functor, Holding, Knowledge, Msg, Output, Path};
 use super::server::{Local, World};
 use super::state::ABORTED;
 use crate::waiting::Asked;
@@ -31,11 +31,20 @@ struct Inquiry {
     visible: Timestamp,
     /// The epoch of that watermark.
     epoch: u64,
-    answers: BTreeMap<NodeId, Knowledge>,
+    answers: BTreeMap<NodeId, Answer>,
     /// So many have refused it that all are to refuse it for good.
     is_final: bool,
     stage: Stage,
     asked: Asked,
+}
+
+/// What a replica knows of a transaction.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Up to here it has settled everything.
+    pub settled: Timestamp,
+    /// What it knows.
+    pub knowledge: Knowledge,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,14 +112,14 @@ impl Inquiries {
         &mut self,
         from: NodeId,
         (txn, round): (TxnId, u32),
-        knowledge: Knowledge,
+        answer: Answer,
         world: &mut World<'_, '_>,
     ) {
         let Some(inquiry) = self.open.get_mut(&txn) else { return };
         if inquiry.round != round || inquiry.stage != Stage::Asking {
             return;
         }
-        if let Knowledge::Ended(outcome) = knowledge {
+        if let Knowledge::Ended(outcome) = answer.knowledge {
             match (outcome, &inquiry.functor.body) {
                 // What it read is told too, if it can still be read.
                 (Outcome::Committed(ts), Body::Ops(_)) => {
@@ -123,12 +132,13 @@ impl Inquiries {
             }
             return;
         }
-        inquiry.answers.insert(from, knowledge);
+        inquiry.answers.insert(from, answer);
+        drop_void(&mut inquiry.answers);
         let all = world.cluster.partition(inquiry.partition).map_or(0, |p| p.replicas.len());
         if inquiry.answers.len() <= all / 2 {
             return;
         }
-        let Some(last) = inquiry.stored().map(|(ts, ..)| ts).max() else {
+        let Some(last) = inquiry.stored().map(|held| held.ts).max() else {
             if inquiry.is_final {
                 // So many refuse it for good that nobody can store it any more.
                 self.end(txn, Outcome::Aborted(ABORTED), None, world);
@@ -235,26 +245,133 @@ impl Inquiry {
     }
 
     /// What replicas hold of it.
-    fn stored(&self) -> impl Iterator<Item = (Timestamp, u64, bool, &Arc<Functor>)> {
-        self.answers.values().filter_map(|knowledge| match knowledge {
-            Knowledge::Stored { ts, ballot, is_aborted, functor } => {
-                Some((*ts, *ballot, *is_aborted, functor))
-            }
-            Knowledge::Refused { .. } | Knowledge::Ended(_) => None,
-        })
+    fn stored(&self) -> impl Iterator<Item = &Holding> {
+        self.answers.values().flat_map(Answer::stored)
     }
 
     /// The version that is there, by the rule for readers ([`super::reading`]).
     fn present(&self) -> Option<(Timestamp, Arc<Functor>)> {
-        let versions: BTreeSet<Timestamp> = self.stored().map(|(ts, ..)| ts).collect();
+        let versions: BTreeSet<Timestamp> = self.stored().map(|held| held.ts).collect();
         versions.into_iter().find_map(|ts| {
-            let of_ts = || self.stored().filter(|(stored, ..)| *stored == ts);
-            let ballot = of_ts().map(|(_, ballot, ..)| ballot).max()?;
-            let of_ballot = || of_ts().filter(|(_, held, ..)| *held == ballot);
-            if of_ballot().any(|(_, _, is_aborted, _)| is_aborted) {
+            let of_ts = || self.stored().filter(|held| held.ts == ts);
+            let ballot = of_ts().map(|held| held.ballot).max()?;
+            let of_ballot = || of_ts().filter(|held| held.ballot == ballot);
+            if of_ballot().any(|held| held.is_aborted) {
                 return None;
             }
-            of_ballot().next().map(|(_, _, _, functor)| (ts, functor.clone()))
+            of_ballot().next().map(|held| (ts, held.functor.clone()))
         })
+    }
+}
+
+impl Answer {
+    fn stored(&self) -> &[Holding] {
+        match &self.knowledge {
+            Knowledge::Stored(held) => held,
+            Knowledge::Refused { .. } | Knowledge::Ended(_) => &[],
+        }
+    }
+}
+
+/// Takes out what a replica holds and another has settled everything past without: it is void, and
+/// whoever holds it has not heard so yet, be it that it has restarted, or that it answered before the
+/// others were told. It will be asked again, and knows then.
+fn drop_void(answers: &mut BTreeMap<NodeId, Answer>) {
+    let best = answers.values().max_by_key(|answer| answer.settled);
+    let Some(best) = best else { return };
+    let settled = best.settled;
+    let there: BTreeSet<Timestamp> = best.stored().iter().map(|held| held.ts).collect();
+    let is_void =
+        |held: &Holding| !held.is_aborted && held.ts < settled && !there.contains(&held.ts);
+    answers.retain(|_, answer| !answer.stored().iter().any(is_void));
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::txn::Key;
+
+    use super::*;
+
+    /// Three replicas' answers: how far each has settled, and under which numbers it holds the
+    /// transaction, negative ones aborted.
+    fn answers(of: [(u64, &[i64]); 3]) -> BTreeMap<NodeId, Answer> {
+        let functor = Arc::new(Functor {
+            txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
+            reads: BTreeSet::new(),
+            writes: [Key::from("k")].into(),
+            body: Body::Ops(Vec::new()),
+            acknowledged_below: 0,
+        });
+        let holding = |&number: &i64| Holding {
+            ts: Timestamp(number.unsigned_abs()),
+            ballot: 0,
+            is_aborted: number < 0,
+            functor: functor.clone(),
+        };
+        let answer = |(settled, held): (u64, &[i64])| {
+            let knowledge = match held {
+                [] => Knowledge::Refused { is_final: false },
+                held => Knowledge::Stored(held.iter().map(holding).collect()),
+            };
+            Answer { settled: Timestamp(settled), knowledge }
+        };
+        (0..).map(NodeId).zip(of.map(answer)).collect()
+    }
+
+    /// Which of three replicas' answers count.
+    fn counted(of: [(u64, &[i64]); 3]) -> Vec<u32> {
+        let mut answers = answers(of);
+        drop_void(&mut answers);
+        answers.keys().map(|node| node.0).collect()
+    }
+
+    /// The number under which it is there.
+    fn present(of: [(u64, &[i64]); 3]) -> Option<u64> {
+        let inquiry = Inquiry {
+            gateways: BTreeSet::new(),
+            functor: answers([(0, &[1]), (0, &[]), (0, &[])]).values().next().unwrap().stored()[0]
+                .functor
+                .clone(),
+            partition: PartitionId(0),
+            round: 1,
+            visible: Timestamp::MAX,
+            epoch: 0,
+            answers: answers(of),
+            is_final: false,
+            stage: Stage::Asking,
+            asked: Asked::new(orthodrome_core::time::Time(0)),
+        };
+        inquiry.present().map(|(ts, _)| ts.0)
+    }
+
+    /// The 10 128th seed about chairs: who had refused the name and then heard of the abort told only
+    /// of the first, and the inquirer took what the third had not heard aborted for stored.
+    #[test]
+    fn a_tombstone_counts_whatever_the_name_stands_for() {
+        assert_eq!(present([(0, &[10]), (0, &[-10]), (0, &[])]), None);
+        // A copy of it was aborted; it is there under another number.
+        assert_eq!(present([(0, &[-10, 20]), (0, &[-10]), (0, &[20])]), Some(20));
+        assert_eq!(present([(0, &[-10, 20]), (0, &[-10, -20]), (0, &[])]), None);
+    }
+
+    /// Which of three replicas' answers count.
+    fn counted(of: [(u64, Option<u64>); 3]) -> Vec<u32> {
+        let mut answers = answers(of);
+        drop_void(&mut answers);
+        answers.keys().map(|node| node.0).collect()
+    }
+
+    /// The 10 091st seed about islands: the first replica had restarted and not caught up; the second
+    /// had heard that the version was given up, and forgotten it when that was settled.
+    #[test]
+    fn what_others_have_settled_without_is_not_there() {
+        assert_eq!(counted([(5, &[10]), (20, &[]), (0, &[])]), [1, 2]);
+        // Nobody is past it: it may be there.
+        assert_eq!(counted([(5, &[10]), (10, &[]), (0, &[])]), [0, 1, 2]);
+        // Whoever is past it has it, and has not computed it yet.
+        assert_eq!(counted([(5, &[10]), (20, &[10]), (0, &[10])]), [0, 1, 2]);
+        // One number is void, the other is not; what is known to be aborted says so.
+        assert_eq!(counted([(5, &[10]), (20, &[30]), (0, &[-10, 30])]), [1, 2]);
     }
 }

@@ -257,19 +257,24 @@ pub enum Knowledge {
         /// Whoever asked had heard from f + 1 replicas that they refuse it.
         is_final: bool,
     },
-    /// It is stored here.
-    Stored {
-        /// Its version number.
-        ts: Timestamp,
-        /// The ballot in which it was stored or aborted.
-        ballot: u64,
-        /// It is aborted in that ballot.
-        is_aborted: bool,
-        /// What it does.
-        functor: Arc<Functor>,
-    },
+    /// It is stored or aborted here, under at least one version number: copies of it may have gone to
+    /// several coordinators.
+    Stored(Vec<Holding>),
     /// It is over everywhere.
     Ended(Outcome),
+}
+
+/// What a replica holds of a transaction under one version number.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holding {
+    /// The version number.
+    pub ts: Timestamp,
+    /// The ballot in which it was stored or aborted.
+    pub ballot: u64,
+    /// It is aborted in that ballot.
+    pub is_aborted: bool,
+    /// What it does.
+    pub functor: Arc<Functor>,
 }
 
 /// Messages of Ocean Vista.
@@ -453,6 +458,8 @@ pub enum Msg {
         txn: TxnId,
         /// The question that this answers.
         round: u32,
+        /// Up to here it has settled everything: what it does not know of below is void.
+        settled: Timestamp,
         /// What it knows.
         knowledge: Knowledge,
     },
@@ -580,6 +587,8 @@ pub enum Change {
         txn: TxnId,
         /// Nor from anybody.
         is_final: bool,
+        /// When, by the replica's clock: it is forgotten so long after that.
+        at: Timestamp,
     },
     /// What a peer knows of names.
     Names(Vec<((ClientId, u64), Name)>),
@@ -626,7 +635,7 @@ fn change_size(change: &Change) -> usize {
         Change::Write { functor, .. } | Change::Abort { functor, .. } => 16 + functor.size(),
         Change::Finalize(_) => 10,
         Change::Resolve { output, .. } => 12 + output_size(output),
-        Change::Refuse { .. } => TXN,
+        Change::Refuse { .. } => 8 + TXN,
         Change::Names(names) => 30 * names.len(),
         Change::Adopt { image, .. } => 10 + image_size(image),
     }
@@ -755,10 +764,12 @@ impl Message for Msg {
             Self::Known { knowledge, .. } => {
                 let knowledge = match knowledge {
                     Knowledge::Refused { .. } => 2,
-                    Knowledge::Stored { functor, .. } => 20 + functor.size(),
+                    Knowledge::Stored(held) => {
+                        held.iter().map(|holding| 20 + holding.functor.size()).sum()
+                    }
                     Knowledge::Ended(_) => 12,
                 };
-                8 + TXN + knowledge
+                16 + TXN + knowledge
             }
             Self::Missing { .. } | Self::Have { .. } => 24,
             Self::Gossip(msg) => 4 + msg.wire_size(),

@@ -71,8 +71,8 @@ pub mod watermark;
 
 pub use client::Client;
 pub use message::{
-    Ask, Body, Change, Functor, Knowledge, Msg, Output, Path, Reason, Record, Refusal, Seen, Shown,
-    View, What,
+    Ask, Body, Change, Functor, Holding, Knowledge, Msg, Output, Path, Reason, Record, Refusal,
+    Seen, Shown, View, What,
 };
 pub use server::Server;
 pub use state::{Fate, Image, Name, Phase, State};
@@ -241,6 +241,8 @@ pub const NAME: &str = "ocean-vista";
 impl Protocol for OceanVista {
     const NAMES: &'static [&'static str] = &[NAME];
     const GENERAL: bool = true;
+    // Versions of a key are computed one after another, each from the last, over the wide area.
+    const QUEUES: bool = true;
 
     type Config = Config;
     type Msg = Msg;
@@ -319,6 +321,6 @@ impl Protocol for OceanVista {
             config.in_flight_max = size(1, 64, rng);
         }
         let lease = vary(config.directory.lease, 75, 150, rng);
-        config.directory = directory::Config::for_round_trip(lease / 4);
+        config.directory = directory::Config::for_round_trip(lease / 6);
     }
 }

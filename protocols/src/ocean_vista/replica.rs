@@ -18,7 +18,7 @@ use orthodrome_core::txn::{Key, Outcome, Read, Version};
 use super::Note;
 use super::directory::Task;
 use super::message::{
-    Ask, Change, Functor, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
+    Ask, Change, Functor, Holding, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
 };
 use super::server::{Local, World};
 use super::state::{Fate, Image, Name, Phase, State};
@@ -33,6 +33,8 @@ pub(super) struct Replica {
     pub store: Store,
     /// Version numbers of what is pending, by key.
     index: BTreeMap<Key, BTreeSet<Timestamp>>,
+    /// The same by transaction.
+    numbers: BTreeMap<TxnId, BTreeSet<Timestamp>>,
     /// Stored, and not computed yet as far as this node knows.
     unresolved: BTreeSet<Timestamp>,
     /// Stored, and what it comes to is not durable here (V11).
@@ -40,9 +42,6 @@ pub(super) struct Replica {
     executed: VecDeque<(Ticket, Timestamp)>,
     /// Questions that wait for a version to be computed.
     parked: BTreeMap<Timestamp, Vec<Get>>,
-    /// Nothing was settled since it started: below the watermark that it remembers may be what was
-    /// computed after that had passed, and is not settled.
-    is_fresh: bool,
     /// What was visible when, to tell what is overdue.
     history: VecDeque<(Time, Timestamp)>,
 }
@@ -65,18 +64,24 @@ impl Replica {
             held: held.collect(),
             store,
             index: BTreeMap::new(),
+            numbers: BTreeMap::new(),
             unresolved: BTreeSet::new(),
             unexecuted: BTreeSet::new(),
             executed: VecDeque::new(),
             parked: BTreeMap::new(),
-            is_fresh: true,
             history: VecDeque::new(),
             state: State::default(),
         };
         let all: Vec<Timestamp> = state.pending.keys().copied().collect();
         replica.state = state;
-        for ts in all {
+        for &ts in &all {
             replica.enter(ts, cluster);
+        }
+        // What was computed after the watermark had passed it was settled at once, but that is in no
+        // record: it is done again before anybody is told what is settled here.
+        let settled = replica.state.settled;
+        for ts in all.into_iter().filter(|ts| *ts < settled) {
+            replica.store_final(ts, cluster);
         }
         replica
     }
@@ -94,8 +99,9 @@ impl Replica {
 
     /// Notes what follows from a transaction's present state.
     fn enter(&mut self, ts: Timestamp, cluster: &Cluster) {
-        let Self { held, state, index, unresolved, unexecuted, .. } = self;
+        let Self { held, state, index, numbers, unresolved, unexecuted, .. } = self;
         let Some(image) = state.pending.get(&ts) else { return };
+        numbers.entry(image.functor.txn).or_default().insert(ts);
         for key in &image.functor.writes {
             if held.contains(&cluster.partition_of(key)) {
                 index.entry(key.clone()).or_default().insert(ts);
@@ -126,6 +132,12 @@ impl Replica {
                 if numbers.is_empty() {
                     self.index.remove(key);
                 }
+            }
+        }
+        if let Some(numbers) = self.numbers.get_mut(&functor.txn) {
+            numbers.remove(&ts);
+            if numbers.is_empty() {
+                self.numbers.remove(&functor.txn);
             }
         }
     }
@@ -291,32 +303,43 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let name = self.state.names.get(&(txn.client, txn.counter)).copied();
-        let knowledge = match name {
-            Some(name) if name.attempt > txn.attempt => Knowledge::Refused { is_final },
-            Some(Name { attempt, ts, fate }) if attempt == txn.attempt => match fate {
-                Fate::Refused { is_final: true } => Knowledge::Refused { is_final: true },
-                Fate::Refused { is_final: false } => self.refuse(txn, is_final, world),
-                Fate::Ended(outcome) => Knowledge::Ended(outcome),
-                Fate::At => match self.state.pending.get(&ts) {
-                    Some(image) => Knowledge::Stored {
-                        ts,
-                        ballot: image.ballot,
-                        is_aborted: image.phase == Phase::Aborted,
-                        functor: image.functor.clone(),
-                    },
-                    None => unreachable!("{txn} at {ts} is neither held nor over"),
-                },
-            },
-            Some(_) | None => {
+        let fate = name.filter(|name| name.attempt == txn.attempt).map(|name| name.fate);
+        // Whatever its name stands for: what is aborted under one number may be stored under another,
+        // and a later attempt is no proof that this one was not stored.
+        let held = self.holdings(txn);
+        let knowledge = match fate {
+            Some(Fate::Ended(outcome)) => Knowledge::Ended(outcome),
+            Some(Fate::Refused { is_final: true }) => Knowledge::Refused { is_final: true },
+            Some(Fate::At | Fate::Refused { is_final: false }) | None if !held.is_empty() => {
+                Knowledge::Stored(held)
+            }
+            Some(Fate::At) => unreachable!("{txn} is neither held nor over: {name:?}"),
+            None if name.is_some_and(|name| name.attempt > txn.attempt) => {
+                Knowledge::Refused { is_final }
+            }
+            Some(Fate::Refused { is_final: false }) => self.refuse(txn, is_final, world),
+            None => {
                 world.cx.note(Note::RefusedUnknown);
                 self.refuse(txn, is_final, world)
             }
         };
-        world.reply(from, Msg::Known { txn, round, knowledge });
+        let settled = self.state.settled;
+        world.reply(from, Msg::Known { txn, round, settled, knowledge });
+    }
+
+    /// What is pending of a transaction.
+    fn holdings(&self, txn: TxnId) -> Vec<Holding> {
+        let holding = |ts: &Timestamp| {
+            let image = self.state.pending.get(ts)?;
+            let (ballot, functor) = (image.ballot, image.functor.clone());
+            Some(Holding { ts: *ts, ballot, is_aborted: image.phase == Phase::Aborted, functor })
+        };
+        self.numbers.get(&txn).into_iter().flatten().filter_map(holding).collect()
     }
 
     fn refuse(&mut self, txn: TxnId, is_final: bool, world: &mut World<'_, '_>) -> Knowledge {
-        self.change(Change::Refuse { txn, is_final }, world);
+        let at = world.cx.clock().now;
+        self.change(Change::Refuse { txn, is_final, at }, world);
         Knowledge::Refused { is_final }
     }
 
@@ -342,7 +365,9 @@ impl Replica {
             if let Some(image) = self.state.pending.get(&ts) {
                 world.tell(Local::Execute { ts, functor: image.functor.clone() });
             }
-            self.parked.entry(ts).or_default().push(get);
+            let waiting = self.parked.entry(ts).or_default();
+            waiting.retain(|held| (held.from, held.query) != (get.from, get.query));
+            waiting.push(get);
             return;
         }
         let seen = get.asks.iter().map(|ask| {
@@ -484,7 +509,9 @@ impl Replica {
             }
             self.history.pop_front();
         }
-        let late = self.unresolved.range(..bound).take(OVERDUE_MAX);
+        // Without a lease it would ask others who have none either, and make slow links slower.
+        let most = if world.is_serving { OVERDUE_MAX } else { 0 };
+        let late = self.unresolved.range(..bound).take(most);
         let image = |ts: &Timestamp| Some((*ts, self.state.pending.get(ts)?.functor.clone()));
         late.filter_map(image).collect()
     }
@@ -509,8 +536,6 @@ impl Replica {
             return;
         }
         let from = std::mem::replace(&mut self.state.settled, to);
-        let is_fresh = std::mem::take(&mut self.is_fresh);
-        let from = if is_fresh { Timestamp::ZERO } else { from };
         let passed: Vec<Timestamp> =
             self.state.pending.range(from..to).map(|(ts, _)| *ts).collect();
         for ts in passed {
@@ -519,12 +544,25 @@ impl Replica {
     }
 
     fn settle_one(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
-        let Some(image) = self.state.pending.get(&ts) else { return };
-        let txn = image.functor.txn;
+        // That its output is durable is awaited all the same.
+        let is_awaited = self.unexecuted.contains(&ts);
+        let Some((txn, fate)) = self.store_final(ts, world.cluster) else { return };
+        if is_awaited {
+            self.unexecuted.insert(ts);
+        }
+        if let Fate::Ended(outcome) = fate {
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
+    }
+
+    /// Takes a transaction out of what is pending if it is known what it comes to, and moves that to
+    /// the store.
+    fn store_final(&mut self, ts: Timestamp, cluster: &Cluster) -> Option<(TxnId, Fate)> {
+        let image = self.state.pending.get(&ts)?;
         let fate = match (image.phase, image.output.as_deref()) {
             // Other numbers may have been given to this name, and one of them may be there.
             (Phase::Aborted, _) => Fate::Refused { is_final: false },
-            (Phase::Tentative | Phase::Finalized, None) => return,
+            (Phase::Tentative | Phase::Finalized, None) => return None,
             (Phase::Tentative | Phase::Finalized, Some(Ok(_))) => {
                 Fate::Ended(Outcome::Committed(ts))
             }
@@ -532,24 +570,17 @@ impl Replica {
                 Fate::Ended(Outcome::Aborted(*reason))
             }
         };
-        if let Fate::Ended(outcome) = fate {
-            world.cx.claim(Claim::Decided { txn, outcome });
-        }
-        // That its output is durable is awaited all the same.
-        let is_awaited = self.unexecuted.contains(&ts);
-        let Some(image) = self.leave(ts) else { return };
-        if is_awaited {
-            self.unexecuted.insert(ts);
-        }
+        let image = self.leave(ts)?;
+        let txn = image.functor.txn;
         self.state.end(ts, &image, fate);
-        let Some(Ok(writes)) = image.output.as_deref() else { return };
-        for (key, value) in writes {
-            let partition = world.cluster.partition_of(key);
+        for (key, value) in image.output.as_deref().into_iter().flatten().flatten() {
+            let partition = cluster.partition_of(key);
             if self.held.contains(&partition) {
                 let version = Version { timestamp: ts, writer: txn };
                 self.store.put(partition, key.clone(), version, value.clone());
             }
         }
+        Some((txn, fate))
     }
 
     /// Before a checkpoint: lets the store drop what nobody will read any more (V11).

@@ -17,7 +17,7 @@ use super::coordinator::{Coordinator, replicas};
 use super::directory::{self, Keeper, Membership, Task, Window};
 use super::execution::{Executions, Owner, Progress, Reader};
 use super::gossiper::{self, Gossiper, Heard, Pace, Regional, gossipers};
-use super::inquiry::Inquiries;
+use super::inquiry::{self, Inquiries};
 use super::message::{Change, Functor, Msg, Output, Reason, Record};
 use super::recovery::Recoveries;
 use super::replica::{Get, Replica};
@@ -408,9 +408,10 @@ impl Server {
                 let (roles, mut world) = self.split(cx);
                 roles.inquiries.begin(from, functor, &mut world);
             }
-            Msg::Known { txn, round, knowledge } => {
+            Msg::Known { txn, round, settled, knowledge } => {
                 let (roles, mut world) = self.split(cx);
-                roles.inquiries.on_known(from, (txn, round), knowledge, &mut world);
+                let answer = inquiry::Answer { settled, knowledge };
+                roles.inquiries.on_known(from, (txn, round), answer, &mut world);
             }
             Msg::Written { ts, ballot: 0 } => {
                 self.coordinator(cx, |coordinator, world| coordinator.on_written(from, ts, world));

@@ -54,7 +54,7 @@ pub enum Fate {
 pub struct Name {
     /// The attempt.
     pub attempt: u32,
-    /// Its version number; of a refused one the watermark at that time, roughly.
+    /// Its version number; of one that was refused before it had any, when that was.
     pub ts: Timestamp,
     /// What it stands for.
     pub fate: Fate,
@@ -117,9 +117,9 @@ impl State {
                     image.output.get_or_insert_with(|| output.clone());
                 }
             }
-            Change::Refuse { txn, is_final } => {
+            Change::Refuse { txn, is_final, at } => {
                 let fate = Fate::Refused { is_final: *is_final };
-                let name = Name { attempt: txn.attempt, ts: self.settled, fate };
+                let name = Name { attempt: txn.attempt, ts: *at, fate };
                 self.names.insert((txn.client, txn.counter), name);
             }
             Change::Names(names) => {
@@ -216,3 +216,24 @@ impl State {
 /// Why a transaction was aborted that was not stored everywhere.
 pub(super) const ABORTED: orthodrome_core::txn::AbortReason =
     orthodrome_core::txn::AbortReason::Recovery;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is refused before anything is settled is as new as what is refused afterwards: the 10 088th
+    /// seed about chairs forgot it with its first checkpoint, and stored it.
+    #[test]
+    fn what_was_refused_at_the_start_is_remembered() {
+        let (retention, at) = (Duration::from_secs(600), Timestamp(1_700_000_000_000_000_000));
+        let txn = TxnId::new(ClientId(1), 1);
+        let mut state = State::default();
+        state.apply(&Change::Refuse { txn, is_final: true, at });
+        state.settled = at + Duration::from_secs(599);
+        state.forget(retention);
+        assert!(state.names.contains_key(&(txn.client, txn.counter)));
+        state.settled = at + Duration::from_secs(601);
+        state.forget(retention);
+        assert!(state.names.is_empty());
+    }
+}

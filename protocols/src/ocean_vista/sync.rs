@@ -309,7 +309,10 @@ impl Syncs {
     pub(super) fn on_sweep(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
         let now = world.cx.now();
         let Some(sync) = &mut self.current else { return Done::Nothing };
-        if !sync.asked.is_due(world.config.resend_after, now) {
+        // Answers are long: what is asked for again before it could come makes slow links slower, until
+        // not even votes get through. So it takes twice as long each time, whatever that comes to.
+        let patience = world.config.resend_after.max(world.config.directory.lease);
+        if now.since(sync.asked.at) < patience * (1 << sync.asked.times.min(DOUBLINGS)) {
             return Done::Nothing;
         }
         sync.asked = sync.asked.again(now);
@@ -318,7 +321,10 @@ impl Syncs {
         let is_hopeless = sync.open.values().any(|part| match part {
             // All are asked; what was asked before is answered yet, however slow the link.
             Part::Asking(_) => false,
-            Part::Scanning { peer, .. } => sync.asked.times > ATTEMPTS || !is_active(*peer),
+            // Who is out may be there all the same, and be the only one who is.
+            Part::Scanning { peer, .. } => {
+                sync.asked.times > if is_active(*peer) { ATTEMPTS } else { ATTEMPTS_OUT }
+            }
         });
         if is_hopeless {
             // Others are as good as one who is gone.
@@ -439,8 +445,14 @@ fn adopt(
     }
 }
 
+/// Patience doubles so many times.
+const DOUBLINGS: u32 = 8;
+
 /// After so many questions without a piece of a copy, another peer is asked.
-const ATTEMPTS: u32 = 10;
+const ATTEMPTS: u32 = 4;
+
+/// The same of a peer whom the directory has put out.
+const ATTEMPTS_OUT: u32 = 2;
 
 /// What a replica answers to [`Msg::Scan`].
 pub(super) fn scan(

@@ -10,8 +10,8 @@ use bytes::{Bytes, BytesMut};
 use orthodrome_core::txn::{Read, Version};
 use orthodrome_core::{ClientId, Key, PartitionId, Timestamp, TxnId, Value};
 use orthodrome_protocols::ocean_vista::{
-    Ask, Body, Change, Fate, Functor, Image, Knowledge, Msg, Name, OceanVista, Output, Path, Phase,
-    Reason, Record, Refusal, Seen, Shown, State, View, What, takeover,
+    Ask, Body, Change, Fate, Functor, Holding, Image, Knowledge, Msg, Name, OceanVista, Output,
+    Path, Phase, Reason, Record, Refusal, Seen, Shown, State, View, What, takeover,
 };
 use prost::Message as _;
 
@@ -259,12 +259,15 @@ fn knowledge_to_wire(knowledge: &Knowledge) -> wire::Knowledge {
         Knowledge::Refused { is_final } => {
             k::Knowledge::Refused(k::Refused { is_final: *is_final })
         }
-        Knowledge::Stored { ts, ballot, is_aborted, functor } => k::Knowledge::Stored(k::Stored {
-            ts: ts.0,
-            ballot: *ballot,
-            is_aborted: *is_aborted,
-            functor: Some(functor_to_wire(functor)),
-        }),
+        Knowledge::Stored(held) => {
+            let held = held.iter().map(|holding| k::Holding {
+                ts: holding.ts.0,
+                ballot: holding.ballot,
+                is_aborted: holding.is_aborted,
+                functor: Some(functor_to_wire(&holding.functor)),
+            });
+            k::Knowledge::Stored(k::Stored { held: held.collect() })
+        }
         Knowledge::Ended(outcome) => k::Knowledge::Ended(outcome_to_wire(*outcome)),
     };
     wire::Knowledge { knowledge: Some(knowledge) }
@@ -274,12 +277,21 @@ fn knowledge_from_wire(knowledge: Option<wire::Knowledge>) -> Result<Knowledge, 
     use wire::knowledge as k;
     Ok(match need(knowledge.and_then(|knowledge| knowledge.knowledge), "knowledge")? {
         k::Knowledge::Refused(refused) => Knowledge::Refused { is_final: refused.is_final },
-        k::Knowledge::Stored(stored) => Knowledge::Stored {
-            ts: Timestamp(stored.ts),
-            ballot: stored.ballot,
-            is_aborted: stored.is_aborted,
-            functor: functor_from_wire(stored.functor)?,
-        },
+        k::Knowledge::Stored(stored) => {
+            let holding = |holding: k::Holding| {
+                Ok::<_, WireError>(Holding {
+                    ts: Timestamp(holding.ts),
+                    ballot: holding.ballot,
+                    is_aborted: holding.is_aborted,
+                    functor: functor_from_wire(holding.functor)?,
+                })
+            };
+            if stored.held.is_empty() {
+                let (field, found) = ("Stored.held", "nothing".into());
+                return Err(WireError::Value { field, found, wanted: "what is stored" });
+            }
+            Knowledge::Stored(stored.held.into_iter().map(holding).collect::<Result<_, _>>()?)
+        }
         k::Knowledge::Ended(outcome) => Knowledge::Ended(decided_from_wire(Some(outcome))?),
     })
 }
@@ -439,9 +451,10 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
             let txn = Some(txn_id_to_wire(txn));
             Wire::Query(m::Query { txn, is_final: *is_final, round: *round, epoch: *epoch })
         }
-        Msg::Known { txn, round, knowledge } => Wire::Known(m::Known {
+        Msg::Known { txn, round, settled, knowledge } => Wire::Known(m::Known {
             txn: Some(txn_id_to_wire(txn)),
             round: *round,
+            settled: settled.0,
             knowledge: Some(knowledge_to_wire(knowledge)),
         }),
         Msg::Missing { from, to } => Wire::Missing(m::Range { from: from.0, to: to.0 }),
@@ -562,6 +575,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::Known(m) => Msg::Known {
             txn: txn_from_wire(m.txn)?,
             round: m.round,
+            settled: Timestamp(m.settled),
             knowledge: knowledge_from_wire(m.knowledge)?,
         },
         Wire::Missing(m) => Msg::Missing { from: Timestamp(m.from), to: Timestamp(m.to) },
@@ -666,7 +680,8 @@ fn change_to_wire(change: &Change) -> wire::Change {
             Wire::Abort(store_to_wire(*ts, *ballot, *incarnation, functor))
         }
         Change::Resolve { ts, output } => Wire::Resolve(put_to_wire(*ts, output)),
-        Change::Refuse { txn, is_final } => Wire::Refuse(wire::change::Refuse {
+        Change::Refuse { txn, is_final, at } => Wire::Refuse(wire::change::Refuse {
+            at: at.0,
             txn: Some(txn_id_to_wire(txn)),
             is_final: *is_final,
         }),
@@ -695,7 +710,9 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
         Wire::Resolve(c) => {
             Change::Resolve { ts: Timestamp(c.ts), output: output_from_wire(c.output)? }
         }
-        Wire::Refuse(c) => Change::Refuse { txn: txn_from_wire(c.txn)?, is_final: c.is_final },
+        Wire::Refuse(c) => {
+            Change::Refuse { txn: txn_from_wire(c.txn)?, is_final: c.is_final, at: Timestamp(c.at) }
+        }
         Wire::Names(c) => Change::Names(names_from_wire(c.names)?),
         Wire::Adopt(pending) => {
             let (ts, image) = pending_from_wire(pending)?;

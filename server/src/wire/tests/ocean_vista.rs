@@ -14,8 +14,8 @@ use orthodrome_protocols::ocean_vista::gossiper::{self, Regional};
 use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Promise};
 use orthodrome_protocols::ocean_vista::watermark::{Member, Members, Report, Status, Watermarks};
 use orthodrome_protocols::ocean_vista::{
-    Ask, Body, Change, Fate, Functor, Image, Knowledge, Msg, Name, OceanVista, Output, Path, Phase,
-    Reason, Record, Refusal, Seen, Shown, State, View, What,
+    Ask, Body, Change, Fate, Functor, Holding, Image, Knowledge, Msg, Name, OceanVista, Output,
+    Path, Phase, Reason, Record, Refusal, Seen, Shown, State, View, What,
 };
 use orthodrome_protocols::replication::{self, Beat, Entry, Index, Payload, Term};
 use proptest::prelude::*;
@@ -116,14 +116,18 @@ impl Draw {
     fn knowledge(&mut self, kind: u64) -> Knowledge {
         match kind {
             0 => Knowledge::Refused { is_final: self.flag() },
-            1 => Knowledge::Stored {
-                ts: self.timestamp(),
-                ballot: self.ov_ballot(),
-                is_aborted: self.flag(),
-                functor: self.functor(),
-            },
+            1 => {
+                let mut held = self.many(2, Self::holding);
+                held.push(self.holding());
+                Knowledge::Stored(held)
+            }
             _ => Knowledge::Ended(self.ended()),
         }
+    }
+
+    fn holding(&mut self) -> Holding {
+        let (ts, ballot, is_aborted) = (self.timestamp(), self.ov_ballot(), self.flag());
+        Holding { ts, ballot, is_aborted, functor: self.functor() }
     }
 
     fn shown(&mut self) -> Shown {
@@ -380,7 +384,7 @@ impl Draw {
             18 => Msg::Query { txn, is_final: self.flag(), round, epoch: ballot },
             19 => {
                 let kind = self.below(3);
-                Msg::Known { txn, round, knowledge: self.knowledge(kind) }
+                Msg::Known { txn, round, settled: ts, knowledge: self.knowledge(kind) }
             }
             20 => Msg::Missing { from: ts, to: self.timestamp() },
             21 => Msg::Have { from: ts, to: self.timestamp() },
@@ -435,7 +439,7 @@ impl Draw {
             1 => Change::Finalize(ts),
             2 => Change::Abort { ts, ballot, incarnation, functor: self.functor() },
             3 => Change::Resolve { ts, output: self.output() },
-            4 => Change::Refuse { txn: self.txn_id(), is_final: self.flag() },
+            4 => Change::Refuse { txn: self.txn_id(), is_final: self.flag(), at: ts },
             5 => Change::Names(self.many(5, Self::name)),
             6 => Change::Adopt { ts, image: self.ov_image() },
             7 => return Record::State(Box::new(self.ov_state())),
@@ -633,11 +637,21 @@ fn what_cannot_be_meant_is_refused() {
         message: Some(wire::takeover_message::Message::Close(closed)),
     };
     refused(Some(Wire::Takeover(takeover)), "Closed.survivors");
+    // Whoever holds a transaction holds it under some number.
+    let nothing = wire::knowledge::Knowledge::Stored(wire::knowledge::Stored::default());
+    let known = wire::msg::Known {
+        txn: functor().txn,
+        round: 0,
+        settled: 0,
+        knowledge: Some(wire::Knowledge { knowledge: Some(nothing) }),
+    };
+    refused(Some(Wire::Known(known)), "Stored.held");
     // Nothing is over with an outcome that nobody knows.
     let knowledge = wire::knowledge::Knowledge::Ended(outcome_to_wire(Outcome::Unknown));
     let known = wire::msg::Known {
         txn: functor().txn,
         round: 0,
+        settled: 0,
         knowledge: Some(wire::Knowledge { knowledge: Some(knowledge) }),
     };
     refused(Some(Wire::Known(known)), "outcome");
