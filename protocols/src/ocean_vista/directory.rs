@@ -815,10 +815,12 @@ pub struct Answer {
 pub enum Change {
     /// The members: adopt [`Membership::members`] everywhere on the node, in one step.
     Members,
-    /// This life takes part from now on, above the floor of its [`Window`].
+    /// This life takes part from now on.
     Joined {
         /// As this incarnation.
         incarnation: u32,
+        /// It assigns nothing below, also if its first lease had run out when it came.
+        floor: Timestamp,
     },
     /// The life is over: drop everything that it coordinated, and answer no reads. A new one asks to
     /// join.
@@ -976,7 +978,8 @@ impl Membership {
             let lease = self.config.lease.saturating_sub(self.config.lease_margin);
             self.until = self.until.max(answer.sent + lease);
             let held = self.grant.get_or_insert_with(|| {
-                changes.push(Change::Joined { incarnation: grant.incarnation });
+                let Grant { incarnation, floor, .. } = grant;
+                changes.push(Change::Joined { incarnation, floor });
                 grant
             });
             held.limit = held.limit.max(grant.limit);

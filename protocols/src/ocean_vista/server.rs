@@ -133,6 +133,13 @@ impl World<'_, '_> {
         }
     }
 
+    /// True if f + 1 replicas of a partition take part.
+    pub(super) fn is_backed(&self, partition: PartitionId) -> bool {
+        let replicas = self.cluster.partition(partition).map_or(&[][..], |placed| &placed.replicas);
+        let active = self.members.active().filter(|(server, _)| replicas.contains(server)).count();
+        active > replicas.len() / 2
+    }
+
     /// Sends a message once everything written so far is durable (R4).
     pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
         match self.ledger.last {
@@ -650,11 +657,8 @@ impl Server {
                 }
                 self.local.push_back(Local::Reconsider);
             }
-            directory::Change::Joined { incarnation } => {
+            directory::Change::Joined { incarnation, floor } => {
                 cx.note(Note::Joined);
-                let (now, clock) = (cx.now(), cx.clock().now);
-                let window = self.control.membership.window(now, clock);
-                let floor = window.map_or(Timestamp::ZERO, |window| window.floor);
                 let tids = Tids::new(self.slot(), floor);
                 self.roles.coordinator = Coordinator::new(tids, incarnation);
                 self.roles.coordinator.tids.observe(self.marks.visible);
@@ -890,6 +894,7 @@ impl Server {
     /// What holds of this server, if it has a lease.
     fn report(&mut self, cx: &mut Cx<'_, OceanVista>) -> Option<Report> {
         let kept = self.marks.visible - self.config.version_retention;
+        let collectable = self.marks.collectable;
         let (node, epoch) = (self.node, self.control.membership.members().epoch);
         let (roles, world) = self.split(cx);
         let Window { limit, clock, .. } = world.window?;
@@ -898,14 +903,17 @@ impl Server {
         let svw = coordinator.tids.svw(clock);
         let needed = [replica.least_unexecuted(), coordinator.least(), reader.least()];
         let least = needed.into_iter().flatten().min().unwrap_or(kept).min(kept);
+        // What a version replaces is needed to execute that version, by whoever comes back too: what it
+        // comes to is known to f + 1 replicas before what it replaces goes.
+        let is_backed = world.is_serving && replica.held().iter().all(|&id| world.is_backed(id));
+        let sgw = if is_backed { least.0.saturating_sub(1) } else { collectable.0 };
         Some(Report {
             server: node,
             incarnation: coordinator.incarnation,
             epoch,
             svw,
             srw: coordinator.srw(svw, world.cluster),
-            // What a version replaces is needed to execute that version.
-            sgw: Timestamp(least.0.saturating_sub(1)),
+            sgw: Timestamp(sgw),
         })
     }
 
