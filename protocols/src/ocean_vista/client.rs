@@ -1,13 +1,13 @@
 //! The client side of Ocean Vista: gives the transactions of one gateway's callers to coordinators,
 //! and their answers back. It decides nothing and keeps nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Writes};
 
 use super::message::{Body, Functor, Msg, Path, Reason, Record};
@@ -23,8 +23,9 @@ pub struct Client {
     /// How many of them are in the nearest region that has any.
     near: usize,
     turn: usize,
-    /// Those that did not answer, or declined, until they are heard of again.
-    suspects: BTreeSet<NodeId>,
+    /// Those that did not answer, or declined, until they are heard of again; since when, and how often
+    /// they were tried all the same.
+    suspects: BTreeMap<NodeId, Asked>,
     open: BTreeMap<TxnId, Open>,
 }
 
@@ -71,7 +72,7 @@ impl Machine<OceanVista> for Client {
         servers.sort_by_key(|&server| (distance(server), server));
         let nearest = servers.first().map(|&server| cluster.region_of(server));
         let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
-        Self { config, servers, near, turn: 0, suspects: BTreeSet::new(), open: BTreeMap::new() }
+        Self { config, servers, near, turn: 0, suspects: BTreeMap::new(), open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
@@ -104,11 +105,29 @@ impl Machine<OceanVista> for Client {
 }
 
 impl Client {
+    /// True if a server is not to be asked for now. It is tried again after a while: nobody hears of a
+    /// server that is back from elsewhere.
+    fn is_suspect(&self, server: NodeId, now: Time) -> bool {
+        let patience = self.config.answer_after * 2;
+        self.suspects.get(&server).is_some_and(|asked| !asked.is_due(patience, now))
+    }
+
+    /// A server did not answer, or declined. True if that is news.
+    fn suspect(&mut self, server: NodeId, now: Time) -> bool {
+        let was_suspect = self.is_suspect(server, now);
+        let asked = self
+            .suspects
+            .get(&server)
+            .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
+        self.suspects.insert(server, asked);
+        !was_suspect
+    }
+
     /// A server to coordinate: those nearby take turns, unless they are suspected.
-    fn coordinator(&mut self) -> NodeId {
+    fn coordinator(&mut self, now: Time) -> NodeId {
         self.turn = self.turn.wrapping_add(1);
         let near = self.servers.get(..self.near).unwrap_or_default();
-        let well = |server: &&NodeId| !self.suspects.contains(server);
+        let well = |server: &&NodeId| !self.is_suspect(**server, now);
         let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
         let by_turn = |some: &[NodeId]| {
             self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
@@ -125,7 +144,7 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
-        let coordinator = self.coordinator();
+        let coordinator = self.coordinator(cx.now());
         let phase = match &txn.kind {
             Kind::Interactive | Kind::General if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
@@ -289,7 +308,7 @@ impl Client {
         } else {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
-        let coordinator = self.coordinator();
+        let coordinator = self.coordinator(cx.now());
         let open = Open {
             txn,
             phase,
@@ -362,7 +381,7 @@ impl Client {
         if self.open.get(&id).is_none_or(|open| open.coordinator != from) {
             return;
         }
-        let is_news = reason == Reason::Inactive && self.suspects.insert(from);
+        let is_news = reason == Reason::Inactive && self.suspect(from, cx.now());
         let Some(open) = self.open.get_mut(&id) else { return };
         match (reason, &open.phase) {
             // Late, to a question that was answered by another, or asked once more.
@@ -376,7 +395,7 @@ impl Client {
             (Reason::Busy, Phase::Submitted(functor)) if !functor.is_read_only() => {
                 // An earlier copy may have been taken all the same.
                 open.phase = Phase::Inquiring(functor.clone(), AbortReason::Overload);
-                self.move_on(id);
+                self.move_on(id, cx.now());
                 self.ask(id, cx);
             }
             (Reason::Busy, Phase::Submitted(_)) => {
@@ -385,7 +404,7 @@ impl Client {
             (Reason::Inactive, _) => {
                 cx.note(Note::Declined);
                 if is_news {
-                    self.move_on(id);
+                    self.move_on(id, cx.now());
                     self.send(id, cx);
                 } else {
                     // There is nobody else to ask now, such as when all have just started.
@@ -398,8 +417,8 @@ impl Client {
 
     /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
     /// if the first is there after all.
-    fn move_on(&mut self, id: TxnId) {
-        let next = self.coordinator();
+    fn move_on(&mut self, id: TxnId, now: Time) {
+        let next = self.coordinator(now);
         if let Some(open) = self.open.get_mut(&id) {
             open.coordinator = next;
         }
@@ -410,11 +429,13 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         if open.is_declined {
-            self.move_on(id);
+            self.move_on(id, cx.now());
             self.send(id, cx);
             return;
         }
-        self.suspects.insert(open.coordinator);
+        let coordinator = open.coordinator;
+        self.suspect(coordinator, cx.now());
+        let Some(open) = self.open.get_mut(&id) else { return };
         if let Phase::Submitted(functor) = &open.phase
             && !functor.is_read_only()
             && open.asked.times > 0
@@ -425,7 +446,7 @@ impl Client {
         let is_first = matches!(open.phase, Phase::Submitted(_)) && open.asked.times == 0;
         open.asked = open.asked.again(cx.now());
         if !is_first {
-            self.move_on(id);
+            self.move_on(id, cx.now());
         }
         self.send(id, cx);
     }

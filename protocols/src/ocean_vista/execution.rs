@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
 
 use super::message::{Ask, Functor, Msg, Reason, Seen};
@@ -43,8 +43,9 @@ pub(super) enum Progress {
 pub(super) struct Reader {
     /// The replicas of each partition, nearest first.
     nearest: BTreeMap<PartitionId, Vec<NodeId>>,
-    /// Replicas that owe an answer, until they are heard of again.
-    suspects: BTreeSet<NodeId>,
+    /// Replicas that owe an answer, or could not say, since when; until they are heard of again, or a
+    /// lease has passed: by then they are back, or out.
+    suspects: BTreeMap<NodeId, Time>,
     owners: BTreeMap<Owner, Reading>,
     queries: BTreeMap<u64, Query>,
     last_query: u64,
@@ -93,7 +94,7 @@ impl Reader {
         });
         Self {
             nearest: nearest.collect(),
-            suspects: BTreeSet::new(),
+            suspects: BTreeMap::new(),
             owners: BTreeMap::new(),
             queries: BTreeMap::new(),
             last_query: 0,
@@ -173,7 +174,8 @@ impl Reader {
         let enough = if highest <= replicated { 1 } else { replicas.len() / 2 + 1 };
         let is_fresh = |node: &&NodeId| !query.replicas.contains(node) && is_active(**node, world);
         let mut fresh: Vec<NodeId> = replicas.iter().filter(is_fresh).copied().collect();
-        fresh.sort_by_key(|node| suspects.contains(node));
+        let (now, lease) = (world.cx.now(), world.config.directory.lease);
+        fresh.sort_by_key(|node| suspects.get(node).is_some_and(|&at| now.since(at) < lease));
         let more = enough.saturating_sub(query.replicas.len());
         for to in fresh.into_iter().take(more) {
             query.replicas.push(to);
@@ -274,7 +276,9 @@ impl Reader {
         let Some(query) = self.queries.get_mut(&id) else { return Progress::Nothing };
         match reason {
             Reason::Inactive | Reason::Busy => {
-                let was_fresh = self.suspects.insert(from);
+                let (now, lease) = (world.cx.now(), world.config.directory.lease);
+                let since = self.suspects.insert(from, now);
+                let was_fresh = since.is_none_or(|at| now.since(at) >= lease);
                 query.is_declined = true;
                 query.replicas.retain(|&asked| asked != from || !was_fresh);
                 for wanted in query.wanted.values_mut() {
@@ -322,7 +326,7 @@ impl Reader {
             let has_answered =
                 |node: &NodeId| query.wanted.values().all(|wanted| wanted.said.contains_key(node));
             let silent = query.replicas.iter().copied().filter(|node| !has_answered(node));
-            self.suspects.extend(silent);
+            self.suspects.extend(silent.map(|node| (node, now)));
             let replicas = self.nearest.get(&query.partition).into_iter().flatten();
             let replicas: Vec<NodeId> =
                 replicas.copied().filter(|&node| is_active(node, world)).collect();

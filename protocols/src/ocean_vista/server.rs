@@ -1,7 +1,7 @@
 //! One server node: coordinator, replicas, executor and gossiper, one store, one stream of durable
 //! records.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -133,11 +133,13 @@ impl World<'_, '_> {
         }
     }
 
-    /// True if f + 1 replicas of a partition take part.
-    pub(super) fn is_backed(&self, partition: PartitionId) -> bool {
-        let replicas = self.cluster.partition(partition).map_or(&[][..], |placed| &placed.replicas);
-        let active = self.members.active().filter(|(server, _)| replicas.contains(server)).count();
-        active > replicas.len() / 2
+    /// True if f + 1 replicas of every partition take part.
+    fn are_all_backed(&self) -> bool {
+        let active: BTreeSet<NodeId> = self.members.active().map(|(server, _)| server).collect();
+        self.cluster.partitions().all(|placed| {
+            let backing = placed.replicas.iter().filter(|replica| active.contains(replica)).count();
+            backing > placed.replicas.len() / 2
+        })
     }
 
     /// Sends a message once everything written so far is durable (R4).
@@ -905,7 +907,7 @@ impl Server {
         let least = needed.into_iter().flatten().min().unwrap_or(kept).min(kept);
         // What a version replaces is needed to execute that version, by whoever comes back too: what it
         // comes to is known to f + 1 replicas before what it replaces goes.
-        let is_backed = world.is_serving && replica.held().iter().all(|&id| world.is_backed(id));
+        let is_backed = world.is_serving && world.are_all_backed();
         let sgw = if is_backed { least.0.saturating_sub(1) } else { collectable.0 };
         Some(Report {
             server: node,

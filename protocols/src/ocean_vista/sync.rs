@@ -451,7 +451,7 @@ fn adopt(
 }
 
 /// Patience doubles so many times.
-const DOUBLINGS: u32 = 8;
+const DOUBLINGS: u32 = 4;
 
 /// After so many questions without a piece of a copy, another peer is asked.
 const ATTEMPTS: u32 = 4;
