@@ -312,7 +312,8 @@ impl Protocol for OceanVista {
         config.lag_max = vary(config.lag_max, 20, 150, rng);
         config.version_retention = vary(config.version_retention, 1, 100, rng);
         config.checkpoint_bytes = size(10_000, 16 << 20, rng);
-        config.chunk_keys = size(1, 1_000, rng);
+        // One key a piece would take minutes for some hundred keys, at a round trip each.
+        config.chunk_keys = size(8, 1_000, rng);
         if rng.chance(1, 4) {
             // Clocks that are a little fast abort.
             config.clock_ahead_max = Duration::from_millis(rng.range(1, 200));

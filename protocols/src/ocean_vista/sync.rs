@@ -182,14 +182,9 @@ impl Syncs {
             Purpose::Whole(whole) => whole.is_intact,
         };
         let to = sync.reach();
-        counts.then(|| {
-            let answer = replica.answer(partition, (sync.from, to), world.cluster);
-            let settled = match sync.purpose {
-                Purpose::Straggler(_) => answer.settled,
-                // Others may have settled, and collected, what this node did not get to compute.
-                Purpose::Whole(_) => replica.first_open(),
-            };
-            Answer { settled, promises: world.promises(partition), ..answer }
+        counts.then(|| Answer {
+            promises: world.promises(partition),
+            ..replica.answer(partition, (sync.from, to), world.cluster)
         })
     }
 
