@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Writes};
 
 use super::message::{Body, Functor, Msg, Path, Reason, Record};
@@ -105,11 +105,14 @@ impl Machine<OceanVista> for Client {
 }
 
 impl Client {
-    /// True if a server is not to be asked for now. It is tried again after a while: nobody hears of a
-    /// server that is back from elsewhere.
+    /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
+    /// server that is back unless it is asked: after so long that others were asked meanwhile, and
+    /// twice as long each time.
     fn is_suspect(&self, server: NodeId, now: Time) -> bool {
-        let patience = self.config.answer_after * 2;
-        self.suspects.get(&server).is_some_and(|asked| !asked.is_due(patience, now))
+        let first = self.config.answer_after.max(Duration::from_secs(1)) * 4;
+        self.suspects
+            .get(&server)
+            .is_some_and(|asked| now.since(asked.at) < first * (1 << asked.times.min(6)))
     }
 
     /// A server did not answer, or declined. True if that is news.
