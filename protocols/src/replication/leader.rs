@@ -323,6 +323,12 @@ impl<R: Replicated> Replica<R> {
         Some((index, self.term))
     }
 
+    /// Tells every member at once how far the log is chosen, rather than with the next entries or the
+    /// next heartbeat: for protocols whose followers act on what is chosen.
+    pub fn announce(&mut self, door: &mut impl Door<R>) {
+        self.beat_all(door);
+    }
+
     /// True if [`Replica::propose`] would append a command now.
     #[must_use]
     pub fn takes_commands(&self) -> bool {
