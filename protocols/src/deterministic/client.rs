@@ -38,8 +38,6 @@ struct Open {
     round: u32,
     server: NodeId,
     asked: Asked,
-    /// Its caller lost track of it.
-    is_resolved: bool,
 }
 
 #[derive(Debug)]
@@ -132,13 +130,13 @@ impl Client {
             Kind::Procedure(ops) => Phase::Submitted(functor(&txn, ops.clone())),
             Kind::ReadOnly => Phase::Submitted(functor(&txn, Vec::new())),
         };
-        self.open(txn, phase, Reads::new(), false, cx);
+        self.open(txn, phase, Reads::new(), cx);
     }
 
-    fn open(&mut self, txn: Txn, phase: Phase, reads: Reads, is_resolved: bool, cx: &mut Cx<'_>) {
+    fn open(&mut self, txn: Txn, phase: Phase, reads: Reads, cx: &mut Cx<'_>) {
         let (id, server) = (txn.id, self.server());
         let asked = Asked::new(cx.now());
-        self.open.insert(id, Open { txn, phase, reads, round: 1, server, asked, is_resolved });
+        self.open.insert(id, Open { txn, phase, reads, round: 1, server, asked });
         self.send(id, cx);
     }
 
@@ -261,24 +259,15 @@ impl Client {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
-        self.open(txn, Phase::Submitted(functor), reads, true, cx);
+        self.open(txn, Phase::Submitted(functor), reads, cx);
     }
 
-    fn on_answer(&mut self, id: TxnId, outcome: Outcome, reads: Option<Reads>, cx: &mut Cx<'_>) {
+    fn on_answer(&mut self, id: TxnId, outcome: Outcome, reads: Reads, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
-        let wants_reads = match open.txn.kind {
-            Kind::Interactive | Kind::General => false,
-            Kind::Procedure(_) | Kind::ReadOnly => true,
-        };
-        match (outcome, reads, wants_reads) {
-            (Outcome::Committed(_), Some(reads), true) => cx.reads(id, reads),
-            (Outcome::Committed(_), None, true) if !open.is_resolved => {
-                // It ran before this server was asked, and what it read is gone; the caller may ask
-                // what became of it.
-                self.finish(id, Outcome::Unknown, "sequenced", cx);
-                return;
-            }
-            (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _, _) => {}
+        match (outcome, &open.txn.kind) {
+            (Outcome::Committed(_), Kind::Procedure(_) | Kind::ReadOnly) => cx.reads(id, reads),
+            (Outcome::Committed(_), Kind::Interactive | Kind::General)
+            | (Outcome::Aborted(_) | Outcome::Unknown, _) => {}
         }
         self.finish(id, outcome, "sequenced", cx);
     }

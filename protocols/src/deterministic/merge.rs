@@ -217,7 +217,8 @@ impl Merge {
         while at != to {
             path.push(at);
             let watched = self.vertices.get(&at)?.watches?;
-            at = self.head(watched)?;
+            // It watches itself: the mistake.
+            at = self.head(watched).filter(|&next| next != at)?;
         }
         (!path.is_empty()).then_some(path)
     }
@@ -349,7 +350,7 @@ impl Merge {
         let mut next = Some(txn);
         while let Some(vertex) = next.and_then(|txn| self.vertices.get(&txn)) {
             oldest = Some(oldest.map_or(vertex.since, |oldest| oldest.min(vertex.since)));
-            next = vertex.head.or(vertex.watches);
+            next = vertex.head.or(vertex.watches).filter(|&then| Some(then) != next);
         }
         oldest
     }

@@ -93,14 +93,26 @@ pub struct Image {
     /// What was merged and has not run.
     pub pending: Vec<(PartitionId, Place, Arc<Sequenced>)>,
     /// What became of transactions whose clients may ask.
-    pub outcomes: BTreeMap<TxnId, Outcome>,
+    pub ended: BTreeMap<TxnId, Ended>,
+}
+
+/// What came of a transaction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// What it read; nothing if its caller had read before it was submitted. Another server than the
+    /// one that was asked first may have to tell, and to read again would be to read at another place in
+    /// the order.
+    pub reads: Reads,
 }
 
 impl Image {
     fn size(&self) -> usize {
         let of = |stream: &StreamImage| 24 + TXN * (stream.seen.len() + stream.acknowledged.len());
         let pending = self.pending.iter().map(|(_, _, entry)| 24 + entry.size()).sum::<usize>();
-        self.streams.values().map(of).sum::<usize>() + pending + 20 * self.outcomes.len()
+        let ended = self.ended.values().map(|ended| 24 + reads_size(&ended.reads)).sum::<usize>();
+        self.streams.values().map(of).sum::<usize>() + pending + ended
     }
 }
 
@@ -151,8 +163,8 @@ pub enum Msg {
         txn: TxnId,
         /// What became of it.
         outcome: Outcome,
-        /// What it read; none if it ran before this server was asked.
-        reads: Option<Reads>,
+        /// What it read; nothing if its caller knows that.
+        reads: Reads,
     },
     /// Gateway → server: a caller wants to see keys before it decides (reconnaissance).
     Look {
@@ -226,7 +238,7 @@ impl Message for Msg {
     fn wire_size(&self) -> usize {
         4 + match self {
             Self::Submit { functor } => functor.size(),
-            Self::Answer { reads, .. } => TXN + 12 + reads.as_ref().map_or(0, reads_size),
+            Self::Answer { reads, .. } => TXN + 12 + reads_size(reads),
             Self::Look { keys, .. } => TXN + 2 + keys_size(keys),
             Self::Found { reads, .. } => TXN + 2 + reads_size(reads),
             Self::Sequence { entry, .. } => 4 + entry.size(),

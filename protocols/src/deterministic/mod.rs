@@ -87,7 +87,7 @@ use orthodrome_core::rng::Rng;
 use crate::hosting::{self, size, vary};
 use crate::replication::{self, Tooth};
 pub use client::Client;
-pub use message::{Chunk, Command, Image, Log, Msg, Record, Sequenced, StreamImage};
+pub use message::{Chunk, Command, Ended, Image, Log, Msg, Record, Sequenced, StreamImage};
 pub use placement::Placement;
 pub use server::Server;
 

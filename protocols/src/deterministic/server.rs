@@ -16,7 +16,7 @@ use orthodrome_core::store::{Store, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads, Value, Version};
 
-use super::message::{Chunk, Command, Image, Log, Msg, Record, Sequenced};
+use super::message::{Chunk, Command, Ended, Image, Log, Msg, Record, Sequenced};
 use super::placement::Placement;
 use super::sequencer::{Sequencer, View};
 use super::state::{Applied, State, visible};
@@ -351,9 +351,9 @@ impl Server {
     /// A gateway wants a transaction to run, or to know what became of it.
     fn on_submit(&mut self, gateway: NodeId, functor: Arc<Functor>, cx: &mut Cx<'_>) {
         let txn = functor.txn;
-        if let Some(&outcome) = self.state.outcomes.get(&txn) {
+        if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
             cx.note(Note::AlreadyRan);
-            self.send(gateway, Msg::Answer { txn, outcome, reads: None }, cx);
+            self.send(gateway, Msg::Answer { txn, outcome, reads }, cx);
             return;
         }
         if self.state.is_acknowledged(txn) {
@@ -417,11 +417,9 @@ impl Server {
         for _ in 0..applied.repeated {
             cx.note(Note::RepeatedEntry);
         }
-        for ran in applied.ran {
-            let (txn, outcome) = (ran.txn, ran.outcome);
+        for (txn, Ended { outcome, reads }) in applied.ran {
             cx.claim(Claim::Decided { txn, outcome });
             if let Some(waiting) = self.waiting.remove(&txn) {
-                let reads = Some(ran.reads);
                 self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
             }
         }
@@ -531,10 +529,10 @@ impl Server {
             }
         }
         for (txn, asked, entry) in due {
-            if let Some(&outcome) = self.state.outcomes.get(&txn) {
+            if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
                 // It is in a state that this server took from another.
                 let Some(waiting) = self.waiting.remove(&txn) else { continue };
-                self.send(waiting.gateway, Msg::Answer { txn, outcome, reads: None }, cx);
+                self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
             } else if self.state.is_acknowledged(txn) {
                 self.waiting.remove(&txn);
             } else {

@@ -11,8 +11,9 @@ use orthodrome_core::txn::{Outcome, Read, Reads, Version};
 
 use super::Teeth;
 use super::merge::{Merge, Merged, Place};
-use super::message::{Command, Image, Sequenced, StreamImage};
+use super::message::{Command, Ended, Image, Sequenced, StreamImage};
 use super::placement::Placement;
+use crate::functor::Body;
 use crate::acknowledged::advance;
 use crate::replication::Index;
 
@@ -25,28 +26,17 @@ pub struct State {
     /// What waits for its turn.
     pub merge: Merge,
     /// What became of transactions whose clients may ask.
-    pub outcomes: BTreeMap<TxnId, Outcome>,
+    pub ended: BTreeMap<TxnId, Ended>,
     /// Counts checkpoints.
     pub number: u64,
     teeth: Teeth,
-}
-
-/// A transaction that has run.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ran {
-    /// Which.
-    pub txn: TxnId,
-    /// What became of it.
-    pub outcome: Outcome,
-    /// What it read.
-    pub reads: Reads,
 }
 
 /// What an entry of a stream brought about.
 #[derive(Debug, Default)]
 pub struct Applied {
     /// What ran, in order.
-    pub ran: Vec<Ran>,
+    pub ran: Vec<(TxnId, Ended)>,
     /// Transactions that were in the stream before.
     pub repeated: usize,
 }
@@ -69,8 +59,8 @@ impl State {
         for (stream, place, entry) in &image.pending {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
-        let (outcomes, number) = (image.outcomes.clone(), image.number);
-        Self { streams, acknowledged, merge, outcomes, number, teeth }
+        let (ended, number) = (image.ended.clone(), image.number);
+        Self { streams, acknowledged, merge, ended, number, teeth }
     }
 
     /// Everything, to go on from later.
@@ -80,7 +70,7 @@ impl State {
             number: self.number,
             streams: self.streams.clone(),
             pending: self.merge.pending(),
-            outcomes: self.outcomes.clone(),
+            ended: self.ended.clone(),
         }
     }
 
@@ -165,9 +155,9 @@ impl State {
             }
         }
         if let Some(over) = advance(&mut self.acknowledged, client, below) {
-            let over: Vec<TxnId> = self.outcomes.range(over).map(|(&txn, _)| txn).collect();
+            let over: Vec<TxnId> = self.ended.range(over).map(|(&txn, _)| txn).collect();
             for txn in over {
-                self.outcomes.remove(&txn);
+                self.ended.remove(&txn);
             }
         }
     }
@@ -200,7 +190,7 @@ impl State {
 
     /// A transaction runs. Its timestamp follows from its places and from what it touches, so that it
     /// is the same in every region, and grows along each key.
-    fn run(&mut self, merged: &Merged, placement: &Placement, store: &mut Store) -> Ran {
+    fn run(&mut self, merged: &Merged, placement: &Placement, store: &mut Store) -> (TxnId, Ended) {
         let functor = &merged.entry.functor;
         let txn = functor.txn;
         let held = |key| store.read(placement.partition_of(key), key);
@@ -224,10 +214,15 @@ impl State {
             }
             Err(reason) => Outcome::Aborted(reason),
         };
+        let reads = match functor.body {
+            Body::Ops(_) => reads,
+            Body::Validate { .. } => Reads::new(),
+        };
+        let ended = Ended { outcome, reads };
         if !self.is_acknowledged(txn) {
-            self.outcomes.insert(txn, outcome);
+            self.ended.insert(txn, ended.clone());
         }
-        Ran { txn, outcome, reads }
+        (txn, ended)
     }
 
     /// Versions of the keys of `stream` older than this may go, but for the newest of each key: whatever
@@ -251,7 +246,7 @@ impl State {
     /// Adds what must be equal on all servers at one position, data apart.
     pub fn add_to(&self, digest: &mut Digest) {
         digest.add_debug(&self.streams);
-        digest.add_debug(&self.outcomes);
+        digest.add_debug(&self.ended);
         digest.add_debug(&self.merge.pending());
     }
 }
