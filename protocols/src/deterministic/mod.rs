@@ -237,9 +237,11 @@ impl Protocol for Deterministic {
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let mut hosting = hosting::Config::for_round_trip(round_trip);
+        hosting.replication.followers_act = true;
         Config {
             ordering: if name == CALVIN { Ordering::Global } else { Ordering::Regional },
-            hosting: hosting::Config::for_round_trip(round_trip),
+            hosting,
             answer_after: round_trip * 6 + Duration::from_millis(500),
             resend_after: round_trip * 3 + Duration::from_millis(100),
             forward_after: round_trip * 2 + Duration::from_millis(50),

@@ -29,6 +29,12 @@ use crate::waiting::Asked;
 /// A table of the server's own in its store: the number of the checkpoint that the data is of.
 const OWN: PartitionId = PartitionId(u32::MAX);
 
+/// A server sends so many transactions again in one [`AGAIN_WINDOW`], those first that were sent longest
+/// ago: a link that carries no more must not be filled with what it has carried already.
+const AGAIN_MAX: usize = 32;
+/// See [`AGAIN_MAX`].
+const AGAIN_WINDOW: Duration = Duration::from_millis(250);
+
 /// One server.
 #[derive(Debug)]
 pub struct Server {
@@ -44,6 +50,8 @@ pub struct Server {
     waiting: BTreeMap<TxnId, Waiting>,
     /// When transactions were last forwarded that are in one stream and not in another.
     forwarded: BTreeMap<TxnId, Asked>,
+    /// When the window began in which transactions are sent again, and how many were.
+    again: (Time, usize),
     /// Messages to this server itself.
     local: VecDeque<Msg>,
     disk: Disk,
@@ -151,6 +159,7 @@ impl Machine<Deterministic> for Server {
             streams: BTreeMap::new(),
             waiting: BTreeMap::new(),
             forwarded: BTreeMap::new(),
+            again: (cx.now(), 0),
             local: VecDeque::new(),
             disk: Disk::default(),
             cluster,
@@ -518,17 +527,28 @@ impl Server {
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
     }
 
+    /// How many transactions may be sent again now.
+    fn again_max(&mut self, now: Time) -> usize {
+        if now.since(self.again.0) >= AGAIN_WINDOW {
+            self.again = (now, 0);
+        }
+        AGAIN_MAX.saturating_sub(self.again.1)
+    }
+
     /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
     fn ask_again(&mut self, cx: &mut Cx<'_>) {
         let (now, patience) = (cx.now(), self.config.resend_after);
-        let mut due = Vec::new();
-        for (&txn, waiting) in &mut self.waiting {
-            if waiting.asked.is_due(patience, now) {
-                due.push((txn, waiting.asked.at, waiting.entry.clone()));
-                waiting.asked = waiting.asked.again(now);
-            }
-        }
-        for (txn, asked, entry) in due {
+        let waits = self.waiting.iter();
+        let mut due: Vec<(Time, TxnId)> = waits
+            .filter(|(_, waiting)| waiting.asked.is_due(patience, now))
+            .map(|(&txn, waiting)| (waiting.asked.at, txn))
+            .collect();
+        due.sort_unstable();
+        due.truncate(self.again_max(now));
+        for (asked, txn) in due {
+            let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
+            waiting.asked = waiting.asked.again(now);
+            let entry = waiting.entry.clone();
             if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
                 // It is in a state that this server took from another.
                 let Some(waiting) = self.waiting.remove(&txn) else { continue };
@@ -537,6 +557,7 @@ impl Server {
                 self.waiting.remove(&txn);
             } else {
                 cx.note(Note::AskedAgain);
+                self.again.1 += 1;
                 for &home in &entry.homes {
                     self.routes.suspect(home, asked, now);
                 }
@@ -548,26 +569,31 @@ impl Server {
     /// S6: whoever leads a stream in which a transaction is sees to it that it is in the others.
     fn forward(&mut self, cx: &mut Cx<'_>) {
         let (now, patience) = (cx.now(), self.config.forward_after);
-        let old: Vec<Arc<Sequenced>> =
-            self.state.merge.incomplete_since(now - patience).cloned().collect();
         self.forwarded.retain(|txn, _| self.state.merge.contains(*txn));
-        for entry in old {
+        let leads = |home: &PartitionId| {
+            self.streams.get(home).is_some_and(|held| held.replica.is_leader())
+        };
+        let mut due: Vec<(Time, Arc<Sequenced>)> = Vec::new();
+        for entry in self.state.merge.incomplete_since(now - patience) {
             let txn = entry.functor.txn;
             let missing = self.state.merge.missing(txn).unwrap_or_default();
-            let is_led = |home: &PartitionId| {
-                self.streams.get(home).is_some_and(|held| held.replica.is_leader())
-            };
-            let leads = entry.homes.iter().any(|home| !missing.contains(home) && is_led(home));
-            if !leads || self.config.teeth.forwards_nothing {
-                continue;
+            let asked = self.forwarded.get(&txn);
+            let is_due = asked.is_none_or(|asked| asked.is_due(patience, now));
+            if is_due && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
+                due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
             }
-            let asked = self.forwarded.get(&txn).copied();
-            if asked.is_some_and(|asked| !asked.is_due(patience, now)) {
-                continue;
-            }
+        }
+        if self.config.teeth.forwards_nothing {
+            return;
+        }
+        due.sort_by_key(|(asked, entry)| (*asked, entry.functor.txn));
+        due.truncate(self.again_max(now));
+        for (_, entry) in due {
             cx.note(Note::Forwarded);
-            let again = asked.map_or(Asked::new(now), |asked| asked.again(now));
-            self.forwarded.insert(txn, again);
+            self.again.1 += 1;
+            let forwarded = self.forwarded.entry(entry.functor.txn);
+            let asked = forwarded.and_modify(|asked| *asked = asked.again(now));
+            asked.or_insert(Asked::new(now));
             self.sequence(&entry, cx);
         }
     }

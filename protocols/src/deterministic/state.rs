@@ -13,8 +13,8 @@ use super::Teeth;
 use super::merge::{Merge, Merged, Place};
 use super::message::{Command, Ended, Image, Sequenced, StreamImage};
 use super::placement::Placement;
-use crate::functor::Body;
 use crate::acknowledged::advance;
+use crate::functor::Body;
 use crate::replication::Index;
 
 /// Everything but the data.
