@@ -34,6 +34,14 @@ const OWN: PartitionId = PartitionId(u32::MAX);
 const AGAIN_MAX: usize = 32;
 /// See [`AGAIN_MAX`].
 const AGAIN_WINDOW: Duration = Duration::from_millis(250);
+/// Nor is one sent again more often than this in the long run, unless settings say so.
+const AGAIN_AFTER: Duration = Duration::from_secs(4);
+
+/// Time to send a transaction again: after `patience` at first, then after twice as long each time.
+fn is_due(asked: &Asked, patience: Duration, now: Time) -> bool {
+    let wait = (patience * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(patience));
+    now.since(asked.at) >= wait
+}
 
 /// One server.
 #[derive(Debug)]
@@ -517,8 +525,9 @@ impl Server {
     // What is overdue.
 
     fn on_sweep_timeout(&mut self, cx: &mut Cx<'_>) {
-        self.ask_again(cx);
+        // What is in one stream comes first: while it is not in the others, these may be closed to what is new.
         self.forward(cx);
+        self.ask_again(cx);
         for stream in self.placement.streams() {
             self.sequencing(stream, cx, |sequencer, view| sequencer.reopen(view));
             self.acknowledge(stream, cx);
@@ -527,12 +536,13 @@ impl Server {
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
     }
 
-    /// How many transactions may be sent again now.
-    fn again_max(&mut self, now: Time) -> usize {
+    /// How many transactions may be sent again now: those of gateways leave half to be forwarded.
+    fn again_max(&mut self, is_forwarded: bool, now: Time) -> usize {
         if now.since(self.again.0) >= AGAIN_WINDOW {
             self.again = (now, 0);
         }
-        AGAIN_MAX.saturating_sub(self.again.1)
+        let most = if is_forwarded { AGAIN_MAX } else { AGAIN_MAX / 2 };
+        most.saturating_sub(self.again.1)
     }
 
     /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
@@ -540,11 +550,11 @@ impl Server {
         let (now, patience) = (cx.now(), self.config.resend_after);
         let waits = self.waiting.iter();
         let mut due: Vec<(Time, TxnId)> = waits
-            .filter(|(_, waiting)| waiting.asked.is_due(patience, now))
+            .filter(|(_, waiting)| is_due(&waiting.asked, patience, now))
             .map(|(&txn, waiting)| (waiting.asked.at, txn))
             .collect();
         due.sort_unstable();
-        due.truncate(self.again_max(now));
+        due.truncate(self.again_max(false, now));
         for (asked, txn) in due {
             let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
             waiting.asked = waiting.asked.again(now);
@@ -578,8 +588,8 @@ impl Server {
             let txn = entry.functor.txn;
             let missing = self.state.merge.missing(txn).unwrap_or_default();
             let asked = self.forwarded.get(&txn);
-            let is_due = asked.is_none_or(|asked| asked.is_due(patience, now));
-            if is_due && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
+            let is_next = asked.is_none_or(|asked| is_due(asked, patience, now));
+            if is_next && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
                 due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
             }
         }
@@ -587,7 +597,7 @@ impl Server {
             return;
         }
         due.sort_by_key(|(asked, entry)| (*asked, entry.functor.txn));
-        due.truncate(self.again_max(now));
+        due.truncate(self.again_max(true, now));
         for (_, entry) in due {
             cx.note(Note::Forwarded);
             self.again.1 += 1;
