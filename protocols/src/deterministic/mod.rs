@@ -279,7 +279,7 @@ impl Protocol for Deterministic {
         config.sweep_interval = vary(config.sweep_interval, 20, 300, rng);
         config.batch_max = size(1, 1_024, rng);
         if rng.chance(1, 8) {
-            config.in_flight_max = size(1, 64, rng);
+            config.in_flight_max = size(16, 256, rng);
         }
         config.hosting.vary(rng);
     }

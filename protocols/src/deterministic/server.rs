@@ -754,9 +754,8 @@ impl Server {
     /// The state that was taken may know less of other streams than this server did: what their logs
     /// have told already is merged once more.
     fn merge_again(&mut self, but: PartitionId, cx: &mut Cx<'_>) {
-        for stream in self.placement.streams() {
-            loop {
-                let Some(held) = self.streams.get(&stream).filter(|_| stream != but) else { break };
+        for stream in self.placement.streams().into_iter().filter(|&stream| stream != but) {
+            while let Some(held) = self.streams.get(&stream) {
                 let next = self.state.applied(stream).next();
                 if next > held.replica.surfaced_index() {
                     break;
