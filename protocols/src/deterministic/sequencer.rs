@@ -127,6 +127,8 @@ impl Sequencer {
 
     /// The next batch to propose.
     pub fn next_batch(&mut self, view: &View<'_>) -> Option<Command> {
+        // An earlier leader may have left some of it.
+        self.batch.retain(|entry| !view.state.is_sequenced(view.stream, entry.functor.txn));
         if self.batch.is_empty() {
             return None;
         }

@@ -29,18 +29,43 @@ use crate::waiting::Asked;
 /// A table of the server's own in its store: the number of the checkpoint that the data is of.
 const OWN: PartitionId = PartitionId(u32::MAX);
 
-/// A server sends so many transactions again in one [`AGAIN_WINDOW`], those first that were sent longest
-/// ago: a link that carries no more must not be filled with what it has carried already.
-const AGAIN_MAX: usize = 32;
-/// See [`AGAIN_MAX`].
+/// What is sent again is counted by such windows, see [`Again`].
 const AGAIN_WINDOW: Duration = Duration::from_millis(250);
-/// Nor is one sent again more often than this in the long run, unless settings say so.
+/// In a window, at least so many may be sent again, and at most.
+const AGAIN: std::ops::RangeInclusive<usize> = 4..=1_024;
+/// None is sent again more often than this in the long run, unless settings say so.
 const AGAIN_AFTER: Duration = Duration::from_secs(4);
 
 /// Time to send a transaction again: after `patience` at first, then after twice as long each time.
 fn is_due(asked: &Asked, patience: Duration, now: Time) -> bool {
     let wait = (patience * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(patience));
     now.since(asked.at) >= wait
+}
+
+/// How many transactions may be sent again: twice as many as ran in the window before, and a few. A link
+/// that carries no more must not be filled with what it has carried already, nor what is slow be made
+/// slower.
+#[derive(Debug)]
+struct Again {
+    since: Time,
+    most: usize,
+    ran: usize,
+    forwarded: usize,
+    asked: usize,
+}
+
+impl Again {
+    fn new(now: Time) -> Self {
+        Self { since: now, most: *AGAIN.start(), ran: 0, forwarded: 0, asked: 0 }
+    }
+
+    /// Begins a new window, if it is time.
+    fn turn(&mut self, now: Time) {
+        if now.since(self.since) >= AGAIN_WINDOW {
+            let most = (2 * self.ran).clamp(*AGAIN.start(), *AGAIN.end());
+            *self = Self { most, ..Self::new(now) };
+        }
+    }
 }
 
 /// One server.
@@ -58,8 +83,7 @@ pub struct Server {
     waiting: BTreeMap<TxnId, Waiting>,
     /// When transactions were last forwarded that are in one stream and not in another.
     forwarded: BTreeMap<TxnId, Asked>,
-    /// When the window began in which transactions are sent again, and how many were.
-    again: (Time, usize),
+    again: Again,
     /// Messages to this server itself.
     local: VecDeque<Msg>,
     disk: Disk,
@@ -167,7 +191,7 @@ impl Machine<Deterministic> for Server {
             streams: BTreeMap::new(),
             waiting: BTreeMap::new(),
             forwarded: BTreeMap::new(),
-            again: (cx.now(), 0),
+            again: Again::new(cx.now()),
             local: VecDeque::new(),
             disk: Disk::default(),
             cluster,
@@ -434,6 +458,7 @@ impl Server {
         for _ in 0..applied.repeated {
             cx.note(Note::RepeatedEntry);
         }
+        self.again.ran += applied.ran.len();
         for (txn, Ended { outcome, reads }) in applied.ran {
             cx.claim(Claim::Decided { txn, outcome });
             if let Some(waiting) = self.waiting.remove(&txn) {
@@ -487,13 +512,13 @@ impl Server {
         self.disk.unflushed.insert(stream);
     }
 
-    /// Proposes what has come.
+    /// Proposes what has come. Not before this server knows everything that earlier leaders left: what is
+    /// not chosen for long must not be in the log once for each of them.
     fn propose(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
-        while self
-            .streams
-            .get(&stream)
-            .is_some_and(|held| held.sequencer.has_batch() && held.replica.takes_commands())
-        {
+        while self.streams.get(&stream).is_some_and(|held| {
+            let replica = &held.replica;
+            held.sequencer.has_batch() && replica.is_ready() && replica.takes_commands()
+        }) {
             let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
             let Some(Some(command)) = batch else { return };
             self.with(stream, cx, |held, door| {
@@ -525,7 +550,7 @@ impl Server {
     // What is overdue.
 
     fn on_sweep_timeout(&mut self, cx: &mut Cx<'_>) {
-        // What is in one stream comes first: while it is not in the others, these may be closed to what is new.
+        self.again.turn(cx.now());
         self.forward(cx);
         self.ask_again(cx);
         for stream in self.placement.streams() {
@@ -534,15 +559,6 @@ impl Server {
             self.disk.unflushed.insert(stream);
         }
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
-    }
-
-    /// How many transactions may be sent again now: those of gateways leave half to be forwarded.
-    fn again_max(&mut self, is_forwarded: bool, now: Time) -> usize {
-        if now.since(self.again.0) >= AGAIN_WINDOW {
-            self.again = (now, 0);
-        }
-        let most = if is_forwarded { AGAIN_MAX } else { AGAIN_MAX / 2 };
-        most.saturating_sub(self.again.1)
     }
 
     /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
@@ -554,7 +570,7 @@ impl Server {
             .map(|(&txn, waiting)| (waiting.asked.at, txn))
             .collect();
         due.sort_unstable();
-        due.truncate(self.again_max(false, now));
+        due.truncate(self.again.most.saturating_sub(self.again.asked));
         for (asked, txn) in due {
             let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
             waiting.asked = waiting.asked.again(now);
@@ -567,7 +583,7 @@ impl Server {
                 self.waiting.remove(&txn);
             } else {
                 cx.note(Note::AskedAgain);
-                self.again.1 += 1;
+                self.again.asked += 1;
                 for &home in &entry.homes {
                     self.routes.suspect(home, asked, now);
                 }
@@ -597,10 +613,10 @@ impl Server {
             return;
         }
         due.sort_by_key(|(asked, entry)| (*asked, entry.functor.txn));
-        due.truncate(self.again_max(true, now));
+        due.truncate(self.again.most.saturating_sub(self.again.forwarded));
         for (_, entry) in due {
             cx.note(Note::Forwarded);
-            self.again.1 += 1;
+            self.again.forwarded += 1;
             let forwarded = self.forwarded.entry(entry.functor.txn);
             let asked = forwarded.and_modify(|asked| *asked = asked.again(now));
             asked.or_insert(Asked::new(now));
@@ -610,7 +626,10 @@ impl Server {
 
     /// Streams that a client does not use any more learn from the others what it knows.
     fn acknowledge(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
-        let takes = self.streams.get(&stream).is_some_and(|held| held.replica.takes_commands());
+        let takes = self
+            .streams
+            .get(&stream)
+            .is_some_and(|held| held.replica.is_ready() && held.replica.takes_commands());
         if !takes {
             return;
         }
