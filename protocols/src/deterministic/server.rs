@@ -521,10 +521,14 @@ impl Server {
         }) {
             let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
             let Some(Some(command)) = batch else { return };
-            self.with(stream, cx, |held, door| {
-                // It takes commands, as was asked just now.
-                let _ = held.replica.propose(command, door);
-            });
+            let copy = self.config.teeth.merges_unchosen.then(|| Arc::new(command.clone()));
+            let mut proposed = None;
+            self.with(stream, cx, |held, door| proposed = held.replica.propose(command, door));
+            if let (Some(command), Some((index, _))) = (copy, proposed)
+                && index == self.state.applied(stream).next()
+            {
+                self.on_chosen(stream, index, &Payload::Command(command), cx);
+            }
         }
     }
 
