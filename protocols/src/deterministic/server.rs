@@ -33,6 +33,8 @@ const OWN: PartitionId = PartitionId(u32::MAX);
 const AGAIN_WINDOW: Duration = Duration::from_millis(250);
 /// In a window, at least so many may be sent again, and at most.
 const AGAIN: std::ops::RangeInclusive<usize> = 4..=1_024;
+/// How often streams tell each other what clients know. It takes a look at everything that they remember.
+const ACKNOWLEDGE_AFTER: Duration = Duration::from_secs(1);
 /// None is sent again more often than this in the long run, unless settings say so.
 const AGAIN_AFTER: Duration = Duration::from_secs(4);
 
@@ -84,6 +86,8 @@ pub struct Server {
     /// When transactions were last forwarded that are in one stream and not in another.
     forwarded: BTreeMap<TxnId, Asked>,
     again: Again,
+    /// When streams last told each other what clients know.
+    acknowledged_at: Time,
     /// Messages to this server itself.
     local: VecDeque<Msg>,
     disk: Disk,
@@ -192,6 +196,7 @@ impl Machine<Deterministic> for Server {
             waiting: BTreeMap::new(),
             forwarded: BTreeMap::new(),
             again: Again::new(cx.now()),
+            acknowledged_at: cx.now(),
             local: VecDeque::new(),
             disk: Disk::default(),
             cluster,
@@ -557,9 +562,13 @@ impl Server {
         self.again.turn(cx.now());
         self.forward(cx);
         self.ask_again(cx);
+        let acknowledges = cx.now().since(self.acknowledged_at) >= ACKNOWLEDGE_AFTER;
         for stream in self.placement.streams() {
             self.sequencing(stream, cx, |sequencer, view| sequencer.reopen(view));
-            self.acknowledge(stream, cx);
+            if acknowledges {
+                self.acknowledged_at = cx.now();
+                self.acknowledge(stream, cx);
+            }
             self.disk.unflushed.insert(stream);
         }
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use orthodrome_core::machine::Protocol as _;
-use orthodrome_protocols::deterministic::{CALVIN, Deterministic, SLOTH};
-use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed};
+use orthodrome_protocols::deterministic::{CALVIN, Config, Deterministic, SLOTH};
+use orthodrome_sim::swarm::{SwarmOptions, run_seed, run_seed_with};
 
 use super::support::{Notes, expect, from_environment, seeds};
 
@@ -39,7 +39,9 @@ fn of(default: u64, share: u64) -> Range<u64> {
 #[test]
 fn seeds_with_faults_hold_every_promise_with_one_log() {
     let notes = hold_every_promise(CALVIN, of(200, 0));
-    expect(&notes, &["RepeatedEntry", "AlreadyRan", "Resolved", "AskedAgain", "Checkpoint"]);
+    let expected =
+        ["RepeatedEntry", "AlreadyRan", "Resolved", "AskedAgain", "Checkpoint", "Deposed"];
+    expect(&notes, &expected);
 }
 
 #[test]
@@ -60,9 +62,27 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
     expect(&notes, &expected);
 }
 
+/// Logs that keep next to nothing: servers that were away take another's state.
+#[test]
+fn servers_that_are_far_behind_take_a_state() {
+    let mut taken = 0;
+    for seed in 0..seeds(200) / 10 {
+        let options = SwarmOptions { shrink_budget: 0, ..SwarmOptions::of(CALVIN) };
+        let settings = |config: &mut Config| {
+            config.log_kept = 8;
+            config.hosting.checkpoint_bytes = 3_000;
+            config.hosting.chunk_keys = 3;
+        };
+        let result = run_seed_with::<Deterministic>(seed, &options, Some(settings)).unwrap();
+        taken += result.notes.get("SnapshotInstalled").copied().unwrap_or(0);
+        assert!(result.found.is_none(), "seed {seed}: {}", result.found.unwrap().failure);
+    }
+    assert!(taken > 0, "nobody took a state");
+}
+
 /// The unsafe variant `tooth` is caught within so many seeds, by one that passes without it.
-fn catch(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
-    let sound = SwarmOptions { temper, shrink_budget: 0, ..SwarmOptions::of(name) };
+fn catch(name: &'static str, tooth: &str, within: u64) {
+    let sound = SwarmOptions { shrink_budget: 0, ..SwarmOptions::of(name) };
     let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
     let run = |seed, options| run_seed::<Deterministic>(seed, options).unwrap().found;
     let caught = (10_000..10_000 + within).find_map(|seed| {
@@ -73,18 +93,23 @@ fn catch(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
     println!("{name} {tooth}: seed {seed}, the {}th: {}", seed - 9_999, found.failure);
 }
 
-/// Unsafe variants, and within how many seeds they are caught.
-const CAUGHT_WITHIN: [(&str, &str, Option<Temper>, u64); 4] = [
-    (CALVIN, "S7", None, 10),
-    (CALVIN, "S9", None, 100),
-    (CALVIN, "R6", None, 30),
-    (SLOTH, "S7", None, 10),
+/// Unsafe variants, and within how many seeds they are caught. S1 needs more load than a seed has; a
+/// test of the merge shows it.
+const CAUGHT_WITHIN: [(&str, &str, u64); 8] = [
+    (CALVIN, "S2", 10),
+    (CALVIN, "S7", 10),
+    (CALVIN, "S9", 150),
+    (CALVIN, "R6", 20),
+    (SLOTH, "S2", 10),
+    (SLOTH, "S6", 80),
+    (SLOTH, "S7", 10),
+    (SLOTH, "R6", 20),
 ];
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (name, tooth, temper, within) in CAUGHT_WITHIN {
+    for (name, tooth, within) in CAUGHT_WITHIN {
         assert!(Deterministic::teeth(name).contains(&tooth));
-        catch(name, tooth, temper, within);
+        catch(name, tooth, within);
     }
 }
