@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_protocols::deterministic::{CALVIN, Config, Deterministic, SLOTH};
-use orthodrome_sim::swarm::{SwarmOptions, run_seed, run_seed_with};
+use orthodrome_sim::swarm::{Scenario, SwarmOptions, run_seed, run_seed_with};
 
 use super::support::{Notes, expect, from_environment, seeds};
 
@@ -62,12 +62,16 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
     expect(&notes, &expected);
 }
 
-/// Logs that keep next to nothing: servers that were away take another's state.
+/// Logs that keep next to nothing: servers that were away take another's state. Not over links that lose
+/// packets: what these carry is less than a state before somebody gives the leader up.
 #[test]
 fn servers_that_are_far_behind_take_a_state() {
     let mut taken = 0;
     for seed in 0..seeds(200) / 10 {
         let options = SwarmOptions { shrink_budget: 0, ..SwarmOptions::of(CALVIN) };
+        if Scenario::draw::<Deterministic>(seed, &options).unwrap().options.network.loss > 0.0 {
+            continue;
+        }
         let settings = |config: &mut Config| {
             config.log_kept = 8;
             config.hosting.checkpoint_bytes = 3_000;
