@@ -77,7 +77,9 @@ impl Sequencer {
         if view.state.is_sequenced(view.stream, txn) || self.taken.contains(&txn) {
             return Some(Note::RepeatedSequence);
         }
-        if self.taken.len() >= view.config.hosting.early_max.max(64) {
+        // One that is in another stream is always let in: those that are kept out wait for it.
+        let is_full = self.taken.len() >= view.config.hosting.early_max.max(64);
+        if is_full && !view.state.merge.contains(txn) {
             return Some(Note::Shed);
         }
         self.taken.insert(txn);
