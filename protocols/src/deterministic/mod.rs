@@ -133,7 +133,7 @@ pub struct Config {
     pub close_after: Duration,
     /// How often a server looks for work that is overdue.
     pub sweep_interval: Duration,
-    /// A server takes no more transactions of gateways at once.
+    /// A server takes no more transactions of gateways at once, nor does a sequencer of servers.
     pub in_flight_max: usize,
     /// Transactions in one entry of a stream.
     pub batch_max: usize,

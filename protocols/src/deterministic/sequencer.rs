@@ -23,7 +23,7 @@ pub(super) struct Sequencer {
     /// Held until all homes have it; by the time of release here, then by the time that all homes
     /// agree on (S1).
     held: BTreeMap<(Time, Timestamp, TxnId), Arc<Sequenced>>,
-    /// Kept out while something on their keys waits for long, in order (S1).
+    /// Kept out while something on their keys waits for long (S1).
     closed: Vec<Arc<Sequenced>>,
     /// To be proposed with the next batch.
     batch: Vec<Arc<Sequenced>>,
@@ -78,7 +78,7 @@ impl Sequencer {
             return Some(Note::RepeatedSequence);
         }
         // One that is in another stream is always let in: those that are kept out wait for it.
-        let is_full = self.taken.len() >= view.config.hosting.early_max.max(64);
+        let is_full = self.taken.len() >= view.config.in_flight_max;
         if is_full && !view.state.merge.contains(txn) {
             return Some(Note::Shed);
         }
@@ -120,9 +120,11 @@ impl Sequencer {
         notes
     }
 
-    /// Lets in what was kept out, as far as its keys are open again.
+    /// Lets in what was kept out, as far as its keys are open again, in the order that all homes agree on.
     pub fn reopen(&mut self, view: &View<'_>) {
-        for entry in take(&mut self.closed) {
+        let mut closed = take(&mut self.closed);
+        closed.sort_by_key(|entry| (entry.due, entry.functor.txn));
+        for entry in closed {
             self.admit(entry, view);
         }
     }
