@@ -70,13 +70,9 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
         },
         6 => Msg::NotLeader { partition: draw.partition(), leader: None, txn: None },
         _ => {
-            let (term, matched, received) = (Term(3), Index(draw.below(1 << 30)), Index(7));
-            let message = replication::Message::AppendReply {
-                term,
-                matched,
-                received,
-                beat: Beat::default(),
-            };
+            let (term, matched, received) = (Term(3), Index(draw.below(1 << 30)), Index(7 << 20));
+            let beat = Beat { round: 1 << 40, sent_at: orthodrome_core::Time(1 << 50) };
+            let message = replication::Message::AppendReply { term, matched, received, beat };
             Msg::Replication { partition: draw.partition(), message }
         }
     }
