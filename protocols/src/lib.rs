@@ -5,6 +5,8 @@
 
 mod acknowledged;
 pub mod carousel;
+pub mod deterministic;
+pub mod functor;
 pub mod gateway;
 mod hosting;
 pub mod ir;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use orthodrome_protocols::carousel::{BASIC, Carousel, FAST};
+use orthodrome_protocols::deterministic::{CALVIN, Deterministic, SLOTH};
 use orthodrome_protocols::natto::{CP, LECSF, Natto, PA, RECSF, TS};
 use orthodrome_protocols::ocean_vista::{self, OceanVista};
 use orthodrome_protocols::tapir::{self, Tapir};
@@ -28,6 +29,16 @@ fn golden_traces_of_tapir() {
 #[test]
 fn golden_traces_of_ocean_vista() {
     run_all::<OceanVista>(ocean_vista::NAME, "src/ocean_vista/testdata").unwrap();
+}
+
+#[test]
+fn golden_traces_of_calvin() {
+    run_all::<Deterministic>(CALVIN, "src/deterministic/testdata/calvin").unwrap();
+}
+
+#[test]
+fn golden_traces_of_sloth() {
+    run_all::<Deterministic>(SLOTH, "src/deterministic/testdata/sloth").unwrap();
 }
 
 #[test]

@@ -85,6 +85,7 @@ impl Config {
         replication.max_inflight = size(8, 64, rng);
         replication.max_unchosen = size(256, 64 << 10, rng);
         replication.snapshot_window = size(1, 4, rng);
+        replication.followers_act = self.replication.followers_act;
         self.replication = replication;
     }
 }

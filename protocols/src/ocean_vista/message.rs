@@ -1,135 +1,18 @@
 //! What machines of Ocean Vista say to each other, and what servers remember.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{
-    AbortReason, Key, Op, Outcome, Read, Reads, Txn, Value, Version, Writes,
-};
+use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
 
 use super::state::{Image, Name, State};
 use super::{directory, gossiper, takeover};
+pub use crate::functor::{Body, Functor, Output};
 use crate::sizes::{TXN, VERSION, data_size, keys_size, value_size, writes_size};
-
-/// A transaction as it is stored in the place of the values that it will write (§3.1): everything
-/// needed to compute them.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Functor {
-    /// Its name.
-    pub txn: TxnId,
-    /// Keys it reads; sorted.
-    pub reads: Vec<Key>,
-    /// Keys it writes; sorted.
-    pub writes: Vec<Key>,
-    /// How what it writes follows from what it reads.
-    pub body: Body,
-    /// Its client knows the outcome of everything below (R6).
-    pub acknowledged_below: u64,
-}
-
-/// How a transaction's writes follow from its reads, and from nothing else (R10).
-#[derive(Clone, PartialEq, Eq)]
-pub enum Body {
-    /// A procedure.
-    Ops(Vec<Op>),
-    /// The caller decided after a look at the database (§3.4): if what it saw still is what there
-    /// is, its writes; else nothing.
-    Validate {
-        /// The versions it saw.
-        expected: Vec<(Key, Version)>,
-        /// What it wants to write.
-        writes: Writes,
-    },
-}
-
-/// What a functor comes to: final values, or a logic abort, which is final too (V12).
-pub type Output = Result<Writes, AbortReason>;
-
-impl Functor {
-    /// Computes what the transaction writes.
-    ///
-    /// # Errors
-    /// The reason for which it aborts instead.
-    pub fn execute(&self, reads: &Reads) -> Output {
-        match &self.body {
-            Body::Ops(ops) => Txn::execute(ops, reads),
-            Body::Validate { expected, writes } => {
-                let is_as_seen = |(key, version): &(Key, Version)| {
-                    reads.get(key).is_some_and(|read| read.version == *version)
-                };
-                let is_valid = expected.iter().all(is_as_seen);
-                if is_valid { Ok(writes.clone()) } else { Err(AbortReason::StaleRead) }
-            }
-        }
-    }
-
-    /// True if it stores nothing, so that only its coordinator need know it (§3.4).
-    #[must_use]
-    pub fn is_read_only(&self) -> bool {
-        self.writes.is_empty()
-    }
-
-    /// True if its values are final from the start (§3.4).
-    #[must_use]
-    pub fn is_write_only(&self) -> bool {
-        self.reads.is_empty() && !self.writes.is_empty()
-    }
-
-    /// About how many bytes it takes on the wire.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        let body = match &self.body {
-            Body::Ops(ops) => ops
-                .iter()
-                .map(|op| {
-                    let operand = match op {
-                        Op::Get(_) | Op::Delete(_) => 0,
-                        Op::Compare(_, value) => value_size(value),
-                        Op::Put(_, value) | Op::Append(_, value) => value.len(),
-                        Op::Add(..) => 6,
-                    };
-                    6 + op.key().len() + operand
-                })
-                .sum::<usize>(),
-            Body::Validate { expected, writes } => {
-                let one = |(key, _): &(Key, Version)| 6 + key.len() + VERSION;
-                expected.iter().map(one).sum::<usize>() + writes_size(writes)
-            }
-        };
-        12 + TXN + keys_size(&self.reads) + keys_size(&self.writes) + body
-    }
-}
-
-impl fmt::Debug for Functor {
-    /// Short, for goldens: name, keys, what it does.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}(", self.txn)?;
-        match &self.body {
-            Body::Ops(ops) => write!(f, "reads {:?}, {ops:?})", self.reads),
-            Body::Validate { expected, writes } => {
-                f.write_str("expects")?;
-                for (key, version) in expected {
-                    write!(f, " {key}={version}")?;
-                }
-                write!(f, ", writes {writes:?})")
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Body {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ops(ops) => write!(f, "{ops:?}"),
-            Self::Validate { expected, writes } => write!(f, "{expected:?} {writes:?}"),
-        }
-    }
-}
 
 /// How a transaction was processed, for reports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -148,20 +148,32 @@ impl<R: Replicated> Progress<R> {
         self.next = self.next.max(self.matched.next());
     }
 
-    /// Entries sent before `round` did not arrive: send again what is missing.
-    fn resend_lost(&mut self, received: Index, round: u64) {
+    /// Entries sent before `round` did not arrive: send again what is missing. One that has restarted
+    /// does not know that its log agrees; true if it is to be told at once.
+    fn resend_lost(&mut self, received: Index, round: u64, followers_act: bool) -> bool {
         if round <= self.sent_round {
-            return;
+            return false;
+        }
+        let has_forgotten = received < self.matched && matches!(self.mode, Mode::Stream);
+        if followers_act && has_forgotten {
+            self.next = self.matched.next();
+            self.inflight.clear();
+            self.mode = Mode::Probe { is_waiting: false };
+            return true;
         }
         let missing = received.max(self.matched).next();
         match &mut self.mode {
-            Mode::Probe { is_waiting } => *is_waiting = false,
+            Mode::Probe { is_waiting } => {
+                *is_waiting = false;
+                return followers_act;
+            }
             Mode::Stream if missing < self.next => {
                 self.next = missing;
                 self.inflight.clear();
             }
             Mode::Stream | Mode::Snapshot(_) => {}
         }
+        false
     }
 
     /// The next message with entries, if it is time for one. `Err` if the log no longer has them.
@@ -323,6 +335,12 @@ impl<R: Replicated> Replica<R> {
         Some((index, self.term))
     }
 
+    /// Tells every member at once how far the log is chosen, rather than with the next entries or the
+    /// next heartbeat: for protocols whose followers act on what is chosen.
+    pub fn announce(&mut self, door: &mut impl Door<R>) {
+        self.beat_all(door);
+    }
+
     /// True if [`Replica::propose`] would append a command now.
     #[must_use]
     pub fn takes_commands(&self) -> bool {
@@ -458,7 +476,8 @@ impl<R: Replicated> Replica<R> {
         if let Role::Leader(lead) = &mut self.role
             && let Some(progress) = lead.of(from)
         {
-            progress.resend_lost(received, beat.round);
+            let followers_act = self.config.followers_act;
+            lead.is_dirty |= progress.resend_lost(received, beat.round, followers_act);
         }
         self.on_progress(from, (matched, received), false, beat, door);
     }

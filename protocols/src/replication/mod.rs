@@ -233,6 +233,9 @@ pub struct Config {
     pub max_reads: usize,
     /// Pieces of a snapshot under way to one follower.
     pub snapshot_window: usize,
+    /// Followers act on what is chosen, and not only remember it: one that has restarted is told
+    /// how far its log agrees at once, rather than with the next entry.
+    pub followers_act: bool,
     /// Tests only: false lets a leader that hears no quorum go on leading, as the paper's does. The
     /// log is safe with that; who reads without a lease is not.
     pub check_quorum: bool,
@@ -255,6 +258,7 @@ impl Config {
             max_unchosen: 64 * 1024,
             max_reads: 64 * 1024,
             snapshot_window: 4,
+            followers_act: false,
             check_quorum: true,
             tooth: None,
         }

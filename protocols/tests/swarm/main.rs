@@ -6,6 +6,7 @@
 
 mod carousel;
 mod carousel_fast;
+mod deterministic;
 mod natto;
 mod ocean_vista;
 mod support;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use orthodrome_core::Protocol as _;
 use orthodrome_protocols::carousel::Carousel;
+use orthodrome_protocols::deterministic::Deterministic;
 use orthodrome_protocols::natto::Natto;
 use orthodrome_protocols::ocean_vista::OceanVista;
 use orthodrome_protocols::registry::{self, UnknownProtocol};
@@ -78,6 +79,9 @@ fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
     }
     if OceanVista::NAMES.contains(&name) {
         return Ok(visitor.visit::<OceanVista>());
+    }
+    if Deterministic::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Deterministic>());
     }
     unreachable!("{name} is in the registry and has no arm here")
 }

@@ -7,6 +7,7 @@
 pub mod common;
 
 mod carousel;
+mod deterministic;
 mod natto;
 mod ocean_vista;
 pub mod replication;
@@ -23,8 +24,8 @@ mod generated {
 }
 pub use generated::orthodrome::internal;
 use generated::orthodrome::{
-    carousel as carousel_schema, natto as natto_schema, ocean_vista as ocean_vista_schema,
-    replication as replication_schema, tapir as tapir_schema,
+    carousel as carousel_schema, deterministic as deterministic_schema, natto as natto_schema,
+    ocean_vista as ocean_vista_schema, replication as replication_schema, tapir as tapir_schema,
     two_phase_locking as two_phase_locking_schema,
 };
 

@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use super::replication::WireReplicated as _;
 use super::*;
 
+mod deterministic;
 mod natto;
 mod ocean_vista;
 mod tapir;

@@ -25,7 +25,7 @@ use super::common::{
 use super::{WireError, WireProtocol, internal, ocean_vista_schema as wire};
 
 /// Entries with names of their own.
-fn keyed<K: Ord, V>(
+pub(super) fn keyed<K: Ord, V>(
     entries: impl Iterator<Item = Result<(K, V), WireError>>,
     field: &'static str,
 ) -> Result<BTreeMap<K, V>, WireError> {
@@ -51,7 +51,7 @@ fn txn_from_wire(txn: Option<internal::TxnId>) -> Result<TxnId, WireError> {
 
 // Transactions.
 
-fn functor_to_wire(functor: &Functor) -> wire::Functor {
+pub(super) fn functor_to_wire(functor: &Functor) -> wire::Functor {
     let Functor { txn, reads, writes, body, acknowledged_below } = functor;
     let body = match body {
         Body::Ops(ops) => wire::functor::Body::Ops(wire::functor::Ops {
@@ -73,7 +73,7 @@ fn functor_to_wire(functor: &Functor) -> wire::Functor {
     }
 }
 
-fn functor_from_wire(functor: Option<wire::Functor>) -> Result<Arc<Functor>, WireError> {
+pub(super) fn functor_from_wire(functor: Option<wire::Functor>) -> Result<Arc<Functor>, WireError> {
     let functor = need(functor, "functor")?;
     let body = match need(functor.body, "Functor.body")? {
         wire::functor::Body::Ops(wire::functor::Ops { ops }) => {

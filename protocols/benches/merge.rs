@@ -1,0 +1,115 @@
+//! What the merge of streams costs a transaction, against the backlog: so many transactions wait all the time.
+//! `cargo bench -p orthodrome-protocols --bench merge`
+//!
+//! Two regions; the second one's stream is `backlog` transactions behind the first one's, so that what has its
+//! home in both waits as long. `disjoint`: no two touch a key. `contended`: all that wait touch one of
+//! ten keys of each region, and each waits for those before it.
+#![allow(
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "a benchmark: a failed assumption should stop it"
+)]
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::Key;
+use orthodrome_protocols::deterministic::Sequenced;
+use orthodrome_protocols::deterministic::merge::{Merge, Place};
+use orthodrome_protocols::functor::{Body, Functor};
+use orthodrome_protocols::replication::Index;
+
+/// Transactions of one sample.
+const BATCH: u64 = 1_000;
+
+/// Keys are named after the region of their home.
+fn home(key: &Key) -> PartitionId {
+    PartitionId(u32::from(key.0.first() == Some(&b'b')))
+}
+
+/// A transaction that writes a key of each region.
+fn transaction(number: u64, keys: u64) -> Arc<Sequenced> {
+    let at = number % keys;
+    let writes = vec![Key::from(format!("a{at}")), Key::from(format!("b{at}"))];
+    let functor = Functor {
+        txn: TxnId::new(ClientId(1), number),
+        reads: Vec::new(),
+        writes,
+        body: Body::Ops(Vec::new()),
+        acknowledged_below: 0,
+    };
+    let homes = vec![PartitionId(0), PartitionId(1)];
+    Arc::new(Sequenced { functor: Arc::new(functor), homes, due: Timestamp::ZERO })
+}
+
+/// Two streams, the second one behind.
+struct Streams {
+    merge: Merge,
+    keys: u64,
+    next: [u64; 2],
+    behind: VecDeque<Arc<Sequenced>>,
+}
+
+impl Streams {
+    fn new(backlog: u64, keys: u64) -> Self {
+        let mut streams =
+            Self { merge: Merge::new(false), keys, next: [0; 2], behind: VecDeque::new() };
+        for _ in 0..backlog {
+            streams.sequence();
+        }
+        streams
+    }
+
+    fn insert(&mut self, stream: u32, entry: &Arc<Sequenced>) {
+        let next = self.next.get_mut(stream as usize).unwrap();
+        *next += 1;
+        let place = Place { index: Index(*next), offset: 0, stamp: Timestamp(*next) };
+        self.merge.insert(PartitionId(stream), place, entry, home, Time(*next));
+    }
+
+    /// One more in the first stream.
+    fn sequence(&mut self) {
+        let entry = transaction(self.next.first().unwrap() + 1, self.keys);
+        self.insert(0, &entry);
+        self.behind.push_back(entry);
+    }
+
+    /// The second stream goes on; whatever may run does.
+    fn follow(&mut self) {
+        let entry = self.behind.pop_front().unwrap();
+        self.insert(1, &entry);
+        while let Some(merged) = self.merge.pop() {
+            black_box(merged);
+        }
+    }
+}
+
+fn run(bencher: Bencher<'_, '_>, backlog: u64, keys: u64) {
+    let mut streams = Streams::new(backlog, keys);
+    bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+        for _ in 0..BATCH {
+            streams.sequence();
+            streams.follow();
+        }
+    });
+    assert_eq!(streams.merge.len() as u64, backlog);
+}
+
+#[divan::bench(args = [10, 1_000, 100_000])]
+fn disjoint(bencher: Bencher<'_, '_>, backlog: u64) {
+    run(bencher, backlog, 1 << 40);
+}
+
+#[divan::bench(args = [10, 1_000, 100_000])]
+fn contended(bencher: Bencher<'_, '_>, backlog: u64) {
+    run(bencher, backlog, 10);
+}
+
+fn main() {
+    divan::main();
+}

@@ -1,0 +1,329 @@
+//! The client side: gives the transactions of one gateway's callers to servers, and their answers back.
+//! It decides nothing and keeps nothing: whatever it submitted runs once, whoever asks again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::machine::{Input, Leftover, Machine, Setup};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Writes};
+
+use super::message::{Msg, Record};
+use super::{Config, Cx, Deterministic, Note, Timer};
+use crate::functor::{Body, Functor};
+use crate::waiting::Asked;
+
+/// The client side of the deterministic protocols.
+#[derive(Debug)]
+pub struct Client {
+    config: Arc<Config>,
+    /// Every server, nearest first.
+    servers: Vec<NodeId>,
+    /// How many of them are in the nearest region that has any.
+    near: usize,
+    turn: usize,
+    /// Those that did not answer, until they are heard of again.
+    suspects: BTreeSet<NodeId>,
+    open: BTreeMap<TxnId, Open>,
+}
+
+/// A transaction whose caller waits.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    phase: Phase,
+    /// What its caller was told.
+    reads: Reads,
+    round: u32,
+    server: NodeId,
+    asked: Asked,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Its caller wants to see these keys.
+    Looking(Vec<Key>),
+    /// The caller thinks.
+    Deciding,
+    /// It will run, if it did not.
+    Submitted(Arc<Functor>),
+}
+
+impl Machine<Deterministic> for Client {
+    fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
+        let Setup { node, cluster, config, engine: _ } = setup;
+        let home = cluster.region_of(node);
+        let distance = |server: NodeId| {
+            let region = cluster.region_of(server);
+            (region != home, cluster.topology.rtt(home, region))
+        };
+        let mut servers: Vec<NodeId> = cluster.servers().map(|server| server.id).collect();
+        servers.sort_by_key(|&server| (distance(server), server));
+        let nearest = servers.first().map(|&server| cluster.region_of(server));
+        let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
+        Self { config, servers, near, turn: 0, suspects: BTreeSet::new(), open: BTreeMap::new() }
+    }
+
+    fn step(&mut self, input: Input<Deterministic>, cx: &mut Cx<'_>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Read { txn, keys } => self.on_read(txn, keys, cx),
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
+            Input::Timer(Timer::Replication(..) | Timer::Sweep | Timer::Release(_))
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _: &mut Cx<'_>) {}
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            assert_eq!(*id, open.txn.id, "a transaction under another's name");
+        }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("open transactions", self.open.len())]
+    }
+}
+
+impl Client {
+    /// A server to ask: those nearby take turns, unless they are suspected.
+    fn server(&mut self) -> NodeId {
+        self.turn = self.turn.wrapping_add(1);
+        let near = self.servers.get(..self.near).unwrap_or_default();
+        let well = |server: &&NodeId| !self.suspects.contains(server);
+        let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
+        let by_turn = |some: &[NodeId]| {
+            self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
+        };
+        by_turn(&able)
+            .or_else(|| self.servers.iter().find(well).copied())
+            .or_else(|| by_turn(&self.servers))
+            .unwrap_or_default()
+    }
+
+    fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        let phase = match &txn.kind {
+            Kind::Interactive | Kind::General if txn.reads.is_empty() => {
+                cx.reads(id, Reads::new());
+                Phase::Deciding
+            }
+            Kind::Interactive | Kind::General => Phase::Looking(txn.reads.clone()),
+            Kind::Procedure(_) | Kind::ReadOnly
+                if txn.reads.is_empty() && txn.writes.is_empty() =>
+            {
+                cx.reads(id, Reads::new());
+                cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+                return;
+            }
+            Kind::Procedure(ops) => Phase::Submitted(functor(&txn, ops.clone())),
+            Kind::ReadOnly => Phase::Submitted(functor(&txn, Vec::new())),
+        };
+        self.open(txn, phase, Reads::new(), cx);
+    }
+
+    fn open(&mut self, txn: Txn, phase: Phase, reads: Reads, cx: &mut Cx<'_>) {
+        let (id, server) = (txn.id, self.server());
+        let asked = Asked::new(cx.now());
+        self.open.insert(id, Open { txn, phase, reads, round: 1, server, asked });
+        self.send(id, cx);
+    }
+
+    /// Asks for what the transaction's new phase needs.
+    fn ask(&mut self, id: TxnId, phase: Phase, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.phase = phase;
+        open.asked = Asked::new(cx.now());
+        self.send(id, cx);
+    }
+
+    fn send(&self, id: TxnId, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let msg = match &open.phase {
+            Phase::Deciding => return,
+            Phase::Looking(keys) => Msg::Look { txn: id, round: open.round, keys: keys.clone() },
+            Phase::Submitted(functor) => Msg::Submit { functor: functor.clone() },
+        };
+        cx.send(open.server, msg);
+        let patience = open.asked.patience(self.config.answer_after);
+        cx.set_timer(Timer::Open(id), cx.now() + patience);
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {
+        self.suspects.remove(&from);
+        match msg {
+            Msg::Answer { txn, outcome, reads } => self.on_answer(txn, outcome, reads, cx),
+            Msg::Found { txn, round, reads } => self.on_found(txn, round, reads, cx),
+            Msg::Submit { .. }
+            | Msg::Look { .. }
+            | Msg::Sequence { .. }
+            | Msg::NotLeader { .. }
+            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
+        }
+    }
+
+    fn on_found(&mut self, id: TxnId, round: u32, reads: Reads, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if open.round != round || !matches!(open.phase, Phase::Looking(_)) {
+            // A second answer: the caller may have computed from the first.
+            return;
+        }
+        // What was read in an earlier round stays as it was then; the end shows whether it still is.
+        let told = reads.into_iter().map(|(key, read)| {
+            let read = open.reads.entry(key.clone()).or_insert(read).clone();
+            (key, read)
+        });
+        let told: Reads = told.collect();
+        open.phase = Phase::Deciding;
+        cx.cancel_timer(Timer::Open(id));
+        cx.reads(id, told);
+    }
+
+    /// The next round of a general transaction.
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
+            return;
+        }
+        let known = |key: &Key| Some((key.clone(), open.reads.get(key)?.clone()));
+        let held: Reads = keys.iter().filter_map(known).collect();
+        if keys.iter().all(|key| held.contains_key(key)) {
+            cx.reads(id, held);
+            return;
+        }
+        open.round += 1;
+        self.ask(id, Phase::Looking(keys), cx);
+    }
+
+    /// The caller of an interactive or general transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match (decision, &open.phase) {
+            (Decision::Commit(writes), Phase::Deciding) => {
+                let is_free = matches!(open.txn.kind, Kind::General);
+                if !is_free && !open.txn.declares(&writes) {
+                    self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+                } else if open.reads.is_empty() && writes.is_empty() {
+                    self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+                } else {
+                    let functor = validation(&open.txn, &open.reads, writes);
+                    self.ask(id, Phase::Submitted(functor), cx);
+                }
+            }
+            // No sequencer has heard of it.
+            (Decision::Abort, Phase::Deciding | Phase::Looking(_)) => {
+                self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+            }
+            (Decision::Commit(_) | Decision::Abort, Phase::Looking(_) | Phase::Submitted(_)) => {}
+        }
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere (R1). What can have been
+    /// submitted is submitted again: it runs, unless it did.
+    fn on_resolve(&mut self, txn: Txn, reads: Reads, decision: Option<Decision>, cx: &mut Cx<'_>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            return;
+        }
+        cx.note(Note::Resolved);
+        let functor = match (decision, &txn.kind) {
+            (_, Kind::Procedure(ops)) => functor(&txn, ops.clone()),
+            (_, Kind::ReadOnly) => functor(&txn, Vec::new()),
+            (Some(Decision::Commit(writes)), Kind::Interactive | Kind::General) => {
+                let is_free = matches!(txn.kind, Kind::General);
+                let has_reads = txn.reads.iter().all(|key| reads.contains_key(key));
+                if !has_reads || !(is_free || txn.declares(&writes)) {
+                    // It cannot have been submitted.
+                    cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                    return;
+                }
+                validation(&txn, &reads, writes)
+            }
+            (Some(Decision::Abort) | None, Kind::Interactive | Kind::General) => {
+                cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+        };
+        if functor.reads.is_empty() && functor.writes.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        self.open(txn, Phase::Submitted(functor), reads, cx);
+    }
+
+    fn on_answer(&mut self, id: TxnId, outcome: Outcome, reads: Reads, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match (outcome, &open.txn.kind) {
+            (Outcome::Committed(_), Kind::Procedure(_) | Kind::ReadOnly) => cx.reads(id, reads),
+            (Outcome::Committed(_), Kind::Interactive | Kind::General)
+            | (Outcome::Aborted(_) | Outcome::Unknown, _) => {}
+        }
+        self.finish(id, outcome, "sequenced", cx);
+    }
+
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Cx<'_>) {
+        self.open.remove(&id);
+        cx.cancel_timer(Timer::Open(id));
+        cx.finish(id, outcome, path);
+    }
+
+    /// Nobody answered for a while: somebody else is asked.
+    fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        cx.note(Note::Resent);
+        self.suspects.insert(open.server);
+        let next = self.server();
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.server = next;
+        open.asked = open.asked.again(cx.now());
+        self.send(id, cx);
+    }
+}
+
+fn functor(txn: &Txn, ops: Vec<orthodrome_core::txn::Op>) -> Arc<Functor> {
+    let (reads, writes) = (txn.reads.clone(), txn.writes.clone());
+    let acknowledged_below = txn.acknowledged_below;
+    Arc::new(Functor { txn: txn.id, reads, writes, body: Body::Ops(ops), acknowledged_below })
+}
+
+/// What commits if everything still is as it was seen.
+fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Functor> {
+    let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+    Arc::new(Functor {
+        txn: txn.id,
+        reads: seen.keys().cloned().collect(),
+        writes: writes.keys().cloned().collect(),
+        body: Body::Validate { expected, writes },
+        acknowledged_below: txn.acknowledged_below,
+    })
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return f.write_str("idle");
+        }
+        for (at, (id, open)) in self.open.iter().enumerate() {
+            let (separator, server) = (if at == 0 { "" } else { " | " }, open.server);
+            match &open.phase {
+                Phase::Looking(keys) => {
+                    write!(f, "{separator}{id} looks at {keys:?} through {server}")?;
+                }
+                Phase::Deciding => write!(f, "{separator}{id} deciding")?,
+                Phase::Submitted(_) => write!(f, "{separator}{id} submitted to {server}")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,420 @@
+//! The deterministic merge of streams (Sloth §4.2.2–4.2.5, Alg. 1 and 2): which transactions may run,
+//! and in which order.
+//!
+//! Every transaction is in the stream of each of its homes, and conflicts on a key are ordered by the
+//! stream that the key belongs to. A transaction is *complete* when it was seen in all of them: only
+//! then are all that go before it known. One that is complete, and before which only such go, runs
+//! after those; where that is a circle, all in it (a strongly connected component) run next to each
+//! other in an order that follows from their places. So regions that merge the same streams differ
+//! at most in the order of transactions that do not conflict.
+//!
+//! # Incremental
+//! The thesis runs Tarjan's algorithm over the whole graph again and again. Here a complete transaction that
+//! cannot run *watches* one that must go before it, and nothing else looks at it until that one runs.
+//! Who watches whom is a forest whose roots are incomplete. Only when a root becomes complete can a
+//! circle close: the path from whom it would watch is followed, and if it leads back, everything on it
+//! becomes one *group*, for good. Each conflict is looked at once, each transaction grouped once; what can
+//! cost more is following that path, once for each transaction with several homes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem::take;
+use std::sync::Arc;
+
+use orthodrome_core::digest::Digest;
+use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::Key;
+
+use super::message::Sequenced;
+use crate::replication::Index;
+
+/// Where in a stream a transaction is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// Its batch.
+    pub index: Index,
+    /// Its place in that.
+    pub offset: u32,
+    /// The batch's time: grows along the stream.
+    pub stamp: Timestamp,
+}
+
+/// A transaction whose turn has come.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Merged {
+    /// The transaction.
+    pub entry: Arc<Sequenced>,
+    /// The latest time of its places.
+    pub stamp: Timestamp,
+}
+
+/// Streams being merged.
+#[derive(Debug, Default)]
+pub struct Merge {
+    /// Transactions that have not run.
+    vertices: BTreeMap<TxnId, Vertex>,
+    /// Who touched a key last, of those.
+    tails: BTreeMap<Key, Tail>,
+    /// Incomplete ones, by when they were first seen.
+    incomplete: BTreeSet<(Time, TxnId)>,
+    /// May run, in this order.
+    ready: VecDeque<Merged>,
+    /// The largest component so far.
+    largest: usize,
+    /// Tests only (S7): a transaction that reads and writes a key waits for itself.
+    waits_for_itself: bool,
+}
+
+#[derive(Debug)]
+struct Vertex {
+    entry: Arc<Sequenced>,
+    /// Where it was seen.
+    places: Vec<(PartitionId, Place)>,
+    /// When it was first seen here; in a group's head, the first of the group.
+    since: Time,
+    /// Those that go before it, as far as nobody looked at them yet; in a group's head, of all.
+    before: Vec<TxnId>,
+    /// It waits for this one at least. None if it is incomplete, or about to be looked at.
+    watches: Option<TxnId>,
+    /// Those that watch it.
+    watchers: Vec<TxnId>,
+    /// It belongs to the group of this one.
+    head: Option<TxnId>,
+    /// The others of its group, if it is the head.
+    members: Vec<TxnId>,
+}
+
+/// Who touched a key last.
+#[derive(Debug, Default)]
+struct Tail {
+    writer: Option<TxnId>,
+    /// Those that have read it since.
+    readers: BTreeSet<TxnId>,
+}
+
+impl Vertex {
+    fn is_complete(&self) -> bool {
+        self.places.len() == self.entry.homes.len()
+    }
+
+    fn weight(&self) -> usize {
+        self.members.len() + self.before.len() + self.watchers.len()
+    }
+}
+
+impl Merge {
+    /// Nothing yet. `waits_for_itself` is a mistake that tests must catch (S7).
+    #[must_use]
+    pub fn new(waits_for_itself: bool) -> Self {
+        Self { waits_for_itself, ..Self::default() }
+    }
+
+    /// Alg. 1: `entry` is at `place` of `stream`. Streams are given in order, each transaction once.
+    pub fn insert(
+        &mut self,
+        stream: PartitionId,
+        place: Place,
+        entry: &Arc<Sequenced>,
+        home: impl Fn(&Key) -> PartitionId,
+        now: Time,
+    ) {
+        let txn = entry.functor.txn;
+        let before = self.order(stream, entry, home);
+        let vertex = self.vertices.entry(txn).or_insert_with(|| Vertex {
+            entry: entry.clone(),
+            places: Vec::with_capacity(entry.homes.len()),
+            since: now,
+            before: Vec::new(),
+            watches: None,
+            watchers: Vec::new(),
+            head: None,
+            members: Vec::new(),
+        });
+        vertex.before.extend(before);
+        vertex.places.push((stream, place));
+        if vertex.is_complete() {
+            self.incomplete.remove(&(vertex.since, txn));
+            self.settle(txn);
+        } else {
+            self.incomplete.insert((vertex.since, txn));
+        }
+    }
+
+    /// Those that go before `entry` in `stream` and have not run; it is last on its keys from now on.
+    fn order(
+        &mut self,
+        stream: PartitionId,
+        entry: &Sequenced,
+        home: impl Fn(&Key) -> PartitionId,
+    ) -> BTreeSet<TxnId> {
+        let txn = entry.functor.txn;
+        let mut before = BTreeSet::new();
+        for key in entry.functor.reads.iter().filter(|key| home(key) == stream) {
+            let tail = self.tails.entry(key.clone()).or_default();
+            before.extend(tail.writer);
+            tail.readers.insert(txn);
+        }
+        for key in entry.functor.writes.iter().filter(|key| home(key) == stream) {
+            let tail = self.tails.entry(key.clone()).or_default();
+            before.extend(tail.writer.replace(txn));
+            before.append(&mut tail.readers);
+        }
+        if !self.waits_for_itself {
+            before.remove(&txn);
+        }
+        before
+    }
+
+    /// Alg. 2: looks at `txn`, which is complete, and at everything that runs if it does.
+    fn settle(&mut self, txn: TxnId) {
+        let mut work = VecDeque::from([txn]);
+        while let Some(next) = work.pop_front() {
+            if let Some(head) = self.head(next) {
+                self.look(head, &mut work);
+            }
+        }
+    }
+
+    /// Lets a group run, or watch another.
+    fn look(&mut self, mut head: TxnId, work: &mut VecDeque<TxnId>) {
+        loop {
+            let Some(other) = self.next_before(head) else {
+                work.extend(self.emit(head));
+                return;
+            };
+            let Some(path) = self.path_back(other, head) else {
+                if let Some(vertex) = self.vertices.get_mut(&head) {
+                    vertex.watches = Some(other);
+                }
+                if let Some(vertex) = self.vertices.get_mut(&other) {
+                    vertex.watchers.push(head);
+                }
+                return;
+            };
+            head = self.group(head, path);
+        }
+    }
+
+    /// Another group that goes before that of `head`; forgets those that have run.
+    fn next_before(&mut self, head: TxnId) -> Option<TxnId> {
+        while let Some(&last) = self.vertices.get(&head)?.before.last() {
+            let other = self.head(last);
+            match other {
+                Some(other) if other != head => return Some(other),
+                // A transaction is never in its own way, but for the mistake.
+                Some(_) if self.waits_for_itself && last == head => return Some(head),
+                Some(_) | None => {}
+            }
+            self.vertices.get_mut(&head)?.before.pop();
+        }
+        None
+    }
+
+    /// The groups from `from` on along those that watch, if that leads to `to`.
+    fn path_back(&mut self, from: TxnId, to: TxnId) -> Option<Vec<TxnId>> {
+        let mut path = Vec::new();
+        let mut at = from;
+        while at != to {
+            path.push(at);
+            let watched = self.vertices.get(&at)?.watches?;
+            // It watches itself: the mistake.
+            at = self.head(watched).filter(|&next| next != at)?;
+        }
+        (!path.is_empty()).then_some(path)
+    }
+
+    /// Makes one group of `head` and those on a path back to it. The largest of them leads it.
+    fn group(&mut self, head: TxnId, path: Vec<TxnId>) -> TxnId {
+        let weight = |txn: &TxnId| self.vertices.get(txn).map_or(0, Vertex::weight);
+        let all = || path.iter().copied().chain([head]);
+        let largest = all().max_by_key(|txn| (weight(txn), *txn)).unwrap_or(head);
+        let rest: Vec<TxnId> = all().filter(|txn| *txn != largest).collect();
+        let (mut before, mut watchers, mut members) = (Vec::new(), Vec::new(), Vec::new());
+        let mut since = Time::MAX;
+        for txn in rest {
+            let Some(vertex) = self.vertices.get_mut(&txn) else { continue };
+            vertex.head = Some(largest);
+            vertex.watches = None;
+            before.append(&mut vertex.before);
+            watchers.append(&mut vertex.watchers);
+            members.append(&mut vertex.members);
+            members.push(txn);
+            since = since.min(vertex.since);
+        }
+        if let Some(vertex) = self.vertices.get_mut(&largest) {
+            vertex.watches = None;
+            vertex.before.append(&mut before);
+            vertex.watchers.append(&mut watchers);
+            vertex.members.append(&mut members);
+            vertex.since = vertex.since.min(since);
+        }
+        largest
+    }
+
+    /// The group of `head` runs. Returns those that watched it.
+    fn emit(&mut self, head: TxnId) -> Vec<TxnId> {
+        let Some(mut vertex) = self.vertices.remove(&head) else { return Vec::new() };
+        let (watchers, members) = (take(&mut vertex.watchers), take(&mut vertex.members));
+        let mut group = vec![vertex];
+        group.extend(members.iter().filter_map(|txn| self.vertices.remove(txn)));
+        self.largest = self.largest.max(group.len());
+        // S7: names are chosen by clients, places are not.
+        group.sort_by_cached_key(|vertex| (shuffle(vertex), vertex.entry.functor.txn));
+        for vertex in group {
+            self.forget(&vertex.entry);
+            let stamps = vertex.places.iter().map(|(_, place)| place.stamp);
+            let stamp = stamps.max().unwrap_or_default();
+            self.ready.push_back(Merged { entry: vertex.entry, stamp });
+        }
+        watchers
+    }
+
+    fn forget(&mut self, entry: &Sequenced) {
+        let txn = entry.functor.txn;
+        for key in entry.functor.reads.iter().chain(&entry.functor.writes) {
+            let Some(tail) = self.tails.get_mut(key) else { continue };
+            tail.readers.remove(&txn);
+            tail.writer.take_if(|writer| *writer == txn);
+            if tail.writer.is_none() && tail.readers.is_empty() {
+                self.tails.remove(key);
+            }
+        }
+    }
+
+    /// Who leads the group of `txn`; none if it has run. Shortens the way for the next who asks.
+    fn head(&mut self, mut txn: TxnId) -> Option<TxnId> {
+        while let Some(above) = self.vertices.get(&txn)?.head {
+            let further = self.vertices.get(&above)?.head;
+            if let (Some(further), Some(vertex)) = (further, self.vertices.get_mut(&txn)) {
+                vertex.head = Some(further);
+            }
+            txn = above;
+        }
+        Some(txn)
+    }
+
+    /// The next transaction that may run.
+    pub fn pop(&mut self) -> Option<Merged> {
+        self.ready.pop_front()
+    }
+
+    /// How many transactions have not run.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.vertices.len()
+    }
+
+    /// True if every transaction has run.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.vertices.is_empty()
+    }
+
+    /// How many transactions the largest component had so far.
+    #[must_use]
+    pub fn largest(&self) -> usize {
+        self.largest
+    }
+
+    /// True if `txn` was seen and has not run.
+    #[must_use]
+    pub fn contains(&self, txn: TxnId) -> bool {
+        self.vertices.contains_key(&txn)
+    }
+
+    /// The homes of `txn` in whose streams it was not seen; none if it is not here.
+    #[must_use]
+    pub fn missing(&self, txn: TxnId) -> Option<Vec<PartitionId>> {
+        let vertex = self.vertices.get(&txn)?;
+        let is_missing = |home: &PartitionId| vertex.places.iter().all(|(seen, _)| seen != home);
+        Some(vertex.entry.homes.iter().copied().filter(is_missing).collect())
+    }
+
+    /// Incomplete transactions that were first seen before `before`, oldest first.
+    pub fn incomplete_since(&self, before: Time) -> impl Iterator<Item = &Arc<Sequenced>> {
+        let old = self.incomplete.range(..(before, TxnId::default()));
+        old.filter_map(|(_, txn)| Some(&self.vertices.get(txn)?.entry))
+    }
+
+    /// Since when the oldest waits that keeps something on one of these keys from running, as far as
+    /// one path shows; none if everything on them has run (S1).
+    #[must_use]
+    pub fn waits_since<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Option<Time> {
+        let tails = keys.filter_map(|key| self.tails.get(key));
+        let last = tails.flat_map(|tail| tail.writer.iter().chain(tail.readers.iter().next()));
+        last.filter_map(|&txn| self.oldest_on_path(txn)).min()
+    }
+
+    fn oldest_on_path(&self, txn: TxnId) -> Option<Time> {
+        let mut oldest = None::<Time>;
+        let mut next = Some(txn);
+        while let Some(vertex) = next.and_then(|txn| self.vertices.get(&txn)) {
+            oldest = Some(oldest.map_or(vertex.since, |oldest| oldest.min(vertex.since)));
+            next = vertex.head.or(vertex.watches).filter(|&then| Some(then) != next);
+        }
+        oldest
+    }
+
+    /// The earliest time, by its stream, of those of `stream` that have not run.
+    #[must_use]
+    pub fn earliest(&self, stream: PartitionId) -> Option<Timestamp> {
+        let places = self.vertices.values().flat_map(|vertex| &vertex.places);
+        places.filter(|(at, _)| *at == stream).map(|(_, place)| place.stamp).min()
+    }
+
+    /// Everything that has not run, by stream and place: inserted again in this order, it gives the
+    /// same merge (S8).
+    #[must_use]
+    pub fn pending(&self) -> Vec<(PartitionId, Place, Arc<Sequenced>)> {
+        let places = self.vertices.values().flat_map(|vertex| {
+            vertex.places.iter().map(|&(stream, place)| (stream, place, vertex.entry.clone()))
+        });
+        let mut pending: Vec<_> = places.collect();
+        pending.sort_by_key(|&(stream, place, _)| (stream, place));
+        pending
+    }
+
+    /// Panics if the state contradicts itself.
+    ///
+    /// # Panics
+    /// If it does; the message names the contradiction.
+    pub fn assert_invariants(&self) {
+        assert!(self.ready.is_empty(), "transactions may run and do not");
+        for (txn, vertex) in &self.vertices {
+            let waits = vertex.head.is_some() || vertex.watches.is_some();
+            assert_eq!(
+                waits,
+                vertex.is_complete(),
+                "{txn} is complete and waits for nothing, or not"
+            );
+            for other in vertex.head.iter().chain(&vertex.watches) {
+                assert!(
+                    self.vertices.contains_key(other),
+                    "{txn} waits for {other}, which has run"
+                );
+            }
+            let is_listed = self.incomplete.contains(&(vertex.since, *txn));
+            assert!(is_listed != vertex.is_complete(), "{txn} is not where incomplete ones are");
+        }
+    }
+}
+
+/// A number that follows from a transaction's name and places.
+fn shuffle(vertex: &Vertex) -> u64 {
+    let mut digest = Digest::default();
+    let txn = vertex.entry.functor.txn;
+    digest.add(txn.client.0);
+    digest.add(txn.counter);
+    digest.add(u64::from(txn.attempt));
+    let mut places = vertex.places.clone();
+    places.sort_by_key(|(stream, _)| *stream);
+    for (stream, place) in places {
+        digest.add(u64::from(stream.0));
+        digest.add(place.index.0);
+        digest.add(u64::from(place.offset));
+    }
+    digest.value()
+}
+
+#[cfg(test)]
+mod tests;

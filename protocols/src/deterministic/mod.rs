@@ -1,0 +1,291 @@
+//! Deterministic transactions: first ordered, then run everywhere. Two protocols: `calvin`, `sloth`.
+//!
+//! - Joshua Hildred: *Efficient Geo-Distributed Transaction Processing*, MMath thesis, University of
+//!   Waterloo 2023; cited as "Sloth".
+//! - Alexander Thomson et al.: *Calvin: Fast Distributed Transactions for Partitioned Database Systems*,
+//!   SIGMOD 2012, <https://doi.org/10.1145/2213836.2213838>.
+//!
+//! # The idea
+//! A transaction that says beforehand what it reads and writes, and whose writes follow from what it reads,
+//! comes to the same result wherever it runs, if what goes before it is the same. So it is put into a
+//! log, and every region runs the log by itself; nobody votes, nothing is undone, and the outcome is
+//! known where the caller is as soon as the transaction has run there. With `calvin` there is one log for
+//! all. With `sloth` there is one *stream* for each region, which orders whoever touches keys that have their
+//! primary there; a transaction is in the streams of all its *homes*, and every region merges the streams into one order
+//! ([`merge`]). A transaction with one home waits for that one alone.
+//!
+//! Both are one machine: `calvin` is `sloth` with one home for every key ([`Ordering`]).
+//!
+//! # Messages
+//! | message | from → to | when | § |
+//! |---|---|---|---|
+//! | `Submit`, `Answer` | gateway ↔ server | a transaction begins; it has run | 4.2.1 |
+//! | `Look`, `Found` | gateway ↔ server | a caller wants to read before it decides | – |
+//! | `Sequence` | server → sequencers | a transaction is to be ordered; it is in one stream and not in another | 4.2.1 |
+//! | `AppendEntries`, … | sequencer ↔ all servers | a stream's log | 4.2.7 |
+//! | `NotLeader` | server → sender | the sequencer is another | – |
+//!
+//! # Why it is correct
+//! - **Only what is chosen is merged** (R9, S2, S3): a stream is a replicated log ([`crate::replication`])
+//!   with a leader, its *sequencer*, voters, and all other servers as learners. What one server ran is a
+//!   function of prefixes that never change (S4), whoever fails; servers that know more run more.
+//! - **A transaction runs once** under its name: a stream ignores one that it holds, until its client
+//!   has acknowledged the outcome, and for ever after (R6). So anybody may submit it again: its gateway, another
+//!   that was asked what became of it (R1), a server that waits for it, and a home that sees it in one
+//!   stream and not in another (S6).
+//! - **Timestamps** follow from places in streams and from the versions touched, so that all regions give the
+//!   same, and grow along every key. No clock is trusted: they carry no promise about real time.
+//! - **Strict serializability**: who begins after a transaction was told comes after it in each stream that
+//!   they share, and after whatever had to run before it, for all that was chosen. Read-only transactions
+//!   are ordered like others.
+//! - **Interactive and general transactions** look at what the nearest server holds, however old, and are
+//!   submitted as *if all that was read still is so, write this*.
+//!
+//! # Bounded merge (S1)
+//! The thesis's merge runs a circle when it is closed; under contention it never is. Here a transaction with
+//! several homes is held until about the time that all of them have it, and taken in the order of those
+//! times, so that only late ones close circles; and while something on one of its keys has waited for
+//! long, it is not let into the graph at all, unless it is in another stream already. Both are the
+//! sequencers' affair; the merge itself does not care.
+//!
+//! # Deviations
+//! - **Every server holds everything.** The papers partition each region's copy over machines.
+//! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the
+//!   operator gives ([`crate::replication::Quorums`]); the thesis has all regions vote, K + 1 to write. Machine
+//!   failures and region failures are the same to it.
+//! - **That an entry is durable is learned from its sequencer**, a round trip to the nearest voters later than
+//!   the entry; the thesis lets regions acknowledge to all.
+//! - **Inside a component** the order follows from names and places (S7).
+//! - Calvin's sequencers in every region gather transactions for 10 ms and take turns; here one leader
+//!   orders them as they come.
+//!
+//! # Not implemented
+//! - `slog`; migration of primaries; partitions inside a region, and with them parallel execution: a
+//!   transaction runs when its turn comes, on one thread.
+//! - Local reads of a consistent but old state as an option of read-only transactions.
+//! - A change of the map: streams and homes are fixed for a cluster's epoch.
+//! - Outcomes for clients that never come back are kept for ever.
+//! - A server that is behind on one stream by more than the log keeps takes another's state whole. If that state
+//!   is behind its own log of another stream by as much again, it stops; started again, it asks for a newer one.
+//! - A bound that is asserted on the size of a component: it follows from how long keys stay open and from the load.
+//! - The registry: the wire format is there, but no test runs the protocols on real servers yet.
+
+mod client;
+pub mod merge;
+mod message;
+mod placement;
+mod sequencer;
+mod server;
+mod state;
+
+use std::time::Duration;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::machine::{self, Protocol};
+use orthodrome_core::rng::Rng;
+
+use crate::hosting::{self, size, vary};
+use crate::replication::{self, Tooth};
+pub use client::Client;
+pub use message::{Chunk, Command, Ended, Image, Log, Msg, Record, Sequenced, StreamImage};
+pub use placement::Placement;
+pub use server::Server;
+
+/// The deterministic protocols: [`Config::ordering`] decides which.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deterministic;
+
+/// One log for all transactions.
+pub const CALVIN: &str = "calvin";
+/// One stream for each region.
+pub const SLOTH: &str = "sloth";
+
+/// The way out of a machine.
+type Cx<'a> = machine::Cx<'a, Deterministic>;
+
+/// Which streams there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ordering {
+    /// One.
+    Global,
+    /// One for each region that is the primary of anything.
+    Regional,
+}
+
+/// Settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Which streams there are.
+    pub ordering: Ordering,
+    /// The replicated logs, checkpoints and snapshots.
+    pub hosting: hosting::Config,
+    /// A gateway waits this long for an answer before it asks another server, then twice as long, …
+    pub answer_after: Duration,
+    /// A server asks sequencers again for a transaction that a gateway waits for after this time, then
+    /// after twice, …
+    pub resend_after: Duration,
+    /// A home forwards a transaction to those in whose streams it has not appeared for so long (S6).
+    pub forward_after: Duration,
+    /// A sequencer holds a transaction with several homes at most this long, whatever clocks say (S1).
+    pub hold_max: Duration,
+    /// A key is closed to new transactions with several homes while something on it waits longer (S1).
+    pub close_after: Duration,
+    /// How often a server looks for work that is overdue.
+    pub sweep_interval: Duration,
+    /// A server takes no more transactions of gateways at once, nor does a sequencer of servers.
+    pub in_flight_max: usize,
+    /// Transactions in one entry of a stream.
+    pub batch_max: usize,
+    /// Entries of a stream that are kept for servers that are behind.
+    pub log_kept: usize,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
+pub struct Teeth {
+    /// S1: the thesis's merge: nothing is held, and no key is closed.
+    pub is_unbounded: bool,
+    /// S2: a sequencer's server runs what it has proposed before it is chosen.
+    pub merges_unchosen: bool,
+    /// S6: a home that sees a transaction in one stream and not in another does nothing.
+    pub forwards_nothing: bool,
+    /// S7: a transaction that reads and writes a key waits for itself.
+    pub waits_for_itself: bool,
+    /// R6: a transaction that comes twice runs twice.
+    pub runs_repeated: bool,
+}
+
+/// Rare events.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Note {
+    /// A transaction was submitted twice to one server.
+    RepeatedSubmit,
+    /// A sequencer was asked for what it has.
+    RepeatedSequence,
+    /// A transaction was twice in one stream; it runs once.
+    RepeatedEntry,
+    /// A transaction had run before this server was asked for it.
+    AlreadyRan,
+    /// Several transactions waited for each other.
+    Component,
+    /// A sequencer held a transaction until its time.
+    Held,
+    /// A sequencer kept a transaction out because of what waits on its keys.
+    Closed,
+    /// A home forwarded a transaction.
+    Forwarded,
+    /// A server asked a sequencer again.
+    AskedAgain,
+    /// A gateway asked again.
+    Resent,
+    /// A gateway was asked what became of a transaction.
+    Resolved,
+    /// Streams told each other what clients know.
+    Acknowledged,
+    /// A server or a sequencer had too much to do.
+    Shed,
+    /// A server lost the lead of a stream, and with it what it had not proposed.
+    Deposed,
+    /// A server took another's state.
+    SnapshotInstalled,
+    /// A server started from an image whose checkpoint was cut short.
+    CheckpointCutShort,
+    /// A membership change was refused.
+    ChangeRefused,
+    /// A server made a checkpoint.
+    Checkpoint,
+}
+
+/// Names of timers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// Of a stream's log.
+    Replication(PartitionId, replication::Timer),
+    /// A sequencer takes what it held.
+    Release(PartitionId),
+    /// A server looks for overdue work.
+    Sweep,
+    /// A gateway waits for an answer.
+    Open(TxnId),
+}
+
+impl Protocol for Deterministic {
+    const NAMES: &'static [&'static str] = &[CALVIN, SLOTH];
+    const GENERAL: bool = true;
+
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = Timer;
+    type Record = Record;
+    type Note = Note;
+    type Client = Client;
+    type Server = Server;
+
+    fn name(config: &Config) -> &'static str {
+        match config.ordering {
+            Ordering::Global => CALVIN,
+            Ordering::Regional => SLOTH,
+        }
+    }
+
+    fn teeth(name: &str) -> &'static [&'static str] {
+        match name {
+            CALVIN => &["S2", "S7", "S9", "R6"],
+            _ => &["S1", "S2", "S6", "S7", "S9", "R6"],
+        }
+    }
+
+    fn configure(cluster: &Cluster, name: &str) -> Config {
+        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let mut hosting = hosting::Config::for_round_trip(round_trip);
+        hosting.replication.followers_act = true;
+        Config {
+            ordering: if name == CALVIN { Ordering::Global } else { Ordering::Regional },
+            hosting,
+            answer_after: round_trip * 6 + Duration::from_millis(500),
+            resend_after: round_trip * 3 + Duration::from_millis(100),
+            forward_after: round_trip * 2 + Duration::from_millis(50),
+            hold_max: round_trip,
+            close_after: round_trip * 3 + Duration::from_millis(50),
+            sweep_interval: Duration::from_millis(50),
+            in_flight_max: 65_536,
+            batch_max: 1_024,
+            log_kept: 10_000,
+            teeth: Teeth::default(),
+        }
+    }
+
+    fn bare(config: &mut Config, tooth: &str) {
+        let teeth = &mut config.teeth;
+        match tooth {
+            "S1" => teeth.is_unbounded = true,
+            "S2" => teeth.merges_unchosen = true,
+            "S6" => teeth.forwards_nothing = true,
+            "S7" => teeth.waits_for_itself = true,
+            "S9" => config.hosting.replication.tooth = Some(Tooth::AckNotDurable),
+            "R6" => teeth.runs_repeated = true,
+            other => panic!("{other} is none of {:?}", Self::teeth(SLOTH)),
+        }
+    }
+
+    fn vary(config: &mut Config, rng: &mut Rng) {
+        // A hundredth of what suits is less than a round trip: everything is asked more than once.
+        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
+        config.resend_after = vary(config.resend_after, low, high, rng);
+        config.forward_after = vary(config.forward_after, low, high, rng);
+        let (low, high) = if rng.chance(1, 4) { (1, 20) } else { (20, 150) };
+        config.answer_after = vary(config.answer_after, low, high, rng);
+        config.hold_max = vary(config.hold_max, 0, 200, rng);
+        config.close_after = vary(config.close_after, 5, 200, rng);
+        config.sweep_interval = vary(config.sweep_interval, 20, 300, rng);
+        config.batch_max = size(1, 1_024, rng);
+        if rng.chance(1, 8) {
+            config.in_flight_max = size(16, 256, rng);
+        }
+        config.hosting.vary(rng);
+    }
+}

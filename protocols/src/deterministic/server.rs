@@ -1,0 +1,878 @@
+//! The server side: a replica of every stream, the merge, the data, and the gateways' transactions.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::mem::take;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::{
+    Admin, Claim, Input, Leftover, Machine, Message as _, Setup, StateCopy,
+};
+use orthodrome_core::rng::Rng;
+use orthodrome_core::store::{Store, Versions};
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::txn::{Key, Reads, Value, Version};
+
+use super::message::{Chunk, Command, Ended, Image, Log, Msg, Record, Sequenced};
+use super::placement::Placement;
+use super::sequencer::{Sequencer, View};
+use super::state::{Applied, State, visible};
+use super::{Config, Cx, Deterministic, Note, Timer};
+use crate::functor::Functor;
+use crate::replication::{self, Event, Group, Index, Payload, Replica};
+use crate::routes::Routes;
+use crate::waiting::Asked;
+
+/// A table of the server's own in its store: the number of the checkpoint that the data is of.
+const OWN: PartitionId = PartitionId(u32::MAX);
+
+/// What is sent again is counted by such windows, see [`Again`].
+const AGAIN_WINDOW: Duration = Duration::from_millis(250);
+/// In a window, at least so many may be sent again, and at most.
+const AGAIN: std::ops::RangeInclusive<usize> = 4..=1_024;
+/// How often streams tell each other what clients know. It takes a look at everything that they remember.
+const ACKNOWLEDGE_AFTER: Duration = Duration::from_secs(1);
+/// None is sent again more often than this in the long run, unless settings say so.
+const AGAIN_AFTER: Duration = Duration::from_secs(4);
+
+/// Time to send a transaction again: after `patience` at first, then after twice as long each time.
+fn is_due(asked: &Asked, patience: Duration, now: Time) -> bool {
+    let wait = (patience * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(patience));
+    now.since(asked.at) >= wait
+}
+
+/// How many transactions may be sent again: twice as many as ran in the window before, and a few. A link
+/// that carries no more must not be filled with what it has carried already, nor what is slow be made
+/// slower.
+#[derive(Debug)]
+struct Again {
+    since: Time,
+    most: usize,
+    ran: usize,
+    forwarded: usize,
+    asked: usize,
+}
+
+impl Again {
+    fn new(now: Time) -> Self {
+        Self { since: now, most: *AGAIN.start(), ran: 0, forwarded: 0, asked: 0 }
+    }
+
+    /// Begins a new window, if it is time.
+    fn turn(&mut self, now: Time) {
+        if now.since(self.since) >= AGAIN_WINDOW {
+            let most = (2 * self.ran).clamp(*AGAIN.start(), *AGAIN.end());
+            *self = Self { most, ..Self::new(now) };
+        }
+    }
+}
+
+/// One server.
+#[derive(Debug)]
+pub struct Server {
+    node: NodeId,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    placement: Placement,
+    streams: BTreeMap<PartitionId, Stream>,
+    state: State,
+    store: Store,
+    routes: Routes,
+    /// Transactions that gateways wait for.
+    waiting: BTreeMap<TxnId, Waiting>,
+    /// When transactions were last forwarded that are in one stream and not in another.
+    forwarded: BTreeMap<TxnId, Asked>,
+    again: Again,
+    /// When streams last told each other what clients know.
+    acknowledged_at: Time,
+    /// Messages to this server itself.
+    local: VecDeque<Msg>,
+    disk: Disk,
+}
+
+/// One stream's replica.
+#[derive(Debug)]
+struct Stream {
+    replica: Replica<Log>,
+    sequencer: Sequencer,
+    /// As the leader, this server said that so much is chosen.
+    announced: Index,
+    /// A snapshot that is arriving in pieces.
+    staged: Option<Chunk>,
+    /// The data of snapshots that are leaving in pieces, as of their first.
+    leaving: BTreeMap<NodeId, Arc<Vec<(Key, Versions)>>>,
+}
+
+/// A transaction that a gateway waits for.
+#[derive(Debug)]
+struct Waiting {
+    gateway: NodeId,
+    entry: Arc<Sequenced>,
+    asked: Asked,
+}
+
+/// What was persisted, and who has something to say.
+#[derive(Debug, Default)]
+struct Disk {
+    /// Size of the records since the last checkpoint.
+    bytes: usize,
+    /// Streams whose logs may hold events.
+    touched: BTreeSet<PartitionId>,
+    /// Streams whose logs may hold messages to be sent together.
+    unflushed: BTreeSet<PartitionId>,
+    /// The checkpoint under way.
+    checkpoint: Option<Ticket>,
+    /// Streams by which another's state came, since the last checkpoint.
+    installed: BTreeSet<PartitionId>,
+    /// The same, before the checkpoint under way.
+    settling: BTreeSet<PartitionId>,
+}
+
+/// A log's way out.
+struct Door<'a, 'b> {
+    stream: PartitionId,
+    disk: &'a mut Disk,
+    cx: &'a mut Cx<'b>,
+}
+
+impl replication::Door<Log> for Door<'_, '_> {
+    fn now(&self) -> Time {
+        self.cx.now()
+    }
+
+    fn rng(&mut self) -> &mut Rng {
+        self.cx.rng()
+    }
+
+    fn send(&mut self, to: NodeId, message: replication::Message<Log>) {
+        self.cx.send(to, Msg::Replication { partition: self.stream, message });
+    }
+
+    fn persist(&mut self, record: replication::Record<Log>) -> Ticket {
+        self.disk.bytes += record.disk_size();
+        self.cx.persist(Record::Replication(self.stream, record))
+    }
+
+    fn set_timer(&mut self, timer: replication::Timer, at: Time) {
+        self.cx.set_timer(Timer::Replication(self.stream, timer), at);
+    }
+
+    fn cancel_timer(&mut self, timer: replication::Timer) {
+        self.cx.cancel_timer(Timer::Replication(self.stream, timer));
+    }
+}
+
+impl Machine<Deterministic> for Server {
+    fn new(setup: Setup<Deterministic>, recovered: Vec<Record>, cx: &mut Cx<'_>) -> Self {
+        let Setup { node, cluster, config, engine } = setup;
+        let store = Store::new(engine);
+        let mut images = BTreeMap::from([(0, Arc::new(Image::default()))]);
+        let mut logs: BTreeMap<PartitionId, Vec<replication::Record<Log>>> = BTreeMap::new();
+        for record in recovered {
+            match record {
+                Record::Image(image) => drop(images.insert(image.number, image)),
+                Record::Replication(stream, record) => {
+                    logs.entry(stream).or_default().push(record);
+                }
+            }
+        }
+        // The data says which checkpoint it is of.
+        let number = store.read(OWN, &Key::default()).version.timestamp.0;
+        let Some(image) = images.get(&number) else {
+            panic!("{node}: the data is of checkpoint {number}, and there is no image of that")
+        };
+        if images.len() > 2 {
+            cx.note(Note::CheckpointCutShort);
+        }
+        let placement = Placement::new(cluster.clone(), config.ordering);
+        let mut server = Self {
+            node,
+            routes: Routes::new(cluster.clone()),
+            state: State::new(image, &placement, config.teeth, cx.now()),
+            streams: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            forwarded: BTreeMap::new(),
+            again: Again::new(cx.now()),
+            acknowledged_at: cx.now(),
+            local: VecDeque::new(),
+            disk: Disk::default(),
+            cluster,
+            config,
+            placement,
+            store,
+        };
+        for stream in server.placement.streams() {
+            let log = logs.remove(&stream).unwrap_or_default();
+            server.open(stream, log, cx);
+        }
+        cx.set_timer(Timer::Sweep, cx.now() + server.config.sweep_interval);
+        server.settle(cx);
+        server
+    }
+
+    fn step(&mut self, input: Input<Deterministic>, cx: &mut Cx<'_>) {
+        match input {
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Replication(stream, timer)) => {
+                self.with(stream, cx, |held, door| held.replica.on_timer(timer, door));
+            }
+            Input::Timer(Timer::Release(stream)) => self.on_release_timeout(stream, cx),
+            Input::Timer(Timer::Sweep) => self.on_sweep_timeout(cx),
+            Input::Durable(ticket) => self.on_durable(ticket, cx),
+            Input::Admin(admin) => self.on_admin(admin, cx),
+            Input::Timer(Timer::Open(_))
+            | Input::Begin(_)
+            | Input::Read { .. }
+            | Input::Decide { .. }
+            | Input::Resolve { .. } => unreachable!("callers talk to gateways, not to servers"),
+        }
+        self.settle(cx);
+    }
+
+    fn flush(&mut self, cx: &mut Cx<'_>) {
+        for stream in take(&mut self.disk.unflushed) {
+            self.propose(stream, cx);
+            let Some(held) = self.streams.get_mut(&stream) else { continue };
+            let mut door = Door { stream, disk: &mut self.disk, cx };
+            let chosen = held.replica.chosen_index();
+            if held.replica.is_leader() && chosen > held.announced {
+                // Others run what is chosen, and wait for nothing else.
+                held.announced = chosen;
+                held.replica.announce(&mut door);
+            }
+            held.replica.flush(&mut door);
+            self.drain_events(stream, cx);
+        }
+        self.settle(cx);
+        self.checkpoint_if_due(cx);
+    }
+
+    fn assert_invariants(&self) {
+        for (stream, held) in &self.streams {
+            held.replica.assert_invariants();
+            let (applied, surfaced) = (self.state.applied(*stream), held.replica.surfaced_index());
+            assert!(applied >= surfaced, "{stream}: {surfaced} was surfaced, {applied} is merged");
+        }
+        self.state.merge.assert_invariants();
+        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        let sequencing = self.streams.values().map(|held| held.sequencer.len()).sum();
+        vec![
+            ("transactions that have not run", self.state.merge.len()),
+            ("transactions that gateways wait for", self.waiting.len()),
+            ("transactions to be sequenced", sequencing),
+        ]
+    }
+
+    fn copies(&self) -> Vec<StateCopy> {
+        let mut digest = Digest::default();
+        self.state.add_to(&mut digest);
+        for (partition, _) in self.placement.partitions() {
+            for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                // Older versions and deletions go when a server makes a checkpoint, which each does
+                // by itself.
+                if let Some(newest @ (_, Some(_))) = versions.last() {
+                    digest.add_debug(&(key, newest));
+                }
+            }
+        }
+        // One copy of everything, under the name of the first stream.
+        let first = self.streams.keys().next().copied().unwrap_or_default();
+        let position = self.state.position();
+        vec![StateCopy { partition: first, position, digest: digest.value() }]
+    }
+}
+
+impl Server {
+    /// Starts a stream's replica with what survived of it. Voters are the replicas of the partition whose
+    /// name it has; all others learn.
+    fn open(&mut self, stream: PartitionId, log: Vec<replication::Record<Log>>, cx: &mut Cx<'_>) {
+        let placed = self.cluster.partition(stream);
+        let voters = placed.map(|placed| placed.replicas.clone()).unwrap_or_default();
+        let group = Group {
+            learners: self.others(&voters),
+            voters,
+            preferred_leader: placed.map(|placed| placed.preferred_leader),
+        };
+        let config = self.config.hosting.replication.clone();
+        let mut door = Door { stream, disk: &mut self.disk, cx };
+        let replica = Replica::new(self.node, group, config, log, &mut door);
+        let (applied, base) = (self.state.applied(stream), replica.base_index());
+        assert!(
+            applied >= base,
+            "{stream}: the image ends at {applied}, its log begins after {base}"
+        );
+        let (sequencer, leaving) = (Sequencer::default(), BTreeMap::new());
+        let held = Stream { replica, sequencer, announced: Index(0), staged: None, leaving };
+        self.streams.insert(stream, held);
+        self.touch(stream);
+    }
+
+    /// Every server but these.
+    fn others(&self, voters: &[NodeId]) -> Vec<NodeId> {
+        let servers = self.cluster.servers().map(|server| server.id);
+        servers.filter(|server| !voters.contains(server)).collect()
+    }
+
+    fn touch(&mut self, stream: PartitionId) {
+        self.disk.touched.insert(stream);
+        self.disk.unflushed.insert(stream);
+    }
+
+    /// Does something with a stream's replica.
+    fn with(
+        &mut self,
+        stream: PartitionId,
+        cx: &mut Cx<'_>,
+        act: impl FnOnce(&mut Stream, &mut Door<'_, '_>),
+    ) {
+        if let Some(held) = self.streams.get_mut(&stream) {
+            act(held, &mut Door { stream, disk: &mut self.disk, cx });
+            self.touch(stream);
+        }
+    }
+
+    /// Does something with the sequencer of a stream that this server leads.
+    fn sequencing<T>(
+        &mut self,
+        stream: PartitionId,
+        cx: &Cx<'_>,
+        act: impl FnOnce(&mut Sequencer, &View<'_>) -> T,
+    ) -> Option<T> {
+        let held = self.streams.get_mut(&stream)?;
+        if !held.replica.is_leader() {
+            return None;
+        }
+        let (state, placement, config) = (&self.state, &self.placement, &*self.config);
+        let (now, clock) = (cx.now(), cx.clock());
+        let view = View { stream, state, placement, config, now, clock };
+        Some(act(&mut held.sequencer, &view))
+    }
+
+    fn send(&mut self, to: NodeId, msg: Msg, cx: &mut Cx<'_>) {
+        if to == self.node {
+            self.local.push_back(msg);
+        } else {
+            cx.send(to, msg);
+        }
+    }
+
+    /// Handles everything that one input set in motion inside this server.
+    fn settle(&mut self, cx: &mut Cx<'_>) {
+        loop {
+            if let Some(stream) = self.disk.touched.pop_first() {
+                self.drain_events(stream, cx);
+            } else if let Some(msg) = self.local.pop_front() {
+                self.on_message(self.node, msg, cx);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {
+        match msg {
+            Msg::Submit { functor } => self.on_submit(from, functor, cx),
+            Msg::Look { txn, round, keys } => self.on_look(from, (txn, round), keys, cx),
+            Msg::Sequence { stream, entry } => self.on_sequence(from, stream, entry, cx),
+            Msg::NotLeader { partition, leader, txn } => {
+                self.on_not_leader(from, partition, leader, txn, cx);
+            }
+            Msg::Replication { partition, message } => {
+                self.with(partition, cx, |held, door| held.replica.step(from, message, door));
+            }
+            Msg::Answer { .. } | Msg::Found { .. } => {
+                unreachable!("{} answers a gateway", msg.kind())
+            }
+        }
+    }
+
+    // For gateways (§4.2.1: the batcher).
+
+    /// A gateway wants a transaction to run, or to know what became of it.
+    fn on_submit(&mut self, gateway: NodeId, functor: Arc<Functor>, cx: &mut Cx<'_>) {
+        let txn = functor.txn;
+        if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
+            cx.note(Note::AlreadyRan);
+            self.send(gateway, Msg::Answer { txn, outcome, reads }, cx);
+            return;
+        }
+        if self.state.is_acknowledged(txn) {
+            // Its client knows, and nobody waits.
+            cx.note(Note::RepeatedSubmit);
+            return;
+        }
+        if let Some(waiting) = self.waiting.get_mut(&txn) {
+            cx.note(Note::RepeatedSubmit);
+            waiting.gateway = gateway;
+            return;
+        }
+        if self.waiting.len() >= self.config.in_flight_max {
+            // Copies of it may have gone elsewhere, so nobody can say that it aborted.
+            cx.note(Note::Shed);
+            return;
+        }
+        let homes = self.placement.homes(&functor);
+        let due = cx.clock().now + self.furthest(&homes) + cx.clock().error;
+        let entry = Arc::new(Sequenced { functor, homes, due });
+        let asked = Asked::new(cx.now());
+        self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked });
+        self.sequence(&entry, cx);
+    }
+
+    /// How long a message takes to the furthest of these sequencers.
+    fn furthest(&self, homes: &[PartitionId]) -> Duration {
+        let here = self.cluster.region_of(self.node);
+        let regions = homes.iter().map(|&home| self.cluster.region_of(self.routes.leader(home)));
+        let rtt = regions.map(|region| self.cluster.topology.rtt(here, region)).max();
+        rtt.unwrap_or_default() / 2
+    }
+
+    /// Asks for a transaction to be put into the streams that it is missing from.
+    fn sequence(&mut self, entry: &Arc<Sequenced>, cx: &mut Cx<'_>) {
+        let missing = self.state.merge.missing(entry.functor.txn);
+        for stream in missing.unwrap_or_else(|| entry.homes.clone()) {
+            let leader = self.routes.leader(stream);
+            self.send(leader, Msg::Sequence { stream, entry: entry.clone() }, cx);
+        }
+    }
+
+    /// A caller wants to see these keys before it decides.
+    fn on_look(
+        &mut self,
+        gateway: NodeId,
+        (txn, round): (TxnId, u32),
+        keys: Vec<Key>,
+        cx: &mut Cx<'_>,
+    ) {
+        let read = |key: Key| {
+            let read = self.store.read(self.placement.partition_of(&key), &key);
+            (key, visible(read))
+        };
+        let reads: Reads = keys.into_iter().map(read).collect();
+        self.send(gateway, Msg::Found { txn, round, reads }, cx);
+    }
+
+    /// Tells who waits.
+    fn answer(&mut self, applied: Applied, cx: &mut Cx<'_>) {
+        for _ in 0..applied.repeated {
+            cx.note(Note::RepeatedEntry);
+        }
+        self.again.ran += applied.ran.len();
+        for (txn, Ended { outcome, reads }) in applied.ran {
+            cx.claim(Claim::Decided { txn, outcome });
+            if let Some(waiting) = self.waiting.remove(&txn) {
+                self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
+            }
+        }
+    }
+
+    // The sequencer (§4.2.1).
+
+    /// Somebody wants a transaction in a stream.
+    fn on_sequence(
+        &mut self,
+        from: NodeId,
+        stream: PartitionId,
+        entry: Arc<Sequenced>,
+        cx: &mut Cx<'_>,
+    ) {
+        let txn = entry.functor.txn;
+        let taken = self.sequencing(stream, cx, |sequencer, view| {
+            (sequencer.take(entry, view), sequencer.next_release())
+        });
+        let Some((note, release)) = taken else {
+            let replica = self.streams.get(&stream).map(|held| &held.replica);
+            let leader = replica.and_then(Replica::leader).filter(|&leader| leader != self.node);
+            let txn = Some(txn);
+            self.send(from, Msg::NotLeader { partition: stream, leader, txn }, cx);
+            return;
+        };
+        if let Some(note) = note {
+            cx.note(note);
+        }
+        if let Some(at) = release {
+            cx.set_timer(Timer::Release(stream), at);
+        }
+        self.disk.unflushed.insert(stream);
+    }
+
+    /// What was held until now goes on.
+    fn on_release_timeout(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        let released = self.sequencing(stream, cx, |sequencer, view| {
+            (sequencer.release(view), sequencer.next_release())
+        });
+        let Some((notes, release)) = released else { return };
+        for note in notes {
+            cx.note(note);
+        }
+        if let Some(at) = release {
+            cx.set_timer(Timer::Release(stream), at);
+        }
+        self.disk.unflushed.insert(stream);
+    }
+
+    /// Proposes what has come. Not before this server knows everything that earlier leaders left: what is
+    /// not chosen for long must not be in the log once for each of them.
+    fn propose(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        while self.streams.get(&stream).is_some_and(|held| {
+            let replica = &held.replica;
+            held.sequencer.has_batch() && replica.is_ready() && replica.takes_commands()
+        }) {
+            let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
+            let Some(Some(command)) = batch else { return };
+            let copy = self.config.teeth.merges_unchosen.then(|| Arc::new(command.clone()));
+            let mut proposed = None;
+            self.with(stream, cx, |held, door| proposed = held.replica.propose(command, door));
+            if let (Some(command), Some((index, _))) = (copy, proposed)
+                && index == self.state.applied(stream).next()
+            {
+                self.on_chosen(stream, index, &Payload::Command(command), cx);
+            }
+        }
+    }
+
+    /// Whoever was asked does not lead the stream.
+    fn on_not_leader(
+        &mut self,
+        from: NodeId,
+        stream: PartitionId,
+        leader: Option<NodeId>,
+        txn: Option<TxnId>,
+        cx: &mut Cx<'_>,
+    ) {
+        if !self.routes.redirect(stream, from, leader, cx.now()) {
+            return;
+        }
+        let Some(entry) = txn.and_then(|txn| Some(self.waiting.get(&txn)?.entry.clone())) else {
+            return;
+        };
+        let leader = self.routes.leader(stream);
+        self.send(leader, Msg::Sequence { stream, entry }, cx);
+    }
+
+    // What is overdue.
+
+    fn on_sweep_timeout(&mut self, cx: &mut Cx<'_>) {
+        self.again.turn(cx.now());
+        self.forward(cx);
+        self.ask_again(cx);
+        let acknowledges = cx.now().since(self.acknowledged_at) >= ACKNOWLEDGE_AFTER;
+        for stream in self.placement.streams() {
+            self.sequencing(stream, cx, |sequencer, view| sequencer.reopen(view));
+            if acknowledges {
+                self.acknowledged_at = cx.now();
+                self.acknowledge(stream, cx);
+            }
+            self.disk.unflushed.insert(stream);
+        }
+        cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
+    }
+
+    /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
+    fn ask_again(&mut self, cx: &mut Cx<'_>) {
+        let (now, patience) = (cx.now(), self.config.resend_after);
+        let waits = self.waiting.iter();
+        let mut due: Vec<(Time, TxnId)> = waits
+            .filter(|(_, waiting)| is_due(&waiting.asked, patience, now))
+            .map(|(&txn, waiting)| (waiting.asked.at, txn))
+            .collect();
+        due.sort_unstable();
+        due.truncate(self.again.most.saturating_sub(self.again.asked));
+        for (asked, txn) in due {
+            let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
+            waiting.asked = waiting.asked.again(now);
+            let entry = waiting.entry.clone();
+            if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
+                // It is in a state that this server took from another.
+                let Some(waiting) = self.waiting.remove(&txn) else { continue };
+                self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
+            } else if self.state.is_acknowledged(txn) {
+                self.waiting.remove(&txn);
+            } else {
+                cx.note(Note::AskedAgain);
+                self.again.asked += 1;
+                for &home in &entry.homes {
+                    self.routes.suspect(home, asked, now);
+                }
+                self.sequence(&entry, cx);
+            }
+        }
+    }
+
+    /// S6: whoever leads a stream in which a transaction is sees to it that it is in the others.
+    fn forward(&mut self, cx: &mut Cx<'_>) {
+        let (now, patience) = (cx.now(), self.config.forward_after);
+        self.forwarded.retain(|txn, _| self.state.merge.contains(*txn));
+        let leads = |home: &PartitionId| {
+            self.streams.get(home).is_some_and(|held| held.replica.is_leader())
+        };
+        let mut due: Vec<(Time, Arc<Sequenced>)> = Vec::new();
+        for entry in self.state.merge.incomplete_since(now - patience) {
+            let txn = entry.functor.txn;
+            let missing = self.state.merge.missing(txn).unwrap_or_default();
+            let asked = self.forwarded.get(&txn);
+            let is_next = asked.is_none_or(|asked| is_due(asked, patience, now));
+            if is_next && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
+                due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
+            }
+        }
+        if self.config.teeth.forwards_nothing {
+            return;
+        }
+        due.sort_by_key(|(asked, entry)| (*asked, entry.functor.txn));
+        due.truncate(self.again.most.saturating_sub(self.again.forwarded));
+        for (_, entry) in due {
+            cx.note(Note::Forwarded);
+            self.again.forwarded += 1;
+            let forwarded = self.forwarded.entry(entry.functor.txn);
+            let asked = forwarded.and_modify(|asked| *asked = asked.again(now));
+            asked.or_insert(Asked::new(now));
+            self.sequence(&entry, cx);
+        }
+    }
+
+    /// Streams that a client does not use any more learn from the others what it knows.
+    fn acknowledge(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        let takes = self
+            .streams
+            .get(&stream)
+            .is_some_and(|held| held.replica.is_ready() && held.replica.takes_commands());
+        if !takes {
+            return;
+        }
+        let news = self.sequencing(stream, cx, |sequencer, view| sequencer.acknowledgement(view));
+        let Some(Some(command)) = news else { return };
+        cx.note(Note::Acknowledged);
+        self.with(stream, cx, |held, door| {
+            if let Some((index, _)) = held.replica.propose(command, door) {
+                held.sequencer.acknowledging(index);
+            }
+        });
+    }
+
+    // The streams' logs.
+
+    /// Carries out everything that a stream's log has to say.
+    fn drain_events(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        while let Some(held) = self.streams.get_mut(&stream)
+            && let Some(event) = held.replica.next_event()
+        {
+            match event {
+                Event::Chosen { index, term, payload } => {
+                    let (partition, at) = (stream, index.0);
+                    cx.claim(Claim::Chosen { partition, index: at, term: term.0 });
+                    self.on_chosen(stream, index, &payload, cx);
+                }
+                Event::Leading { term } => {
+                    cx.claim(Claim::Leads { partition: stream, term: term.0 });
+                }
+                Event::Deposed { .. } => {
+                    if take(&mut held.sequencer).len() > 0 {
+                        cx.note(Note::Deposed);
+                    }
+                    held.leaving.clear();
+                    held.announced = Index(0);
+                }
+                Event::ReadReady { .. } | Event::ReadFailed { .. } => {
+                    unreachable!("nobody reads by leadership")
+                }
+                Event::SnapshotWanted { to, cursor } => self.send_chunk(stream, to, cursor, cx),
+                Event::SnapshotChunk { chunk, last, .. } => self.on_chunk(stream, chunk, last, cx),
+            }
+        }
+        let leader = self.streams.get(&stream).and_then(|held| held.replica.leader());
+        self.routes.follow(stream, leader, cx.now());
+    }
+
+    /// The next entry of a stream is chosen: merge it, run what may run.
+    fn on_chosen(
+        &mut self,
+        stream: PartitionId,
+        index: Index,
+        payload: &Payload<Command>,
+        cx: &mut Cx<'_>,
+    ) {
+        let command = match payload {
+            Payload::Command(command) => Some(command.as_ref()),
+            Payload::Noop | Payload::Members(_) => None,
+        };
+        if let (Some(Command::Batch { entries, .. }), Some(held)) =
+            (command, self.streams.get_mut(&stream))
+        {
+            for entry in entries {
+                held.sequencer.sequenced(entry.functor.txn);
+            }
+        }
+        let largest = self.state.merge.largest();
+        let at = (stream, index);
+        let applied = self.state.apply(at, command, &self.placement, &mut self.store, cx.now());
+        if self.state.merge.largest() > largest.max(1) {
+            cx.note(Note::Component);
+        }
+        self.answer(applied, cx);
+    }
+
+    /// A server that is too far behind needs the state. Whoever runs transactions again must read what
+    /// they read, so all pieces are of one moment.
+    fn send_chunk(
+        &mut self,
+        stream: PartitionId,
+        to: NodeId,
+        cursor: Option<usize>,
+        cx: &mut Cx<'_>,
+    ) {
+        let image = cursor.is_none().then(|| Arc::new(self.state.image()));
+        let Self { store, placement, .. } = &*self;
+        let all = cursor.is_none().then(|| {
+            let scan = |(partition, _)| store.scan(partition, None, usize::MAX);
+            let newest = |(key, mut versions): (Key, Versions)| {
+                versions.drain(..versions.len().saturating_sub(1));
+                (key, versions)
+            };
+            Arc::new(placement.partitions().flat_map(scan).map(newest).collect::<Vec<_>>())
+        });
+        let limit = self.config.hosting.chunk_keys;
+        self.with(stream, cx, |held, door| {
+            if let Some(all) = all {
+                held.leaving.insert(to, all);
+            }
+            // Whoever is not in the list has been given up meanwhile, and so has the piece.
+            let Some(all) = held.leaving.get(&to) else { return };
+            let from = cursor.unwrap_or(0);
+            let keys: Vec<_> = all.iter().skip(from).take(limit).cloned().collect();
+            let next = Some(from + keys.len()).filter(|&next| next < all.len());
+            if next.is_none() {
+                held.leaving.remove(&to);
+            }
+            held.replica.send_chunk(to, Chunk { image, keys }, next, door);
+        });
+    }
+
+    /// A piece of another server's state.
+    fn on_chunk(&mut self, stream: PartitionId, chunk: Chunk, last: bool, cx: &mut Cx<'_>) {
+        let Some(held) = self.streams.get_mut(&stream) else { return };
+        if chunk.image.is_some() {
+            held.staged = Some(chunk);
+        } else if let Some(staged) = &mut held.staged {
+            staged.keys.extend(chunk.keys);
+        }
+        if !last {
+            return;
+        }
+        let Some(Chunk { image: Some(image), keys }) = held.staged.take() else { return };
+        cx.note(Note::SnapshotInstalled);
+        for (partition, _) in self.placement.partitions() {
+            self.store.clear(partition);
+        }
+        for (key, versions) in keys {
+            let partition = self.placement.partition_of(&key);
+            for (version, value) in versions {
+                self.store.put(partition, key.clone(), version, value);
+            }
+        }
+        let number = self.state.number;
+        self.state = State::new(&image, &self.placement, self.config.teeth, cx.now());
+        self.state.number = number;
+        self.disk.installed.insert(stream);
+        self.merge_again(stream, cx);
+    }
+
+    /// The state that was taken may know less of other streams than this server did: what their logs
+    /// have told already is merged once more.
+    fn merge_again(&mut self, but: PartitionId, cx: &mut Cx<'_>) {
+        for stream in self.placement.streams().into_iter().filter(|&stream| stream != but) {
+            while let Some(held) = self.streams.get(&stream) {
+                let next = self.state.applied(stream).next();
+                if next > held.replica.surfaced_index() {
+                    break;
+                }
+                let Some(entry) = held.replica.entry(next) else {
+                    panic!("{stream}: {next} was forgotten here, and a state came without it")
+                };
+                let payload = entry.payload.clone();
+                self.on_chosen(stream, next, &payload, cx);
+            }
+        }
+    }
+
+    /// Everything persisted up to `ticket` is durable.
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_>) {
+        for stream in self.placement.streams() {
+            self.with(stream, cx, |held, door| held.replica.on_durable(ticket, door));
+        }
+        if self.disk.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.disk.checkpoint = None;
+            self.store.thaw();
+            for stream in take(&mut self.disk.settling) {
+                self.with(stream, cx, |held, door| held.replica.snapshot_durable(door));
+            }
+        }
+    }
+
+    /// Makes a checkpoint if enough has been persisted since the last one, or another's state was
+    /// taken (S8).
+    fn checkpoint_if_due(&mut self, cx: &mut Cx<'_>) {
+        let is_due = !self.disk.installed.is_empty()
+            || self.disk.bytes >= self.config.hosting.checkpoint_bytes;
+        if !is_due || self.store.is_frozen() {
+            return;
+        }
+        cx.note(Note::Checkpoint);
+        self.state.number += 1;
+        let number = Timestamp(self.state.number);
+        let version = Version { timestamp: number, ..Version::INITIAL };
+        self.store.put(OWN, Key::default(), version, Some(Value::default()));
+        self.store.collect_below(OWN, number);
+        for (partition, stream) in self.placement.partitions() {
+            self.store.collect_below(partition, self.state.collectable(stream));
+        }
+        let image = Arc::new(self.state.image());
+        let mut records = vec![Record::Image(image.clone())];
+        for (&stream, held) in &mut self.streams {
+            let applied = self.state.applied(stream);
+            let through = held.replica.compactable(self.config.log_kept).min(applied);
+            held.replica.compact(through);
+            let log = held.replica.checkpoint_records().into_iter();
+            records.extend(log.map(|record| Record::Replication(stream, record)));
+        }
+        cx.persist(Record::Image(image));
+        self.disk.settling = take(&mut self.disk.installed);
+        self.disk.bytes = 0;
+        self.disk.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
+    }
+
+    /// An operator's order.
+    fn on_admin(&mut self, admin: Admin, cx: &mut Cx<'_>) {
+        match admin {
+            Admin::TransferLeader { partition, to } => {
+                self.with(partition, cx, |held, door| held.replica.transfer(to, door));
+            }
+            Admin::ChangeMembers { partition, voters, learners: _ } => {
+                // Every server merges every stream, so all that do not vote learn.
+                let learners = self.others(&voters);
+                let mut is_refused = false;
+                self.with(partition, cx, |held, door| {
+                    is_refused = held.replica.change_members(voters, learners, door).is_err();
+                });
+                if is_refused {
+                    cx.note(Note::ChangeRefused);
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (stream, held) in &self.streams {
+            write!(f, "{stream} {} merged {} | ", held.replica, self.state.applied(*stream))?;
+        }
+        write!(f, "{} have not run, {} awaited", self.state.merge.len(), self.waiting.len())
+    }
+}
