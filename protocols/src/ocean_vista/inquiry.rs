@@ -298,8 +298,8 @@ mod tests {
     fn answers(of: [(u64, &[i64]); 3]) -> BTreeMap<NodeId, Answer> {
         let functor = Arc::new(Functor {
             txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
-            reads: BTreeSet::new(),
-            writes: [Key::from("k")].into(),
+            reads: Vec::new(),
+            writes: vec![Key::from("k")],
             body: Body::Ops(Vec::new()),
             acknowledged_below: 0,
         });
@@ -353,13 +353,6 @@ mod tests {
         // A copy of it was aborted; it is there under another number.
         assert_eq!(present([(0, &[-10, 20]), (0, &[-10]), (0, &[20])]), Some(20));
         assert_eq!(present([(0, &[-10, 20]), (0, &[-10, -20]), (0, &[])]), None);
-    }
-
-    /// Which of three replicas' answers count.
-    fn counted(of: [(u64, Option<u64>); 3]) -> Vec<u32> {
-        let mut answers = answers(of);
-        drop_void(&mut answers);
-        answers.keys().map(|node| node.0).collect()
     }
 
     /// The 10 091st seed about islands: the first replica had restarted and not caught up; the second

@@ -536,6 +536,7 @@ impl Replica {
             return;
         }
         let from = std::mem::replace(&mut self.state.settled, to);
+        self.state.copied.retain(|_, copied| *copied > to);
         let passed: Vec<Timestamp> =
             self.state.pending.range(from..to).map(|(ts, _)| *ts).collect();
         for ts in passed {
@@ -623,7 +624,7 @@ impl Replica {
         let is_wanted = |name: &Name| name.ts >= from || matches!(name.fate, Fate::Refused { .. });
         let names = self.state.names.iter().filter(|(_, name)| is_wanted(name));
         Answer {
-            settled: self.state.settled,
+            settled: self.state.settled_of(partition),
             entries: entries.map(|(ts, image)| (*ts, image.clone())).collect(),
             names: names.map(|(name, held)| (*name, *held)).collect(),
             promises: Vec::new(),
@@ -660,7 +661,12 @@ impl Replica {
             })
         };
         let over = self.state.pending.range(from..).filter(is_over).map(|(ts, _)| *ts);
-        for ts in over.collect::<Vec<_>>() {
+        let over: Vec<Timestamp> = over.collect();
+        for (&partition, (below, _)) in covered {
+            let copied = self.state.copied.entry(partition).or_default();
+            *copied = (*copied).max(*below);
+        }
+        for ts in over {
             self.unresolved.remove(&ts);
             self.unexecuted.remove(&ts);
             if let Some(functor) = self.state.pending.get(&ts).map(|image| image.functor.clone()) {

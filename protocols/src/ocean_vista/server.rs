@@ -530,7 +530,8 @@ impl Server {
                 self.acceptor(cx, |replica, world| {
                     let limit = world.config.chunk_keys;
                     let (keys, next) = scan(replica, partition, (first, after.as_ref()), limit);
-                    let State { collected, settled, .. } = replica.state;
+                    let settled = replica.state.settled_of(partition);
+                    let collected = replica.state.collected;
                     let msg = Msg::Scanned { partition, round, keys, next, collected, settled };
                     world.send(from, msg);
                 });

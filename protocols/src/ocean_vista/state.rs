@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use orthodrome_core::id::{ClientId, TxnId};
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Outcome;
 
@@ -74,6 +74,8 @@ pub struct State {
     pub settled: Timestamp,
     /// Versions that others at or below this replace may be gone (V11).
     pub collected: Timestamp,
+    /// Partitions of which a peer's settled versions were copied beyond [`State::settled`], and how far.
+    pub copied: BTreeMap<PartitionId, Timestamp>,
 }
 
 impl State {
@@ -157,6 +159,12 @@ impl State {
         }
     }
 
+    /// Below this the versions of a partition are settled, as far as they are computed.
+    #[must_use]
+    pub fn settled_of(&self, partition: PartitionId) -> Timestamp {
+        self.copied.get(&partition).map_or(self.settled, |&copied| copied.max(self.settled))
+    }
+
     /// Drops what is void, or over: then a peer has told what became of it.
     pub fn drop(&mut self, ts: Timestamp) {
         if let Some(image) = self.pending.remove(&ts) {
@@ -235,5 +243,16 @@ mod tests {
         state.settled = at + Duration::from_secs(601);
         state.forget(retention);
         assert!(state.names.is_empty());
+    }
+
+    /// The 14 268th seed about chairs: a replica that had copied a peer's versions told of them only as
+    /// far as its own watermark, and whoever asked it lacked the rest.
+    #[test]
+    fn what_was_copied_is_settled_beyond_the_watermark() {
+        let mut state = State { settled: Timestamp(5), ..State::default() };
+        state.copied.insert(PartitionId(1), Timestamp(9));
+        state.copied.insert(PartitionId(2), Timestamp(3));
+        let settled = [0, 1, 2].map(|partition| state.settled_of(PartitionId(partition)).0);
+        assert_eq!(settled, [5, 9, 5]);
     }
 }

@@ -24,7 +24,9 @@ use super::{functor_from_wire, functor_to_wire, keyed, unknown};
 
 // Watermarks.
 
-fn partitions_to_wire(watermarks: &BTreeMap<PartitionId, Timestamp>) -> Vec<wire::PartitionAt> {
+pub(super) fn partitions_to_wire(
+    watermarks: &BTreeMap<PartitionId, Timestamp>,
+) -> Vec<wire::PartitionAt> {
     let one = |(partition, at): (&PartitionId, &Timestamp)| wire::PartitionAt {
         partition: partition.0,
         at: at.0,
@@ -32,7 +34,7 @@ fn partitions_to_wire(watermarks: &BTreeMap<PartitionId, Timestamp>) -> Vec<wire
     watermarks.iter().map(one).collect()
 }
 
-fn partitions_from_wire(
+pub(super) fn partitions_from_wire(
     watermarks: Vec<wire::PartitionAt>,
 ) -> Result<BTreeMap<PartitionId, Timestamp>, WireError> {
     let one = |entry: wire::PartitionAt| Ok((PartitionId(entry.partition), Timestamp(entry.at)));

@@ -642,7 +642,7 @@ fn promise_from_wire(
 // Records.
 
 fn state_to_wire(state: &State) -> wire::State {
-    let State { pending, names, acknowledged, settled, collected } = state;
+    let State { pending, names, acknowledged, settled, collected, copied } = state;
     let acknowledged = acknowledged.iter().map(|(client, (below, since))| {
         wire::state::Acknowledged { client: client.0, below: *below, since: since.0 }
     });
@@ -652,6 +652,7 @@ fn state_to_wire(state: &State) -> wire::State {
         acknowledged: acknowledged.collect(),
         settled: settled.0,
         collected: collected.0,
+        copied: control::partitions_to_wire(copied),
     }
 }
 
@@ -666,6 +667,7 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         acknowledged: keyed(acknowledged, "State.acknowledged")?,
         settled: Timestamp(state.settled),
         collected: Timestamp(state.collected),
+        copied: control::partitions_from_wire(state.copied)?,
     })
 }
 

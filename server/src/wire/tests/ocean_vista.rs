@@ -428,6 +428,7 @@ impl Draw {
             acknowledged: acknowledged.into_iter().collect(),
             settled: self.timestamp(),
             collected: self.timestamp(),
+            copied: self.partitions_at(),
         }
     }
 
