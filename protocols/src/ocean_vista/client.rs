@@ -126,11 +126,14 @@ impl Client {
         !was_suspect
     }
 
-    /// A server to coordinate: those nearby take turns, unless they are suspected.
-    fn coordinator(&mut self, now: Time) -> NodeId {
+    /// A server to coordinate: those nearby take turns, unless they are suspected. What has been declined
+    /// or not answered before goes to nobody who was suspected, however long ago.
+    fn coordinator(&mut self, is_first: bool, now: Time) -> NodeId {
         self.turn = self.turn.wrapping_add(1);
         let near = self.servers.get(..self.near).unwrap_or_default();
-        let well = |server: &&NodeId| !self.is_suspect(**server, now);
+        let well = |server: &&NodeId| {
+            !self.suspects.contains_key(*server) || (is_first && !self.is_suspect(**server, now))
+        };
         let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
         let by_turn = |some: &[NodeId]| {
             self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
@@ -147,7 +150,7 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
-        let coordinator = self.coordinator(cx.now());
+        let coordinator = self.coordinator(true, cx.now());
         let phase = match &txn.kind {
             Kind::Interactive | Kind::General if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
@@ -311,7 +314,7 @@ impl Client {
         } else {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
-        let coordinator = self.coordinator(cx.now());
+        let coordinator = self.coordinator(true, cx.now());
         let open = Open {
             txn,
             phase,
@@ -421,7 +424,7 @@ impl Client {
     /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
     /// if the first is there after all.
     fn move_on(&mut self, id: TxnId, now: Time) {
-        let next = self.coordinator(now);
+        let next = self.coordinator(false, now);
         if let Some(open) = self.open.get_mut(&id) {
             open.coordinator = next;
         }
