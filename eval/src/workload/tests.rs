@@ -330,7 +330,8 @@ fn mixes_and_shares_are_as_published() {
     ];
     assert_mix(&requests, &mix);
     let user = |key: &Key| -> u64 {
-        key.to_string().trim_start_matches(char::is_alphabetic).parse().unwrap()
+        let text = key.to_string();
+        text.split(['{', '}']).nth(1).unwrap().parse().unwrap()
     };
     let is_hot = |request: &Request| {
         let hot = request.reads.iter().filter(|key| user(key) < 1_000).count();

@@ -55,5 +55,5 @@ fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
         catch(TS, tooth, None, within);
     }
-    catch(RECSF, "N3", None, 100);
+    catch(CP, "N3", None, 300);
 }
