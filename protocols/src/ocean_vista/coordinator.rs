@@ -430,6 +430,15 @@ impl Coordinator {
         }
     }
 
+    /// Others have executed it, and what it read is gone: its outcome is inquired.
+    pub(super) fn on_collected(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
+        if self.flights.get(&ts).is_some_and(|flight| flight.stage == Stage::Executing)
+            && let Some(Flight { gateway, functor, .. }) = self.remove(ts)
+        {
+            world.tell(Local::Inquire { gateway, functor });
+        }
+    }
+
     fn answer(
         &mut self,
         ts: Timestamp,

@@ -521,6 +521,11 @@ impl Replica {
         self.unexecuted.first().copied()
     }
 
+    /// True if a version is stored here, and it is not known what it comes to.
+    pub(super) fn lacks(&self, ts: Timestamp) -> bool {
+        self.unresolved.contains(&ts)
+    }
+
     /// How many functors wait to be computed below the Vwatermark.
     pub(super) fn unresolved_below(&self, visible: Timestamp) -> usize {
         self.unresolved.range(..visible).count()

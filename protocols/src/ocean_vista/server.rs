@@ -969,9 +969,15 @@ impl Server {
                 cx.send(gateway, Msg::Found { txn, round, at, reads });
             }
             Progress::Collected(Owner::Execution(ts)) => {
+                // Others have computed it, and this node was not told.
                 self.roles.executions.end(ts);
                 let (roles, mut world) = self.split(cx);
                 roles.inquiries.on_collected(ts, &mut world);
+                roles.coordinator.on_collected(ts, &mut world);
+                if roles.replica.lacks(ts) && self.control.is_complete() {
+                    self.control.is_whole = false;
+                    self.local.push_back(Local::Reconsider);
+                }
             }
             Progress::Collected(Owner::Look { txn, gateway, .. }) => {
                 cx.send(gateway, Msg::Declined { txn, reason: Reason::Collected });

@@ -231,8 +231,7 @@ impl Syncs {
             return Done::Nothing;
         }
         let answers = std::mem::take(answers);
-        let best = answers.iter().max_by_key(|(_, answer)| answer.settled);
-        let Some((&peer, best)) = best else { return Done::Nothing };
+        let Some((peer, best)) = best(&answers, world.node) else { return Done::Nothing };
         let below = best.settled;
         let open = best.entries.keys().copied().collect();
         let is_whole = matches!(sync.purpose, Purpose::Whole(_));
@@ -353,8 +352,8 @@ impl Sync {
         replica: &mut Replica,
         world: &mut World<'_, '_>,
     ) {
-        let best = answers.values().max_by_key(|answer| answer.settled);
-        let Some(best) = best else { return };
+        let Some((_, best)) = best(answers, world.node) else { return };
+        let own_word = answers.get(&world.node);
         // Whatever survives of what is out, one of so many replicas knows.
         let mut promised = Acceptor::default();
         for answer in answers.values() {
@@ -371,6 +370,11 @@ impl Sync {
         let reported = answers.values().flat_map(|answer| answer.entries.keys());
         let versions: BTreeSet<Timestamp> = reported.chain(mine.entries.keys()).copied().collect();
         for ts in versions {
+            let is_over = |own: &Answer| ts < own.settled && !own.entries.contains_key(&ts);
+            if own_word.is_some_and(is_over) {
+                // It was settled here, or void.
+                continue;
+            }
             let is_settled = ts < best.settled;
             if is_settled && !is_whole {
                 // A straggler holds what others have settled: they could not have without it.
@@ -411,6 +415,18 @@ impl Sync {
             }
         }
     }
+}
+
+/// Who has settled most. This node's own word is second to a peer's while there is something that it
+/// did not get to compute: others may have, and have collected what that needs.
+fn best(answers: &BTreeMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &Answer)> {
+    let is_open = |image: &Image| image.phase != Phase::Aborted && image.output.is_none();
+    let lacks =
+        |answer: &Answer| answer.entries.range(..answer.settled).any(|(_, image)| is_open(image));
+    let best = answers
+        .iter()
+        .max_by_key(|&(&peer, answer)| (peer != node || !lacks(answer), answer.settled));
+    best.map(|(&peer, answer)| (peer, answer))
 }
 
 /// What a version is, by the rule for readers.
