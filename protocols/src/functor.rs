@@ -2,6 +2,7 @@
 //! every replica that runs it at the same place in the order comes to the same result (R10).
 
 use std::fmt;
+use std::sync::Arc;
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
@@ -43,6 +44,27 @@ pub enum Body {
 pub type Output = Result<Writes, AbortReason>;
 
 impl Functor {
+    /// A procedure, as its caller declared it.
+    #[must_use]
+    pub fn procedure(txn: &Txn, ops: Vec<Op>) -> Arc<Self> {
+        let (reads, writes) = (txn.reads.clone(), txn.writes.clone());
+        let acknowledged_below = txn.acknowledged_below;
+        Arc::new(Self { txn: txn.id, reads, writes, body: Body::Ops(ops), acknowledged_below })
+    }
+
+    /// What commits if everything still is as it was seen.
+    #[must_use]
+    pub fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Self> {
+        let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+        Arc::new(Self {
+            txn: txn.id,
+            reads: seen.keys().cloned().collect(),
+            writes: writes.keys().cloned().collect(),
+            body: Body::Validate { expected, writes },
+            acknowledged_below: txn.acknowledged_below,
+        })
+    }
+
     /// Computes what the transaction writes.
     ///
     /// # Errors

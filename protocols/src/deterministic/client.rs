@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Input, Leftover, Machine, Setup};
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Writes};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Msg, Record};
 use super::{Config, Cx, Deterministic, Note, Timer};
-use crate::functor::{Body, Functor};
+use crate::functor::Functor;
 use crate::waiting::Asked;
 
 /// The client side of the deterministic protocols.
@@ -127,8 +127,8 @@ impl Client {
                 cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
                 return;
             }
-            Kind::Procedure(ops) => Phase::Submitted(functor(&txn, ops.clone())),
-            Kind::ReadOnly => Phase::Submitted(functor(&txn, Vec::new())),
+            Kind::Procedure(ops) => Phase::Submitted(Functor::procedure(&txn, ops.clone())),
+            Kind::ReadOnly => Phase::Submitted(Functor::procedure(&txn, Vec::new())),
         };
         self.open(txn, phase, Reads::new(), cx);
     }
@@ -217,7 +217,7 @@ impl Client {
                 } else if open.reads.is_empty() && writes.is_empty() {
                     self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
                 } else {
-                    let functor = validation(&open.txn, &open.reads, writes);
+                    let functor = Functor::validation(&open.txn, &open.reads, writes);
                     self.ask(id, Phase::Submitted(functor), cx);
                 }
             }
@@ -238,8 +238,8 @@ impl Client {
         }
         cx.note(Note::Resolved);
         let functor = match (decision, &txn.kind) {
-            (_, Kind::Procedure(ops)) => functor(&txn, ops.clone()),
-            (_, Kind::ReadOnly) => functor(&txn, Vec::new()),
+            (_, Kind::Procedure(ops)) => Functor::procedure(&txn, ops.clone()),
+            (_, Kind::ReadOnly) => Functor::procedure(&txn, Vec::new()),
             (Some(Decision::Commit(writes)), Kind::Interactive | Kind::General) => {
                 let is_free = matches!(txn.kind, Kind::General);
                 let has_reads = txn.reads.iter().all(|key| reads.contains_key(key));
@@ -248,7 +248,7 @@ impl Client {
                     cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
                     return;
                 }
-                validation(&txn, &reads, writes)
+                Functor::validation(&txn, &reads, writes)
             }
             (Some(Decision::Abort) | None, Kind::Interactive | Kind::General) => {
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
@@ -289,24 +289,6 @@ impl Client {
         open.asked = open.asked.again(cx.now());
         self.send(id, cx);
     }
-}
-
-fn functor(txn: &Txn, ops: Vec<orthodrome_core::txn::Op>) -> Arc<Functor> {
-    let (reads, writes) = (txn.reads.clone(), txn.writes.clone());
-    let acknowledged_below = txn.acknowledged_below;
-    Arc::new(Functor { txn: txn.id, reads, writes, body: Body::Ops(ops), acknowledged_below })
-}
-
-/// What commits if everything still is as it was seen.
-fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Functor> {
-    let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
-    Arc::new(Functor {
-        txn: txn.id,
-        reads: seen.keys().cloned().collect(),
-        writes: writes.keys().cloned().collect(),
-        body: Body::Validate { expected, writes },
-        acknowledged_below: txn.acknowledged_below,
-    })
 }
 
 impl fmt::Display for Client {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::time::{Duration, Time, Timestamp};
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Writes};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
-use super::message::{Body, Functor, Msg, Path, Reason, Record};
+use super::message::{Functor, Msg, Path, Reason, Record};
 use super::{Config, Note, OceanVista, Timer};
 use crate::waiting::Asked;
 
@@ -168,8 +168,8 @@ impl Client {
                 cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
                 return;
             }
-            Kind::Procedure(ops) => Phase::Submitted(functor(&txn, Body::Ops(ops.clone()))),
-            Kind::ReadOnly => Phase::Submitted(functor(&txn, Body::Ops(Vec::new()))),
+            Kind::Procedure(ops) => Phase::Submitted(Functor::procedure(&txn, ops.clone())),
+            Kind::ReadOnly => Phase::Submitted(Functor::procedure(&txn, Vec::new())),
         };
         let open = Open {
             txn,
@@ -266,7 +266,8 @@ impl Client {
                 } else if open.reads.is_empty() && writes.is_empty() {
                     self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
                 } else {
-                    open.phase = Phase::Submitted(validation(&open.txn, &open.reads, writes));
+                    open.phase =
+                        Phase::Submitted(Functor::validation(&open.txn, &open.reads, writes));
                     self.ask(id, cx);
                 }
             }
@@ -297,8 +298,8 @@ impl Client {
         }
         cx.note(Note::Resolved);
         let functor = match (decision, &txn.kind) {
-            (_, Kind::Procedure(ops)) => functor(&txn, Body::Ops(ops.clone())),
-            (Some(Decision::Commit(writes)), _) => validation(&txn, &reads, writes),
+            (_, Kind::Procedure(ops)) => Functor::procedure(&txn, ops.clone()),
+            (Some(Decision::Commit(writes)), _) => Functor::validation(&txn, &reads, writes),
             (Some(Decision::Abort) | None, _) => {
                 // Nothing of it was ever stored.
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
@@ -496,24 +497,6 @@ impl Client {
             | Msg::Gossip(_) => unreachable!("a server's message at a client"),
         }
     }
-}
-
-fn functor(txn: &Txn, body: Body) -> Arc<Functor> {
-    let (reads, writes) = (txn.reads.clone(), txn.writes.clone());
-    let acknowledged_below = txn.acknowledged_below;
-    Arc::new(Functor { txn: txn.id, reads, writes, body, acknowledged_below })
-}
-
-/// What commits if everything still is as it was seen.
-fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Functor> {
-    let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
-    Arc::new(Functor {
-        txn: txn.id,
-        reads: seen.keys().cloned().collect(),
-        writes: writes.keys().cloned().collect(),
-        body: Body::Validate { expected, writes },
-        acknowledged_below: txn.acknowledged_below,
-    })
 }
 
 impl fmt::Display for Client {
