@@ -58,3 +58,15 @@ fn procedures_take_what_the_flow_implies() {
         compare_at(NAME, topology, "ycsbt:4", &options, IDLE, implied);
     }
 }
+
+/// A caller who decides looks first, at the nearest replicas, and what it saw is read again.
+fn implied_of_interactive(cluster: &Cluster, sample: &Sample) -> Duration {
+    cluster.topology.rtt(sample.home, sample.home) + read(cluster, sample) + implied(cluster, sample)
+}
+
+#[test]
+fn interactive_transactions_take_what_the_flow_implies() {
+    for topology in [AZURE5, EC2_5] {
+        compare_at(NAME, topology, "ycsbt:4", &Options::default(), IDLE, implied_of_interactive);
+    }
+}
