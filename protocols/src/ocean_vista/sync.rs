@@ -23,6 +23,7 @@ use super::replica::Replica;
 use super::server::World;
 use super::state::{Image, Name, Phase};
 use super::takeover::{self, Acceptor};
+use super::watermark::Members;
 use crate::waiting::Asked;
 
 /// What a node is getting.
@@ -40,6 +41,9 @@ struct Sync {
     from: Timestamp,
     to: Timestamp,
     purpose: Purpose,
+    /// The members as of when it was begun: of what was out then, answers tell what survives. What is
+    /// out now may have been stored after they were given.
+    members: Members,
     open: BTreeMap<PartitionId, Part>,
     /// Partitions whose settled versions were copied.
     covered: Covered,
@@ -159,7 +163,8 @@ impl Syncs {
         let partitions: Vec<PartitionId> = open.keys().copied().collect();
         let asked = Asked::new(world.cx.now());
         let (round, covered) = (self.round, Covered::new());
-        self.current = Some(Sync { round, from, to, purpose, open, covered, asked });
+        let members = world.members.clone();
+        self.current = Some(Sync { round, from, to, purpose, members, open, covered, asked });
         self.send(world);
         // A node without replicas has nothing to get.
         let mut done = if partitions.is_empty() { self.end(replica, world) } else { Done::Nothing };
@@ -393,7 +398,7 @@ impl Sync {
                 .collect();
             let own = mine.entries.get(&ts);
             let Some(any) = held.first().copied().or(own) else { continue };
-            let is_out = world.is_out(ts, any.incarnation);
+            let is_out = any.incarnation <= self.members.settled_through(world.owner(ts));
             if ts > self.to && !is_out {
                 continue;
             }
