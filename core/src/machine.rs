@@ -33,6 +33,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// What it does with priorities needs coincidences of its own to go wrong: a swarm then draws seeds
     /// that are mostly about those.
     const RANKS: bool = false;
+    /// What some replicas hold is used before the last one has it, so that mistakes show only where
+    /// single replicas lag: a swarm then draws seeds that are mostly about those.
+    const LAGS: bool = false;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;
@@ -48,6 +51,12 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     type Client: Machine<Self>;
     /// Every role that one server node plays.
     type Server: Machine<Self>;
+
+    /// Servers that may be lost with their disks, for new ones with empty disks to take their places
+    /// while everything runs, as long as a majority of each partition's replicas is not among them.
+    fn replaceable(_cluster: &Cluster) -> Vec<NodeId> {
+        Vec::new()
+    }
 
     /// Settings of the variant `name`, one of [`Protocol::NAMES`], that suit `cluster`: time-outs follow
     /// from its round-trip times.

@@ -89,6 +89,11 @@ impl<P: Protocol> Disk<P> {
         }
     }
 
+    /// An empty disk takes the place of this one.
+    pub fn replace(&mut self) {
+        *self = Self::new(self.model);
+    }
+
     /// The state engine on this disk.
     #[must_use]
     pub fn engine(&self) -> MemoryEngine {

@@ -50,6 +50,12 @@ pub enum Fault {
         /// After the node acted on what was flushed, rather than before it heard of it.
         after_report: bool,
     },
+    /// Nodes are lost with their disks; at the end new machines with empty disks take their places. For
+    /// servers that the protocol says may be ([`Protocol::replaceable`]), a minority of each partition.
+    Replace {
+        /// Which.
+        nodes: Vec<String>,
+    },
     /// Nodes stand still, as in a long garbage collection; then they get everything that arrived
     /// meanwhile.
     Pause {
@@ -228,6 +234,7 @@ pub(crate) struct Plan {
 #[derive(Clone, PartialEq, Debug)]
 enum Action {
     Crash { nodes: Vec<u32>, torn: bool },
+    Replace(Vec<u32>),
     Disk { nodes: Vec<u32>, failure: DiskFailure },
     Pause(Vec<u32>),
     Links { pairs: Vec<(u32, u32)>, by: Disturbance },
@@ -427,6 +434,7 @@ pub(crate) fn draw_for(
             let to = rng.pick(&partition.replicas)?.to_string();
             Some((0, vec![Fault::TransferLeader { partition: partition.id.0, to }]))
         }
+        Temper::Stragglers => Some(draw_straggler(cluster, servers, rng)?),
         Temper::Islands => {
             let both_ways = rng.chance(2, 3);
             let fault = if rng.chance(1, 2) {
@@ -441,6 +449,33 @@ pub(crate) fn draw_for(
             // Long enough for the others to choose another leader, and for callers to find it.
             let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
             Some((1_000 + round_trip * rng.range(6, 50), vec![fault]))
+        }
+    }
+}
+
+/// A server that hears another one late, whatever others say to it; or callers who ask again before
+/// they hear anything; or a server that crashes while its disk has much to write.
+fn draw_straggler(
+    cluster: &Cluster,
+    servers: Vec<String>,
+    rng: &mut Rng,
+) -> Option<(u64, Vec<Fault>)> {
+    let server = rng.pick(&servers)?.clone();
+    match rng.below(8) {
+        0..3 => Some((rng.range(300, 2_000), draw_late(cluster, Vec::new(), 800, rng)?)),
+        3 => {
+            let extra_ms = u32::try_from(rng.range(50, 500)).unwrap_or(50);
+            let slow = Fault::SlowDisk { nodes: vec![server.clone()], extra_ms };
+            let crash = Fault::CrashAtFlush { nodes: vec![server], after_report: rng.chance(1, 2) };
+            Some((rng.range(600, 2_000), vec![slow, crash]))
+        }
+        _ => {
+            let others: Vec<String> =
+                servers.into_iter().filter(|other| *other != server).collect();
+            let to = vec![rng.pick(&others)?.clone()];
+            let extra_ms = u32::try_from(rng.range(200, 3_000)).unwrap_or(200);
+            let late = Fault::Delay { from: vec![server], to, extra_ms, both_ways: false };
+            Some((rng.range(300, 3_000), vec![late]))
         }
     }
 }
@@ -603,6 +638,7 @@ impl Fault {
             Self::Crash { .. } => "crash",
             Self::TornWrite { .. } => "torn-write",
             Self::CrashAtFlush { .. } => "crash-at-flush",
+            Self::Replace { .. } => "replace",
             Self::Pause { .. } => "pause",
             Self::Partition { .. } => "partition",
             Self::Loss { .. } => "loss",
@@ -635,6 +671,7 @@ impl Fault {
             Self::CrashAtFlush { nodes, after_report: false } => {
                 disk(nodes, DiskFailure::CrashBeforeReport)
             }
+            Self::Replace { nodes } => Ok(Action::Replace(names.nodes(nodes)?)),
             Self::Pause { nodes } => Ok(Action::Pause(names.nodes(nodes)?)),
             Self::Partition { from, to, both_ways } => {
                 let by = Disturbance { blocked: true, ..none };
@@ -721,6 +758,13 @@ impl<P: Protocol> Simulation<P> {
                     self.crash(index, *torn);
                 }
             }
+            Action::Replace(nodes) => {
+                for &index in nodes {
+                    self.node(index).held_down += 1;
+                    self.crash(index, false);
+                    self.node(index).disk.replace();
+                }
+            }
             Action::Disk { nodes, failure } => {
                 nodes.iter().for_each(|&n| self.node(n).disk.failure = Some(*failure));
             }
@@ -752,7 +796,7 @@ impl<P: Protocol> Simulation<P> {
     fn end_fault(&mut self, action: &Action) {
         let now = self.world.now;
         match action {
-            Action::Crash { nodes, .. } => {
+            Action::Crash { nodes, .. } | Action::Replace(nodes) => {
                 for &index in nodes {
                     let node = self.node(index);
                     node.held_down = node.held_down.saturating_sub(1);

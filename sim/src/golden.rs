@@ -19,7 +19,7 @@
 //! | `durable [NODE…]` | completes flushes, of every node if none is named (with `steps`) |
 //! | `fire NODE [COUNT]` | moves time to a node's earliest timer and expires it |
 //! | `advance MS` | moves time, and nothing else (with `steps`) |
-//! | `crash NODE…`, `restart NODE…` | a power cut that keeps no unflushed record, unless `keep` is given; a start |
+//! | `crash NODE… [keep] [lost]`, `restart NODE…` | a power cut that keeps no unflushed record, unless `keep` is given, and none at all with `lost`; a start |
 //! | `pause NODE…`, `resume NODE…` | stands still; goes on |
 //! | `partition from="n1,n2" [to=n3] [oneway]`, `heal` | cuts links; mends all |
 //! | `clock NODE by=MS` | a clock jumps |
@@ -425,15 +425,22 @@ impl<P: Protocol> Golden<P> {
 
     fn crash(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
         let mut names = Vec::new();
-        let mut keep = false;
+        let (mut keep, mut lost) = (false, false);
         while let Some(name) = args.next_pos() {
-            if name == "keep" { keep = true } else { names.push(self.index(name)?) }
+            match name {
+                "keep" => keep = true,
+                "lost" => lost = true,
+                name => names.push(self.index(name)?),
+            }
         }
         let run = self.simulation()?;
         for index in names {
             run.node(index).disk.settle(keep);
             run.node(index).held_down += 1;
             run.crash(index, false);
+            if lost {
+                run.node(index).disk.replace();
+            }
             if let Some(manual) = &mut run.world.manual {
                 manual.held.retain(|(_, flight)| flight.to != index);
             }

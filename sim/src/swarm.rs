@@ -124,6 +124,10 @@ pub enum Temper {
     /// apart, so that what one leader has decided another does not know yet; leaders change. For
     /// protocols with [`Protocol::RANKS`].
     Ranks,
+    /// What one server says is late at another one, and callers ask again early, so that replicas hold
+    /// different things for long; disks are slow, and crashes lose what they have not written. Few
+    /// keys, read as often as written. For protocols with [`Protocol::LAGS`].
+    Stragglers,
 }
 
 /// A failing seed, shrunk.
@@ -427,13 +431,18 @@ impl Scenario {
         if P::RANKS && Rng::stream(seed, "ranks", 0).chance(1, 4) {
             drawn = Temper::Ranks;
         }
+        if P::LAGS && Rng::stream(seed, "lags", 0).chance(1, 8) {
+            drawn = Temper::Stragglers;
+        }
         let temper = options.temper.unwrap_or(drawn);
         let regions = 3 + rng.below(3);
         let topology = draw_topology(temper, regions, rng);
-        let replicas = if regions == 5 && rng.chance(1, 3) { 5 } else { 3 };
-        let servers = 1 + u32::from(rng.chance(1, 4));
-        let partitions =
-            rng.range(if matches!(temper, Temper::Clocks | Temper::Ranks) { 2 } else { 1 }, 5);
+        // Larger groups, and more that share only some of their servers.
+        let often = if temper == Temper::Stragglers { 2 } else { 1 };
+        let replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
+        let servers = 1 + u32::from(rng.chance(often, 4));
+        let has_several = matches!(temper, Temper::Clocks | Temper::Ranks | Temper::Stragglers);
+        let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
         let partitions = u32::try_from(partitions).unwrap_or(1);
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
         let (workload, mut workload_options) = draw_workload(temper, rng);
@@ -449,18 +458,20 @@ impl Scenario {
         if rng.chance(9, 10) {
             schedule.faults = draw_faults(&cluster, temper, &run.network, options, rng);
         }
-        let mut down = Vec::new();
+        let replaced = draw_replaced::<P>(seed, &cluster, options);
+        let (mut down, mut lost) = (Vec::new(), Vec::new());
+        for (server, entry) in replaced {
+            lost.push(server);
+            schedule.faults.push(entry);
+        }
         let has_admin =
             schedule.faults.iter().any(|e| matches!(e.fault, Fault::ChangeMembers { .. }));
         if options.losses && !has_admin && rng.chance(1, 3) {
             let mut servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
             rng.shuffle(&mut servers);
             for server in servers {
-                let lost = |p: &orthodrome_core::cluster::Partition| {
-                    p.replicas.iter().filter(|r| **r == server || down.contains(*r)).count() * 2
-                        > p.replicas.len()
-                };
-                if !cluster.partitions().any(lost) {
+                if leaves_majorities(&cluster, &lost, server) {
+                    lost.push(server);
                     down.push(server);
                 }
             }
@@ -546,6 +557,11 @@ fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Opti
             options.high_priority = Some(0.5);
             return ("list-append", options);
         }
+        Temper::Stragglers => {
+            options.keys = Some(rng.range(4, 16));
+            options.read_only = Some(0.3 + rng.unit() * 0.4);
+            return ("list-append", options);
+        }
         Temper::Chairs => options.keys = Some(rng.range(12, 40)),
         Temper::Mixed => {}
     }
@@ -570,7 +586,9 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
     let timeout = Duration::from_millis(rng.range(300, 5_000));
     let error = match temper {
         Temper::Clocks => Duration::from_millis(rng.range(100, 1_000)),
-        Temper::Mixed | Temper::Chairs | Temper::Islands | Temper::Ranks => {
+        // Clocks far apart refuse what others store.
+        Temper::Stragglers if rng.chance(1, 2) => Duration::from_millis(rng.range(100, 1_000)),
+        Temper::Mixed | Temper::Chairs | Temper::Islands | Temper::Ranks | Temper::Stragglers => {
             Duration::from_micros(rng.range(100, 30_000))
         }
     };
@@ -634,7 +652,7 @@ fn draw_faults(
     kinds.truncate(usize::try_from(keep).unwrap_or(1));
     let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
     let gap = match temper {
-        Temper::Chairs => rng.range(30, 200),
+        Temper::Chairs | Temper::Stragglers => rng.range(30, 200),
         Temper::Mixed | Temper::Clocks | Temper::Islands | Temper::Ranks => rng.range(100, 1_500),
     };
     let mut faults = Vec::new();
@@ -651,6 +669,42 @@ fn draw_faults(
         at_ms += 1 + rng.below(2 * gap);
     }
     faults
+}
+
+/// Servers that new ones with empty disks take the places of, in some seeds. All that is drawn here is
+/// from a stream of its own: of everything else a seed draws the same for every protocol.
+fn draw_replaced<P: Protocol>(
+    seed: u64,
+    cluster: &Cluster,
+    options: &SwarmOptions,
+) -> Vec<(NodeId, fault::Entry)> {
+    let mut rng = Rng::stream(seed, "replace", 0);
+    let mut servers = P::replaceable(cluster);
+    if !options.losses || !rng.chance(1, 4) {
+        return Vec::new();
+    }
+    rng.shuffle(&mut servers);
+    let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
+    let (mut lost, mut replaced) = (Vec::new(), Vec::new());
+    for server in servers {
+        if !leaves_majorities(cluster, &lost, server) {
+            continue;
+        }
+        lost.push(server);
+        let at_ms = rng.range(500, end);
+        let fault = Fault::Replace { nodes: vec![server.to_string()] };
+        let until_ms = Some(at_ms + rng.range(10, 3_000));
+        replaced.push((server, fault::Entry { at_ms, until_ms, fault }));
+    }
+    replaced
+}
+
+/// True if a majority of each partition's replicas is left without `lost` and `server`.
+fn leaves_majorities(cluster: &Cluster, lost: &[NodeId], server: NodeId) -> bool {
+    cluster.partitions().all(|placed| {
+        let is_lost = |replica: &&NodeId| **replica == server || lost.contains(replica);
+        placed.replicas.iter().filter(is_lost).count() * 2 <= placed.replicas.len()
+    })
 }
 
 /// Faults of one seed, at most; odd partitions may add a few.

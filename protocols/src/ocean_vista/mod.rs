@@ -45,7 +45,8 @@
 //! - **Versions are collected below what every server has computed** (V11).
 //!
 //! # Not implemented
-//! - Version ranges with members of their own (§5.3): an operator's order is refused.
+//! - Version ranges with members of their own (§5.3): a new machine with an empty disk takes the place of
+//!   one that is gone, see ADR 21; an operator's order to place a partition elsewhere is refused.
 
 mod client;
 mod control;
@@ -83,7 +84,7 @@ use crate::hosting::{size, vary};
 use std::time::Duration;
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::TxnId;
+use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 
@@ -243,6 +244,7 @@ impl Protocol for OceanVista {
     const GENERAL: bool = true;
     // Versions of a key are computed one after another, each from the last, over the wide area.
     const QUEUES: bool = true;
+    const LAGS: bool = true;
 
     type Config = Config;
     type Msg = Msg;
@@ -258,6 +260,13 @@ impl Protocol for OceanVista {
 
     fn teeth(_: &str) -> &'static [&'static str] {
         &["V1", "V2", "V4", "V6", "V9", "V11", "R4"]
+    }
+
+    fn replaceable(cluster: &Cluster) -> Vec<NodeId> {
+        // What voters of the directory promised nobody else knows.
+        let voters = directory::voters(cluster);
+        let servers = cluster.servers().map(|server| server.id);
+        servers.filter(|server| !voters.contains(server)).collect()
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {

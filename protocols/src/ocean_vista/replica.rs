@@ -806,3 +806,63 @@ const SHOWN_MAX: usize = 4;
 
 /// So many overdue functors are computed at a time.
 const OVERDUE_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::time::Duration;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::Value;
+
+    use super::super::message::Body;
+    use super::*;
+
+    fn image(txn: TxnId, key: &Key, phase: Phase, value: Option<&str>) -> Image {
+        let functor = Functor {
+            txn,
+            reads: Vec::new(),
+            writes: vec![key.clone()],
+            body: Body::Ops(Vec::new()),
+            acknowledged_below: 0,
+        };
+        let output =
+            value.map(|text| Arc::new(Ok([(key.clone(), Some(Value::from(text)))].into())));
+        Image { functor: Arc::new(functor), incarnation: 1, ballot: 0, phase, output }
+    }
+
+    /// The 5 000 092nd seed: a version that was computed after the watermark had passed it was settled,
+    /// the node crashed, and told its peers, when it was back, that everything there was settled.
+    #[test]
+    fn what_the_watermark_had_passed_is_settled_again_after_a_crash() {
+        let regions = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(100));
+        let cluster = Cluster::spread(regions, 1, 1, 1, 3).unwrap();
+        let node = cluster.servers().next().unwrap().id;
+        let key = Key::from("k");
+        let txn = |counter| TxnId::new(ClientId(1), counter);
+        let mut state = State { settled: Timestamp(10), ..State::default() };
+        let pending = [
+            (5, image(txn(1), &key, Phase::Finalized, Some("there"))),
+            (6, image(txn(2), &key, Phase::Aborted, None)),
+            (7, image(txn(3), &key, Phase::Finalized, None)),
+            (12, image(txn(4), &key, Phase::Finalized, Some("above"))),
+        ];
+        for (ts, image) in pending {
+            let functor = image.functor.clone();
+            state.apply(&Change::Adopt { ts: Timestamp(ts), image });
+            assert!(state.names.contains_key(&(ClientId(1), functor.txn.counter)));
+        }
+        let store = Store::new(Box::new(MemoryEngine::default()));
+        let replica = Replica::new(node, &cluster, state, store);
+        let left: Vec<u64> = replica.state.pending.keys().map(|ts| ts.0).collect();
+        assert_eq!(left, [7, 12], "what is known below the watermark is over, nothing else");
+        let read = replica.settled(PartitionId(0), &key, Timestamp(10));
+        assert_eq!(
+            (read.version.timestamp, read.value),
+            (Timestamp(5), Some(Value::from("there")))
+        );
+        let fate = |counter| replica.state.names.get(&(ClientId(1), counter)).map(|name| name.fate);
+        assert_eq!(fate(1), Some(Fate::Ended(Outcome::Committed(Timestamp(5)))));
+        assert_eq!(fate(3), Some(Fate::At));
+        replica.assert_invariants();
+    }
+}

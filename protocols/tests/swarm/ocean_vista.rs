@@ -25,12 +25,15 @@ fn seeds_with_faults_hold_every_promise() {
 }
 
 /// Unsafe variants that random seeds catch, the temper of the seeds that is hardest on them, and
-/// within how many. `docs/protocols/ocean-vista.md` says what becomes of the others.
-const CAUGHT_WITHIN: [(&str, Temper, u64); 4] = [
+/// within how many.
+const CAUGHT_WITHIN: [(&str, Temper, u64); 7] = [
+    ("V1", Temper::Stragglers, 200),
+    ("V2", Temper::Stragglers, 20),
     ("V4", Temper::Chairs, 100),
     ("V6", Temper::Islands, 40),
     ("V9", Temper::Islands, 20),
-    ("V11", Temper::Mixed, 20),
+    ("V11", Temper::Mixed, 40),
+    ("R4", Temper::Stragglers, 300),
 ];
 
 #[test]
