@@ -345,6 +345,8 @@ impl Machine<OceanVista> for Server {
         vec![
             Gauge { name: "pending", node, value: count(replica.state.pending.len()) },
             Gauge { name: "coordinated", node, value: count(coordinator.len()) },
+            // 1 while it copies what its replicas lack.
+            Gauge { name: "incomplete", node, value: i64::from(!self.control.is_complete()) },
         ]
     }
 
