@@ -63,9 +63,9 @@ fn tpcc_has_the_mix_and_the_shares_of_the_specification() {
     share(&payments, "remote payments", 0.15, &|request, _| warehouses(request).len() > 1);
     let by_name = |request: &Request, _| request.reads.len() > 3;
     let count = payments.iter().filter(|(request, done)| by_name(request, *done)).count();
-    // Some names have one bearer only.
     let share = count as f64 / payments.len() as f64;
-    assert!((0.35..0.62).contains(&share), "{share} of the payments look at several customers");
+    // 60 % are by name, of whom 0.398 have a name that others have too.
+    assert!((0.21..0.27).contains(&share), "{share} of the payments look at several customers");
     assert!(of("delivery").iter().all(|(request, done)| *done && request.reads.len() == 10));
 }
 
