@@ -10,7 +10,6 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_eval::checker::Verdict;
 use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_lab::Subject;
-use orthodrome_protocols::registry;
 use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, Links, NetworkModel};
