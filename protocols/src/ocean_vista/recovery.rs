@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 
 use super::Note;
@@ -17,6 +17,12 @@ use super::takeover::{self, Backup, Promise, Stage, Takeover, ToWrite};
 use crate::waiting::Asked;
 
 impl takeover::Functor for Arc<Functor> {
+    type Name = TxnId;
+
+    fn name(&self) -> TxnId {
+        self.txn
+    }
+
     fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId> {
         self.writes.iter().map(|key| cluster.partition_of(key)).collect()
     }
@@ -78,7 +84,7 @@ impl Recoveries {
             let known = backup.open(task.server, task.incarnation);
             let (visible, now) = (world.marks.visible, world.cx.now());
             let takeover = Takeover::new(task, world.cluster, known, visible, now);
-            send(takeover.round(), world);
+            say(&takeover, world);
             self.running.insert(task, takeover);
         }
     }
@@ -95,8 +101,8 @@ impl Recoveries {
         let Some(takeover) = self.running.get_mut(&task) else { return };
         let before = takeover.stage();
         let writes = takeover.on_promised(from, partition, task, promise, world.cluster, now);
-        if before == Stage::Promises && takeover.stage() == Stage::Closes {
-            send(takeover.round(), world);
+        if before == Stage::Promises && takeover.stage() != Stage::Promises {
+            say(takeover, world);
         }
         for ToWrite { at, functor, is_optional } in writes {
             world.cx.note(Note::Rewritten);
@@ -159,7 +165,7 @@ impl Recoveries {
         let is_last =
             if is_written { takeover.on_written(ts, now) } else { takeover.on_refused(ts, now) };
         if is_last {
-            send(takeover.round(), world);
+            say(takeover, world);
         }
     }
 
@@ -213,7 +219,9 @@ impl Recoveries {
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
         let (now, patience) = (world.cx.now(), world.config.resend_after);
         for takeover in self.running.values_mut() {
-            send(takeover.again(patience, now), world);
+            if takeover.is_due(patience, now) {
+                say(takeover, world);
+            }
         }
         let mut given_up = Vec::new();
         for (&ts, drive) in &mut self.drives {
@@ -268,8 +276,16 @@ pub(super) fn partitions(functor: &Functor, cluster: &Cluster) -> Vec<PartitionI
     partitions
 }
 
-fn send(round: Vec<(NodeId, takeover::Message<Arc<Functor>>)>, world: &mut World<'_, '_>) {
-    for (to, msg) in round {
+/// Sends what a takeover has to say now.
+fn say(takeover: &Takeover<Arc<Functor>>, world: &mut World<'_, '_>) {
+    for (to, msg) in takeover.round() {
         world.send(to, Msg::Takeover(Box::new(msg)));
+    }
+    let Task { ballot, incarnation, .. } = *takeover.task();
+    for (ts, functor) in takeover.void() {
+        for to in replicas(world.cluster, &partitions(functor, world.cluster)) {
+            let functor = functor.clone();
+            world.send(to, Msg::Abort { ts, ballot, incarnation, functor });
+        }
     }
 }

@@ -30,6 +30,8 @@ use crate::waiting::Asked;
 pub(super) struct Syncs {
     round: u64,
     current: Option<Sync>,
+    /// Patience was doubled so many times because answers came late, however often it was begun anew.
+    doublings: u32,
 }
 
 #[derive(Debug)]
@@ -294,6 +296,7 @@ impl Syncs {
             return Done::Nothing;
         }
         let Some(sync) = self.current.take() else { return Done::Nothing };
+        self.doublings = self.doublings.saturating_sub(1);
         replica.drop_covered(sync.from, &sync.covered, world);
         match sync.purpose {
             Purpose::Straggler(coordinator) => {
@@ -309,11 +312,13 @@ impl Syncs {
         let now = world.cx.now();
         let Some(sync) = &mut self.current else { return Done::Nothing };
         // Answers are long: what is asked for again before it could come makes slow links slower, until
-        // not even votes get through. So it takes twice as long each time, whatever that comes to.
+        // not even votes get through. So it takes twice as long each time, whatever that comes to, and
+        // an answer that was late is no reason to expect the next one sooner.
         let patience = world.config.resend_after.max(world.config.directory.lease);
-        if now.since(sync.asked.at) < patience * (1 << sync.asked.times.min(DOUBLINGS)) {
+        if now.since(sync.asked.at) < patience * (1 << self.doublings) {
             return Done::Nothing;
         }
+        self.doublings = (self.doublings + 1).min(DOUBLINGS);
         sync.asked = sync.asked.again(now);
         world.cx.note(Note::Resent);
         let is_active = |peer: NodeId| world.members.active().any(|(active, _)| active == peer);

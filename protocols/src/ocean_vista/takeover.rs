@@ -42,6 +42,10 @@ use crate::waiting::Asked;
 
 /// What a transaction stores: the part of it that taking over has to know.
 pub trait Functor: Clone + Eq + Debug {
+    /// What a transaction is known by: replicas store it under one number only.
+    type Name: Ord;
+    /// Its name.
+    fn name(&self) -> Self::Name;
     /// Partitions that it writes.
     fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId>;
     /// About how many bytes it takes on the wire.
@@ -505,6 +509,11 @@ pub struct ToWrite<F> {
     pub is_optional: bool,
 }
 
+/// What speaks for one of a transaction's numbers: it may have been stored, in which ballot it was
+/// written last, and how far. Whoever wrote in a ballot had found that what is of lower ones and has
+/// the same name was not stored; and of two numbers in ballot 0, only one can be finalized anywhere.
+type Evidence = (bool, Option<(u64, Mark)>);
+
 /// How far a takeover is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Stage {
@@ -535,6 +544,8 @@ pub struct Takeover<F> {
     unwritten: BTreeSet<Timestamp>,
     /// what has been.
     survivors: BTreeSet<Timestamp>,
+    /// What replicas hold that is not written.
+    void: BTreeMap<Timestamp, F>,
     closed: BTreeMap<PartitionId, BTreeSet<NodeId>>,
     asked: Asked,
 }
@@ -562,6 +573,7 @@ impl<F: Functor> Takeover<F> {
             above: task.after.max(Timestamp(visible.0.saturating_sub(1))),
             unwritten: BTreeSet::new(),
             survivors: BTreeSet::new(),
+            void: BTreeMap::new(),
             closed: BTreeMap::new(),
             asked: Asked::new(now),
         }
@@ -603,13 +615,22 @@ impl<F: Functor> Takeover<F> {
         round
     }
 
-    /// [`Takeover::round`] again, if it is time to; when that is, if not.
-    pub fn again(&mut self, patience: Duration, now: Time) -> Vec<(NodeId, Message<F>)> {
-        if !self.asked.is_due(patience, now) {
-            return Vec::new();
+    /// True if it is time to send [`Takeover::round`] and [`Takeover::void`] again; they are taken
+    /// for sent.
+    pub fn is_due(&mut self, patience: Duration, now: Time) -> bool {
+        let is_due = self.asked.is_due(patience, now);
+        if is_due {
+            self.asked = self.asked.again(now);
         }
-        self.asked = self.asked.again(now);
-        self.round()
+        is_due
+    }
+
+    /// While versions are being written: what replicas hold that is void. They are to be told to give
+    /// it up, in the task's ballot: a replica refuses a transaction that it holds under another
+    /// number, and it may be that which counts.
+    pub fn void(&self) -> impl Iterator<Item = (Timestamp, &F)> {
+        let is_of_use = self.stage == Stage::Writes;
+        self.void.iter().filter(move |_| is_of_use).map(|(&at, functor)| (at, functor))
     }
 
     fn close(&self) -> Closed {
@@ -618,8 +639,8 @@ impl<F: Functor> Takeover<F> {
     }
 
     /// A replica has promised. Once enough have: what is to be written. Whatever is being written
-    /// then is to be reported with [`Takeover::on_written`] or [`Takeover::on_refused`]; if nothing
-    /// is, send [`Takeover::round`].
+    /// then is to be reported with [`Takeover::on_written`] or [`Takeover::on_refused`], and
+    /// [`Takeover::void`] to be sent; if nothing is, send [`Takeover::round`].
     pub fn on_promised(
         &mut self,
         from: NodeId,
@@ -655,7 +676,9 @@ impl<F: Functor> Takeover<F> {
                 functors.insert(at, functor.clone());
             }
         }
-        let mut writes = Vec::new();
+        // By name: of the numbers that a transaction has, one at most was ever stored.
+        let mut writes: BTreeMap<F::Name, (Evidence, ToWrite<F>)> = BTreeMap::new();
+        let mut void = BTreeMap::new();
         // What nobody has a functor of was never stored anywhere that counts.
         for (at, functor) in functors {
             if at <= above || at > self.task.upto {
@@ -663,12 +686,29 @@ impl<F: Functor> Takeover<F> {
             }
             let partitions = functor.partitions(cluster).into_iter();
             let facts: Vec<_> = partitions.map(|p| (self.quorums(p), self.promised(p))).collect();
-            match decide(&facts, at, self.known.contains_key(&at)) {
-                Verdict::Write => writes.push(ToWrite { at, functor, is_optional: false }),
-                Verdict::Resume => writes.push(ToWrite { at, functor, is_optional: true }),
-                Verdict::Abort | Verdict::Settled | Verdict::Wait => {}
-            }
+            let is_optional = match decide(&facts, at, self.known.contains_key(&at)) {
+                Verdict::Write => false,
+                Verdict::Resume => true,
+                Verdict::Abort => {
+                    void.insert(at, functor);
+                    continue;
+                }
+                Verdict::Settled | Verdict::Wait => continue,
+            };
+            let marks = facts.iter().flat_map(|(_, promises)| promises);
+            let evidence = (!is_optional, marks.filter_map(|promise| promise.mark(at)).max());
+            let rival = writes.get(&functor.name()).map(|(evidence, _)| *evidence);
+            let write = ToWrite { at, functor, is_optional };
+            let loser = if rival.is_some_and(|rival| rival >= evidence) {
+                Some(write)
+            } else {
+                writes.insert(write.functor.name(), (evidence, write)).map(|(_, loser)| loser)
+            };
+            void.extend(loser.map(|loser| (loser.at, loser.functor)));
         }
+        self.void = void;
+        let mut writes: Vec<_> = writes.into_values().map(|(_, write)| write).collect();
+        writes.sort_unstable_by_key(|write| write.at);
         self.above = above;
         writes
     }

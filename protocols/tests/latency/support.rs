@@ -16,6 +16,7 @@ use orthodrome_sim::{Options, Schedule};
 
 pub const AZURE5: &str = include_str!("../../../topologies/azure5.toml");
 pub const EC2_5: &str = include_str!("../../../topologies/ec2-5.toml");
+pub const EC2_3: &str = include_str!("../../../topologies/ec2-3.toml");
 
 /// A transaction that committed at its first attempt and wrote something.
 pub struct Sample {
