@@ -68,7 +68,7 @@ impl Memtable {
     }
 
     fn put(&mut self, partition: PartitionId, key: Key, version: Version, value: Option<Value>) {
-        let bytes = key.len() + value.as_ref().map_or(0, Value::len) + 64;
+        let bytes = size(&key, value.as_ref());
         let versions = self.tables.entry(partition).or_default().keys.entry(key).or_default();
         let at = versions.partition_point(|(held, _)| *held < version);
         if versions.get(at).is_none_or(|(held, _)| *held != version) {
@@ -161,8 +161,26 @@ impl StateEngine for MemoryEngine {
     }
 }
 
+/// About how many bytes a version takes.
+fn size(key: &Key, value: Option<&Value>) -> usize {
+    key.len() + value.map_or(0, Value::len) + 64
+}
+
 fn from(after: Option<&Key>) -> Bound<&Key> {
     after.map_or(Bound::Unbounded, Bound::Excluded)
+}
+
+/// A piece of a partition's state is cut when it has so many bytes: far below what one message may
+/// have, so that a piece of long values is one, too.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// A piece of a partition's state, for another replica.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Keys in order, each with all its versions.
+    pub keys: Vec<(Key, Versions)>,
+    /// The last of them, if others follow.
+    pub next: Option<Key>,
 }
 
 /// A machine's versioned state: memory over the state engine.
@@ -260,6 +278,24 @@ impl Store {
         }
         // Each layer gave its first `limit` keys, so the first `limit` of their union are complete.
         merged.into_iter().take(limit).collect()
+    }
+
+    /// The keys after `after`, as many as one message can carry: at most `keys_max`, and not much more
+    /// than [`PIECE_BYTES`], but one at least if there is any.
+    #[must_use]
+    pub fn piece(&self, partition: PartitionId, after: Option<&Key>, keys_max: usize) -> Piece {
+        let mut keys = self.scan(partition, after, keys_max);
+        let mut bytes = 0;
+        let fits = keys.iter().take_while(|(key, versions)| {
+            let is_over = bytes >= PIECE_BYTES;
+            bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
+            !is_over
+        });
+        let fits = fits.count();
+        let is_last = fits == keys.len() && keys.len() < keys_max;
+        keys.truncate(fits);
+        let next = if is_last { None } else { keys.last().map(|(key, _)| key.clone()) };
+        Piece { keys, next }
     }
 
     /// About how many bytes the next checkpoint would write.
@@ -377,14 +413,37 @@ mod tests {
                 let _ = store.freeze();
             }
         }
-        let mut seen = Vec::new();
-        loop {
-            let piece = store.scan(P, seen.last(), 7);
-            if piece.is_empty() {
-                break;
-            }
-            seen.extend(piece.into_iter().map(|(key, _)| key));
-        }
+        let (seen, sizes) = pieces(&store, 7);
         assert_eq!(seen, (0..50).map(|n| Key::from(format!("k{n:02}"))).collect::<Vec<_>>());
+        assert_eq!(sizes, [7, 7, 7, 7, 7, 7, 7, 1]);
+    }
+
+    fn pieces(store: &Store, keys_max: usize) -> (Vec<Key>, Vec<usize>) {
+        let (mut seen, mut sizes, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let piece = store.piece(P, after.as_ref(), keys_max);
+            sizes.push(piece.keys.len());
+            seen.extend(piece.keys.into_iter().map(|(key, _)| key));
+            after = piece.next;
+            if after.is_none() {
+                return (seen, sizes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_piece_ends_where_one_message_would_grow_too_long() {
+        let mut store = Store::new(Box::new(MemoryEngine::default()));
+        // Some short ones, one that is longer than a piece by itself, and some of a third.
+        let third = PIECE_BYTES / 3;
+        let lengths = [1, 1, 2 * PIECE_BYTES, third, third, third, third, 1];
+        for (number, length) in lengths.into_iter().enumerate() {
+            let value = Value::from(vec![b'x'; length]);
+            store.put(P, format!("k{number}").into(), version(1), Some(value));
+        }
+        let (seen, sizes) = pieces(&store, 100);
+        assert_eq!(seen, (0..8).map(|n| Key::from(format!("k{n}"))).collect::<Vec<_>>());
+        assert_eq!(sizes, [3, 3, 2], "cut behind what goes over it");
+        assert_eq!(pieces(&store, 8).1, [3, 3, 2], "not known to be the last");
     }
 }

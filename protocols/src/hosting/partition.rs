@@ -6,6 +6,7 @@ use std::mem::take;
 
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Claim, Message as _};
+use orthodrome_core::store::Piece;
 use orthodrome_core::txn::Key;
 
 use super::{Chunk, Note, Role, World};
@@ -150,10 +151,9 @@ impl<R: Role> Partition<R> {
     }
 
     fn send_chunk(&mut self, to: NodeId, cursor: Option<Key>, world: &mut World<'_, R>) {
-        let limit = R::hosting(world.config).chunk_keys;
-        let keys = world.store.scan(self.id, cursor.as_ref(), limit);
+        let keys_max = R::hosting(world.config).chunk_keys;
+        let Piece { keys, next } = world.store.piece(self.id, cursor.as_ref(), keys_max);
         let state = cursor.is_none().then(|| Box::new(self.state.clone()));
-        let next = (keys.len() == limit).then(|| keys.last().map(|(key, _)| key.clone())).flatten();
         self.replica.send_chunk(to, Chunk { state, keys }, next, &mut world.door(self.id));
         world.touch(self.id);
     }

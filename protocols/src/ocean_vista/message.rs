@@ -160,6 +160,15 @@ pub struct Holding {
     pub functor: Arc<Functor>,
 }
 
+/// What is left of a long answer, which goes in pieces and is all of one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rest {
+    /// When it was put together, by the clock of who answers.
+    pub as_of: Timestamp,
+    /// So many of its entries and names have been told.
+    pub skip: u64,
+}
+
 /// Messages of Ocean Vista.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Msg {
@@ -371,6 +380,8 @@ pub enum Msg {
         from: Timestamp,
         /// The last version.
         to: Timestamp,
+        /// The rest of an answer: which, and what of it.
+        rest: Option<Rest>,
     },
     /// Peer → replica: this.
     Pulled {
@@ -378,13 +389,17 @@ pub enum Msg {
         partition: PartitionId,
         /// The question that this answers.
         round: u64,
+        /// Of which answer this is a piece, and what was told of that before.
+        piece: Rest,
+        /// So much will have been told of it, if that is not all.
+        next: Option<u64>,
         /// Below this the peer has settled everything.
         settled: Timestamp,
         /// What is not settled.
         entries: Vec<(Timestamp, Image)>,
         /// Names of transactions from the first version on.
         names: Vec<((ClientId, u64), Name)>,
-        /// What it promised, and what it knows to survive of servers that are gone.
+        /// In the first piece: what it promised, and what it knows to survive of servers that are gone.
         promises: Vec<takeover::Record>,
     },
     /// Replica → peer: the next piece of what you have settled of this partition.
@@ -528,7 +543,11 @@ fn output_size(output: &Output) -> usize {
     output.as_ref().map_or(2, writes_size)
 }
 
-fn image_size(image: &Image) -> usize {
+/// About how many bytes a name takes, and what it stands for.
+pub(super) const NAME: usize = 30;
+
+/// About how many bytes an image takes.
+pub(super) fn image_size(image: &Image) -> usize {
     20 + image.functor.size() + image.output.as_ref().map_or(0, |output| output_size(output))
 }
 
@@ -656,11 +675,11 @@ impl Message for Msg {
             }
             Self::Missing { .. } | Self::Have { .. } => 24,
             Self::Gossip(msg) => 4 + msg.wire_size(),
-            Self::Pull { .. } => 40,
+            Self::Pull { .. } => 50,
             Self::Pulled { entries, names, promises, .. } => {
                 let entries = entries.iter().map(|(_, image)| 10 + image_size(image));
                 let promises = promises.iter().map(|record| 4 + record.size());
-                30 + entries.sum::<usize>() + 30 * names.len() + promises.sum::<usize>()
+                46 + entries.sum::<usize>() + NAME * names.len() + promises.sum::<usize>()
             }
             Self::Scan { after, .. } => 26 + after.as_ref().map_or(0, |key| 2 + key.len()),
             Self::Scanned { keys, next, .. } => {

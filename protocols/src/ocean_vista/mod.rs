@@ -72,7 +72,7 @@ pub mod watermark;
 pub use client::Client;
 pub use message::{
     Ask, Body, Change, Functor, Holding, Knowledge, Msg, Output, Path, Reason, Record, Refusal,
-    Seen, Shown, View, What,
+    Rest, Seen, Shown, View, What,
 };
 pub use server::Server;
 pub use state::{Fate, Image, Name, Phase, State};
@@ -86,6 +86,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::TxnId;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
+use orthodrome_core::store::PIECE_BYTES;
 
 /// Ocean Vista.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +124,8 @@ pub struct Config {
     pub version_retention: Duration,
     /// Keys per piece of a copy.
     pub chunk_keys: usize,
+    /// Bytes per piece of what is not settled.
+    pub piece_bytes: usize,
     /// Settings of the directory.
     pub directory: directory::Config,
     /// Unsafe variants, for tests.
@@ -278,6 +281,7 @@ impl Protocol for OceanVista {
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
             chunk_keys: 1_000,
+            piece_bytes: PIECE_BYTES,
             directory: directory::Config::for_round_trip(round_trip),
             teeth: Teeth::default(),
         }
@@ -323,5 +327,6 @@ impl Protocol for OceanVista {
         }
         let lease = vary(config.directory.lease, 75, 150, rng);
         config.directory = directory::Config::for_round_trip(lease / 6);
+        config.piece_bytes = size(4_000, 1 << 20, rng);
     }
 }

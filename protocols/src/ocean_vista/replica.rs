@@ -618,9 +618,10 @@ impl Replica {
     pub(super) fn answer(
         &self,
         partition: PartitionId,
-        (from, to): (Timestamp, Timestamp),
+        range: (Timestamp, Timestamp),
         cluster: &Cluster,
     ) -> Answer {
+        let (from, to) = range;
         let writes = |image: &Image| {
             image.functor.writes.iter().any(|key| cluster.partition_of(key) == partition)
         };

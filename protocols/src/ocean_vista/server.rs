@@ -509,21 +509,19 @@ impl Server {
             Msg::Missing { from: first, to } => self.sync(cx, |syncs, replica, world| {
                 syncs.on_missing(from, (first, to), replica, world)
             }),
-            Msg::Pull { partition, round, from: first, to } => {
-                self.acceptor(cx, |replica, world| {
-                    let promises = world.promises(partition);
-                    let Answer { settled, entries, names, .. } =
-                        replica.answer(partition, (first, to), world.cluster);
-                    let entries = entries.into_iter().collect();
-                    let msg = Msg::Pulled { partition, round, settled, entries, names, promises };
-                    world.reply(from, msg);
-                });
+            Msg::Pull { partition, round, from: first, to, rest } => {
+                if self.control.is_acceptor() {
+                    let (Roles { syncs, replica, .. }, mut world) = self.split(cx);
+                    let of = (partition, round, rest);
+                    syncs.on_pull(from, of, (first, to), replica, &mut world);
+                }
             }
-            Msg::Pulled { partition, round, settled, entries, names, promises } => {
+            Msg::Pulled { partition, round, piece, next, settled, entries, names, promises } => {
                 self.sync(cx, |syncs, replica, world| {
                     let entries = entries.into_iter().collect();
                     let answer = Answer { settled, entries, names, promises };
-                    syncs.on_answer(from, (partition, round), answer, replica, world)
+                    let at = (partition, round, piece);
+                    syncs.on_piece(from, at, (answer, next), replica, world)
                 });
             }
             Msg::Scan { partition, round, from: first, after } => {

@@ -13,12 +13,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId};
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Piece, Versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
 use super::Note;
-use super::message::Msg;
+use super::message::{Msg, NAME, Rest, image_size};
 use super::replica::Replica;
 use super::server::World;
 use super::state::{Image, Name, Phase};
@@ -32,6 +32,8 @@ pub(super) struct Syncs {
     current: Option<Sync>,
     /// Patience was doubled so many times because answers came late, however often it was begun anew.
     doublings: u32,
+    /// Long answers that peers have not been told all of, and to which of their questions.
+    leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,34 @@ pub(super) struct Whole {
     pub owes: BTreeMap<PartitionId, Vec<(NodeId, u32)>>,
 }
 
+impl Answer {
+    /// How many entries and names it has.
+    fn len(&self) -> u64 {
+        (self.entries.len() + self.names.len()) as u64
+    }
+
+    /// About so many bytes of it, behind so many entries and names; and how many that makes. Promises
+    /// come first.
+    fn piece(&self, skip: u64, bytes_max: usize) -> (Self, u64) {
+        let mut bytes = 0;
+        // One at least, however long it is.
+        let mut fits = |size: usize| {
+            let is_over = bytes > 0 && bytes >= bytes_max;
+            bytes += size;
+            !is_over
+        };
+        let skipped = usize::try_from(skip).unwrap_or(usize::MAX);
+        let entries = self.entries.iter().skip(skipped);
+        let entries = entries.take_while(|(_, image)| fits(image_size(image)));
+        let entries: BTreeMap<_, _> = entries.map(|(ts, image)| (*ts, image.clone())).collect();
+        let names = self.names.iter().skip(skipped.saturating_sub(self.entries.len()));
+        let names: Vec<_> = names.take_while(|_| fits(NAME)).copied().collect();
+        let told = skip + (entries.len() + names.len()) as u64;
+        let promises = if skip == 0 { self.promises.clone() } else { Vec::new() };
+        (Self { settled: self.settled, entries, names, promises }, told)
+    }
+}
+
 /// What came of it.
 #[derive(Debug)]
 pub(super) enum Done {
@@ -81,7 +111,7 @@ pub(super) enum Done {
 #[derive(Debug)]
 enum Part {
     /// Collecting what peers hold above their watermarks.
-    Asking(BTreeMap<NodeId, Answer>),
+    Asking(BTreeMap<NodeId, Gathered>),
     /// Copying what this peer has settled below its watermark.
     Scanning {
         peer: NodeId,
@@ -90,6 +120,15 @@ enum Part {
         /// What it has not settled below.
         open: BTreeSet<Timestamp>,
     },
+}
+
+/// What a peer has said so far.
+#[derive(Debug)]
+struct Gathered {
+    answer: Answer,
+    as_of: Timestamp,
+    /// So much of it; nothing if that is all.
+    next: Option<u64>,
 }
 
 /// What a replica holds in the range.
@@ -165,7 +204,9 @@ impl Syncs {
         let mut done = if partitions.is_empty() { self.end(replica, world) } else { Done::Nothing };
         for partition in partitions {
             if let Some(own) = self.own(partition, replica, world) {
-                done = self.on_answer(world.node, (partition, self.round), own, replica, world);
+                let piece = Rest { as_of: Timestamp::ZERO, skip: 0 };
+                let at = (partition, self.round, piece);
+                done = self.on_piece(world.node, at, (own, None), replica, world);
             }
         }
         done
@@ -198,8 +239,10 @@ impl Syncs {
                 Part::Asking(answers) => {
                     let placed = world.cluster.partition(partition);
                     for &peer in placed.into_iter().flat_map(|placed| &placed.replicas) {
-                        if peer != world.node && !answers.contains_key(&peer) {
-                            world.send(peer, Msg::Pull { partition, round, from, to });
+                        let held = answers.get(&peer);
+                        let rest = held.and_then(Gathered::rest);
+                        if peer != world.node && (held.is_none() || rest.is_some()) {
+                            world.send(peer, Msg::Pull { partition, round, from, to, rest });
                         }
                     }
                 }
@@ -211,12 +254,43 @@ impl Syncs {
         }
     }
 
-    /// A replica says what it holds.
-    pub(super) fn on_answer(
+    /// A peer wants to know what is held here.
+    pub(super) fn on_pull(
         &mut self,
         peer: NodeId,
-        (partition, round): (PartitionId, u64),
-        answer: Answer,
+        (partition, round, rest): (PartitionId, u64, Option<Rest>),
+        range: (Timestamp, Timestamp),
+        replica: &Replica,
+        world: &mut World<'_, '_>,
+    ) {
+        let kept = self.leaving.remove(&(peer, partition));
+        let kept = kept.filter(|&(of, at, _)| {
+            of == round && rest.is_some_and(|Rest { as_of, .. }| as_of == at)
+        });
+        let skip = rest.filter(|_| kept.is_some()).map_or(0, |rest| rest.skip);
+        let (_, as_of, answer) = kept.unwrap_or_else(|| {
+            let promises = world.promises(partition);
+            let answer = replica.answer(partition, range, world.cluster);
+            (round, world.cx.clock().now, Answer { promises, ..answer })
+        });
+        let (piece, told) = answer.piece(skip, world.config.piece_bytes);
+        let is_all = told == answer.len();
+        let Answer { settled, entries, names, promises } = piece;
+        let entries = entries.into_iter().collect();
+        let (piece, next) = (Rest { as_of, skip }, (!is_all).then_some(told));
+        if !is_all {
+            self.leaving.insert((peer, partition), (round, as_of, answer));
+        }
+        let msg = Msg::Pulled { partition, round, piece, next, settled, entries, names, promises };
+        world.reply(peer, msg);
+    }
+
+    /// A replica says what it holds, piece by piece.
+    pub(super) fn on_piece(
+        &mut self,
+        peer: NodeId,
+        (partition, round, piece): (PartitionId, u64, Rest),
+        (answer, next): (Answer, Option<u64>),
         replica: &mut Replica,
         world: &mut World<'_, '_>,
     ) -> Done {
@@ -227,12 +301,31 @@ impl Syncs {
         if sync.round != round {
             return Done::Nothing;
         }
-        answers.insert(peer, answer);
-        let all = world.cluster.partition(partition).map_or(0, |placed| placed.replicas.len());
-        if answers.len() <= all / 2 {
+        match answers.get_mut(&peer) {
+            Some(held) if held.next.is_none() => return Done::Nothing,
+            Some(held) if held.rest() == Some(piece) => held.add(answer, next),
+            // One that began anew counts, and what was told of the one before does not.
+            None | Some(_) if piece.skip == 0 => {
+                answers.insert(peer, Gathered { answer, as_of: piece.as_of, next });
+            }
+            None | Some(_) => return Done::Nothing,
+        }
+        if let Some(rest) = answers.get(&peer).and_then(Gathered::rest) {
+            let (from, to, rest) = (sync.from, sync.reach(), Some(rest));
+            sync.asked = Asked::new(world.cx.now());
+            world.send(peer, Msg::Pull { partition, round, from, to, rest });
             return Done::Nothing;
         }
-        let answers = std::mem::take(answers);
+        let all = world.cluster.partition(partition).map_or(0, |placed| placed.replicas.len());
+        let is_whole = |held: &Gathered| held.next.is_none();
+        if answers.values().filter(|held| is_whole(held)).count() <= all / 2 {
+            return Done::Nothing;
+        }
+        let answers = std::mem::take(answers).into_iter();
+        let answers: BTreeMap<NodeId, Answer> = answers
+            .filter(|(_, held)| is_whole(held))
+            .map(|(peer, held)| (peer, held.answer))
+            .collect();
         let Some((peer, best)) = best(&answers, world.node) else { return Done::Nothing };
         let below = best.settled;
         let open = best.entries.keys().copied().collect();
@@ -337,6 +430,19 @@ impl Syncs {
         }
         self.send(world);
         Done::Nothing
+    }
+}
+
+impl Gathered {
+    fn add(&mut self, answer: Answer, next: Option<u64>) {
+        self.answer.entries.extend(answer.entries);
+        self.answer.names.extend(answer.names);
+        self.next = next;
+    }
+
+    /// What to ask for next, if that was not all.
+    fn rest(&self) -> Option<Rest> {
+        self.next.map(|skip| Rest { as_of: self.as_of, skip })
     }
 }
 
@@ -482,11 +588,79 @@ pub(super) fn scan(
     (from, after): (Timestamp, Option<&Key>),
     limit: usize,
 ) -> (Vec<(Key, Versions)>, Option<Key>) {
-    let piece = replica.store.scan(partition, after, limit);
-    let next = if piece.len() < limit { None } else { piece.last().map(|(key, _)| key.clone()) };
-    let keys = piece.into_iter().filter_map(|(key, mut versions)| {
+    let Piece { keys, next } = replica.store.piece(partition, after, limit);
+    let keys = keys.into_iter().filter_map(|(key, mut versions)| {
         versions.retain(|(version, _)| version.timestamp >= from);
         (!versions.is_empty()).then_some((key, versions))
     });
     (keys.collect(), next)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use orthodrome_core::id::TxnId;
+
+    use super::super::message::{Body, Functor};
+    use super::super::state::Fate;
+    use super::*;
+
+    /// Ten versions and ten names.
+    fn answer() -> Answer {
+        let txn = |counter| TxnId::new(ClientId(1), counter);
+        let image = |number| Image {
+            functor: Arc::new(Functor {
+                txn: txn(number),
+                reads: Vec::new(),
+                writes: vec![Key::from("k")],
+                body: Body::Ops(Vec::new()),
+                acknowledged_below: 0,
+            }),
+            incarnation: 1,
+            ballot: 0,
+            phase: Phase::Tentative,
+            output: None,
+        };
+        let name = |number| Name { attempt: 0, ts: Timestamp(number), fate: Fate::At };
+        Answer {
+            settled: Timestamp(1),
+            entries: (1..=10).map(|number| (Timestamp(number), image(number))).collect(),
+            names: (1..=10).map(|number| ((ClientId(1), number), name(number))).collect(),
+            promises: vec![takeover::Record::Swept { server: NodeId(1), incarnation: 1 }],
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_size_make_up_the_answer() {
+        let whole = answer();
+        let (mut most, mut least) = (0, usize::MAX);
+        for bytes_max in [0, 1, 40, 100, 300, 1_000, 100_000] {
+            let mut gathered: Option<Gathered> = None;
+            let mut pieces = 0;
+            loop {
+                let skip = gathered.as_ref().map_or(0, |held| held.next.unwrap());
+                let (piece, told) = whole.piece(skip, bytes_max);
+                pieces += 1;
+                let next = (told < whole.len()).then_some(told);
+                match &mut gathered {
+                    Some(held) => held.add(piece, next),
+                    None => {
+                        gathered = Some(Gathered { answer: piece, as_of: Timestamp::ZERO, next });
+                    }
+                }
+                if next.is_none() || pieces > 20 {
+                    break;
+                }
+            }
+            let Gathered { answer, next, .. } = gathered.unwrap();
+            assert_eq!(
+                (answer.entries, answer.names),
+                (whole.entries.clone(), whole.names.clone())
+            );
+            assert_eq!((answer.promises.len(), next), (1, None));
+            (most, least) = (most.max(pieces), least.min(pieces));
+        }
+        assert_eq!((most, least), (20, 1));
+    }
 }

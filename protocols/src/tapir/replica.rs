@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Piece, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
@@ -865,9 +865,9 @@ impl Replica {
         if view != self.state.view || self.status != Status::Normal {
             return;
         }
-        let limit = world.config.chunk_keys;
-        let keys = world.store.scan(self.id, after.as_ref(), limit);
-        let is_last = keys.len() < limit;
+        let Piece { keys, next } =
+            world.store.piece(self.id, after.as_ref(), world.config.chunk_keys);
+        let is_last = next.is_none();
         world.reply(from, Msg::StateChunk { partition: self.id, view, after, keys, is_last });
     }
 

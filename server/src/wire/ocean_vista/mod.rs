@@ -11,7 +11,7 @@ use orthodrome_core::txn::{Read, Version};
 use orthodrome_core::{ClientId, Key, PartitionId, Timestamp, TxnId, Value};
 use orthodrome_protocols::ocean_vista::{
     Ask, Body, Change, Fate, Functor, Holding, Image, Knowledge, Msg, Name, OceanVista, Output,
-    Path, Phase, Reason, Record, Refusal, Seen, Shown, State, View, What, takeover,
+    Path, Phase, Reason, Record, Refusal, Rest, Seen, Shown, State, View, What, takeover,
 };
 use prost::Message as _;
 
@@ -253,6 +253,14 @@ fn names_from_wire(names: Vec<wire::Name>) -> Result<Vec<Named>, WireError> {
     names.into_iter().map(name_from_wire).collect()
 }
 
+fn rest_to_wire(rest: Rest) -> wire::Rest {
+    wire::Rest { as_of: rest.as_of.0, skip: rest.skip }
+}
+
+fn rest_from_wire(rest: wire::Rest) -> Rest {
+    Rest { as_of: Timestamp(rest.as_of), skip: rest.skip }
+}
+
 fn knowledge_to_wire(knowledge: &Knowledge) -> wire::Knowledge {
     use wire::knowledge as k;
     let knowledge = match knowledge {
@@ -459,10 +467,14 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
         }),
         Msg::Missing { from, to } => Wire::Missing(m::Range { from: from.0, to: to.0 }),
         Msg::Have { from, to } => Wire::Have(m::Range { from: from.0, to: to.0 }),
-        Msg::Pull { partition, round, from, to } => {
-            Wire::Pull(m::Pull { partition: partition.0, round: *round, from: from.0, to: to.0 })
-        }
-        Msg::Pulled { partition, round, settled, entries, names, promises } => {
+        Msg::Pull { partition, round, from, to, rest } => Wire::Pull(m::Pull {
+            partition: partition.0,
+            round: *round,
+            from: from.0,
+            to: to.0,
+            rest: rest.map(rest_to_wire),
+        }),
+        Msg::Pulled { partition, round, piece, next, settled, entries, names, promises } => {
             let promises =
                 promises.iter().map(|of| control::takeover_record_to_wire(*partition, of));
             Wire::Pulled(m::Pulled {
@@ -472,6 +484,8 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
                 entries: entries.iter().map(|(ts, image)| pending_to_wire((ts, image))).collect(),
                 names: names_to_wire(names),
                 promises: promises.collect(),
+                piece: Some(rest_to_wire(*piece)),
+                next: *next,
             })
         }
         Msg::Scan { partition, round, from, after } => Wire::Scan(m::Scan {
@@ -585,10 +599,13 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             round: m.round,
             from: Timestamp(m.from),
             to: Timestamp(m.to),
+            rest: m.rest.map(rest_from_wire),
         },
         Wire::Pulled(m) => Msg::Pulled {
             partition: PartitionId(m.partition),
             round: m.round,
+            piece: rest_from_wire(need(m.piece, "Pulled.piece")?),
+            next: m.next,
             settled: Timestamp(m.settled),
             entries: m.entries.into_iter().map(pending_from_wire).collect::<Result<_, _>>()?,
             names: names_from_wire(m.names)?,

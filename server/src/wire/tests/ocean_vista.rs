@@ -15,7 +15,7 @@ use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Prom
 use orthodrome_protocols::ocean_vista::watermark::{Member, Members, Report, Status, Watermarks};
 use orthodrome_protocols::ocean_vista::{
     Ask, Body, Change, Fate, Functor, Holding, Image, Knowledge, Msg, Name, OceanVista, Output,
-    Path, Phase, Reason, Record, Refusal, Seen, Shown, State, View, What,
+    Path, Phase, Reason, Record, Refusal, Rest, Seen, Shown, State, View, What,
 };
 use orthodrome_protocols::replication::{self, Beat, Entry, Index, Payload, Term};
 use proptest::prelude::*;
@@ -111,6 +111,10 @@ impl Draw {
         };
         let name = Name { attempt: txn.attempt, ts: self.timestamp(), fate };
         ((txn.client, txn.counter), name)
+    }
+
+    fn rest(&mut self) -> Rest {
+        Rest { as_of: self.timestamp(), skip: self.below(1_000_000) }
     }
 
     fn knowledge(&mut self, kind: u64) -> Knowledge {
@@ -388,12 +392,17 @@ impl Draw {
             }
             20 => Msg::Missing { from: ts, to: self.timestamp() },
             21 => Msg::Have { from: ts, to: self.timestamp() },
-            22 => Msg::Pull { partition, round: query, from: ts, to: self.timestamp() },
+            22 => {
+                let rest = self.option(Self::rest);
+                Msg::Pull { partition, round: query, from: ts, to: self.timestamp(), rest }
+            }
             23 => {
                 let entries = self.many(3, |draw| (draw.timestamp(), draw.ov_image()));
                 let names = self.many(6, Self::name);
                 let promises = self.many(3, Self::promise);
-                Msg::Pulled { partition, round: query, settled: ts, entries, names, promises }
+                let (piece, next) = (self.rest(), self.option(|draw| draw.below(u64::MAX)));
+                let (round, settled) = (query, ts);
+                Msg::Pulled { partition, round, piece, next, settled, entries, names, promises }
             }
             24 => {
                 let after = self.option(Self::key);
