@@ -76,8 +76,8 @@ impl FromStr for HighPriority {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// ycsbt, ycsbt:KEYS, retwis, smallbank, bank, list-append or list-append:dependent, or a file with
-    /// a workload and its options
+    /// ycsbt, ycsbt:KEYS, retwis, smallbank, tpcc, tpcc:new-order, movr, movr:begin-ride, bank,
+    /// list-append or list-append:dependent, or a file with a workload and its options
     #[arg(long, value_name = "W")]
     pub workload: String,
     /// Transactions begun a second, over all clients, whatever the answers [default: 100]
@@ -116,6 +116,18 @@ pub struct WorkloadArgs {
     /// and commit like any other, as in prototypes that have no other way [default: read-only]
     #[arg(long, value_name = "HOW", value_parser = read_only_as)]
     pub read_only_as: Option<ReadOnlyAs>,
+    /// tpcc: warehouses of each region [default: 16]
+    #[arg(long, value_name = "N")]
+    pub warehouses: Option<u64>,
+    /// tpcc: share of the orders that take a line from a second warehouse [default: each line is of
+    /// another warehouse with a probability of 1 %]
+    #[arg(long, value_name = "F")]
+    pub multi_warehouse: Option<f64>,
+    /// tpcc: share of what concerns two warehouses that concerns two regions [default: the other
+    /// warehouse is any]; movr: share of the rides that are taken in another region, two thirds of them
+    /// in one close by [default: 0.15]
+    #[arg(long, value_name = "F")]
+    pub multi_region: Option<f64>,
     /// Share of transactions with high priority, from 0 to 1; or which of the workload's
     /// transactions have it, by name and separated by commas (send-payment)
     #[arg(long, value_name = "F|NAMES")]
@@ -152,6 +164,9 @@ impl WorkloadArgs {
             options.contention_index = self.contention_index;
         }
         options.form = self.form.or(options.form);
+        options.warehouses = self.warehouses.or(options.warehouses);
+        options.multi_warehouse = self.multi_warehouse.or(options.multi_warehouse);
+        options.multi_region = self.multi_region.or(options.multi_region);
         options.read_only_as = self.read_only_as.or(options.read_only_as);
         if let Some(high) = &self.high_priority {
             (options.high_priority, options.high_priority_names) = match high {

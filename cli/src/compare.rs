@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use orthodrome_eval::metrics::{RunResult, Summary};
+use orthodrome_eval::workload::Reach;
 use orthodrome_protocols::registry::{self, Row};
 use orthodrome_sim::Failure;
 use serde::Serialize;
@@ -218,6 +219,19 @@ const BY_PRIORITY: &[Column] = &[
     ("p95 low", 1, |run| seen(&run.latency_ms.low, |latency| latency.p95)),
 ];
 
+/// Mean latency by how far transactions reach, where they differ in that.
+const BY_REACH: &[Column] = &[
+    ("mean ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.mean)),
+    ("mean local", 1, |run| of_kind(run, Reach::Local)),
+    ("mean close", 1, |run| of_kind(run, Reach::Close)),
+    ("mean far", 1, |run| of_kind(run, Reach::Far)),
+];
+
+fn of_kind(run: &RunResult, reach: Reach) -> f64 {
+    let kind = run.kinds.get(reach.name());
+    kind.map_or(f64::NAN, |kind| seen(&kind.latency_ms, |latency| latency.mean))
+}
+
 /// A latency, and no number where nothing ended that could have one.
 fn seen(summary: &Summary, figure: fn(&Summary) -> f64) -> f64 {
     if summary.n == 0 { f64::NAN } else { figure(summary) }
@@ -225,7 +239,7 @@ fn seen(summary: &Summary, figure: fn(&Summary) -> f64) -> f64 {
 
 /// The figure of a run that the column called `name` shows.
 pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
-    let mut all = COLUMNS.iter().chain(BY_PRIORITY);
+    let mut all = COLUMNS.iter().chain(BY_PRIORITY).chain(BY_REACH);
     all.find(|(known, ..)| *known == name).map(|(.., figure)| *figure)
 }
 
@@ -253,6 +267,14 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
     if compared.iter().flat_map(|one| &one.runs).any(has_both) {
         text.push('\n');
         text.push_str(&table(compared, BY_PRIORITY));
+    }
+    let differs = |run: &Run| {
+        let kinds = Reach::ALL.iter().filter(|reach| run.result.kinds.contains_key(reach.name()));
+        kinds.count() > 1
+    };
+    if compared.iter().flat_map(|one| &one.runs).any(differs) {
+        text.push('\n');
+        text.push_str(&table(compared, BY_REACH));
     }
     let mut remarks = Vec::new();
     for one in compared {

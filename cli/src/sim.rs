@@ -10,7 +10,6 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_eval::checker::Verdict;
 use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_lab::Subject;
-use orthodrome_protocols::registry;
 use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, Links, NetworkModel};
@@ -176,14 +175,6 @@ impl Course {
             None => Schedule::default(),
         };
         let workload = workload.workload()?;
-        if workload.is_general() && !subject.is_general {
-            bail!(
-                "--workload {}: {} runs no general transactions in the simulator; use one of {}",
-                workload.name(),
-                subject.row.name,
-                registry::general().join(", ")
-            );
-        }
         subject
             .simulation(cluster, workload, &schedule, options)
             .map_err(|error| anyhow!("{}: {error}", place(self.faults.as_deref())))
@@ -366,6 +357,8 @@ fn describe(args: &Args, run: &Run) -> String {
     .into_iter()
     .filter(|(name, summary)| *name == "all" || summary.n > 0)
     .map(|(name, summary)| latency_row(name, summary));
+    let kinds = result.kinds.iter().map(|(name, kind)| latency_row(name, &kind.latency_ms));
+    let rows = rows.chain(kinds);
     let latencies = output::table(
         &["latency, ms", "n", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"],
         rows,

@@ -71,5 +71,6 @@ pub use status::{Gauge, StatusInfo};
 pub use txn::{Abort, Begun, OpenTransaction, Transaction};
 pub use values::{Reads, Writes};
 
+pub use orthodrome_core::procedure::{Call, Procedure};
 pub use orthodrome_core::txn::{Key, Op, Priority, Value, Version};
 pub use orthodrome_core::{ClientId, Timestamp, TxnId};

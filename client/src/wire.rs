@@ -1,5 +1,6 @@
 //! Between this library's types and the messages of the API.
 
+use orthodrome_core::procedure::Call;
 use orthodrome_core::txn::{Op, Priority, Read, Version};
 use orthodrome_core::{ClientId, Key, Timestamp, TxnId};
 
@@ -115,6 +116,16 @@ pub(crate) fn op(op: Op) -> api::Op {
         Op::Add(key, amount) => (key, Wire::Add(amount)),
         Op::Append(key, value) => (key, Wire::Append(value.0)),
         Op::Delete(key) => (key, Wire::Delete(api::Delete {})),
+        Op::Call(Call { procedure, reads, writes, arguments }) => {
+            let bytes = |keys: Vec<Key>| keys.into_iter().map(|key| key.0).collect();
+            let call = api::Call {
+                procedure: procedure.name().into(),
+                reads: bytes(reads),
+                writes: bytes(writes),
+                arguments: arguments.0,
+            };
+            (Key::default(), Wire::Call(call))
+        }
     };
     api::Op { key: key.0, op: Some(op) }
 }

@@ -13,6 +13,7 @@ pub mod host;
 pub mod id;
 pub mod locks;
 pub mod machine;
+pub mod procedure;
 pub mod rng;
 pub mod store;
 pub mod time;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{RegionId, TxnId};
+use crate::procedure::Call;
 use crate::time::Timestamp;
 
 /// A key: any bytes. Bounds on its length belong to the service that accepts it.
@@ -160,37 +161,32 @@ pub enum Op {
     Append(Key, Value),
     /// Removes the key.
     Delete(Key),
+    /// Calls a stored procedure, which sees and sets several keys.
+    Call(Call),
 }
 
 impl Op {
-    /// The key this operation touches.
+    /// The keys on which the operation's effect depends.
     #[must_use]
-    pub fn key(&self) -> &Key {
+    pub fn reads(&self) -> &[Key] {
         match self {
-            Self::Get(key)
-            | Self::Compare(key, _)
-            | Self::Put(key, _)
-            | Self::Add(key, _)
-            | Self::Append(key, _)
-            | Self::Delete(key) => key,
+            Self::Get(key) | Self::Compare(key, _) | Self::Add(key, _) | Self::Append(key, _) => {
+                std::slice::from_ref(key)
+            }
+            Self::Put(..) | Self::Delete(_) => &[],
+            Self::Call(call) => &call.reads,
         }
     }
 
-    /// True if the operation's effect depends on what the key holds.
+    /// The keys that the operation changes.
     #[must_use]
-    pub fn reads(&self) -> bool {
+    pub fn writes(&self) -> &[Key] {
         match self {
-            Self::Get(_) | Self::Compare(..) | Self::Add(..) | Self::Append(..) => true,
-            Self::Put(..) | Self::Delete(_) => false,
-        }
-    }
-
-    /// True if the operation changes the key.
-    #[must_use]
-    pub fn writes(&self) -> bool {
-        match self {
-            Self::Put(..) | Self::Add(..) | Self::Append(..) | Self::Delete(_) => true,
-            Self::Get(_) | Self::Compare(..) => false,
+            Self::Put(key, _) | Self::Add(key, _) | Self::Append(key, _) | Self::Delete(key) => {
+                std::slice::from_ref(key)
+            }
+            Self::Get(_) | Self::Compare(..) => &[],
+            Self::Call(call) => &call.writes,
         }
     }
 }
@@ -258,8 +254,8 @@ impl Txn {
     /// nothing is a read-only transaction whose comparisons the caller's host checks.
     #[must_use]
     pub fn procedure(id: TxnId, home: RegionId, ops: Vec<Op>) -> Self {
-        let reads = ops.iter().filter(|op| op.reads()).map(|op| op.key().clone()).collect();
-        let writes = ops.iter().filter(|op| op.writes()).map(|op| op.key().clone()).collect();
+        let reads = ops.iter().flat_map(Op::reads).cloned().collect();
+        let writes = ops.iter().flat_map(Op::writes).cloned().collect();
         Self::new(id, home, Kind::Procedure(ops), reads, writes)
     }
 
@@ -295,31 +291,39 @@ impl Txn {
     pub fn execute(ops: &[Op], reads: &Reads) -> Result<Writes, AbortReason> {
         let mut writes = Writes::new();
         for op in ops {
-            let key = op.key();
-            let current = writes
-                .get(key)
-                .cloned()
-                .unwrap_or_else(|| reads.get(key).and_then(|read| read.value.clone()));
+            let current = |key: &Key| {
+                let written = writes.get(key).cloned();
+                written.unwrap_or_else(|| reads.get(key).and_then(|read| read.value.clone()))
+            };
             match op {
                 Op::Get(_) => {}
-                Op::Compare(_, expected) if *expected == current => {}
+                Op::Compare(key, expected) if *expected == current(key) => {}
                 Op::Compare(..) => return Err(AbortReason::Guard),
-                Op::Put(_, value) => drop(writes.insert(key.clone(), Some(value.clone()))),
-                Op::Add(_, amount) => {
-                    let sum = number(current.as_ref())
+                Op::Put(key, value) => drop(writes.insert(key.clone(), Some(value.clone()))),
+                Op::Add(key, amount) => {
+                    let sum = number(current(key).as_ref())
                         .and_then(|number| number.checked_add(*amount))
                         .ok_or(AbortReason::Guard)?;
                     writes.insert(key.clone(), Some(Value::from(sum.to_string())));
                 }
-                Op::Append(_, suffix) => {
-                    let mut bytes = current.map(|value| value.0.to_vec()).unwrap_or_default();
+                Op::Append(key, suffix) => {
+                    let mut bytes = current(key).map(|value| value.0.to_vec()).unwrap_or_default();
                     if bytes.len() + suffix.len() > VALUE_BYTES_MAX {
                         return Err(AbortReason::TooLarge);
                     }
                     bytes.extend_from_slice(&suffix.0);
                     writes.insert(key.clone(), Some(Value::from(bytes)));
                 }
-                Op::Delete(_) => drop(writes.insert(key.clone(), None)),
+                Op::Delete(key) => drop(writes.insert(key.clone(), None)),
+                Op::Call(call) => {
+                    let values: Vec<_> = call.reads.iter().map(current).collect();
+                    for (key, value) in call.writes.iter().zip(call.run(&values)?) {
+                        if value.as_ref().is_some_and(|value| value.len() > VALUE_BYTES_MAX) {
+                            return Err(AbortReason::TooLarge);
+                        }
+                        writes.insert(key.clone(), value);
+                    }
+                }
             }
         }
         Ok(writes)

@@ -92,21 +92,44 @@ fn round(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 
-/// Latencies of committed requests by priority and region, retries included.
+/// Latencies of committed requests by priority and region, and by kind, retries included.
 #[derive(Clone, Default, Debug)]
-pub struct Latencies(BTreeMap<(Priority, RegionId), Samples>);
+pub struct Latencies {
+    by_place: BTreeMap<(Priority, RegionId), Samples>,
+    by_kind: BTreeMap<&'static str, Samples>,
+}
 
 impl Latencies {
     /// Adds the latency of one request.
     pub fn record(&mut self, priority: Priority, region: RegionId, latency: Duration) {
-        self.0.entry((priority, region)).or_default().record(nanos(latency));
+        self.by_place.entry((priority, region)).or_default().record(nanos(latency));
+    }
+
+    /// Adds the latency of one request to those of a kind: the name of its transaction, or how far it
+    /// reaches.
+    pub fn record_kind(&mut self, kind: &'static str, latency: Duration) {
+        self.by_kind.entry(kind).or_default().record(nanos(latency));
     }
 
     /// Adds everything that `other` holds.
     pub fn merge(&mut self, other: &Self) {
-        for (key, samples) in &other.0 {
-            self.0.entry(*key).or_default().merge(samples);
+        for (key, samples) in &other.by_place {
+            self.by_place.entry(*key).or_default().merge(samples);
         }
+        for (kind, samples) in &other.by_kind {
+            self.by_kind.entry(kind).or_default().merge(samples);
+        }
+    }
+
+    /// Those of each kind.
+    #[must_use]
+    pub fn by_kind(&self) -> BTreeMap<String, OfKind> {
+        let of = |samples: &Samples| {
+            let point = |at| round(samples.quantile(f64::from(at) / CDF_POINTS) as f64 / 1e6);
+            let cdf_ms = (1..=CDF_POINTS as u32).map(point).collect();
+            OfKind { latency_ms: Summary::of_nanos(samples), cdf_ms }
+        };
+        self.by_kind.iter().map(|(kind, samples)| ((*kind).to_owned(), of(samples))).collect()
     }
 
     /// All latencies.
@@ -148,13 +171,26 @@ impl Latencies {
     #[must_use]
     pub fn select(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> Summary {
         let mut chosen = Samples::default();
-        for (&(priority, region), samples) in &self.0 {
+        for (&(priority, region), samples) in &self.by_place {
             if wanted(priority, region) {
                 chosen.merge(samples);
             }
         }
         Summary::of_nanos(&chosen)
     }
+}
+
+/// Points of a distribution function in results.
+const CDF_POINTS: f64 = 50.0;
+
+/// Latencies of one kind of transactions.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfKind {
+    /// In short.
+    pub latency_ms: Summary,
+    /// The distribution function: the latencies that 2 %, 4 %, … 100 % of them are not above.
+    pub cdf_ms: Vec<f64>,
 }
 
 /// A distribution of latencies in milliseconds. All zero if `n` is.
@@ -354,6 +390,10 @@ pub struct RunResult {
     pub commit_rate: f64,
     /// Latency of committed requests in milliseconds.
     pub latency_ms: LatencyMs,
+    /// The same by kind: by the names of the workload's transactions, and by how far they reach: `local`,
+    /// `close` or `far`. Absent if nothing committed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kinds: BTreeMap<String, OfKind>,
     /// Latency over the lowest possible on the topology.
     pub floor_ratio: FloorRatio,
     /// Wide-area round trips per committed request.
@@ -397,6 +437,7 @@ impl RunResult {
                 high: latencies.high(),
                 low: latencies.low(),
             },
+            kinds: latencies.by_kind(),
             floor_ratio: FloorRatio { p50: floor(0.50), p95: floor(0.95) },
             wan_round_trips: WanRoundTrips {
                 mean: thousandths(wan.mean()),
@@ -505,6 +546,26 @@ mod tests {
         let named = merged.by_region(["A", "B", "C"]);
         assert_eq!(named["B"], merged.of_region(RegionId(1)));
         assert!(!named.contains_key("C"), "nothing was measured there");
+    }
+
+    #[test]
+    fn kinds_have_summaries_and_distribution_functions() {
+        let mut latencies = Latencies::default();
+        for micros in 1..=1_000 {
+            latencies.record_kind("local", Duration::from_micros(micros * 1_000));
+            latencies.record_kind("far", Duration::from_micros(7_000));
+        }
+        let mut merged = Latencies::default();
+        merged.merge(&latencies);
+        let kinds = merged.by_kind();
+        assert_eq!(kinds.keys().collect::<Vec<_>>(), ["far", "local"]);
+        assert_eq!((kinds["far"].latency_ms.n, kinds["far"].latency_ms.p99), (1_000, 7.0));
+        let cdf = &kinds["local"].cdf_ms;
+        assert_eq!(cdf.len(), 50);
+        for (at, found) in (1..).zip(cdf) {
+            let exact = f64::from(at) * 20.0;
+            assert!((found - exact).abs() <= exact / 500.0, "{found} is not {exact}");
+        }
     }
 
     #[test]

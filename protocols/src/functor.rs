@@ -100,14 +100,15 @@ impl Functor {
         let body = match &self.body {
             Body::Ops(ops) => ops
                 .iter()
-                .map(|op| {
-                    let operand = match op {
-                        Op::Get(_) | Op::Delete(_) => 0,
-                        Op::Compare(_, value) => value_size(value),
-                        Op::Put(_, value) | Op::Append(_, value) => value.len(),
-                        Op::Add(..) => 6,
-                    };
-                    6 + op.key().len() + operand
+                .map(|op| match op {
+                    Op::Get(key) | Op::Delete(key) => 6 + key.len(),
+                    Op::Compare(key, value) => 6 + key.len() + value_size(value),
+                    Op::Put(key, value) | Op::Append(key, value) => 6 + key.len() + value.len(),
+                    Op::Add(key, _) => 12 + key.len(),
+                    Op::Call(call) => {
+                        let keys = keys_size(&call.reads) + keys_size(&call.writes);
+                        6 + call.procedure.name().len() + keys + call.arguments.len()
+                    }
                 })
                 .sum::<usize>(),
             Body::Validate { expected, writes } => {

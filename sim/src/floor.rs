@@ -6,7 +6,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{Key, Kind};
-use orthodrome_eval::workload::Request;
+use orthodrome_eval::workload::{Reach, Request};
 
 /// Distances that bound what is possible, worked out once for each cluster.
 ///
@@ -61,6 +61,15 @@ impl Floor {
             Kind::Interactive => reach.max(read + durable),
             Kind::General => read + durable,
         }
+    }
+
+    /// How far from `home` the furthest region is that leads something `request` declares.
+    #[must_use]
+    pub fn reach(&self, home: RegionId, request: &Request) -> Reach {
+        let keys = request.reads.iter().chain(&request.writes);
+        let leader = |key| self.cluster.leader_region(self.cluster.partition_of(key));
+        let reaches = keys.map(|key| Reach::between(&self.cluster, home, leader(key)));
+        reaches.max().unwrap_or(Reach::Local)
     }
 
     fn furthest<'a>(&self, home: RegionId, keys: impl Iterator<Item = &'a Key>) -> Duration {

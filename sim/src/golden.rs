@@ -128,8 +128,8 @@ impl Workload for NoWorkload {
         Ok(())
     }
 
-    fn final_request(&self) -> Option<Request> {
-        None
+    fn final_requests(&self) -> Vec<Request> {
+        Vec::new()
     }
 }
 

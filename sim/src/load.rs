@@ -8,7 +8,9 @@ use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Input, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Reads, Txn};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Outcome, Priority, Reads, Txn, Writes,
+};
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::metrics::{Counters, Latencies, Retry};
 use orthodrome_eval::record::{Attempt, entry};
@@ -69,6 +71,9 @@ const BACK_OFF: Duration = Duration::from_millis(20);
 /// Name of the reads that the run itself adds at the end, which no workload knows.
 const FINAL_READ: &str = "final-read";
 
+/// Name of the reads by which a general transaction finds its keys, where the protocol runs none.
+const LOOK: &str = "look";
+
 /// What a client does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Action {
@@ -78,9 +83,83 @@ enum Action {
     Resolve,
 }
 
+/// A general transaction of a protocol that runs none, by reconnaissance, as the client library does it:
+/// read-only transactions find the keys; then an interactive one declares all of them, and commits only
+/// if it reads what they read. Each has a name of its own.
+#[derive(Debug)]
+struct Ahead {
+    /// What the workload asked for.
+    request: Request,
+    /// What was read so far.
+    seen: Reads,
+    /// What follows from it, once that is known.
+    decision: Option<Decision>,
+    /// What was read turned out to be old.
+    is_stale: bool,
+    /// How often all of it was tried before.
+    tries: u32,
+    /// WAN hops of the reads.
+    hops: u16,
+}
+
+impl Ahead {
+    fn new(request: Request) -> Self {
+        let (seen, decision) = (Reads::new(), None);
+        Self { request, seen, decision, is_stale: false, tries: 0, hops: 0 }
+    }
+
+    /// The next transaction: another look, or the one that commits.
+    fn next(&mut self, workload: &dyn Workload) -> Request {
+        let is_begun = !self.seen.is_empty() || self.request.reads.is_empty();
+        let step = if is_begun {
+            workload.step(&self.request, &self.seen)
+        } else {
+            Step::Read(self.request.reads.clone())
+        };
+        let Request { name, priority, parameter, .. } = self.request;
+        match step {
+            Step::Read(reads) => {
+                let (kind, writes) = (Kind::ReadOnly, Vec::new());
+                Request { name: LOOK, kind, reads, writes, priority, parameter }
+            }
+            Step::Decide(decision) => {
+                let none = Writes::new();
+                let writes = match &decision {
+                    Decision::Commit(writes) => writes,
+                    Decision::Abort => &none,
+                };
+                let (reads, writes) = (self.seen.keys().cloned().collect(), writes.keys().cloned());
+                let (kind, writes) = (Kind::Interactive, writes.collect());
+                self.decision = Some(decision);
+                Request { name, kind, reads, writes, priority, parameter }
+            }
+        }
+    }
+
+    /// What the transaction that commits decides after it has read.
+    fn decide(&mut self, reads: &Reads) -> Decision {
+        let is_as_seen = self
+            .seen
+            .iter()
+            .all(|(key, seen)| reads.get(key).is_some_and(|read| read.version == seen.version));
+        self.is_stale = !is_as_seen;
+        let decision = self.decision.clone().filter(|_| is_as_seen);
+        decision.unwrap_or(Decision::Abort)
+    }
+
+    /// From the beginning.
+    fn again(&mut self) {
+        self.seen.clear();
+        (self.decision, self.is_stale) = (None, false);
+        self.tries = self.tries.saturating_add(1);
+    }
+}
+
 /// One transaction under way.
 #[derive(Debug)]
 struct Active {
+    /// The general transaction that this one is a part of.
+    ahead: Option<Box<Ahead>>,
     request: Request,
     txn: TxnId,
     began: Time,
@@ -100,6 +179,16 @@ struct Active {
 }
 
 impl Active {
+    /// Begins again under this name.
+    fn start_over(&mut self, txn: TxnId) {
+        self.txn = txn;
+        self.reads = None;
+        self.round.clear();
+        self.decision = None;
+        self.hops = 0;
+        self.is_resolved = false;
+    }
+
     /// A procedure that was resolved for a caller who never got its reads: they are not known, and
     /// nothing can be said of them.
     fn has_lost_reads(&self) -> bool {
@@ -136,6 +225,8 @@ pub type HistorySink = Box<dyn FnMut(Entry)>;
 pub struct Load {
     model: LoadModel,
     workload: Box<dyn Workload>,
+    /// The protocol runs general transactions.
+    runs_general: bool,
     rng: Rng,
     floor: Floor,
     clients: Vec<Client>,
@@ -158,6 +249,8 @@ pub struct Load {
     pub latencies: Latencies,
     /// Counts of the measured part.
     pub counters: Counters,
+    /// What the workload's last transactions read.
+    final_state: Reads,
     /// Where the history goes, if one is kept.
     pub history: Option<HistorySink>,
     /// The white-box judge, if there is one.
@@ -173,15 +266,18 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Callers of the gateways `gateways` (dense number and id).
+    /// Callers of the gateways `gateways` (dense number and id) of a protocol that runs general
+    /// transactions or does not.
     #[must_use]
     pub fn new(
         model: LoadModel,
-        workload: Box<dyn Workload>,
+        mut workload: Box<dyn Workload>,
+        runs_general: bool,
         cluster: &Cluster,
         gateways: &[(u32, NodeId)],
         rng: Rng,
     ) -> Self {
+        workload.place(cluster);
         let topology = &cluster.topology;
         let distance = |a: RegionId| topology.regions().map(move |b| topology.rtt(a, b)).collect();
         let gateways: Vec<(u32, NodeId, RegionId)> =
@@ -189,6 +285,7 @@ impl Load {
         Self {
             model,
             workload,
+            runs_general,
             rng,
             floor: Floor::new(cluster),
             clients: Vec::new(),
@@ -204,6 +301,7 @@ impl Load {
             measured: Time::ZERO..Time::MAX,
             latencies: Latencies::default(),
             counters: Counters::default(),
+            final_state: Reads::new(),
             history: None,
             oracle: None,
             failure: None,
@@ -224,8 +322,16 @@ impl Load {
 
     /// The workload's own audit of the whole database, if it has one.
     #[must_use]
-    pub fn final_request(&self) -> Option<Request> {
-        self.workload.final_request()
+    pub fn final_requests(&self) -> Vec<Request> {
+        self.workload.final_requests()
+    }
+
+    /// What the workload says to everything that its final requests read.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn audit_end(&self) -> Result<(), String> {
+        self.workload.audit_end(&self.final_state)
     }
 
     /// Read-only transactions over every key that a committed transaction touched, if there is an
@@ -352,9 +458,16 @@ impl Load {
         if self.measured.contains(&now) && !is_final {
             self.counters.offered += 1;
         }
+        let (mut request, mut ahead) = (request, None);
+        if request.kind == Kind::General && !self.runs_general {
+            let mut parts = Ahead::new(request);
+            request = parts.next(&*self.workload);
+            ahead = Some(Box::new(parts));
+        }
         let client = self.client(slot);
         client.counter += 1;
         client.active = Some(Box::new(Active {
+            ahead,
             txn: TxnId::new(client.id, client.counter),
             request,
             began: now,
@@ -493,7 +606,10 @@ impl Load {
         let next = match active.request.kind {
             Kind::Procedure(_) | Kind::ReadOnly => None,
             Kind::Interactive => {
-                active.decision = Some(workload.decide(&active.request, &all));
+                active.decision = Some(match &mut active.ahead {
+                    Some(ahead) => ahead.decide(&all),
+                    None => workload.decide(&active.request, &all),
+                });
                 Some(Action::Decide)
             }
             Kind::General => Some(match workload.step(&active.request, &all) {
@@ -535,11 +651,39 @@ impl Load {
             Outcome::Committed(at) => {
                 self.check_commit(slot, at);
                 self.write_history(slot, Some((now, outcome)), false);
-                self.count_commit(slot, now, hops);
-                self.end(slot, now, false);
+                if !self.look_further(slot, now, hops) {
+                    self.count_commit(slot, now, hops);
+                    self.end(slot, now, false);
+                }
             }
             Outcome::Aborted(reason) => self.on_aborted(slot, now, reason),
             Outcome::Unknown => self.schedule(slot, now + BACK_OFF, Action::Resolve),
+        }
+    }
+
+    /// A part of a general transaction committed: the next part follows, unless it was the last.
+    fn look_further(&mut self, slot: u32, now: Time, hops: u16) -> bool {
+        let Self { clients, workload, .. } = self;
+        let Some(client) = clients.get_mut(slot as usize) else { return false };
+        let Some(active) = &mut client.active else { return false };
+        let Some(ahead) = active.ahead.as_mut().filter(|ahead| ahead.decision.is_none()) else {
+            return false;
+        };
+        ahead.hops = ahead.hops.saturating_add(hops);
+        ahead.seen.extend(active.reads.take().unwrap_or_default());
+        active.request = ahead.next(&**workload);
+        self.rename(slot);
+        self.schedule(slot, now, Action::Begin);
+        true
+    }
+
+    /// The client begins its next part under a new name.
+    fn rename(&mut self, slot: u32) {
+        let client = self.client(slot);
+        client.counter += 1;
+        let txn = TxnId::new(client.id, client.counter);
+        if let Some(active) = &mut client.active {
+            active.start_over(txn);
         }
     }
 
@@ -548,9 +692,17 @@ impl Load {
         let measured = self.measured.contains(&now);
         let Some(active) = self.client(slot).active.as_ref() else { return };
         let (txn, priority, is_final) = (active.txn, active.request.priority, active.is_final);
+        let is_stale = active.ahead.as_ref().is_some_and(|ahead| ahead.is_stale);
+        // It gave up because of what it had read before.
+        let reason = if is_stale { AbortReason::StaleRead } else { reason };
+        let tries = active.ahead.as_ref().map_or(txn.attempt, |ahead| ahead.tries);
         // Callers may be told before participants are, so an audit may have to come back; that it
         // ends at all is what the drain's limit sees to.
-        let next = if is_final { Some(txn.retry()) } else { retry.after(txn, priority, reason) };
+        let next = if is_final {
+            Some(txn.retry())
+        } else {
+            retry.after(TxnId { attempt: tries, ..txn }, priority, reason)
+        };
         self.write_history(slot, Some((now, Outcome::Aborted(reason))), next.is_some());
         if measured && !is_final {
             *self.counters.aborted.entry(reason).or_default() += 1;
@@ -565,13 +717,16 @@ impl Load {
             self.end(slot, now, false);
             return;
         };
-        if let Some(active) = self.client(slot).active.as_mut() {
-            active.txn = next;
-            active.reads = None;
-            active.round.clear();
-            active.decision = None;
-            active.hops = 0;
-            active.is_resolved = false;
+        let Self { clients, workload, .. } = self;
+        let Some(active) = clients.get_mut(slot as usize).and_then(|c| c.active.as_mut()) else {
+            return;
+        };
+        if let Some(ahead) = &mut active.ahead {
+            ahead.again();
+            active.request = ahead.next(&**workload);
+            self.rename(slot);
+        } else {
+            active.start_over(next);
         }
         let wait = match (is_final, reason == AbortReason::Overload) {
             (true, _) => BACK_OFF * 5,
@@ -591,6 +746,10 @@ impl Load {
         let latency = now.since(active.began);
         counters.committed += 1;
         latencies.record(active.request.priority, client.region, latency);
+        latencies.record_kind(active.request.name, latency);
+        let reach = self.floor.reach(client.region, &active.request);
+        latencies.record_kind(reach.name(), latency);
+        let hops = active.ahead.as_ref().map_or(hops, |ahead| ahead.hops.saturating_add(hops));
         let floor = nanos(active.floor).max(1);
         counters.floor_ratio_millis.record(nanos(latency).saturating_mul(1_000) / floor);
         counters.wan_round_trip_millis.record(u64::from(hops) * 500);
@@ -668,7 +827,11 @@ impl Load {
             }
             reads => {
                 let reads = reads.as_ref().unwrap_or(&nothing);
-                let audit = if active.request.name == FINAL_READ || active.has_lost_reads() {
+                let is_own = [FINAL_READ, LOOK].contains(&active.request.name);
+                if active.is_final && !is_own {
+                    self.final_state.extend(reads.clone());
+                }
+                let audit = if is_own || active.has_lost_reads() {
                     Ok(())
                 } else {
                     self.workload.audit(&active.request, reads)

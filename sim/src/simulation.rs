@@ -336,8 +336,14 @@ impl<P: Protocol> Simulation<P> {
             });
         }
         let stream = |label| Rng::stream(options.seed, label, 0);
-        let mut load =
-            Load::new(options.load.clone(), workload, &cluster, &gateways, stream("workload"));
+        let mut load = Load::new(
+            options.load.clone(),
+            workload,
+            P::GENERAL,
+            &cluster,
+            &gateways,
+            stream("workload"),
+        );
         load.measured = Time::ZERO + options.warmup..Time::ZERO + options.duration;
         if options.check_outcomes {
             load.oracle = Some(Oracle::new(load.values()));
@@ -501,7 +507,7 @@ impl<P: Protocol> Simulation<P> {
     /// # Errors
     /// What is lost or does not add up.
     pub fn audit(&mut self) -> Result<(), Failure> {
-        let mut requests: Vec<_> = self.world.load.final_request().into_iter().collect();
+        let mut requests = self.world.load.final_requests();
         requests.extend(self.world.load.final_reads());
         for request in requests {
             let now = self.world.now;
@@ -516,7 +522,10 @@ impl<P: Protocol> Simulation<P> {
                 return Err(failure);
             }
         }
-        Ok(())
+        if let Err(detail) = self.world.load.audit_end() {
+            self.world.fail(FailureKind::Promise, detail);
+        }
+        self.world.failure.take().map_or(Ok(()), Err)
     }
 
     /// Lets time pass until nothing is left over at any machine that is up and the copies of every

@@ -16,6 +16,8 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
+use orthodrome_eval::checker::{self, Model};
+use orthodrome_eval::history::History;
 use orthodrome_eval::workload;
 use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::{Options, Schedule, Simulation};
@@ -114,5 +116,27 @@ fn nothing_is_lost_through_crashes_and_partitions() {
         assert_eq!(report.injected["crash"], 2);
         assert!(report.notes["Recovered"] > 0);
         assert!(history.borrow().len() as u64 >= report.result.committed);
+    }
+}
+
+/// The toy runs no general transactions.
+#[test]
+fn general_transactions_find_their_keys_by_reading_ahead() {
+    for (workload, name) in [("list-append:dependent", "follow"), ("tpcc", "stock-level")] {
+        for (seed, schedule) in [(1, ""), (2, CRASHES)] {
+            let mut run = simulation(workload, schedule, options(seed, 60.0));
+            let history = Rc::new(RefCell::new(History::new()));
+            let sink = Rc::clone(&history);
+            run.keep_history(Box::new(move |entry| sink.borrow_mut().push(&entry).unwrap()));
+            let report = run.run().unwrap_or_else(|failure| panic!("{workload} {seed}: {failure}"));
+            assert_eq!(report.outstanding, 0);
+            let result = &report.result;
+            assert!(result.committed > 150, "{workload}: {result:?}");
+            // Each part takes a round trip to the leader, of 214 ms for the furthest clients.
+            let kind = result.kinds[name].latency_ms;
+            assert!(kind.n > 0 && kind.max > 2.0 * 214.0, "{workload}: {kind:?}");
+            let verdict = checker::check(&history.borrow(), Model::Serializable);
+            assert!(verdict.ok, "{workload} {seed}: {verdict}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use orthodrome_client::{
     Abort, Attempt as Seen, Client, Config, GeneralTxn, InDoubt, Op, Outcome as Told,
     Reads as ReadBack, Version, Writes,
 };
+use orthodrome_core::procedure::Call;
 use orthodrome_core::time::{Time, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads};
 use orthodrome_core::{RegionId, TxnId};
@@ -82,7 +83,10 @@ impl Caller {
             result: result.map(|()| Commit {
                 latency: arrived.elapsed(),
                 floor: shared.floor(home, request),
+                name: request.name,
+                reach: shared.reach(home, request),
             }),
+            reads: None,
             aborts: seen.iter().filter_map(aborted).collect(),
             entries: Vec::new(),
             findings: Vec::new(),
@@ -203,6 +207,7 @@ impl Shared {
                 Ok(entry) => ended.entries.push(entry),
                 Err(broken) => ended.findings.push(broken.to_string()),
             }
+            ended.reads = reads;
         }
     }
 
@@ -280,6 +285,11 @@ fn moved(op: &Op, place: impl Fn(&Key) -> Key) -> Op {
         Op::Add(key, amount) => Op::Add(place(key), *amount),
         Op::Append(key, value) => Op::Append(place(key), value.clone()),
         Op::Delete(key) => Op::Delete(place(key)),
+        Op::Call(call) => Op::Call(Call {
+            reads: call.reads.iter().map(&place).collect(),
+            writes: call.writes.iter().map(&place).collect(),
+            ..call.clone()
+        }),
     }
 }
 

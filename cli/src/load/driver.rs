@@ -8,7 +8,7 @@ use orthodrome_client::Config;
 use orthodrome_core::RegionId;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Reads};
-use orthodrome_eval::workload::{Issuer, Request, Step, Values, Workload};
+use orthodrome_eval::workload::{Issuer, Reach, Request, Step, Values, Workload};
 use orthodrome_sim::floor::Floor;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -20,6 +20,9 @@ use super::ledger::{Failed, Ledger};
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 /// How often the audit at the end is tried; each try takes up to the client's deadline.
 const AUDITS_MAX: u32 = 4;
+
+/// How long it waits in between.
+const AUDIT_PAUSE: Duration = Duration::from_millis(500);
 
 /// A workload that many callers draw from.
 #[derive(Debug)]
@@ -138,9 +141,22 @@ impl Shared {
         if self.prefix.is_empty() {
             return Some(floor.of(home, request));
         }
+        Some(floor.of(home, &self.moved(request)))
+    }
+
+    /// How far this request reaches.
+    pub fn reach(&self, home: RegionId, request: &Request) -> Option<Reach> {
+        let floor = self.floor.as_ref()?;
+        if self.prefix.is_empty() {
+            return Some(floor.reach(home, request));
+        }
+        Some(floor.reach(home, &self.moved(request)))
+    }
+
+    fn moved(&self, request: &Request) -> Request {
         let moved = |keys: &[_]| keys.iter().map(|key| prefixed(&self.prefix, key)).collect();
         let (reads, writes) = (moved(&request.reads), moved(&request.writes));
-        Some(floor.of(home, &Request { reads, writes, ..request.clone() }))
+        Request { reads, writes, ..request.clone() }
     }
 
     /// Asks all callers to stop after what they are at.
@@ -261,30 +277,48 @@ impl Driver {
     }
 
     async fn audit(&self, source: &Source) -> Option<Audit> {
-        let request = source.lock().final_request()?;
+        let requests = source.lock().final_requests();
+        if requests.is_empty() {
+            return None;
+        }
         let workload = source.name.clone();
         let mut problem = None;
         for _ in 0..AUDITS_MAX {
-            let site = self.first.clone();
-            let mut caller = match Caller::connect(site.config, self.callers, site.region).await {
-                Ok(caller) => caller,
-                Err(error) => {
-                    problem = Some(format!("it could not be read: {error}"));
-                    continue;
-                }
-            };
-            let ended = caller.ask(&self.shared, source, &request, Instant::now()).await;
-            let found = ended.findings.first().cloned();
-            self.shared.ledger().keep(&ended.entries, ended.findings);
-            problem = match ended.result {
-                Ok(_) => return Some(Audit { workload, problem: found }),
-                Err(Failed::Aborted(why) | Failed::Unknown(why)) => {
-                    Some(format!("it could not be read: {why}"))
-                }
-                Err(Failed::Refused) => Some("it could not be read: it was refused".into()),
-            };
+            match self.audit_once(source, &requests).await {
+                Ok(found) => return Some(Audit { workload, problem: found }),
+                Err(why) => problem = Some(why),
+            }
+            // What somebody left in doubt may have happened between two of the requests.
+            tokio::time::sleep(AUDIT_PAUSE).await;
         }
         Some(Audit { workload, problem })
+    }
+
+    /// Reads everything once, and says what is wrong with it; or why nothing is known yet.
+    async fn audit_once(
+        &self,
+        source: &Source,
+        requests: &[Request],
+    ) -> Result<Option<String>, String> {
+        let site = self.first.clone();
+        let caller = Caller::connect(site.config, self.callers, site.region).await;
+        let mut caller = caller.map_err(|error| format!("it could not be read: {error}"))?;
+        let mut state = Reads::new();
+        for request in requests {
+            let ended = caller.ask(&self.shared, source, request, Instant::now()).await;
+            let found = ended.findings.first().cloned();
+            self.shared.ledger().keep(&ended.entries, ended.findings);
+            match ended.result {
+                Ok(_) if found.is_some() => return Ok(found),
+                Ok(_) => {}
+                Err(Failed::Aborted(why) | Failed::Unknown(why)) => {
+                    return Err(format!("it could not be read: {why}"));
+                }
+                Err(Failed::Refused) => return Err("it could not be read: it was refused".into()),
+            }
+            state.extend(ended.reads.unwrap_or_default());
+        }
+        source.lock().audit_end(&state).map(|()| None)
     }
 }
 

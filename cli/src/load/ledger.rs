@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use orthodrome_core::RegionId;
-use orthodrome_core::txn::{AbortReason, Priority};
+use orthodrome_core::txn::{AbortReason, Priority, Reads};
 use orthodrome_eval::history::{Entry, Writer};
 use orthodrome_eval::metrics::{Counters, Latencies, Summary};
+use orthodrome_eval::workload::Reach;
 
 /// How far back the live view looks.
 const WINDOW: usize = 5;
@@ -71,6 +72,8 @@ pub struct Ended {
     pub entries: Vec<Entry>,
     /// What the request found broken.
     pub findings: Vec<String>,
+    /// What its last attempt read, if it was told.
+    pub reads: Option<Reads>,
 }
 
 /// A request that committed.
@@ -80,6 +83,10 @@ pub struct Commit {
     pub latency: Duration,
     /// The least that any protocol would need, if that is known.
     pub floor: Option<Duration>,
+    /// Which of the workload's transactions it is.
+    pub name: &'static str,
+    /// How far it reaches, if that is known.
+    pub reach: Option<Reach>,
 }
 
 /// A request that did not commit.
@@ -121,15 +128,19 @@ impl Ledger {
 
     /// Takes down a request that ended now.
     pub fn record(&mut self, ended: Ended) {
-        let Ended { home, priority, result, aborts, entries, findings } = ended;
+        let Ended { home, priority, result, aborts, entries, findings, reads: _ } = ended;
         self.counters.offered += 1;
         for reason in aborts {
             *self.counters.aborted.entry(reason).or_default() += 1;
         }
         match result {
-            Ok(Commit { latency, floor }) => {
+            Ok(Commit { latency, floor, name, reach }) => {
                 self.counters.committed += 1;
                 self.latencies.record(priority, home, latency);
+                self.latencies.record_kind(name, latency);
+                if let Some(reach) = reach {
+                    self.latencies.record_kind(reach.name(), latency);
+                }
                 if let Some(second) = self.recent.back_mut() {
                     second.record(priority, home, latency);
                 }
@@ -299,7 +310,13 @@ mod tests {
         let commit = || Ended {
             home: RegionId(1),
             priority: Priority::LOW,
-            result: Ok(Commit { latency: Duration::from_millis(10), floor: None }),
+            result: Ok(Commit {
+                latency: Duration::from_millis(10),
+                floor: None,
+                name: "test",
+                reach: None,
+            }),
+            reads: None,
             aborts: vec![AbortReason::Conflict],
             entries: Vec::new(),
             findings: Vec::new(),

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use orthodrome_client::{Client, ClusterInfo, KeyspaceInfo};
 use orthodrome_core::RegionId;
 use orthodrome_eval::checker::{Model, Verdict};
-use orthodrome_eval::metrics::{Check, FloorRatio, Run, RunResult, Summary};
+use orthodrome_eval::metrics::{Check, FloorRatio, OfKind, Run, RunResult, Summary};
 use orthodrome_sim::floor::Floor;
 use orthodrome_sim::load::Arrival;
 use serde::Serialize;
@@ -99,6 +99,8 @@ struct Printed {
     commit_rate: f64,
     latency_ms: BTreeMap<String, Summary>,
     regions: BTreeMap<String, Summary>,
+    /// Latency by kind; how far transactions reach is left out where `floor_ratio` is.
+    kinds: BTreeMap<String, OfKind>,
     /// Latency by the least that any protocol would need; left out if the cluster does not say which
     /// partition holds a key.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -136,7 +138,7 @@ impl HistoryFile {
 /// # Errors
 /// The cluster cannot be reached, or an option makes no sense.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
-    let workload = args.workload.workload()?;
+    let mut workload = args.workload.workload()?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let (about, sites) = runtime.block_on(sites(args))?;
     let keyspace = about.keyspaces.first().context("the cluster has no keyspace")?.clone();
@@ -149,6 +151,9 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         ),
     };
     let (callers, pace) = pace(args, sites.len());
+    if let Some(map) = &about.map {
+        workload.place(map);
+    }
     let name = workload.name();
     let plan = Plan {
         sites,
@@ -394,6 +399,7 @@ impl Found<'_> {
             regions: ledger
                 .latencies
                 .by_region(self.about.regions.iter().map(|region| region.name.as_str())),
+            kinds: result.kinds,
             floor_ratio: self.about.map.is_some().then_some(result.floor_ratio),
             total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
             findings: ledger.findings().into_iter().chain(audit).collect(),

@@ -136,7 +136,7 @@ impl Session {
     /// Reads what the open transaction does not know yet, if it may.
     async fn learn(&mut self, keys: &[Key]) -> Result<(), String> {
         let Some(Open { txn: Between::General(txn), ops }) = &mut self.open else { return Ok(()) };
-        let is_written = |key: &Key| ops.iter().any(|op| op.writes() && op.key() == key);
+        let is_written = |key: &Key| ops.iter().any(|op| op.writes().contains(key));
         let unknown = keys.iter().filter(|key| !is_written(key)).cloned();
         if let Err(error) = txn.read(unknown).await {
             self.open = None;
@@ -146,8 +146,7 @@ impl Session {
     }
 
     async fn ops(&mut self, ops: Vec<Op>) -> Result<String, String> {
-        let needed: Vec<Key> =
-            ops.iter().filter(|op| op.reads()).map(|op| op.key().clone()).collect();
+        let needed: Vec<Key> = ops.iter().flat_map(Op::reads).cloned().collect();
         self.learn(&needed).await?;
         if let Some(open) = &mut self.open {
             return open.push(ops);
@@ -260,12 +259,13 @@ impl Open {
         let kept = self.ops.len();
         if let Between::Declared { reads, writes, .. } = &self.txn {
             for op in &ops {
-                let key = op.key();
-                if op.writes() && !writes.contains(key) {
+                if let Some(key) = op.writes().iter().find(|key| !writes.contains(*key)) {
                     return Err(undeclared(key, "written", "right"));
                 }
-                let is_written = self.ops.iter().any(|op| op.writes() && op.key() == key);
-                if op.reads() && !is_written && !reads.contains(key) {
+                let is_known = |key: &&Key| {
+                    reads.contains(*key) || self.ops.iter().any(|op| op.writes().contains(*key))
+                };
+                if let Some(key) = op.reads().iter().find(|key| !is_known(key)) {
                     return Err(undeclared(key, "read", "left"));
                 }
             }

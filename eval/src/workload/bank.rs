@@ -185,7 +185,7 @@ impl Workload for Bank {
         Ok(())
     }
 
-    fn final_request(&self) -> Option<Request> {
-        Some(self.audit_request(Priority::LOW))
+    fn final_requests(&self) -> Vec<Request> {
+        vec![self.audit_request(Priority::LOW)]
     }
 }

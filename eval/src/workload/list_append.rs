@@ -235,14 +235,14 @@ impl Workload for ListAppend {
     }
 
     /// Reads the lists in use, so that the last appends are seen by somebody.
-    fn final_request(&self) -> Option<Request> {
-        Some(Request {
+    fn final_requests(&self) -> Vec<Request> {
+        vec![Request {
             name: READ,
             kind: Kind::ReadOnly,
             reads: self.window.iter().map(|list| name(list.number)).collect(),
             writes: Vec::new(),
             priority: Priority::LOW,
             parameter: 0,
-        })
+        }]
     }
 }

@@ -4,7 +4,9 @@
 
 mod bank;
 mod list_append;
+mod movr;
 mod options;
+mod places;
 mod read_write;
 mod retwis;
 mod rows;
@@ -12,20 +14,24 @@ mod smallbank;
 mod spread;
 #[cfg(test)]
 mod tests;
+mod tpcc;
+mod tpcc_check;
 mod ycsbt;
 
 use std::fmt::Debug;
 
 use serde::Deserialize;
 
+use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
 pub use options::{Distribution, Form, Options, ReadOnlyAs};
+pub use places::Reach;
 
 /// The workloads that [`parse`] knows.
-pub const NAMES: &[&str] = &["ycsbt", "retwis", "smallbank", "bank", "list-append"];
+pub const NAMES: &[&str] = &["ycsbt", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append"];
 
 /// A workload that cannot be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -59,7 +65,7 @@ pub enum WorkloadError {
 }
 
 /// The workload called `spec`: a name, for some with a parameter after a colon (`ycsbt:6`,
-/// `list-append:dependent`).
+/// `list-append:dependent`, `tpcc:new-order`, `movr:begin-ride`).
 ///
 /// # Errors
 /// What is wrong with the name or an option, and what to do.
@@ -78,6 +84,8 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         "ycsbt" => boxed(ycsbt::Ycsbt::new(parameter, options)),
         "retwis" => plain().and_then(|()| boxed(retwis::Retwis::new(options))),
         "smallbank" => plain().and_then(|()| boxed(smallbank::SmallBank::new(options))),
+        "tpcc" => boxed(tpcc::Tpcc::new(parameter, options)),
+        "movr" => boxed(movr::Movr::new(parameter, options)),
         "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
         "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
         _ => Err(WorkloadError::Unknown(spec.into())),
@@ -184,6 +192,9 @@ pub trait Workload: Debug + Send {
     /// How its values appear in a history.
     fn values(&self) -> Values;
 
+    /// Says where its keys lie, before it is asked for anything: a workload may have data in every region.
+    fn place(&mut self, _cluster: &Cluster) {}
+
     /// The next transaction that `issuer` wants.
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request;
 
@@ -208,9 +219,18 @@ pub trait Workload: Debug + Send {
     /// What does not hold.
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String>;
 
-    /// A read-only transaction whose [`Workload::audit`] judges the whole database at the end of a
-    /// run, if the workload has such a thing.
-    fn final_request(&self) -> Option<Request>;
+    /// Read-only transactions whose [`Workload::audit`] judges the whole database at the end of a run,
+    /// one by one, and then [`Workload::audit_end`] what all of them read; none if the workload has no
+    /// such thing.
+    fn final_requests(&self) -> Vec<Request>;
+
+    /// Checks what the [`Workload::final_requests`] read together, when nothing else happened meanwhile.
+    ///
+    /// # Errors
+    /// What does not hold.
+    fn audit_end(&self, _reads: &Reads) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// The elements of a list value; none if its length is not a multiple of eight.

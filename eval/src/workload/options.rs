@@ -111,6 +111,39 @@ pub struct Options {
     /// `smallbank`: share of transactions on hot users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_share: Option<f64>,
+    /// `tpcc`: warehouses of each region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warehouses: Option<u64>,
+    /// `tpcc`: share of transactions that are NewOrder; the others keep their proportions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_order_share: Option<f64>,
+    /// `tpcc`: share of the orders that take one line from another warehouse; if absent, each line is
+    /// of another one with a probability of 1 %.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi_warehouse: Option<f64>,
+    /// `tpcc`: share of what concerns two warehouses that concerns two regions; if absent, the other
+    /// warehouse is any. `movr`: share of the rides that are taken in another region, two thirds of
+    /// them in a close one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi_region: Option<f64>,
+    /// `tpcc`: share of the orders that ask for an item that does not exist, and abort.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollbacks: Option<f64>,
+    /// `movr`: cities of each region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cities: Option<u64>,
+    /// `movr`: users of each region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub users: Option<u64>,
+    /// `movr`: vehicles of each region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vehicles: Option<u64>,
+    /// `movr`: share of the rides that are taken in a close region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p_close: Option<f64>,
+    /// `movr`: share of the rides that are taken in a far region.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p_far: Option<f64>,
 }
 
 impl Options {
@@ -136,6 +169,16 @@ impl Options {
             dependent,
             hot_users,
             hot_share,
+            warehouses,
+            new_order_share,
+            multi_warehouse,
+            multi_region,
+            rollbacks,
+            cities,
+            users,
+            vehicles,
+            p_close,
+            p_far,
         } = self;
         [
             ("keys", keys.is_some()),
@@ -156,6 +199,16 @@ impl Options {
             ("dependent", dependent.is_some()),
             ("hot_users", hot_users.is_some()),
             ("hot_share", hot_share.is_some()),
+            ("warehouses", warehouses.is_some()),
+            ("new_order_share", new_order_share.is_some()),
+            ("multi_warehouse", multi_warehouse.is_some()),
+            ("multi_region", multi_region.is_some()),
+            ("rollbacks", rollbacks.is_some()),
+            ("cities", cities.is_some()),
+            ("users", users.is_some()),
+            ("vehicles", vehicles.is_some()),
+            ("p_close", p_close.is_some()),
+            ("p_far", p_far.is_some()),
         ]
         .into_iter()
         .filter_map(|(name, is_present)| is_present.then_some(name))

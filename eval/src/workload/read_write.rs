@@ -1,5 +1,6 @@
 //! Any workload with its read-only transactions put to the database like all others.
 
+use orthodrome_core::cluster::Cluster;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Kind, Reads, Writes};
 
@@ -17,6 +18,10 @@ impl Workload for ReadWrite {
 
     fn values(&self) -> Values {
         self.0.values()
+    }
+
+    fn place(&mut self, cluster: &Cluster) {
+        self.0.place(cluster);
     }
 
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
@@ -46,7 +51,11 @@ impl Workload for ReadWrite {
         self.0.audit(request, reads)
     }
 
-    fn final_request(&self) -> Option<Request> {
-        self.0.final_request()
+    fn final_requests(&self) -> Vec<Request> {
+        self.0.final_requests()
+    }
+
+    fn audit_end(&self, reads: &Reads) -> Result<(), String> {
+        self.0.audit_end(reads)
     }
 }

@@ -111,7 +111,7 @@ impl Workload for Retwis {
         self.rows.audit(request, reads)
     }
 
-    fn final_request(&self) -> Option<Request> {
-        None
+    fn final_requests(&self) -> Vec<Request> {
+        Vec::new()
     }
 }

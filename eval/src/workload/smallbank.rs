@@ -245,7 +245,7 @@ impl Workload for SmallBank {
         Ok(())
     }
 
-    fn final_request(&self) -> Option<Request> {
-        None
+    fn final_requests(&self) -> Vec<Request> {
+        Vec::new()
     }
 }

@@ -1,6 +1,8 @@
 //! What holds of every workload, shown by a serial executor: one transaction after the other over
 //! a map in memory.
 
+mod tables;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
@@ -18,6 +20,12 @@ use crate::record::{self, Attempt};
 /// Every name, and every form where there is a choice.
 fn every() -> Vec<(&'static str, Options)> {
     let mut all = vec![("smallbank", Options::default())];
+    for name in ["tpcc", "tpcc:new-order", "movr:begin-ride"] {
+        all.push((name, Options::default()));
+    }
+    all.push(("tpcc", Options { warehouses: Some(1), ..Options::default() }));
+    let busy = Options { read_only: Some(0.2), ..Options::default() };
+    all.push(("movr", Options { vehicles: Some(30), users: Some(90), ..busy }));
     for form in [Form::Interactive, Form::Procedure, Form::Mixed] {
         let options = Options { form: Some(form), ..Options::default() };
         for name in ["ycsbt", "ycsbt:6", "retwis", "bank", "list-append"] {
@@ -90,7 +98,8 @@ impl Serial {
         };
         let first = writes.as_ref().ok().and_then(|writes| writes.keys().next());
         for (key, value) in writes.iter().flatten() {
-            assert!(request.writes.contains(key), "{key} is written but not declared");
+            let is_free = request.kind == Kind::General;
+            assert!(is_free || request.writes.contains(key), "{key} is written but not declared");
             let is_lost = self.loses_every.is_some_and(|every| self.counter.is_multiple_of(every));
             if !is_lost || Some(key) != first {
                 let version = Version { timestamp, writer: id };
@@ -129,10 +138,13 @@ impl Serial {
             let is_committed = self.run(workload, issuer, &request)?;
             all.push((request, is_committed));
         }
-        if let Some(last) = workload.final_request() {
+        let mut state = Reads::new();
+        for last in workload.final_requests() {
             assert_eq!(last.kind, Kind::ReadOnly);
             assert!(self.run(workload, issuer(0), &last)?);
+            state.extend(self.read(&last.reads));
         }
+        workload.audit_end(&state)?;
         Ok(all)
     }
 }
@@ -146,7 +158,9 @@ fn assert_sets(request: &Request, txn: &Txn) {
         assert_eq!(&sorted, derived, "{request:?}");
     }
     assert!(!request.reads.is_empty(), "{request:?}");
-    assert_eq!(request.kind == Kind::ReadOnly, request.writes.is_empty(), "{request:?}");
+    if request.kind != Kind::General {
+        assert_eq!(request.kind == Kind::ReadOnly, request.writes.is_empty(), "{request:?}");
+    }
 }
 
 fn run(spec: &str, options: &Options, count: u64) -> (Serial, Vec<(Request, bool)>) {
@@ -189,6 +203,10 @@ fn a_serial_run_of_every_workload_keeps_its_invariants() {
                 Kind::ReadOnly => "read-only",
             })
             .collect();
+        if spec.starts_with("tpcc") || spec.starts_with("movr") {
+            assert!(forms.contains("procedure"), "{spec}");
+            continue;
+        }
         let form = options.form.unwrap_or_default();
         let is_interactive = form != Form::Procedure || spec.ends_with("dependent");
         assert_eq!(forms.contains("interactive"), is_interactive, "{spec} {form:?}");
@@ -238,6 +256,13 @@ fn errors_name_the_field_and_the_remedy() {
         ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
         ("ycsbt:0", "", "use a whole number from 1 to 100"),
         ("ycsbt:", "", "use a whole number from 1 to 100"),
+        ("tpcc:x", "", "tpcc has no variant \"x\"; write \"tpcc\" or"),
+        ("tpcc", "warehouses = 0", "`warehouses`: 0 is out of range"),
+        ("tpcc", "multi_region = 1.5", "`multi_region`: 1.5 is no share"),
+        ("movr:x", "", "movr has no variant \"x\"; write \"movr\" or"),
+        ("movr", "p_far = 0.95", "are more than 1 together"),
+        ("movr", "p_far = 0.1\nmulti_region = 0.1", "`multi_region`: contradicts `p_close`"),
+        ("retwis", "cities = 3", "`cities`: has no meaning for `retwis`"),
         ("bank:3", "", "bank takes no parameter, \"3\" was given; write \"bank\""),
         ("ycsbt", "zipf = -1.0", "`zipf`: -1 is no Zipf exponent; use a number from 0"),
         ("ycsbt", "zipf = nan", "`zipf`"),
@@ -542,6 +567,10 @@ fn serial_runs_are_strictly_serializable_and_lost_writes_are_not() {
         let verdict = judge(&run(spec, &options, 1_500).0);
         assert!(verdict.ok, "{spec} {options:?}: {verdict}");
         assert_eq!((verdict.transactions.info, verdict.unplaced_writes), (0, 0));
+        if spec == "movr:begin-ride" {
+            // What is lost is the row of a ride, which nobody reads before the end.
+            continue;
+        }
         // The same run with every fifth write lost; its audits may notice too, and are not asked.
         let mut serial = Serial { loses_every: Some(5), ..Serial::default() };
         let mut workload = parse(spec, &Options { keys: Some(10), ..options.clone() })

@@ -105,7 +105,7 @@ impl Workload for Ycsbt {
         self.rows.audit(request, reads)
     }
 
-    fn final_request(&self) -> Option<Request> {
-        None
+    fn final_requests(&self) -> Vec<Request> {
+        Vec::new()
     }
 }

@@ -268,11 +268,11 @@ impl Syncs {
         replica: &Replica,
         world: &mut World<'_, '_>,
     ) {
-        let kept = self.leaving.remove(&(peer, partition));
-        let kept = kept.filter(|&(of, at, _)| {
-            of == round && rest.is_some_and(|Rest { as_of, .. }| as_of == at)
-        });
-        let skip = rest.filter(|_| kept.is_some()).map_or(0, |rest| rest.skip);
+        // However often a question is asked, it has one answer until that is told: two of them would
+        // each be begun anew for ever.
+        let kept = self.leaving.remove(&(peer, partition)).filter(|&(of, ..)| of == round);
+        let is_of = |rest: &Rest| kept.as_ref().is_some_and(|&(_, as_of, _)| as_of == rest.as_of);
+        let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
         let (_, as_of, answer) = kept.unwrap_or_else(|| {
             let promises = world.promises(partition);
             let answer = replica.answer(partition, range, world.cluster);
@@ -309,6 +309,7 @@ impl Syncs {
         match answers.get_mut(&peer) {
             Some(held) if held.next.is_none() => return Done::Nothing,
             Some(held) if held.rest() == Some(piece) => held.add(answer, next),
+            Some(held) if held.as_of == piece.as_of => return Done::Nothing,
             // One that began anew counts, and what was told of the one before does not.
             None | Some(_) if piece.skip == 0 => {
                 answers.insert(peer, Gathered { answer, as_of: piece.as_of, next });

@@ -21,18 +21,29 @@ const FIELDS_MAX: usize = 4 * PARTS_MAX as usize + 64;
 /// A request, with what is known of its shape.
 pub(super) trait Shape {
     /// Fields of the message that hold messages with repeated fields of their own.
-    const NESTED: &'static [u32] = &[];
+    const NESTED: &'static [Nested] = &[];
 }
+
+/// A field that holds messages with repeated fields, and those of their fields that do.
+pub(super) struct Nested(u32, &'static [Nested]);
+
+/// `ops`, and `call` of each.
+const OPS: Nested = Nested(3, &[Nested(8, &[])]);
 
 macro_rules! flat {
     ($($request:ident)*) => { $(impl Shape for api::$request {})* };
 }
 flat! { RegisterRequest BeginRequest ReadRoundRequest CommitRequest AbortRequest KeepAliveRequest
-ExecuteRequest ReadRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
+ReadRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
+
+impl Shape for api::ExecuteRequest {
+    const NESTED: &'static [Nested] = &[OPS];
+}
 
 impl Shape for api::ResolveRequest {
     // `begun` and `decision.commit`.
-    const NESTED: &'static [u32] = &[1, 2, 3, 5];
+    const NESTED: &'static [Nested] =
+        &[Nested(1, &[]), Nested(2, &[OPS]), Nested(3, &[]), Nested(5, &[])];
 }
 
 /// Encodes as `tonic_prost` does; decodes after counting.
@@ -90,16 +101,17 @@ fn decode<U: Message + Default + Shape>(bytes: &[u8]) -> Result<U, Status> {
 }
 
 /// Fields of a message, and of those it holds in fields `nested`. Stops soon after the bound.
-fn count(mut bytes: &[u8], nested: &[u32]) -> Result<usize, prost::DecodeError> {
+fn count(mut bytes: &[u8], nested: &[Nested]) -> Result<usize, prost::DecodeError> {
     let mut fields = 0;
     while !bytes.is_empty() && fields <= FIELDS_MAX {
         let (tag, wire_type) = decode_key(&mut bytes)?;
         fields += 1;
-        if wire_type == WireType::LengthDelimited && nested.contains(&tag) {
+        let within = nested.iter().find(|nested| nested.0 == tag);
+        if let (WireType::LengthDelimited, Some(within)) = (wire_type, within) {
             let mut rest = bytes;
             let length = decode_varint(&mut rest)?;
             let inner = usize::try_from(length).ok().and_then(|length| rest.get(..length));
-            fields += count(inner.unwrap_or_default(), &[])?;
+            fields += count(inner.unwrap_or_default(), within.1)?;
         }
         skip_field(wire_type, tag, &mut bytes, DecodeContext::default())?;
     }
@@ -119,6 +131,13 @@ mod tests {
         let resolve = api::ResolveRequest { begun: Some(begun), ..Default::default() };
         let status = decode::<api::ResolveRequest>(&resolve.encode_to_vec()).unwrap_err();
         assert!(status.message().contains("fields"), "{status}");
+        let call = api::Call { reads: vec![Vec::new(); FIELDS_MAX], ..Default::default() };
+        let op = api::Op { key: Vec::new(), op: Some(api::op::Op::Call(call)) };
+        let execute = api::ExecuteRequest { ops: vec![op], ..Default::default() };
+        assert!(decode::<api::ExecuteRequest>(&execute.encode_to_vec()).is_err());
+        let begun = api::resolve_request::Begun::Procedure(execute);
+        let resolve = api::ResolveRequest { begun: Some(begun), ..Default::default() };
+        assert!(decode::<api::ResolveRequest>(&resolve.encode_to_vec()).is_err());
         let writes = vec![api::KeyWrite::default(); FIELDS_MAX + 1];
         let decision = api::resolve_request::Decision::Commit(api::Writes { writes });
         let resolve = api::ResolveRequest { decision: Some(decision), ..Default::default() };

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use orthodrome_core::machine::Admin;
+use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::txn::{Kind, Op, Priority, Read, Reads, Version, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, PartitionId, RegionId, Timestamp, Txn, TxnId, Value,
@@ -255,6 +256,9 @@ impl Checker<'_> {
 
     fn op(&self, at: usize, op: api::Op) -> Result<Op, Status> {
         let field = || format!("ops[{at}]");
+        if let Some(api::op::Op::Call(call)) = op.op {
+            return self.call(at, &op.key, call);
+        }
         let key = self.key(&field, op.key)?;
         let value = |value| self.value(&field, value);
         Ok(match op.op {
@@ -266,8 +270,38 @@ impl Checker<'_> {
             Some(api::op::Op::Add(amount)) => Op::Add(key, amount),
             Some(api::op::Op::Append(bytes)) => Op::Append(key, value(bytes)?),
             Some(api::op::Op::Delete(api::Delete {})) => Op::Delete(key),
-            None => return Err(invalid(&field(), "op is missing, or of a kind unknown here")),
+            Some(api::op::Op::Call(_)) | None => {
+                return Err(invalid(&field(), "op is missing, or of a kind unknown here"));
+            }
         })
+    }
+
+    fn call(&self, at: usize, key: &[u8], call: api::Call) -> Result<Op, Status> {
+        let field = |name: &str| format!("ops[{at}].call.{name}");
+        if !key.is_empty() {
+            return Err(invalid(&format!("ops[{at}].key"), "a call names its keys itself"));
+        }
+        let api::Call { procedure, reads, writes, arguments } = call;
+        let Some(procedure) = Procedure::find(&procedure) else {
+            let known: Vec<&str> = Procedure::ALL.into_iter().map(Procedure::name).collect();
+            let known = known.join(", ");
+            return Err(invalid(
+                &field("procedure"),
+                format!("there is no procedure {procedure:?}; there are {known}"),
+            ));
+        };
+        let keys = |name: &str, keys: Vec<Vec<u8>>| {
+            self.count(&field(name), keys.len(), self.limits.keys_max)?;
+            let keys = keys.into_iter().enumerate();
+            let key = |(at, key)| self.key(&|| format!("{}[{at}]", field(name)), key);
+            keys.map(key).collect::<Result<Vec<Key>, _>>()
+        };
+        let (reads, writes) = (keys("reads", reads)?, keys("writes", writes)?);
+        if writes.iter().collect::<BTreeSet<_>>().len() < writes.len() {
+            return Err(invalid(&field("writes"), "a key is named twice"));
+        }
+        let arguments = self.value(&|| field("arguments"), arguments)?;
+        Ok(Op::Call(Call { procedure, reads, writes, arguments }))
     }
 
     fn key(&self, field: &dyn Fn() -> String, bytes: Vec<u8>) -> Result<Key, Status> {
@@ -455,6 +489,11 @@ mod tests {
     fn every_bound_of_a_procedure_is_refused_by_the_name_of_its_field() {
         use api::op::Op;
         let op = |op| api::Op { key: b"k".to_vec(), op };
+        let alone = |op| api::Op { key: Vec::new(), op: Some(op) };
+        let call = |procedure: &str, reads: &[&str], writes: &[&str]| {
+            let (reads, writes) = (keys(reads), keys(writes));
+            Op::Call(api::Call { procedure: procedure.into(), reads, writes, arguments: vec![] })
+        };
         let long = vec![0; 17];
         let compare = api::Compare { expected: Some(long.clone()) };
         let cases = [
@@ -465,6 +504,16 @@ mod tests {
             ("ops[0]: a value of 17", vec![op(Some(Op::Append(long)))]),
             ("ops[0]: a value of 17", vec![op(Some(Op::Compare(compare)))]),
             ("ops[0]: the empty key", vec![api::Op { key: vec![], op: Some(Op::Add(1)) }]),
+            ("ops[0].key: a call", vec![op(Some(call("movr.end-ride", &[], &[])))]),
+            (
+                "ops[0].call.procedure: there is no procedure \"x\"",
+                vec![alone(call("x", &[], &[]))],
+            ),
+            (
+                "ops[0].call.reads[1]: the empty",
+                vec![alone(call("movr.end-ride", &["a", ""], &[]))],
+            ),
+            ("ops[0].call.writes: a key is", vec![alone(call("movr.end-ride", &[], &["a", "a"]))]),
         ];
         for (expected, ops) in cases {
             let request = api::ExecuteRequest { txn: name(), ops, ..Default::default() };

@@ -1,5 +1,6 @@
 //! What the messages and records of every protocol are made of.
 
+use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::store::{Versioned, Versions};
 use orthodrome_core::txn::{AbortReason, Kind, Op, Priority, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -432,17 +433,25 @@ pub fn decision_from_wire(decision: wire::Decision) -> Result<Decision, WireErro
 #[must_use]
 pub fn op_to_wire(op: &Op) -> wire::Op {
     use wire::op::Op as Wire;
-    let key = op.key().0.clone();
+    let bytes = |key: &Key| key.0.clone();
     let op = match op {
-        Op::Get(_) => Wire::Get(wire::op::Get { key }),
-        Op::Compare(_, expected) => {
+        Op::Get(key) => Wire::Get(wire::op::Get { key: bytes(key) }),
+        Op::Compare(key, expected) => {
             let expected = expected.as_ref().map(|value| value.0.clone());
-            Wire::Compare(wire::op::Compare { key, expected })
+            Wire::Compare(wire::op::Compare { key: bytes(key), expected })
         }
-        Op::Put(_, value) => Wire::Put(wire::op::Put { key, value: value.0.clone() }),
-        Op::Add(_, amount) => Wire::Add(wire::op::Add { key, amount: *amount }),
-        Op::Append(_, value) => Wire::Append(wire::op::Append { key, value: value.0.clone() }),
-        Op::Delete(_) => Wire::Delete(wire::op::Delete { key }),
+        Op::Put(key, value) => Wire::Put(wire::op::Put { key: bytes(key), value: value.0.clone() }),
+        Op::Add(key, amount) => Wire::Add(wire::op::Add { key: bytes(key), amount: *amount }),
+        Op::Append(key, value) => {
+            Wire::Append(wire::op::Append { key: bytes(key), value: value.0.clone() })
+        }
+        Op::Delete(key) => Wire::Delete(wire::op::Delete { key: bytes(key) }),
+        Op::Call(call) => Wire::Call(wire::op::Call {
+            procedure: call.procedure.name().into(),
+            reads: call.reads.iter().map(bytes).collect(),
+            writes: call.writes.iter().map(bytes).collect(),
+            arguments: call.arguments.0.clone(),
+        }),
     };
     wire::Op { op: Some(op) }
 }
@@ -460,6 +469,16 @@ pub fn op_from_wire(op: wire::Op) -> Result<Op, WireError> {
         Wire::Add(op) => Op::Add(Key(op.key), op.amount),
         Wire::Append(op) => Op::Append(Key(op.key), Value(op.value)),
         Wire::Delete(op) => Op::Delete(Key(op.key)),
+        Wire::Call(op) => Op::Call(Call {
+            procedure: Procedure::find(&op.procedure).ok_or(WireError::Value {
+                field: "Call.procedure",
+                found: op.procedure,
+                wanted: "a procedure that this version knows",
+            })?,
+            reads: op.reads.into_iter().map(Key).collect(),
+            writes: op.writes.into_iter().map(Key).collect(),
+            arguments: Value(op.arguments),
+        }),
     })
 }
 

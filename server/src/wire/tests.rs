@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::store::Versions;
 use orthodrome_core::txn::{AbortReason, Kind, Op, Priority, Read, Version, Writes};
 use orthodrome_core::{
@@ -499,6 +500,12 @@ fn common_types_come_back_as_they_were() {
             Op::Add(key.clone(), -5),
             Op::Append(key.clone(), Value(draw.bytes(9))),
             Op::Delete(key),
+            Op::Call(Call {
+                procedure: Procedure::TpccPayment,
+                reads: draw.keys(),
+                writes: draw.keys(),
+                arguments: Value(draw.bytes(9)),
+            }),
         ];
         for kind in [Kind::Interactive, Kind::General, Kind::Procedure(ops), Kind::ReadOnly] {
             let txn = Txn {
