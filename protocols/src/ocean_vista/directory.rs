@@ -1042,6 +1042,12 @@ impl Membership {
         self.tasks.difference(&self.done)
     }
 
+    /// The token of this life.
+    #[must_use]
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
     /// The incarnation of this life, if it takes part as far as this server knows.
     #[must_use]
     pub fn incarnation(&self) -> Option<u32> {

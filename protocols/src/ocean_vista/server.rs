@@ -233,6 +233,7 @@ impl Machine<OceanVista> for Server {
         let (mut local, mut ledger) = (VecDeque::new(), Ledger::default());
         let membership =
             Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
+        let syncs = Syncs::new(membership.life());
         let is_voter = directory::voters(&cluster).contains(&node);
         let keeper = is_voter.then(|| {
             let mut door = Door { node, local: &mut local, ledger: &mut ledger, cx };
@@ -259,7 +260,7 @@ impl Machine<OceanVista> for Server {
                 reader: Reader::new(node, &cluster),
                 executions: Executions::default(),
                 inquiries: Inquiries::default(),
-                syncs: Syncs::default(),
+                syncs,
             },
             slots,
             marks,

@@ -18,6 +18,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
 use super::Note;
+use super::directory::Life;
 use super::message::{Msg, NAME, Rest, image_size};
 use super::replica::Replica;
 use super::server::World;
@@ -27,8 +28,10 @@ use super::watermark::Members;
 use crate::waiting::Asked;
 
 /// What a node is getting.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Syncs {
+    /// Counts questions, from a number on that no other life of this server begins with: an answer to an
+    /// earlier life says what was held then.
     round: u64,
     current: Option<Sync>,
     /// Patience was doubled so many times because answers came late, however often it was begun anew.
@@ -149,6 +152,11 @@ pub(super) struct Answer {
 }
 
 impl Syncs {
+    /// Nothing is lacking yet.
+    pub(super) fn new(life: Life) -> Self {
+        Self { round: life.0, current: None, doublings: 0, leaving: BTreeMap::new() }
+    }
+
     /// True if nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.current.is_none()
@@ -196,7 +204,7 @@ impl Syncs {
         replica: &mut Replica,
         world: &mut World<'_, '_>,
     ) -> Done {
-        self.round += 1;
+        self.round = self.round.wrapping_add(1);
         let asking = |&partition: &PartitionId| (partition, Part::Asking(BTreeMap::new()));
         let open: BTreeMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
         let partitions: Vec<PartitionId> = open.keys().copied().collect();
