@@ -18,7 +18,7 @@ pub const CLOSE: Duration = Duration::from_millis(50);
 pub enum Reach {
     /// It touches what that region leads, and nothing else.
     Local,
-    /// Also what is led from a region [`CLOSE`] to it.
+    /// Also what is led from a region less than 50 ms away.
     Close,
     /// Also what is led from further away.
     Far,
