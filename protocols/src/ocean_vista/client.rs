@@ -18,14 +18,14 @@ use crate::waiting::Asked;
 #[derive(Debug)]
 pub struct Client {
     config: Arc<Config>,
-    /// Servers that may coordinate, nearest first.
-    servers: Vec<NodeId>,
-    /// How many of them are in the nearest region that has any.
-    near: usize,
+    /// Servers that may coordinate, by region, nearest first.
+    regions: Vec<Vec<NodeId>>,
     turn: usize,
-    /// Those that did not answer, or declined, until they are heard of again; since when, and how often
-    /// they were tried all the same.
+    /// Those that did not answer, until they are heard of again; since when, and how often they were
+    /// tried all the same.
     suspects: BTreeMap<NodeId, Asked>,
+    /// Those that have no lease, as far as they said last; when that was.
+    inactive: BTreeMap<NodeId, Time>,
     open: BTreeMap<TxnId, Open>,
 }
 
@@ -41,8 +41,10 @@ struct Open {
     round: u32,
     coordinator: NodeId,
     asked: Asked,
-    /// Its coordinator has declined it, as all have that are known.
+    /// Its coordinator has declined it, as all nearby have.
     is_declined: bool,
+    /// So often.
+    declines: u32,
     /// Its caller lost track of it.
     is_resolved: bool,
 }
@@ -64,15 +66,15 @@ impl Machine<OceanVista> for Client {
     fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
         let Setup { node, cluster, config, engine: _ } = setup;
         let home = cluster.region_of(node);
-        let distance = |server: NodeId| {
-            let region = cluster.region_of(server);
-            (region != home, cluster.topology.rtt(home, region))
-        };
-        let mut servers: Vec<NodeId> = cluster.servers().map(|server| server.id).collect();
-        servers.sort_by_key(|&server| (distance(server), server));
-        let nearest = servers.first().map(|&server| cluster.region_of(server));
-        let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
-        Self { config, servers, near, turn: 0, suspects: BTreeMap::new(), open: BTreeMap::new() }
+        let mut regions: BTreeMap<_, Vec<NodeId>> = BTreeMap::new();
+        for server in cluster.servers() {
+            let region = cluster.region_of(server.id);
+            let distance = (region != home, cluster.topology.rtt(home, region), region);
+            regions.entry(distance).or_default().push(server.id);
+        }
+        let regions = regions.into_values().collect();
+        let (suspects, inactive) = (BTreeMap::new(), BTreeMap::new());
+        Self { config, regions, turn: 0, suspects, inactive, open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
@@ -104,6 +106,25 @@ impl Machine<OceanVista> for Client {
     }
 }
 
+/// What has become of a request so far.
+#[derive(Clone, Copy, Debug)]
+enum Tried {
+    /// It is new.
+    Never,
+    /// Whoever was asked does not answer, or has too much to do.
+    Silent,
+    /// It was declined so often by those who have no lease.
+    Declined(u32),
+}
+
+/// What was declined so often nearby is sent to servers of other regions as well: those here may be cut
+/// off from the directory.
+const DECLINES_NEARBY: u32 = 16;
+
+fn by_turn(some: &[NodeId], turn: usize) -> Option<NodeId> {
+    turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
+}
+
 impl Client {
     /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
     /// server that is back unless it is asked: after so long that others were asked meanwhile, and
@@ -115,33 +136,54 @@ impl Client {
             .is_some_and(|asked| now.since(asked.at) < first * (1 << asked.times.min(6)))
     }
 
-    /// A server did not answer, or declined. True if that is news.
-    fn suspect(&mut self, server: NodeId, now: Time) -> bool {
+    /// A server did not answer.
+    fn suspect(&mut self, server: NodeId, now: Time) {
         let was_suspect = self.is_suspect(server, now);
         let asked = self
             .suspects
             .get(&server)
             .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
         self.suspects.insert(server, asked);
-        !was_suspect
     }
 
-    /// A server to coordinate: those nearby take turns, unless they are suspected. What has been declined
-    /// or not answered before goes to nobody who was suspected, however long ago.
-    fn coordinator(&mut self, is_first: bool, now: Time) -> NodeId {
+    /// True if a server said just now that it has no lease.
+    fn is_inactive(&self, server: NodeId, now: Time) -> bool {
+        let shortly = self.config.sweep_interval * 5;
+        self.inactive.get(&server).is_some_and(|&at| now.since(at) < shortly)
+    }
+
+    /// The servers of the nearest region that has any such take turns.
+    fn nearest(&self, is_able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        self.regions.iter().find_map(|servers| {
+            let able: Vec<NodeId> = servers.iter().copied().filter(|&id| is_able(id)).collect();
+            by_turn(&able, self.turn)
+        })
+    }
+
+    /// A server to coordinate what has been tried so, nearby if possible. What has not been answered before
+    /// goes to nobody who was suspected, however long ago. What has been declined goes to any of
+    /// those nearby: the first that is back must not be given all that waited for all of them.
+    fn coordinator(&mut self, tried: Tried, now: Time) -> NodeId {
         self.turn = self.turn.wrapping_add(1);
-        let near = self.servers.get(..self.near).unwrap_or_default();
-        let well = |server: &&NodeId| {
-            !self.suspects.contains_key(*server) || (is_first && !self.is_suspect(**server, now))
+        let was_suspected = |id: NodeId| self.suspects.contains_key(&id);
+        let all: Vec<NodeId> = self.regions.iter().flatten().copied().collect();
+        let well = match tried {
+            Tried::Never => self
+                .nearest(|id| !self.is_suspect(id, now) && !self.is_inactive(id, now))
+                .or_else(|| self.nearest(|id| !self.is_suspect(id, now))),
+            Tried::Silent => self
+                .nearest(|id| !was_suspected(id) && !self.is_inactive(id, now))
+                .or_else(|| self.nearest(|id| !was_suspected(id))),
+            Tried::Declined(times) if times < DECLINES_NEARBY => {
+                self.nearest(|id| !was_suspected(id))
+            }
+            Tried::Declined(_) => {
+                let able: Vec<NodeId> =
+                    all.iter().copied().filter(|&id| !was_suspected(id)).collect();
+                by_turn(&able, self.turn)
+            }
         };
-        let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
-        let by_turn = |some: &[NodeId]| {
-            self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
-        };
-        by_turn(&able)
-            .or_else(|| self.servers.iter().find(well).copied())
-            .or_else(|| by_turn(&self.servers))
-            .unwrap_or_default()
+        well.or_else(|| by_turn(&all, self.turn)).unwrap_or_default()
     }
 
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, OceanVista>) {
@@ -150,7 +192,7 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
-        let coordinator = self.coordinator(true, cx.now());
+        let coordinator = self.coordinator(Tried::Never, cx.now());
         let phase = match &txn.kind {
             Kind::Interactive | Kind::General if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
@@ -180,6 +222,7 @@ impl Client {
             coordinator,
             asked: Asked::new(cx.now()),
             is_declined: false,
+            declines: 0,
             is_resolved: false,
         };
         self.open.insert(id, open);
@@ -315,7 +358,7 @@ impl Client {
         } else {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
-        let coordinator = self.coordinator(true, cx.now());
+        let coordinator = self.coordinator(Tried::Never, cx.now());
         let open = Open {
             txn,
             phase,
@@ -325,6 +368,7 @@ impl Client {
             coordinator,
             asked: Asked::new(cx.now()),
             is_declined: false,
+            declines: 0,
             is_resolved: true,
         };
         self.open.insert(id, open);
@@ -388,7 +432,10 @@ impl Client {
         if self.open.get(&id).is_none_or(|open| open.coordinator != from) {
             return;
         }
-        let is_news = reason == Reason::Inactive && self.suspect(from, cx.now());
+        let is_news = !self.is_inactive(from, cx.now());
+        if reason == Reason::Inactive {
+            self.inactive.insert(from, cx.now());
+        }
         let Some(open) = self.open.get_mut(&id) else { return };
         match (reason, &open.phase) {
             // Late, to a question that was answered by another, or asked once more.
@@ -402,7 +449,7 @@ impl Client {
             (Reason::Busy, Phase::Submitted(functor)) if !functor.is_read_only() => {
                 // An earlier copy may have been taken all the same.
                 open.phase = Phase::Inquiring(functor.clone(), AbortReason::Overload);
-                self.move_on(id, cx.now());
+                self.move_on(id, Tried::Silent, cx.now());
                 self.ask(id, cx);
             }
             (Reason::Busy, Phase::Submitted(_)) => {
@@ -410,8 +457,10 @@ impl Client {
             }
             (Reason::Inactive, _) => {
                 cx.note(Note::Declined);
+                open.declines = open.declines.saturating_add(1);
                 if is_news {
-                    self.move_on(id, cx.now());
+                    let tried = Tried::Declined(open.declines);
+                    self.move_on(id, tried, cx.now());
                     self.send(id, cx);
                 } else {
                     // There is nobody else to ask now, such as when all have just started.
@@ -424,8 +473,8 @@ impl Client {
 
     /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
     /// if the first is there after all.
-    fn move_on(&mut self, id: TxnId, now: Time) {
-        let next = self.coordinator(false, now);
+    fn move_on(&mut self, id: TxnId, tried: Tried, now: Time) {
+        let next = self.coordinator(tried, now);
         if let Some(open) = self.open.get_mut(&id) {
             open.coordinator = next;
         }
@@ -436,7 +485,8 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         if open.is_declined {
-            self.move_on(id, cx.now());
+            let tried = Tried::Declined(open.declines);
+            self.move_on(id, tried, cx.now());
             self.send(id, cx);
             return;
         }
@@ -453,14 +503,15 @@ impl Client {
         let is_first = matches!(open.phase, Phase::Submitted(_)) && open.asked.times == 0;
         open.asked = open.asked.again(cx.now());
         if !is_first {
-            self.move_on(id, cx.now());
+            self.move_on(id, Tried::Silent, cx.now());
         }
         self.send(id, cx);
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
+        self.suspects.remove(&from);
         if !matches!(msg, Msg::Declined { .. }) {
-            self.suspects.remove(&from);
+            self.inactive.remove(&from);
         }
         match msg {
             Msg::Answer { txn, outcome, reads, path } => {
