@@ -109,6 +109,13 @@ impl<R: Replicated> Replica<R> {
         members.is_quorum(|n| self.config.quorums.election(n), |node| votes.contains(&node))
     }
 
+    /// True if this node's log has nothing that one with such an end may lack (Raft §5.4.1).
+    fn may_be_led_by(&self, last_index: Index, last_term: Term) -> bool {
+        let any_term = self.config.tooth == Some(Tooth::LongestLog);
+        let last_term = if any_term { self.log.last_term() } else { last_term };
+        self.log.is_covered_by(last_index, last_term)
+    }
+
     pub(super) fn on_pre_vote(
         &mut self,
         from: NodeId,
@@ -120,7 +127,7 @@ impl<R: Replicated> Replica<R> {
         let granted = term > self.term
             && self.may_vote()
             && !self.protects_leader(door.now())
-            && self.log.is_covered_by(last_index, last_term);
+            && self.may_be_led_by(last_index, last_term);
         let term = if granted { term } else { self.term };
         self.send_when_term_durable(from, Message::PreVoteReply { term, granted }, door);
     }
@@ -207,7 +214,7 @@ impl<R: Replicated> Replica<R> {
         let granted = is_free
             && !is_protected
             && self.may_vote()
-            && self.log.is_covered_by(last_index, last_term);
+            && self.may_be_led_by(last_index, last_term);
         let vote = granted.then_some(from);
         if term > self.term {
             self.step_down(term, vote, door);

@@ -329,11 +329,13 @@ pub enum Tooth {
     VoteAfterRestart,
     /// Reads are answered by a leader that did not confirm that it still leads.
     ReadUnconfirmed,
+    /// The longest log leads, whatever the term of its last entry.
+    LongestLog,
 }
 
 impl Tooth {
     /// Every deliberate bug, with the name of its switch.
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 9] = [
         ("vote-not-durable", Self::VoteNotDurable),
         ("choose-old-term", Self::ChooseOldTerm),
         ("lease-ignores-pauses", Self::LeaseIgnoresPauses),
@@ -342,6 +344,7 @@ impl Tooth {
         ("ack-not-durable", Self::AckNotDurable),
         ("vote-after-restart", Self::VoteAfterRestart),
         ("read-unconfirmed", Self::ReadUnconfirmed),
+        ("longest-log", Self::LongestLog),
     ];
 }
 

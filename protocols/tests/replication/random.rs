@@ -115,6 +115,11 @@ fn acknowledging_what_is_not_durable_is_caught() {
 }
 
 #[test]
+fn letting_the_longest_log_lead_is_caught() {
+    bites(Tooth::LongestLog, 3_000, &SAFETY);
+}
+
+#[test]
 fn reading_without_confirmation_is_caught() {
     bites(Tooth::ReadUnconfirmed, 3_000, &["linearizability"]);
 }
