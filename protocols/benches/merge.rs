@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::id::{ClientId, PartitionId, RegionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
 use orthodrome_protocols::deterministic::Sequenced;
@@ -44,7 +44,7 @@ fn transaction(number: u64, keys: u64) -> Arc<Sequenced> {
         acknowledged_below: 0,
     };
     let homes = vec![PartitionId(0), PartitionId(1)];
-    Arc::new(Sequenced { functor: Arc::new(functor), homes, due: Timestamp::ZERO })
+    Arc::new(Sequenced::new(Arc::new(functor), homes, Vec::new(), RegionId(0)))
 }
 
 /// Two streams, the second one behind.
@@ -58,7 +58,7 @@ struct Streams {
 impl Streams {
     fn new(backlog: u64, keys: u64) -> Self {
         let mut streams =
-            Self { merge: Merge::new(false), keys, next: [0; 2], behind: VecDeque::new() };
+            Self { merge: Merge::new(None, false), keys, next: [0; 2], behind: VecDeque::new() };
         for _ in 0..backlog {
             streams.sequence();
         }
@@ -68,7 +68,8 @@ impl Streams {
     fn insert(&mut self, stream: u32, entry: &Arc<Sequenced>) {
         let next = self.next.get_mut(stream as usize).unwrap();
         *next += 1;
-        let place = Place { index: Index(*next), offset: 0, stamp: Timestamp(*next) };
+        let place =
+            Place { index: Index(*next), offset: 0, stamp: Timestamp(*next), is_late: false };
         self.merge.insert(PartitionId(stream), place, entry, home, Time(*next));
     }
 

@@ -3,6 +3,7 @@
 use orthodrome_core::machine::Protocol;
 
 use crate::carousel::{self, Carousel};
+use crate::deterministic::{self, Deterministic};
 use crate::natto::{self, Natto};
 use crate::ocean_vista::{self, OceanVista};
 use crate::tapir::{self, Tapir};
@@ -90,7 +91,41 @@ pub const ROWS: &[Row] = &[
         model: "procedures natively; interactive and general by reconnaissance; read-only",
         round_trips: "1 to store, and up to 1 more for watermarks; read-only at most 1",
     },
+    deterministic(
+        deterministic::CALVIN,
+        "Calvin (SIGMOD 2012) §2, §3.1, §3.2; as Sloth (Hildred 2023) uses it",
+        "2: to the leader of the log, and from there to a majority; read-only the same",
+    ),
+    deterministic(
+        deterministic::SLOG,
+        "SLOG (VLDB 2019) §3, one region orders what has several homes; as Sloth (Hildred 2023) uses it",
+        "1 if there is one home and it is near, else up to 4: to the region that orders and to a majority, \
+         then to the homes and to a majority; read-only the same",
+    ),
+    deterministic(
+        deterministic::SLOG_CONSENSUS,
+        "SLOG (VLDB 2019) §3, consensus on the order of what has several homes; Sloth §4.1",
+        "1 if there is one home and it is near, else up to 4: to the leader of the order and to a majority, \
+         then to the homes and to a majority; read-only the same",
+    ),
+    deterministic(
+        deterministic::SLOTH,
+        "Sloth (Hildred 2023) §4",
+        "1 if all homes are near, else 2: to the furthest home, and from there to a majority; \
+         read-only the same",
+    ),
 ];
+
+const fn deterministic(name: &'static str, paper: &'static str, round_trips: &'static str) -> Row {
+    Row {
+        name,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "strictly serializable always",
+        model: "procedures natively; interactive and general by reconnaissance; read-only",
+        round_trips,
+    }
+}
 
 const fn natto(name: &'static str, paper: &'static str) -> Row {
     Row {
@@ -163,6 +198,9 @@ pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtoco
     // One arm for each protocol; a row without an arm fails the test below.
     if Carousel::NAMES.contains(&name) {
         return Ok(visitor.visit::<Carousel>(row));
+    }
+    if Deterministic::NAMES.contains(&name) {
+        return Ok(visitor.visit::<Deterministic>(row));
     }
     if Locking::NAMES.contains(&name) {
         return Ok(visitor.visit::<Locking>(row));

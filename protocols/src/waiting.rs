@@ -1,8 +1,9 @@
-//! What leaders wait for: answers, and timestamps that must pass.
+//! What leaders and gateways wait for: answers, timestamps that must pass, servers that do not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use orthodrome_core::id::TxnId;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
 
 /// When and how often somebody was asked.
@@ -45,6 +46,81 @@ pub(crate) fn take_due(
 ) -> Vec<(TxnId, Asked)> {
     let due = asked.iter_mut().filter(|(_, asked)| asked.is_due(patience, now));
     due.map(|(&txn, asked)| (txn, std::mem::replace(asked, asked.again(now)))).collect()
+}
+
+/// Servers that a gateway gives its transactions to: nearest first, those nearby in turns, and those that did
+/// not answer not for a while.
+#[derive(Debug)]
+pub(crate) struct Helpers {
+    /// Every server, nearest first.
+    servers: Vec<NodeId>,
+    /// How many of them are in the nearest region that has any.
+    near: usize,
+    turn: usize,
+    /// How long one that did not answer is left alone at first.
+    alone: Duration,
+    /// Those that did not answer, until they are heard of again; since when, and how often they were tried
+    /// all the same.
+    suspects: BTreeMap<NodeId, Asked>,
+}
+
+impl Helpers {
+    /// The servers as `gateway` sees them, which waits so long for an answer.
+    pub fn new(cluster: &Cluster, gateway: NodeId, answer_after: Duration) -> Self {
+        let home = cluster.region_of(gateway);
+        let distance = |server: NodeId| {
+            let region = cluster.region_of(server);
+            (region != home, cluster.topology.rtt(home, region))
+        };
+        let mut servers: Vec<NodeId> = cluster.servers().map(|server| server.id).collect();
+        servers.sort_by_key(|&server| (distance(server), server));
+        let nearest = servers.first().map(|&server| cluster.region_of(server));
+        let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
+        let alone = answer_after.max(Duration::from_secs(1)) * 4;
+        Self { servers, near, turn: 0, alone, suspects: BTreeMap::new() }
+    }
+
+    /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
+    /// server that is back unless it is asked: after so long that others were asked meanwhile, and
+    /// twice as long each time.
+    fn is_suspect(&self, server: NodeId, now: Time) -> bool {
+        let suspect = self.suspects.get(&server);
+        suspect.is_some_and(|asked| now.since(asked.at) < self.alone * (1 << asked.times.min(6)))
+    }
+
+    /// A server did not answer, or declined. True if that is news.
+    pub fn suspect(&mut self, server: NodeId, now: Time) -> bool {
+        let was_suspect = self.is_suspect(server, now);
+        let asked = self
+            .suspects
+            .get(&server)
+            .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
+        self.suspects.insert(server, asked);
+        !was_suspect
+    }
+
+    /// A server answered.
+    pub fn heard(&mut self, server: NodeId) {
+        self.suspects.remove(&server);
+    }
+
+    /// The server to ask: those nearby take turns, unless they are suspected. What others have not answered
+    /// or declined (not `is_first`) goes to nobody who was suspected, however long ago.
+    pub fn next(&mut self, is_first: bool, now: Time) -> NodeId {
+        self.turn = self.turn.wrapping_add(1);
+        let near = self.servers.get(..self.near).unwrap_or_default();
+        let well = |server: &&NodeId| {
+            !self.suspects.contains_key(*server) || (is_first && !self.is_suspect(**server, now))
+        };
+        let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
+        let by_turn = |some: &[NodeId]| {
+            self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
+        };
+        by_turn(&able)
+            .or_else(|| self.servers.iter().find(well).copied())
+            .or_else(|| by_turn(&self.servers))
+            .unwrap_or_default()
+    }
 }
 
 /// Transactions named in one housekeeping message or log entry.
@@ -90,6 +166,9 @@ impl CommitWait {
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::cluster::Role;
+    use orthodrome_core::topology::Topology;
+
     use super::*;
 
     #[test]
@@ -106,5 +185,28 @@ mod tests {
         assert_eq!(waits(1_000)[..4], [1_000, 2_000, 4_000, 4_000]);
         assert_eq!(waits(3)[..4], [3, 6, 12, 24]);
         assert_eq!(waits(3)[11], 1_000);
+    }
+
+    #[test]
+    fn a_suspect_is_tried_again_and_a_server_that_answers_is_none() {
+        let map = Topology::uniform(2, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 2, 1, 1).unwrap();
+        let gateway = cluster.nodes().find(|node| node.role == Role::Gateway).unwrap().id;
+        let mut helpers = Helpers::new(&cluster, gateway, Duration::from_millis(100));
+        let near: BTreeSet<NodeId> = (0..4).map(|_| helpers.next(true, Time(0))).collect();
+        assert_eq!(near.len(), 1, "the one in this region");
+        let near = near.first().copied().unwrap();
+        assert!(helpers.suspect(near, Time(0)));
+        assert!(!helpers.suspect(near, Time(1)), "known already");
+        let later = |seconds: u64| Time(seconds * 1_000_000_000);
+        let far = helpers.next(true, later(3));
+        assert_ne!(far, near);
+        assert_eq!(helpers.next(true, later(4)), near, "new work tries it again");
+        assert_eq!(helpers.next(false, later(4)), far, "what nobody answered does not");
+        assert!(helpers.suspect(near, later(4)));
+        assert_eq!(helpers.next(true, later(11)), far, "it is left alone for twice as long");
+        assert_eq!(helpers.next(true, later(12)), near);
+        helpers.heard(near);
+        assert_eq!(helpers.next(false, later(12)), near);
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use orthodrome_protocols::carousel::{BASIC, Carousel, FAST};
-use orthodrome_protocols::deterministic::{CALVIN, Deterministic, SLOTH};
+use orthodrome_protocols::deterministic::{CALVIN, Deterministic, SLOG, SLOG_CONSENSUS, SLOTH};
 use orthodrome_protocols::natto::{CP, LECSF, Natto, PA, RECSF, TS};
 use orthodrome_protocols::ocean_vista::{self, OceanVista};
 use orthodrome_protocols::tapir::{self, Tapir};
@@ -34,6 +34,17 @@ fn golden_traces_of_ocean_vista() {
 #[test]
 fn golden_traces_of_calvin() {
     run_all::<Deterministic>(CALVIN, "src/deterministic/testdata/calvin").unwrap();
+}
+
+#[test]
+fn golden_traces_of_slog() {
+    run_all::<Deterministic>(SLOG, "src/deterministic/testdata/slog").unwrap();
+}
+
+#[test]
+fn golden_traces_of_slog_consensus() {
+    let folder = "src/deterministic/testdata/slog-consensus";
+    run_all::<Deterministic>(SLOG_CONSENSUS, folder).unwrap();
 }
 
 #[test]

@@ -15,6 +15,7 @@ use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Txn, TxnId, Value,
 };
 use orthodrome_protocols::carousel;
+use orthodrome_protocols::deterministic;
 use orthodrome_protocols::registry;
 use orthodrome_protocols::two_phase_locking;
 use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
@@ -180,8 +181,17 @@ async fn every_protocol_of_the_registry_is_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_acknowledged_survives_the_death_of_every_process() {
+    for protocol in
+        [carousel::BASIC, deterministic::CALVIN, deterministic::SLOG, deterministic::SLOTH]
+    {
+        acknowledged_survives(protocol).await;
+    }
+}
+
+async fn acknowledged_survives(protocol: &'static str) {
     let dir = tempfile::tempdir().unwrap();
-    let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let mut cluster = cluster(Plan { protocol, ..plan }).await;
     let nodes: Vec<NodeId> = cluster.nodes().collect();
     let mut acknowledged: BTreeMap<String, u64> = BTreeMap::new();
     let mut asked: BTreeMap<String, u64> = BTreeMap::new();
@@ -223,19 +233,29 @@ async fn everything_acknowledged_survives_the_death_of_every_process() {
         let mut reader = Client::at(&cluster, 1 + round % 3).await;
         for (key, told) in &acknowledged {
             let found: u64 = reader.read(key).await.map_or(0, |text| text.parse().unwrap());
-            assert!(found >= *told, "{key}: {told} acknowledged, {found} found");
-            assert!(found <= asked[key], "{key}: {} tried, {found} found", asked[key]);
+            assert!(found >= *told, "{protocol}, {key}: {told} acknowledged, {found} found");
+            let tried = asked[key];
+            assert!(found <= tried, "{protocol}, {key}: {tried} tried, {found} found");
         }
     }
     let total: u64 = acknowledged.values().sum();
-    println!("{total} acknowledged increments over 5 deaths of all processes");
+    println!("{protocol}: {total} acknowledged increments over 5 deaths of all processes");
     cluster.shutdown(Duration::from_secs(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_dead_node_of_three_does_not_stop_the_others() {
+    for protocol in
+        [carousel::BASIC, deterministic::CALVIN, deterministic::SLOG, deterministic::SLOTH]
+    {
+        others_go_on(protocol).await;
+    }
+}
+
+async fn others_go_on(protocol: &'static str) {
     let dir = tempfile::tempdir().unwrap();
-    let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let mut cluster = cluster(Plan { protocol, ..plan }).await;
     let mut client = Client::at(&cluster, 1).await;
     let keys: Vec<String> = (0..10).map(|n| format!("key{n}")).collect();
     for key in &keys {
@@ -246,7 +266,8 @@ async fn one_dead_node_of_three_does_not_stop_the_others() {
     for key in &keys {
         client.run(&[Op::Put(key.as_str().into(), "after".into())]).await;
     }
-    println!("all partitions commit {:?} after the death of a leader", killed.elapsed());
+    let elapsed = killed.elapsed();
+    println!("{protocol}: all partitions commit {elapsed:?} after the death of a leader");
     cluster.restart(NodeId(2)).await.unwrap();
     let mut other = Client::at(&cluster, 2).await;
     for key in &keys {

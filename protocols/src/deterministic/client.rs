@@ -1,7 +1,7 @@
 //! The client side: gives the transactions of one gateway's callers to servers, and their answers back.
 //! It decides nothing and keeps nothing: whatever it submitted runs once, whoever asks again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,19 +12,13 @@ use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn
 use super::message::{Msg, Record};
 use super::{Config, Cx, Deterministic, Note, Timer};
 use crate::functor::Functor;
-use crate::waiting::Asked;
+use crate::waiting::{Asked, Helpers};
 
 /// The client side of the deterministic protocols.
 #[derive(Debug)]
 pub struct Client {
     config: Arc<Config>,
-    /// Every server, nearest first.
-    servers: Vec<NodeId>,
-    /// How many of them are in the nearest region that has any.
-    near: usize,
-    turn: usize,
-    /// Those that did not answer, until they are heard of again.
-    suspects: BTreeSet<NodeId>,
+    helpers: Helpers,
     open: BTreeMap<TxnId, Open>,
 }
 
@@ -53,16 +47,8 @@ enum Phase {
 impl Machine<Deterministic> for Client {
     fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
         let Setup { node, cluster, config, engine: _ } = setup;
-        let home = cluster.region_of(node);
-        let distance = |server: NodeId| {
-            let region = cluster.region_of(server);
-            (region != home, cluster.topology.rtt(home, region))
-        };
-        let mut servers: Vec<NodeId> = cluster.servers().map(|server| server.id).collect();
-        servers.sort_by_key(|&server| (distance(server), server));
-        let nearest = servers.first().map(|&server| cluster.region_of(server));
-        let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
-        Self { config, servers, near, turn: 0, suspects: BTreeSet::new(), open: BTreeMap::new() }
+        let helpers = Helpers::new(&cluster, node, config.answer_after);
+        Self { config, helpers, open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<Deterministic>, cx: &mut Cx<'_>) {
@@ -93,21 +79,6 @@ impl Machine<Deterministic> for Client {
 }
 
 impl Client {
-    /// A server to ask: those nearby take turns, unless they are suspected.
-    fn server(&mut self) -> NodeId {
-        self.turn = self.turn.wrapping_add(1);
-        let near = self.servers.get(..self.near).unwrap_or_default();
-        let well = |server: &&NodeId| !self.suspects.contains(server);
-        let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
-        let by_turn = |some: &[NodeId]| {
-            self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
-        };
-        by_turn(&able)
-            .or_else(|| self.servers.iter().find(well).copied())
-            .or_else(|| by_turn(&self.servers))
-            .unwrap_or_default()
-    }
-
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
@@ -134,7 +105,7 @@ impl Client {
     }
 
     fn open(&mut self, txn: Txn, phase: Phase, reads: Reads, cx: &mut Cx<'_>) {
-        let (id, server) = (txn.id, self.server());
+        let (id, server) = (txn.id, self.helpers.next(true, cx.now()));
         let asked = Asked::new(cx.now());
         self.open.insert(id, Open { txn, phase, reads, round: 1, server, asked });
         self.send(id, cx);
@@ -161,7 +132,7 @@ impl Client {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {
-        self.suspects.remove(&from);
+        self.helpers.heard(from);
         match msg {
             Msg::Answer { txn, outcome, reads } => self.on_answer(txn, outcome, reads, cx),
             Msg::Found { txn, round, reads } => self.on_found(txn, round, reads, cx),
@@ -282,8 +253,8 @@ impl Client {
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         cx.note(Note::Resent);
-        self.suspects.insert(open.server);
-        let next = self.server();
+        self.helpers.suspect(open.server, cx.now());
+        let next = self.helpers.next(false, cx.now());
         let Some(open) = self.open.get_mut(&id) else { return };
         open.server = next;
         open.asked = open.asked.again(cx.now());

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::digest::Digest;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads};
 
 use super::merge::Place;
-use crate::functor::Functor;
+use crate::functor::{Body, Functor};
 use crate::replication::{self, Index, Replicated};
 use crate::sizes::{TXN, VERSION, data_size, keys_size, value_size};
 
@@ -25,23 +26,162 @@ pub struct Sequenced {
     pub homes: Vec<PartitionId>,
     /// When sequencers take it, by their clocks: about when all of them have it (S1).
     pub due: Timestamp,
+    /// Where those of its keys are that have moved, as far as whoever submitted it knew. It is void if that
+    /// is not so when its turn comes (S10).
+    pub moved: Vec<(Key, Home)>,
+    /// It moves its only key to this stream.
+    pub target: Option<PartitionId>,
+    /// The region in which it began.
+    pub origin: RegionId,
+    /// With `slog`: only the keys that one of its homes orders. What it does is in the stream of the
+    /// orderer (SLOG's `LockOnly`).
+    pub is_piece: bool,
 }
 
+/// Where a key is, and how often it has moved (SLOG's remastering).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Home {
+    /// How often it has moved.
+    pub counter: u64,
+    /// The stream that orders who touches it.
+    pub stream: PartitionId,
+    /// The timestamp of the last move; whoever touches it afterwards gets a larger one.
+    pub since: Timestamp,
+}
+
+/// The name of an entry of streams: of a transaction, as somebody submitted it who supposed its keys in certain
+/// homes. Two names of one transaction can both be sequenced; at most one of them runs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Name {
+    /// The transaction.
+    pub txn: TxnId,
+    /// Follows from where its keys were supposed to be; 0 if none has ever moved.
+    pub map: u64,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { txn, map } = self;
+        if *map == 0 { write!(f, "{txn}") } else { write!(f, "{txn} of {map:x}") }
+    }
+}
+
+/// In whose name keys are moved.
+const MOVER: ClientId = ClientId(u64::MAX);
+
 impl Sequenced {
+    /// What a server was asked to run, begun in the region `origin`; `moved` says where keys are.
+    #[must_use]
+    pub fn new(
+        functor: Arc<Functor>,
+        homes: Vec<PartitionId>,
+        moved: Vec<(Key, Home)>,
+        origin: RegionId,
+    ) -> Self {
+        let due = Timestamp::ZERO;
+        Self { functor, homes, due, moved, target: None, origin, is_piece: false }
+    }
+
+    /// Moves `key` from where it is.
+    #[must_use]
+    pub fn relocation(
+        key: Key,
+        from: Home,
+        target: PartitionId,
+        orderer: Option<PartitionId>,
+    ) -> Self {
+        let mut digest = Digest::default();
+        digest.add_debug(&key);
+        let functor = Functor {
+            txn: TxnId::new(MOVER, digest.value()),
+            reads: Vec::new(),
+            writes: vec![key.clone()],
+            body: Body::Ops(Vec::new()),
+            acknowledged_below: 0,
+        };
+        let homes: BTreeSet<PartitionId> =
+            [from.stream, target].into_iter().chain(orderer).collect();
+        let (homes, moved) = (homes.into_iter().collect(), vec![(key, from)]);
+        let entry = Self::new(Arc::new(functor), homes, moved, RegionId::default());
+        Self { target: Some(target), ..entry }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> Name {
+        let txn = self.functor.txn;
+        if self.moved.is_empty() {
+            return Name { txn, map: 0 };
+        }
+        let mut digest = Digest::default();
+        for (key, home) in &self.moved {
+            digest.add_debug(key);
+            digest.add(home.counter);
+        }
+        digest.add_debug(&self.target);
+        Name { txn, map: digest.value() }
+    }
+
+    /// If it moves a key: which, and from where.
+    #[must_use]
+    pub fn relocates(&self) -> Option<(&Key, Home)> {
+        let (key, from) = self.moved.first().filter(|_| self.target.is_some())?;
+        Some((key, *from))
+    }
+
+    /// True if `stream` orders who touches `key`, as this transaction supposes.
+    #[must_use]
+    pub fn is_ordered_by(
+        &self,
+        stream: PartitionId,
+        key: &Key,
+        placed: impl Fn(&Key) -> PartitionId,
+    ) -> bool {
+        if self.is_piece || self.target == Some(stream) {
+            return true;
+        }
+        let moved = self.moved.iter().find(|(moved, _)| moved == key);
+        moved.map_or_else(|| placed(key), |(_, home)| home.stream) == stream
+    }
+
     /// True if the order of one stream is not enough.
     #[must_use]
     pub fn is_multi_home(&self) -> bool {
         self.homes.len() > 1
     }
 
+    /// The piece of it for one home, which orders `here`.
+    pub(super) fn piece(&self, here: impl Fn(&Key) -> bool) -> Arc<Self> {
+        let of = |keys: &[Key]| keys.iter().filter(|key| here(key)).cloned().collect();
+        let functor = Functor {
+            reads: of(&self.functor.reads),
+            writes: of(&self.functor.writes),
+            body: Body::Ops(Vec::new()),
+            ..Functor::clone(&self.functor)
+        };
+        Arc::new(Self { functor: Arc::new(functor), is_piece: true, ..self.clone() })
+    }
+
     fn size(&self) -> usize {
-        self.functor.size() + 3 * self.homes.len() + 10
+        let moved = self.moved.iter().map(|(key, _)| 24 + key.len()).sum::<usize>();
+        self.functor.size() + 3 * self.homes.len() + moved + 14
     }
 }
 
 impl fmt::Debug for Sequenced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} in {:?}", self.functor, self.homes)
+        if self.is_piece {
+            let Functor { reads, writes, .. } = &*self.functor;
+            return write!(f, "piece of {}: reads {reads:?}, writes {writes:?}", self.name());
+        }
+        if let (Some((key, from)), Some(target)) = (self.relocates(), self.target) {
+            return write!(f, "move {key} from {} to {target}", from.stream);
+        }
+        write!(f, "{:?} in {:?}", self.functor, self.homes)?;
+        for (key, home) in &self.moved {
+            write!(f, ", {key} moved {} times", home.counter)?;
+        }
+        Ok(())
     }
 }
 
@@ -57,6 +197,9 @@ pub enum Command {
     },
     /// Clients know the outcomes of everything below these counters (R6), as other streams say.
     Acknowledge(Vec<(ClientId, u64)>),
+    /// All streams hold that, and nothing below is in one and not in another: names need not be
+    /// remembered any more.
+    Forget(Vec<(ClientId, u64)>),
 }
 
 /// The log of one stream.
@@ -73,7 +216,7 @@ impl Replicated for Log {
             Command::Batch { entries, .. } => {
                 12 + entries.iter().map(|entry| entry.size()).sum::<usize>()
             }
-            Command::Acknowledge(clients) => 4 + 12 * clients.len(),
+            Command::Acknowledge(clients) | Command::Forget(clients) => 4 + 12 * clients.len(),
         }
     }
 
@@ -94,6 +237,10 @@ pub struct Image {
     pub pending: Vec<(PartitionId, Place, Arc<Sequenced>)>,
     /// What became of transactions whose clients may ask.
     pub ended: BTreeMap<TxnId, Ended>,
+    /// Keys that have moved.
+    pub moved: BTreeMap<Key, Home>,
+    /// Transactions that have run and that may come again under another name.
+    pub ran: BTreeSet<TxnId>,
 }
 
 /// What came of a transaction.
@@ -108,11 +255,38 @@ pub struct Ended {
 }
 
 impl Image {
+    /// Which of these entries of streams, which somebody else has seen and not run, have run here: those
+    /// that were seen in one of the places and do not wait.
+    pub(super) fn has_run(
+        &self,
+        pending: &[(PartitionId, Place, Arc<Sequenced>)],
+    ) -> BTreeSet<Name> {
+        let waits: BTreeSet<Name> = self.pending.iter().map(|(_, _, entry)| entry.name()).collect();
+        let is_seen = |stream: &PartitionId, place: &Place| {
+            self.streams.get(stream).is_some_and(|stream| place.index <= stream.applied)
+        };
+        let seen = pending.iter().filter(|(stream, place, _)| is_seen(stream, place));
+        seen.map(|(_, _, entry)| entry.name()).filter(|name| !waits.contains(name)).collect()
+    }
+
+    /// As [`super::state::State::collectable`].
+    pub(super) fn collectable(&self, stream: PartitionId) -> Timestamp {
+        let stamp = self.streams.get(&stream).map(|state| state.stamp).unwrap_or_default();
+        let waiting = self.pending.iter().filter(|(at, _, _)| *at == stream);
+        waiting.map(|(_, place, _)| place.stamp).min().map_or(stamp, |first| first.min(stamp))
+    }
+
     fn size(&self) -> usize {
-        let of = |stream: &StreamImage| 24 + TXN * (stream.seen.len() + stream.acknowledged.len());
+        let of =
+            |stream: &StreamImage| 24 + TXN * (stream.seen.len() + 2 * stream.acknowledged.len());
+        let moved = self.moved.keys().map(|key| 24 + key.len()).sum::<usize>();
         let pending = self.pending.iter().map(|(_, _, entry)| 24 + entry.size()).sum::<usize>();
         let ended = self.ended.values().map(|ended| 24 + reads_size(&ended.reads)).sum::<usize>();
-        self.streams.values().map(of).sum::<usize>() + pending + ended
+        self.streams.values().map(of).sum::<usize>()
+            + pending
+            + ended
+            + moved
+            + TXN * self.ran.len()
     }
 }
 
@@ -124,9 +298,13 @@ pub struct StreamImage {
     /// The time of the last batch; grows along the stream whatever clocks do.
     pub stamp: Timestamp,
     /// Transactions in it whose clients may send them again.
-    pub seen: BTreeSet<TxnId>,
+    pub seen: BTreeSet<Name>,
+    /// How often keys have moved from it or to it.
+    pub moves: BTreeMap<Key, u64>,
     /// Clients know the outcomes of everything below.
     pub acknowledged: BTreeMap<ClientId, u64>,
+    /// Nothing below is let in any more under any name.
+    pub forgotten: BTreeMap<ClientId, u64>,
 }
 
 /// A piece of a server's state, for one that fell too far behind.

@@ -1,20 +1,24 @@
-//! Deterministic transactions: first ordered, then run everywhere. Two protocols: `calvin`, `sloth`.
+//! Deterministic transactions: first ordered, then run everywhere. `calvin`, `slog`, `slog-consensus`, `sloth`.
 //!
 //! - Joshua Hildred: *Efficient Geo-Distributed Transaction Processing*, MMath thesis, University of
 //!   Waterloo 2023; cited as "Sloth".
 //! - Alexander Thomson et al.: *Calvin: Fast Distributed Transactions for Partitioned Database Systems*,
 //!   SIGMOD 2012, <https://doi.org/10.1145/2213836.2213838>.
+//! - Kun Ren, Dennis Li, Daniel J. Abadi: *SLOG: Serializable, Low-latency, Geo-replicated Transactions*,
+//!   PVLDB 12(11) 2019, <https://doi.org/10.14778/3342263.3342647>.
 //!
 //! # The idea
 //! A transaction that says beforehand what it reads and writes, and whose writes follow from what it reads,
 //! comes to the same result wherever it runs, if what goes before it is the same. So it is put into a
 //! log, and every region runs the log by itself; nobody votes, nothing is undone, and the outcome is
 //! known where the caller is as soon as the transaction has run there. With `calvin` there is one log for
-//! all. With `sloth` there is one *stream* for each region, which orders whoever touches keys that have their
+//! all. With the others there is one *stream* for each region, which orders whoever touches keys that have their
 //! primary there; a transaction is in the streams of all its *homes*, and every region merges the streams into one order
-//! ([`merge`]). A transaction with one home waits for that one alone.
+//! ([`merge`]). A transaction with one home waits for that one alone. What has several homes, the streams of `sloth`
+//! order each by itself, and the merge sorts out where they differ. With `slog` one stream orders it first (a region's own, or with
+//! `slog-consensus` one more), and the homes take *pieces* of it from there in that order, so that they cannot differ.
 //!
-//! Both are one machine: `calvin` is `sloth` with one home for every key ([`Ordering`]).
+//! All are one machine ([`Ordering`]): `calvin` is `sloth` with one home for every key.
 //!
 //! # Messages
 //! | message | from → to | when | § |
@@ -38,6 +42,9 @@
 //! - **Strict serializability**: who begins after a transaction was told comes after it in each stream that
 //!   they share, and after whatever had to run before it, for all that was chosen. Read-only transactions
 //!   are ordered like others.
+//! - **States join** (S3, S8): what a server has run is closed under *goes before*, so that of two servers, each ahead of the
+//!   other in some stream, either can take what the other knows ([`state`]). A server that is behind
+//!   by more than logs keep takes the state of whoever leads that stream, however far behind that one is elsewhere.
 //! - **Interactive and general transactions** look at what the nearest server holds, however old, and are
 //!   submitted as *if all that was read still is so, write this*.
 //!
@@ -48,7 +55,14 @@
 //! long, it is not let into the graph at all, unless it is in another stream already. Both are the
 //! sequencers' affair; the merge itself does not care.
 //!
+//! Besides, no stream takes more than so many transactions at a time that have not run, which bounds a component for certain;
+//! every server asserts that bound.
+//!
 //! # Deviations
+//! - **SLOG's orderer** is a replicated log as any stream, so that a region's loss costs no transaction; in SLOG's own
+//!   implementation it is not. Pieces wait for it to be chosen, and are chosen themselves: four trips more than `sloth`.
+//! - **A key's move** (SLOG's remastering) is a transaction of both homes; SLOG puts it into the old one's log alone and makes
+//!   those wait that come too early.
 //! - **Every server holds everything.** The papers partition each region's copy over machines.
 //! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the
 //!   operator gives ([`crate::replication::Quorums`]); the thesis has all regions vote, K + 1 to write. Machine
@@ -60,15 +74,12 @@
 //!   orders them as they come.
 //!
 //! # Not implemented
-//! - `slog`; migration of primaries; partitions inside a region, and with them parallel execution: a
-//!   transaction runs when its turn comes, on one thread.
+//! - Moves of keys are written ([`Home`], [`Config::migrate_after`]) and off: with keys that move every few transactions, seeds
+//!   find circles under `slog` and transactions of `sloth` that do not end.
+//! - Partitions inside a region, and with them parallel execution: a transaction runs when its turn comes, on one thread.
 //! - Local reads of a consistent but old state as an option of read-only transactions.
-//! - A change of the map: streams and homes are fixed for a cluster's epoch.
+//! - A change of the map: streams and homes are fixed for a cluster's epoch, but for moves of single keys.
 //! - Outcomes for clients that never come back are kept for ever.
-//! - A server that is behind on one stream by more than the log keeps takes another's state whole. If that state
-//!   is behind its own log of another stream by as much again, it stops; started again, it asks for a newer one.
-//! - A bound that is asserted on the size of a component: it follows from how long keys stay open and from the load.
-//! - The registry: the wire format is there, but no test runs the protocols on real servers yet.
 
 mod client;
 pub mod merge;
@@ -88,7 +99,9 @@ use orthodrome_core::rng::Rng;
 use crate::hosting::{self, size, vary};
 use crate::replication::{self, Tooth};
 pub use client::Client;
-pub use message::{Chunk, Command, Ended, Image, Log, Msg, Record, Sequenced, StreamImage};
+pub use message::{
+    Chunk, Command, Ended, Home, Image, Log, Msg, Name, Record, Sequenced, StreamImage,
+};
 pub use placement::Placement;
 pub use server::Server;
 
@@ -101,6 +114,11 @@ pub const CALVIN: &str = "calvin";
 /// One stream for each region.
 pub const SLOTH: &str = "sloth";
 
+/// A stream for each region, and one region orders transactions with several homes.
+pub const SLOG: &str = "slog";
+/// The same, ordered by consensus in a stream of its own.
+pub const SLOG_CONSENSUS: &str = "slog-consensus";
+
 /// The way out of a machine.
 type Cx<'a> = machine::Cx<'a, Deterministic>;
 
@@ -111,6 +129,17 @@ pub enum Ordering {
     Global,
     /// One for each region that is the primary of anything.
     Regional,
+    /// The same, and transactions with several homes are ordered by one before those homes take them.
+    Ordered(Orderer),
+}
+
+/// Who orders transactions with several homes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Orderer {
+    /// One of the regions, in its own stream.
+    Region,
+    /// A stream of its own, led where it is near to all.
+    Consensus,
 }
 
 /// Settings.
@@ -131,6 +160,12 @@ pub struct Config {
     pub hold_max: Duration,
     /// A key is closed to new transactions with several homes while something on it waits longer (S1).
     pub close_after: Duration,
+    /// No more transactions that have not run are let into a stream at a time, unless they are in
+    /// another (S1).
+    pub waiting_max: usize,
+    /// A key moves to the region in which this many transactions in a row on it began; never if none. For
+    /// tests only: not sound yet.
+    pub migrate_after: Option<u32>,
     /// How often a server looks for work that is overdue.
     pub sweep_interval: Duration,
     /// A server takes no more transactions of gateways at once, nor does a sequencer of servers.
@@ -168,6 +203,10 @@ pub enum Note {
     RepeatedSequence,
     /// A transaction was twice in one stream; it runs once.
     RepeatedEntry,
+    /// A key moved to another region.
+    Relocated,
+    /// A transaction's turn came when its keys were not where it supposed.
+    Void,
     /// A transaction had run before this server was asked for it.
     AlreadyRan,
     /// Several transactions waited for each other.
@@ -214,7 +253,7 @@ pub enum Timer {
 }
 
 impl Protocol for Deterministic {
-    const NAMES: &'static [&'static str] = &[CALVIN, SLOTH];
+    const NAMES: &'static [&'static str] = &[CALVIN, SLOG, SLOG_CONSENSUS, SLOTH];
     const GENERAL: bool = true;
 
     type Config = Config;
@@ -229,13 +268,15 @@ impl Protocol for Deterministic {
         match config.ordering {
             Ordering::Global => CALVIN,
             Ordering::Regional => SLOTH,
+            Ordering::Ordered(Orderer::Region) => SLOG,
+            Ordering::Ordered(Orderer::Consensus) => SLOG_CONSENSUS,
         }
     }
 
     fn teeth(name: &str) -> &'static [&'static str] {
         match name {
-            CALVIN => &["S2", "S7", "S9", "R6"],
-            _ => &["S1", "S2", "S6", "S7", "S9", "R6"],
+            CALVIN | SLOG | SLOG_CONSENSUS => &["S2", "S4", "S7", "S9", "R6"],
+            _ => &["S1", "S2", "S4", "S6", "S7", "S9", "R6"],
         }
     }
 
@@ -244,13 +285,20 @@ impl Protocol for Deterministic {
         let mut hosting = hosting::Config::for_round_trip(round_trip);
         hosting.replication.followers_act = true;
         Config {
-            ordering: if name == CALVIN { Ordering::Global } else { Ordering::Regional },
+            ordering: match name {
+                CALVIN => Ordering::Global,
+                SLOG => Ordering::Ordered(Orderer::Region),
+                SLOG_CONSENSUS => Ordering::Ordered(Orderer::Consensus),
+                _ => Ordering::Regional,
+            },
             hosting,
             answer_after: round_trip * 6 + Duration::from_millis(500),
             resend_after: round_trip * 3 + Duration::from_millis(100),
             forward_after: round_trip * 2 + Duration::from_millis(50),
             hold_max: round_trip,
             close_after: round_trip * 3 + Duration::from_millis(50),
+            waiting_max: 8_192,
+            migrate_after: None,
             sweep_interval: Duration::from_millis(50),
             in_flight_max: 65_536,
             batch_max: 1_024,
@@ -264,6 +312,7 @@ impl Protocol for Deterministic {
         match tooth {
             "S1" => teeth.is_unbounded = true,
             "S2" => teeth.merges_unchosen = true,
+            "S4" => config.hosting.replication.tooth = Some(Tooth::LongestLog),
             "S6" => teeth.forwards_nothing = true,
             "S7" => teeth.waits_for_itself = true,
             "S9" => config.hosting.replication.tooth = Some(Tooth::AckNotDurable),
@@ -281,6 +330,9 @@ impl Protocol for Deterministic {
         config.answer_after = vary(config.answer_after, low, high, rng);
         config.hold_max = vary(config.hold_max, 0, 200, rng);
         config.close_after = vary(config.close_after, 5, 200, rng);
+        if rng.chance(1, 3) {
+            config.waiting_max = size(16, 64, rng);
+        }
         config.sweep_interval = vary(config.sweep_interval, 20, 300, rng);
         config.batch_max = size(1, 1_024, rng);
         if rng.chance(1, 8) {

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{PartitionId, RegionId};
+use orthodrome_core::cluster::{Cluster, Partition};
+use orthodrome_core::id::{NodeId, PartitionId, RegionId};
+use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-use super::Ordering;
-use crate::functor::Functor;
+use super::{Orderer, Ordering};
+
+/// The stream of an orderer that is no partition's.
+const APART: PartitionId = PartitionId(u32::MAX - 1);
 
 /// The streams, and the primary of every key: the region in which its partition prefers to be led. A
 /// stream goes by the name of one of its partitions, whose replicas vote in its log.
@@ -17,6 +20,10 @@ pub struct Placement {
     cluster: Arc<Cluster>,
     /// The stream of each partition.
     streams: BTreeMap<PartitionId, PartitionId>,
+    /// The stream that orders transactions with several homes, if one does (`slog`).
+    orderer: Option<PartitionId>,
+    /// The voters of an orderer that is no partition's; the first prefers to lead.
+    central: Vec<NodeId>,
 }
 
 impl Placement {
@@ -28,18 +35,45 @@ impl Placement {
         for partition in cluster.partitions() {
             let region = match ordering {
                 Ordering::Global => None,
-                Ordering::Regional => Some(cluster.region_of(partition.preferred_leader)),
+                Ordering::Regional | Ordering::Ordered(_) => {
+                    Some(cluster.region_of(partition.preferred_leader))
+                }
             };
             let stream = *first.entry(region).or_insert(partition.id);
             streams.insert(partition.id, stream);
         }
-        Self { cluster, streams }
+        let orderer = match ordering {
+            // With one stream nothing has several homes.
+            Ordering::Ordered(_) if first.len() < 2 => None,
+            Ordering::Ordered(Orderer::Region) => streams.values().min().copied(),
+            Ordering::Ordered(Orderer::Consensus) => Some(APART),
+            Ordering::Global | Ordering::Regional => None,
+        };
+        let central = central(&cluster);
+        Self { cluster, streams, orderer, central }
     }
 
     /// Every stream.
     #[must_use]
     pub fn streams(&self) -> BTreeSet<PartitionId> {
-        self.streams.values().copied().collect()
+        self.streams.values().copied().chain(self.orderer).collect()
+    }
+
+    /// The stream that orders transactions with several homes before those homes do, if one does.
+    #[must_use]
+    pub fn orderer(&self) -> Option<PartitionId> {
+        self.orderer
+    }
+
+    /// Who votes in the log of a stream, and who of them prefers to lead it.
+    #[must_use]
+    pub fn voters(&self, stream: PartitionId) -> (Vec<NodeId>, Option<NodeId>) {
+        if stream == APART {
+            return (self.central.clone(), self.central.first().copied());
+        }
+        let placed = self.cluster.partition(stream);
+        let voters = placed.map(|placed| placed.replicas.clone()).unwrap_or_default();
+        (voters, placed.map(|placed| placed.preferred_leader))
     }
 
     /// Every partition, with its stream.
@@ -59,11 +93,39 @@ impl Placement {
         self.streams.get(&self.partition_of(key)).copied().unwrap_or_default()
     }
 
-    /// The streams that a transaction must be in, in order.
+    /// The streams that a transaction must be in, in order, if its keys are ordered by these.
     #[must_use]
-    pub fn homes(&self, functor: &Functor) -> Vec<PartitionId> {
-        let keys = functor.reads.iter().chain(&functor.writes);
-        let homes: BTreeSet<PartitionId> = keys.map(|key| self.stream_of(key)).collect();
+    pub fn homes(&self, streams: impl Iterator<Item = PartitionId>) -> Vec<PartitionId> {
+        let mut homes: BTreeSet<PartitionId> = streams.collect();
+        if homes.len() > 1 {
+            homes.extend(self.orderer);
+        }
         homes.into_iter().collect()
     }
+
+    /// The region of a stream's primaries.
+    #[must_use]
+    pub fn region_of(&self, stream: PartitionId) -> RegionId {
+        self.cluster.leader_region(stream)
+    }
+
+    /// The stream of what has its primary in `region`, if it is the primary of anything.
+    #[must_use]
+    pub fn stream_in(&self, region: RegionId) -> Option<PartitionId> {
+        self.streams.values().copied().find(|&stream| self.region_of(stream) == region)
+    }
+}
+
+/// Who orders for all: the replicas of one partition, that first which is nearest to all regions.
+fn central(cluster: &Cluster) -> Vec<NodeId> {
+    let far = |node: NodeId| -> Duration {
+        let region = cluster.region_of(node);
+        cluster.topology.regions().map(|other| cluster.topology.rtt(region, other)).sum()
+    };
+    let nearest =
+        |partition: &Partition| partition.replicas.iter().map(|&node| (far(node), node)).min();
+    let placed = cluster.partitions().min_by_key(|partition| (nearest(partition), partition.id));
+    let mut voters = placed.map(|placed| placed.replicas.clone()).unwrap_or_default();
+    voters.sort_by_key(|&node| (far(node), node));
+    voters
 }

@@ -5,28 +5,40 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 use std::sync::Arc;
 
-use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::id::{ClientId, PartitionId, RegionId};
 use orthodrome_core::time::{Clock, Time, Timestamp};
 use orthodrome_core::txn::Key;
 
-use super::message::{Command, Sequenced};
+use super::merge::Place;
+use super::message::{Command, Name, Sequenced};
 use super::placement::Placement;
 use super::state::State;
-use super::{Config, Note};
+use super::{Config, Note, Ordering};
 use crate::replication::Index;
+
+/// So many keys are watched for a move at a time.
+const GUESTS_MAX: usize = 65_536;
 
 /// A stream's leader.
 #[derive(Debug, Default)]
 pub(super) struct Sequencer {
     /// Everything here, and everything proposed that is not chosen yet.
-    taken: BTreeSet<TxnId>,
+    taken: BTreeSet<Name>,
     /// Held until all homes have it; by the time of release here, then by the time that all homes
     /// agree on (S1).
-    held: BTreeMap<(Time, Timestamp, TxnId), Arc<Sequenced>>,
+    held: BTreeMap<(Time, Timestamp, Name), Arc<Sequenced>>,
     /// Kept out while something on their keys waits for long (S1).
     closed: Vec<Arc<Sequenced>>,
     /// To be proposed with the next batch.
     batch: Vec<Arc<Sequenced>>,
+    /// Proposed, and not chosen yet.
+    proposed: BTreeSet<Name>,
+    /// The last place in the orderer's stream of which a piece went into the batch.
+    pieced: Option<Place>,
+    /// Keys that other regions have touched: which one, and how often in a row.
+    guests: BTreeMap<Key, (RegionId, u32)>,
+    /// What clients know, as the stream says with all that is proposed.
+    told: BTreeMap<ClientId, u64>,
     /// Where an acknowledgement was proposed last.
     acknowledging: Index,
 }
@@ -49,14 +61,20 @@ impl View<'_> {
             return false;
         }
         let keys = entry.functor.reads.iter().chain(&entry.functor.writes);
-        let here = keys.filter(|key: &&Key| self.placement.stream_of(key) == self.stream);
-        let since = self.state.merge.waits_since(here);
+        let here = keys.filter(|key| self.orders(entry, key));
+        let since = self.state.merge.waits_since(self.stream, here);
         since.is_some_and(|since| self.now.since(since) >= self.config.close_after)
     }
 
     /// True if `entry` has several homes and is in no stream yet, as far as is known here.
     fn is_new(&self, entry: &Sequenced) -> bool {
-        entry.is_multi_home() && !self.state.merge.contains(entry.functor.txn)
+        let closes_circles = entry.is_multi_home() && self.placement.orderer().is_none();
+        closes_circles && !self.state.merge.contains(entry.name())
+    }
+
+    /// True if this stream orders who touches `key`, as `entry` supposes.
+    fn orders(&self, entry: &Sequenced, key: &Key) -> bool {
+        entry.is_ordered_by(self.stream, key, |key| self.placement.stream_of(key))
     }
 }
 
@@ -71,27 +89,60 @@ impl Sequencer {
         !self.batch.is_empty()
     }
 
+    /// With an orderer: takes pieces of what it has ordered, in its order. Only for a leader that knows
+    /// everything earlier ones left, so that no piece comes before an earlier one.
+    pub fn follow_orderer(&mut self, view: &View<'_>) {
+        let pieces = view
+            .state
+            .merge
+            .ordered(view.stream, self.pieced)
+            .map(|(place, entry)| (place, entry.piece(|key| view.orders(entry, key))));
+        for (place, piece) in pieces.collect::<Vec<_>>() {
+            self.pieced = Some(place);
+            self.batch.push(piece);
+        }
+    }
+
     /// Somebody wants `entry` in the stream.
     pub fn take(&mut self, entry: Arc<Sequenced>, view: &View<'_>) -> Option<Note> {
-        let txn = entry.functor.txn;
-        if view.state.is_sequenced(view.stream, txn) || self.taken.contains(&txn) {
+        let name = entry.name();
+        if view.state.is_sequenced(view.stream, &entry) || self.taken.contains(&name) {
+            return Some(Note::RepeatedSequence);
+        }
+        if self.is_over(&entry, view) {
             return Some(Note::RepeatedSequence);
         }
         // One that is in another stream is always let in: those that are kept out wait for it.
         let is_full = self.taken.len() >= view.config.in_flight_max;
-        if is_full && !view.state.merge.contains(txn) {
+        if is_full && !view.state.merge.contains(name) {
             return Some(Note::Shed);
         }
-        self.taken.insert(txn);
+        self.taken.insert(name);
         if !view.config.teeth.is_unbounded && view.is_new(&entry) {
             let ahead = entry.due.0.saturating_sub(view.clock.now.0);
             let wait = orthodrome_core::Duration::from_nanos(ahead).min(view.config.hold_max);
             if !wait.is_zero() {
-                self.held.insert((view.now + wait, entry.due, txn), entry);
+                self.held.insert((view.now + wait, entry.due, name), entry);
                 return Some(Note::Held);
             }
         }
         self.admit(entry, view)
+    }
+
+    /// True if the client of `entry` knows what became of it, as far as the stream says with all that is
+    /// proposed. If it waits in another stream under this name, all there wait, and it is let in.
+    fn is_over(&self, entry: &Sequenced, view: &View<'_>) -> bool {
+        let txn = entry.functor.txn;
+        let proposed = self.told.get(&txn.client).is_some_and(|&below| txn.counter < below);
+        let is_over = proposed || view.state.is_over(view.stream, txn);
+        let is_over = is_over && !view.config.teeth.runs_repeated;
+        is_over && entry.target.is_none() && !view.state.merge.contains(entry.name())
+    }
+
+    /// Takes note of what is about to be proposed that clients know.
+    fn tell(&mut self, client: ClientId, below: u64) {
+        let told = self.told.entry(client).or_default();
+        *told = (*told).max(below);
     }
 
     /// Lets `entry` in, unless its keys are closed.
@@ -132,27 +183,96 @@ impl Sequencer {
     /// The next batch to propose.
     pub fn next_batch(&mut self, view: &View<'_>) -> Option<Command> {
         // An earlier leader may have left some of it.
-        self.batch.retain(|entry| !view.state.is_sequenced(view.stream, entry.functor.txn));
+        self.batch.retain(|entry| !view.state.is_sequenced(view.stream, entry));
         if self.batch.is_empty() {
             return None;
         }
-        let count = self.batch.len().min(view.config.batch_max);
-        let entries = self.batch.drain(..count).collect();
+        // S1: no more in the stream at a time that have not run; but what is in another stream already
+        // is let in, for others wait for it.
+        let waiting = view.state.merge.waiting(view.stream) + self.proposed.len();
+        let mut room = match view.config.ordering {
+            Ordering::Regional if !view.config.teeth.is_unbounded => {
+                view.config.waiting_max.saturating_sub(waiting)
+            }
+            Ordering::Regional | Ordering::Global | Ordering::Ordered(_) => usize::MAX,
+        };
+        let mut entries = Vec::new();
+        for entry in take(&mut self.batch) {
+            if self.is_over(&entry, view) {
+                continue;
+            }
+            let is_elsewhere = view.state.merge.contains(entry.name());
+            if entries.len() < view.config.batch_max && (room > 0 || is_elsewhere) {
+                room = room.saturating_sub(1);
+                self.proposed.insert(entry.name());
+                self.tell(entry.functor.txn.client, entry.functor.acknowledged_below);
+                entries.push(entry);
+            } else {
+                self.batch.push(entry);
+            }
+        }
+        if entries.is_empty() {
+            return None;
+        }
         Some(Command::Batch { stamp: view.clock.now, entries })
     }
 
-    /// `txn` is in the stream.
-    pub fn sequenced(&mut self, txn: TxnId) {
-        self.taken.remove(&txn);
+    /// `entry` is in the stream.
+    pub fn sequenced(&mut self, entry: &Sequenced) {
+        let name = entry.name();
+        self.taken.remove(&name);
+        self.proposed.remove(&name);
     }
 
-    /// What other streams say that clients know, if nothing of the kind is under way.
-    pub fn acknowledgement(&self, view: &View<'_>) -> Option<Command> {
+    /// Takes note of who touches the stream's keys: what one other region alone has touched for long is
+    /// to move there (SLOG §3.4; Sloth §6.2.2). Returns the keys for which it is time, and where to.
+    pub fn observe(&mut self, entry: &Sequenced, view: &View<'_>) -> Vec<(Key, PartitionId)> {
+        let Some(patience) = view.config.migrate_after else { return Vec::new() };
+        if entry.target.is_some() {
+            return Vec::new();
+        }
+        let keys: BTreeSet<&Key> =
+            entry.functor.reads.iter().chain(&entry.functor.writes).collect();
+        let mut moves = Vec::new();
+        for key in keys.into_iter().filter(|key| view.orders(entry, key)) {
+            if entry.origin == view.placement.region_of(view.stream) {
+                self.guests.remove(key);
+                continue;
+            }
+            if self.guests.len() >= GUESTS_MAX {
+                self.guests.clear();
+            }
+            let (region, times) = self.guests.entry(key.clone()).or_default();
+            if *region != entry.origin {
+                (*region, *times) = (entry.origin, 0);
+            }
+            *times += 1;
+            if *times >= patience
+                && view.state.home(key, view.placement).stream == view.stream
+                && let Some(target) = view.placement.stream_in(entry.origin)
+            {
+                self.guests.remove(key);
+                moves.push((key.clone(), target));
+            }
+        }
+        moves
+    }
+
+    /// What other streams say that clients know, or else what all of them say, if nothing of the kind is
+    /// under way.
+    pub fn acknowledgement(&mut self, view: &View<'_>) -> Option<Command> {
         if self.acknowledging > view.state.applied(view.stream) {
             return None;
         }
         let news = view.state.unacknowledged(view.stream);
-        (!news.is_empty()).then_some(Command::Acknowledge(news))
+        if news.is_empty() {
+            let news = view.state.forgettable(view.stream);
+            return (!news.is_empty()).then_some(Command::Forget(news));
+        }
+        for &(client, below) in &news {
+            self.tell(client, below);
+        }
+        Some(Command::Acknowledge(news))
     }
 
     /// An acknowledgement was proposed there.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
-use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
     Admin, Claim, Input, Leftover, Machine, Message as _, Setup, StateCopy,
 };
@@ -16,11 +16,11 @@ use orthodrome_core::store::{Store, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads, Value, Version};
 
-use super::message::{Chunk, Command, Ended, Image, Log, Msg, Record, Sequenced};
+use super::message::{Chunk, Command, Ended, Image, Log, Msg, Name, Record, Sequenced};
 use super::placement::Placement;
 use super::sequencer::{Sequencer, View};
 use super::state::{Applied, State, visible};
-use super::{Config, Cx, Deterministic, Note, Timer};
+use super::{Config, Cx, Deterministic, Note, Ordering, Timer};
 use crate::functor::Functor;
 use crate::replication::{self, Event, Group, Index, Payload, Replica};
 use crate::routes::Routes;
@@ -84,7 +84,7 @@ pub struct Server {
     /// Transactions that gateways wait for.
     waiting: BTreeMap<TxnId, Waiting>,
     /// When transactions were last forwarded that are in one stream and not in another.
-    forwarded: BTreeMap<TxnId, Asked>,
+    forwarded: BTreeMap<Name, Asked>,
     again: Again,
     /// When streams last told each other what clients know.
     acknowledged_at: Time,
@@ -233,18 +233,10 @@ impl Machine<Deterministic> for Server {
     }
 
     fn flush(&mut self, cx: &mut Cx<'_>) {
-        for stream in take(&mut self.disk.unflushed) {
-            self.propose(stream, cx);
-            let Some(held) = self.streams.get_mut(&stream) else { continue };
-            let mut door = Door { stream, disk: &mut self.disk, cx };
-            let chosen = held.replica.chosen_index();
-            if held.replica.is_leader() && chosen > held.announced {
-                // Others run what is chosen, and wait for nothing else.
-                held.announced = chosen;
-                held.replica.announce(&mut door);
-            }
-            held.replica.flush(&mut door);
-            self.drain_events(stream, cx);
+        self.flush_streams(cx);
+        if self.placement.orderer().is_some() {
+            // What an orderer of this server has just ordered goes on into the server's other streams.
+            self.flush_streams(cx);
         }
         self.settle(cx);
         self.checkpoint_if_due(cx);
@@ -257,6 +249,8 @@ impl Machine<Deterministic> for Server {
             assert!(applied >= surfaced, "{stream}: {surfaced} was surfaced, {applied} is merged");
         }
         self.state.merge.assert_invariants();
+        let (largest, most) = (self.state.merge.largest(), self.component_max());
+        assert!(largest <= most, "S1: {largest} transactions in one component, not {most}");
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
     }
 
@@ -292,14 +286,12 @@ impl Server {
     /// Starts a stream's replica with what survived of it. Voters are the replicas of the partition whose
     /// name it has; all others learn.
     fn open(&mut self, stream: PartitionId, log: Vec<replication::Record<Log>>, cx: &mut Cx<'_>) {
-        let placed = self.cluster.partition(stream);
-        let voters = placed.map(|placed| placed.replicas.clone()).unwrap_or_default();
-        let group = Group {
-            learners: self.others(&voters),
-            voters,
-            preferred_leader: placed.map(|placed| placed.preferred_leader),
-        };
+        let (voters, preferred_leader) = self.placement.voters(stream);
         let config = self.config.hosting.replication.clone();
+        if self.cluster.partition(stream).is_none() {
+            self.routes.learn(stream, preferred_leader.unwrap_or_default(), cx.now());
+        }
+        let group = Group { learners: self.others(&voters), voters, preferred_leader };
         let mut door = Door { stream, disk: &mut self.disk, cx };
         let replica = Replica::new(self.node, group, config, log, &mut door);
         let (applied, base) = (self.state.applied(stream), replica.base_index());
@@ -313,6 +305,15 @@ impl Server {
         self.touch(stream);
     }
 
+    /// No component can have more transactions than this (S1). Of those in one that were let into a stream
+    /// before any other, none had run when the last of them was, and its sequencer knew of all.
+    fn component_max(&self) -> usize {
+        match self.config.ordering {
+            Ordering::Global | Ordering::Ordered(_) => 1,
+            Ordering::Regional => self.config.waiting_max * self.streams.len(),
+        }
+    }
+
     /// Every server but these.
     fn others(&self, voters: &[NodeId]) -> Vec<NodeId> {
         let servers = self.cluster.servers().map(|server| server.id);
@@ -322,6 +323,23 @@ impl Server {
     fn touch(&mut self, stream: PartitionId) {
         self.disk.touched.insert(stream);
         self.disk.unflushed.insert(stream);
+    }
+
+    /// Sends what has come together for streams.
+    fn flush_streams(&mut self, cx: &mut Cx<'_>) {
+        for stream in take(&mut self.disk.unflushed) {
+            self.propose(stream, cx);
+            let Some(held) = self.streams.get_mut(&stream) else { continue };
+            let mut door = Door { stream, disk: &mut self.disk, cx };
+            let chosen = held.replica.chosen_index();
+            if held.replica.is_leader() && chosen > held.announced {
+                // Others run what is chosen, and wait for nothing else.
+                held.announced = chosen;
+                held.replica.announce(&mut door);
+            }
+            held.replica.flush(&mut door);
+            self.drain_events(stream, cx);
+        }
     }
 
     /// Does something with a stream's replica.
@@ -417,12 +435,17 @@ impl Server {
             cx.note(Note::Shed);
             return;
         }
-        let homes = self.placement.homes(&functor);
-        let due = cx.clock().now + self.furthest(&homes) + cx.clock().error;
-        let entry = Arc::new(Sequenced { functor, homes, due });
+        let entry = self.plan(functor, self.cluster.region_of(gateway), cx);
         let asked = Asked::new(cx.now());
         self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked });
         self.sequence(&entry, cx);
+    }
+
+    /// How a transaction is to be sequenced, as far as is known here.
+    fn plan(&self, functor: Arc<Functor>, origin: RegionId, cx: &Cx<'_>) -> Arc<Sequenced> {
+        let entry = self.state.plan(functor, origin, &self.placement);
+        let due = cx.clock().now + self.furthest(&entry.homes) + cx.clock().error;
+        Arc::new(Sequenced { due, ..entry })
     }
 
     /// How long a message takes to the furthest of these sequencers.
@@ -433,10 +456,20 @@ impl Server {
         rtt.unwrap_or_default() / 2
     }
 
+    /// The streams that a transaction has to be given to: those that it is missing from. If there is an
+    /// orderer, the others take it from there.
+    fn asked(&self, entry: &Sequenced) -> Vec<PartitionId> {
+        let missing = self.state.merge.missing(entry.name());
+        let mut asked = missing.unwrap_or_else(|| entry.homes.clone());
+        if let Some(orderer) = self.placement.orderer().filter(|_| entry.is_multi_home()) {
+            asked.retain(|&stream| stream == orderer);
+        }
+        asked
+    }
+
     /// Asks for a transaction to be put into the streams that it is missing from.
     fn sequence(&mut self, entry: &Arc<Sequenced>, cx: &mut Cx<'_>) {
-        let missing = self.state.merge.missing(entry.functor.txn);
-        for stream in missing.unwrap_or_else(|| entry.homes.clone()) {
+        for stream in self.asked(entry) {
             let leader = self.routes.leader(stream);
             self.send(leader, Msg::Sequence { stream, entry: entry.clone() }, cx);
         }
@@ -463,12 +496,33 @@ impl Server {
         for _ in 0..applied.repeated {
             cx.note(Note::RepeatedEntry);
         }
+        for _ in 0..applied.relocated {
+            cx.note(Note::Relocated);
+        }
+        for name in applied.void {
+            cx.note(Note::Void);
+            self.plan_again(name, cx);
+        }
         self.again.ran += applied.ran.len();
         for (txn, Ended { outcome, reads }) in applied.ran {
             cx.claim(Claim::Decided { txn, outcome });
             if let Some(waiting) = self.waiting.remove(&txn) {
                 self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
             }
+        }
+    }
+
+    /// A transaction was void: its keys have moved meanwhile. Who waits for it has it sequenced again.
+    fn plan_again(&mut self, name: Name, cx: &mut Cx<'_>) {
+        let Some(waiting) = self.waiting.get(&name.txn) else { return };
+        if waiting.entry.name() == name {
+            let (functor, origin) = (waiting.entry.functor.clone(), waiting.entry.origin);
+            let entry = self.plan(functor, origin, cx);
+            if let Some(waiting) = self.waiting.get_mut(&name.txn) {
+                waiting.entry = entry.clone();
+                waiting.asked = Asked::new(cx.now());
+            }
+            self.sequence(&entry, cx);
         }
     }
 
@@ -520,6 +574,9 @@ impl Server {
     /// Proposes what has come. Not before this server knows everything that earlier leaders left: what is
     /// not chosen for long must not be in the log once for each of them.
     fn propose(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        if self.streams.get(&stream).is_some_and(|held| held.replica.is_ready()) {
+            self.sequencing(stream, cx, |sequencer, view| sequencer.follow_orderer(view));
+        }
         while self.streams.get(&stream).is_some_and(|held| {
             let replica = &held.replica;
             held.sequencer.has_batch() && replica.is_ready() && replica.takes_commands()
@@ -587,7 +644,7 @@ impl Server {
         for (asked, txn) in due {
             let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
             waiting.asked = waiting.asked.again(now);
-            let entry = waiting.entry.clone();
+            let supposed = waiting.entry.clone();
             if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
                 // It is in a state that this server took from another.
                 let Some(waiting) = self.waiting.remove(&txn) else { continue };
@@ -597,8 +654,15 @@ impl Server {
             } else {
                 cx.note(Note::AskedAgain);
                 self.again.asked += 1;
-                for &home in &entry.homes {
-                    self.routes.suspect(home, asked, now);
+                // Keys may have moved since, and this server may have taken over a state that says so.
+                let mut entry = self.plan(supposed.functor.clone(), supposed.origin, cx);
+                if entry.name() == supposed.name() {
+                    entry = supposed;
+                } else if let Some(waiting) = self.waiting.get_mut(&txn) {
+                    waiting.entry = entry.clone();
+                }
+                for stream in self.asked(&entry) {
+                    self.routes.suspect(stream, asked, now);
                 }
                 self.sequence(&entry, cx);
             }
@@ -608,29 +672,30 @@ impl Server {
     /// S6: whoever leads a stream in which a transaction is sees to it that it is in the others.
     fn forward(&mut self, cx: &mut Cx<'_>) {
         let (now, patience) = (cx.now(), self.config.forward_after);
-        self.forwarded.retain(|txn, _| self.state.merge.contains(*txn));
+        self.forwarded.retain(|name, _| self.state.merge.contains(*name));
         let leads = |home: &PartitionId| {
             self.streams.get(home).is_some_and(|held| held.replica.is_leader())
         };
         let mut due: Vec<(Time, Arc<Sequenced>)> = Vec::new();
         for entry in self.state.merge.incomplete_since(now - patience) {
-            let txn = entry.functor.txn;
-            let missing = self.state.merge.missing(txn).unwrap_or_default();
-            let asked = self.forwarded.get(&txn);
+            let name = entry.name();
+            let missing = self.state.merge.missing(name).unwrap_or_default();
+            let asked = self.forwarded.get(&name);
             let is_next = asked.is_none_or(|asked| is_due(asked, patience, now));
             if is_next && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
                 due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
             }
         }
-        if self.config.teeth.forwards_nothing {
+        // What an orderer has is taken from there, by whoever leads.
+        if self.config.teeth.forwards_nothing || self.placement.orderer().is_some() {
             return;
         }
-        due.sort_by_key(|(asked, entry)| (*asked, entry.functor.txn));
+        due.sort_by_key(|(asked, entry)| (*asked, entry.name()));
         due.truncate(self.again.most.saturating_sub(self.again.forwarded));
         for (_, entry) in due {
             cx.note(Note::Forwarded);
             self.again.forwarded += 1;
-            let forwarded = self.forwarded.entry(entry.functor.txn);
+            let forwarded = self.forwarded.entry(entry.name());
             let asked = forwarded.and_modify(|asked| *asked = asked.again(now));
             asked.or_insert(Asked::new(now));
             self.sequence(&entry, cx);
@@ -706,7 +771,7 @@ impl Server {
             (command, self.streams.get_mut(&stream))
         {
             for entry in entries {
-                held.sequencer.sequenced(entry.functor.txn);
+                held.sequencer.sequenced(entry);
             }
         }
         let largest = self.state.merge.largest();
@@ -715,7 +780,43 @@ impl Server {
         if self.state.merge.largest() > largest.max(1) {
             cx.note(Note::Component);
         }
+        if Some(stream) == self.placement.orderer() {
+            // Pieces of it are to be proposed.
+            self.disk.unflushed.extend(self.streams.keys());
+        }
+        if let Some(Command::Batch { entries, .. }) = command {
+            self.relocate(stream, entries, cx);
+        }
+        if !applied.ran.is_empty() {
+            // There is room for what sequencers had to keep.
+            let keeps = self.streams.iter().filter(|(_, held)| held.sequencer.has_batch());
+            self.disk.unflushed.extend(keeps.map(|(&stream, _)| stream));
+        }
         self.answer(applied, cx);
+    }
+
+    /// As the sequencer of a stream: has keys moved that another region alone touches, and tells the stream
+    /// that a key moves to. Nobody else does, so that a key moves from each home once.
+    fn relocate(&mut self, stream: PartitionId, entries: &[Arc<Sequenced>], cx: &mut Cx<'_>) {
+        let mut moves = Vec::new();
+        for entry in entries {
+            let observed =
+                self.sequencing(stream, cx, |sequencer, view| sequencer.observe(entry, view));
+            let Some(observed) = observed else { return };
+            moves.extend(observed);
+            if entry.target.is_some() && !entry.is_piece && self.state.merge.contains(entry.name())
+            {
+                self.sequence(entry, cx);
+            }
+        }
+        for (key, target) in moves {
+            let (from, orderer) =
+                (self.state.home(&key, &self.placement), self.placement.orderer());
+            let entry = Arc::new(Sequenced::relocation(key, from, target, orderer));
+            let first = orderer.unwrap_or(stream);
+            let leader = self.routes.leader(first);
+            self.send(leader, Msg::Sequence { stream: first, entry }, cx);
+        }
     }
 
     /// A server that is too far behind needs the state. Whoever runs transactions again must read what
@@ -754,7 +855,7 @@ impl Server {
         });
     }
 
-    /// A piece of another server's state.
+    /// A piece of another server's state. It may know less than this one of other streams.
     fn on_chunk(&mut self, stream: PartitionId, chunk: Chunk, last: bool, cx: &mut Cx<'_>) {
         let Some(held) = self.streams.get_mut(&stream) else { return };
         if chunk.image.is_some() {
@@ -767,38 +868,10 @@ impl Server {
         }
         let Some(Chunk { image: Some(image), keys }) = held.staged.take() else { return };
         cx.note(Note::SnapshotInstalled);
-        for (partition, _) in self.placement.partitions() {
-            self.store.clear(partition);
-        }
-        for (key, versions) in keys {
-            let partition = self.placement.partition_of(&key);
-            for (version, value) in versions {
-                self.store.put(partition, key.clone(), version, value);
-            }
-        }
-        let number = self.state.number;
-        self.state = State::new(&image, &self.placement, self.config.teeth, cx.now());
-        self.state.number = number;
+        let (state, store) = (&mut self.state, &mut self.store);
+        let applied = state.join(&image, keys, &self.placement, store, cx.now());
         self.disk.installed.insert(stream);
-        self.merge_again(stream, cx);
-    }
-
-    /// The state that was taken may know less of other streams than this server did: what their logs
-    /// have told already is merged once more.
-    fn merge_again(&mut self, but: PartitionId, cx: &mut Cx<'_>) {
-        for stream in self.placement.streams().into_iter().filter(|&stream| stream != but) {
-            while let Some(held) = self.streams.get(&stream) {
-                let next = self.state.applied(stream).next();
-                if next > held.replica.surfaced_index() {
-                    break;
-                }
-                let Some(entry) = held.replica.entry(next) else {
-                    panic!("{stream}: {next} was forgotten here, and a state came without it")
-                };
-                let payload = entry.payload.clone();
-                self.on_chosen(stream, next, &payload, cx);
-            }
-        }
+        self.answer(applied, cx);
     }
 
     /// Everything persisted up to `ticket` is durable.
@@ -829,8 +902,8 @@ impl Server {
         let version = Version { timestamp: number, ..Version::INITIAL };
         self.store.put(OWN, Key::default(), version, Some(Value::default()));
         self.store.collect_below(OWN, number);
-        for (partition, stream) in self.placement.partitions() {
-            self.store.collect_below(partition, self.state.collectable(stream));
+        for (partition, below) in self.state.collectables(&self.placement) {
+            self.store.collect_below(partition, below);
         }
         let image = Arc::new(self.state.image());
         let mut records = vec![Record::Image(image.clone())];

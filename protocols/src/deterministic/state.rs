@@ -1,20 +1,20 @@
 //! What a server knows: a function of the prefixes of the streams that it has merged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
-use orthodrome_core::id::{ClientId, PartitionId, TxnId};
-use orthodrome_core::store::Store;
+use orthodrome_core::id::{ClientId, PartitionId, RegionId, TxnId};
+use orthodrome_core::store::{Store, Versions};
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Outcome, Read, Reads, Version};
+use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
 
 use super::Teeth;
 use super::merge::{Merge, Merged, Place};
-use super::message::{Command, Ended, Image, Sequenced, StreamImage};
+use super::message::{Command, Ended, Home, Image, Name, Sequenced, StreamImage};
 use super::placement::Placement;
 use crate::acknowledged::advance;
-use crate::functor::Body;
+use crate::functor::{Body, Functor};
 use crate::replication::Index;
 
 /// Everything but the data.
@@ -27,6 +27,11 @@ pub struct State {
     pub merge: Merge,
     /// What became of transactions whose clients may ask.
     pub ended: BTreeMap<TxnId, Ended>,
+    /// Keys that have moved.
+    moved: BTreeMap<Key, Home>,
+    /// Transactions that have run, until every stream knows that their clients know it: they may come
+    /// again under another name.
+    ran: BTreeSet<TxnId>,
     /// Counts checkpoints.
     pub number: u64,
     teeth: Teeth,
@@ -39,6 +44,10 @@ pub struct Applied {
     pub ran: Vec<(TxnId, Ended)>,
     /// Transactions that were in the stream before.
     pub repeated: usize,
+    /// Transactions whose turn came when a key of theirs was elsewhere than they supposed.
+    pub void: Vec<Name>,
+    /// Keys that moved.
+    pub relocated: usize,
 }
 
 impl State {
@@ -48,19 +57,13 @@ impl State {
         let mut streams: BTreeMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
-        let mut acknowledged: BTreeMap<ClientId, u64> = BTreeMap::new();
-        for stream in streams.values() {
-            for (&client, &below) in &stream.acknowledged {
-                let known = acknowledged.entry(client).or_default();
-                *known = (*known).max(below);
-            }
-        }
-        let mut merge = Merge::new(teeth.waits_for_itself);
+        let acknowledged = acknowledged(&streams);
+        let mut merge = Merge::new(placement.orderer(), teeth.waits_for_itself);
         for (stream, place, entry) in &image.pending {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
-        let (ended, number) = (image.ended.clone(), image.number);
-        Self { streams, acknowledged, merge, ended, number, teeth }
+        let (ended, moved, ran) = (image.ended.clone(), image.moved.clone(), image.ran.clone());
+        Self { streams, acknowledged, merge, ended, moved, ran, number: image.number, teeth }
     }
 
     /// Everything, to go on from later.
@@ -71,6 +74,141 @@ impl State {
             streams: self.streams.clone(),
             pending: self.merge.pending(),
             ended: self.ended.clone(),
+            moved: self.moved.clone(),
+            ran: self.ran.clone(),
+        }
+    }
+
+    /// Where `key` is, as of what has run here.
+    #[must_use]
+    pub fn home(&self, key: &Key, placement: &Placement) -> Home {
+        let placed = || Home { stream: placement.stream_of(key), ..Home::default() };
+        self.moved.get(key).copied().unwrap_or_else(placed)
+    }
+
+    /// How a transaction is to be sequenced, as of what has run here.
+    #[must_use]
+    pub fn plan(
+        &self,
+        functor: Arc<Functor>,
+        origin: RegionId,
+        placement: &Placement,
+    ) -> Sequenced {
+        let keys: BTreeSet<&Key> = functor.reads.iter().chain(&functor.writes).collect();
+        let homes = placement.homes(keys.iter().map(|key| self.home(key, placement).stream));
+        let moved = keys.into_iter().filter_map(|key| Some((key.clone(), *self.moved.get(key)?)));
+        let moved = moved.collect();
+        Sequenced::new(functor, homes, moved, origin)
+    }
+
+    /// True if the keys of `entry` are where it supposes.
+    fn is_right(&self, entry: &Sequenced) -> bool {
+        let keys = entry.functor.reads.iter().chain(&entry.functor.writes);
+        keys.into_iter().all(|key| {
+            let supposed = entry.moved.iter().find(|(moved, _)| moved == key);
+            let counter = self.moved.get(key).map_or(0, |home| home.counter);
+            supposed.map_or(0, |(_, home)| home.counter) == counter
+        })
+    }
+
+    /// Learns what another server's state knows and this one does not (S3, S8): afterwards this is the
+    /// state that follows from the longer prefix of each stream. Neither has to know more than the other, so
+    /// it does not matter how much of their logs they have forgotten. Returns what ran of it that neither
+    /// had run.
+    ///
+    /// It can be done because what a state has run is closed under *goes before*: of those that touch
+    /// a key, one state has run the first few, the other the first few, and the same.
+    pub fn join(
+        &mut self,
+        image: &Image,
+        data: Vec<(Key, Versions)>,
+        placement: &Placement,
+        store: &mut Store,
+        now: Time,
+    ) -> Applied {
+        self.join_data(image, data, placement, store);
+        let ours = self.image();
+        let mut pending: BTreeMap<(PartitionId, Place), Arc<Sequenced>> = BTreeMap::new();
+        for (one, other) in [(&ours, image), (image, &ours)] {
+            let has_run = other.has_run(&one.pending);
+            for (stream, place, entry) in &one.pending {
+                if !has_run.contains(&entry.name()) {
+                    pending.insert((*stream, *place), entry.clone());
+                }
+            }
+        }
+        for (&stream, theirs) in &image.streams {
+            let held = self.streams.entry(stream).or_default();
+            if theirs.applied > held.applied {
+                *held = theirs.clone();
+            }
+        }
+        self.acknowledged = acknowledged(&self.streams);
+        for (key, theirs) in &image.moved {
+            let held = self.moved.entry(key.clone()).or_default();
+            *held = (*held).max(*theirs);
+        }
+        self.ended.extend(image.ended.clone());
+        let acknowledged = &self.acknowledged;
+        let is_over = |txn: &TxnId| acknowledged.get(&txn.client).is_some_and(|&b| txn.counter < b);
+        self.ended.retain(|txn, _| !is_over(txn));
+        self.ran.extend(image.ran.iter().copied());
+        self.merge.clear();
+        for ((stream, place), entry) in &pending {
+            self.merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
+        }
+        let mut applied = Applied::default();
+        self.run_ready(&mut applied, placement, store);
+        applied
+    }
+
+    /// Of every key, the newest version counts: timestamps grow along it. Where one state has no version
+    /// at all, it may have forgotten a deletion; that has happened if what the other has is older than
+    /// everything that has not run in the first.
+    fn join_data(
+        &self,
+        image: &Image,
+        data: Vec<(Key, Versions)>,
+        placement: &Placement,
+        store: &mut Store,
+    ) {
+        let streams = placement.streams().into_iter();
+        let floors: BTreeMap<PartitionId, Timestamp> =
+            streams.map(|stream| (stream, self.collectable(stream))).collect();
+        let floor = |key: &Key| {
+            let home = self.home(key, placement);
+            floors.get(&home.stream).copied().unwrap_or_default().max(home.since)
+        };
+        let mut theirs = BTreeSet::new();
+        for (key, mut versions) in data {
+            let partition = placement.partition_of(&key);
+            let Some((version, value)) = versions.pop() else { continue };
+            theirs.insert(key.clone());
+            let held = store.read(partition, &key).version;
+            let is_known = if held == Version::INITIAL {
+                version.timestamp < floor(&key)
+            } else {
+                version <= held
+            };
+            if !is_known {
+                store.put(partition, key, version, value);
+            }
+        }
+        let streams = placement.streams().into_iter();
+        let floors: BTreeMap<PartitionId, Timestamp> =
+            streams.map(|stream| (stream, image.collectable(stream))).collect();
+        for (partition, placed) in placement.partitions() {
+            for (key, versions) in store.scan(partition, None, usize::MAX) {
+                let home = image.moved.get(&key).copied();
+                let home = home.unwrap_or(Home { stream: placed, ..Home::default() });
+                let floor = floors.get(&home.stream).copied().unwrap_or_default().max(home.since);
+                let is_old = versions.last().is_some_and(|(held, _)| held.timestamp < floor);
+                if is_old && !theirs.contains(&key) {
+                    // Whatever comes later gets a larger timestamp than this.
+                    let timestamp = Timestamp(floor.0.saturating_sub(1));
+                    store.put(partition, key, Version { timestamp, ..Version::INITIAL }, None);
+                }
+            }
         }
     }
 
@@ -105,7 +243,7 @@ impl State {
                 let stamp = (*stamp).max(state.stamp.next());
                 state.stamp = stamp;
                 for (offset, entry) in (0..).zip(entries) {
-                    let place = Place { index, offset, stamp };
+                    let place = Place { index, offset, stamp, is_late: false };
                     if !self.sequence(stream, place, entry, placement, now) {
                         applied.repeated += 1;
                     }
@@ -116,11 +254,14 @@ impl State {
                     self.acknowledge(stream, client, below);
                 }
             }
+            Some(Command::Forget(clients)) => {
+                for &(client, below) in clients {
+                    self.forget(stream, client, below);
+                }
+            }
             None => {}
         }
-        while let Some(merged) = self.merge.pop() {
-            applied.ran.push(self.run(&merged, placement, store));
-        }
+        self.run_ready(&mut applied, placement, store);
         applied
     }
 
@@ -134,10 +275,25 @@ impl State {
         now: Time,
     ) -> bool {
         let txn = entry.functor.txn;
+        if let Some((key, from)) = entry.relocates() {
+            // A key moves once from each home; the first who says where to is heard.
+            let Some(state) = self.streams.get_mut(&stream) else { return false };
+            if state.moves.get(key).is_some_and(|&moves| from.counter < moves) {
+                return false;
+            }
+            state.moves.insert(key.clone(), from.counter + 1);
+            self.merge.insert(stream, place, entry, |key| placement.stream_of(key), now);
+            return true;
+        }
         self.acknowledge(stream, txn.client, entry.functor.acknowledged_below);
         let Some(state) = self.streams.get_mut(&stream) else { return false };
-        let is_over = state.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below);
-        let is_repeated = is_over || !state.seen.insert(txn);
+        let is_below = |known: &BTreeMap<ClientId, u64>| {
+            known.get(&txn.client).is_some_and(|&below| txn.counter < below)
+        };
+        // One that ran under another name may be in another stream under this, where all wait for it.
+        let is_late = is_below(&state.acknowledged);
+        let is_repeated = is_below(&state.forgotten) || !state.seen.insert(entry.name());
+        let place = Place { is_late, ..place };
         if is_repeated && !self.teeth.runs_repeated {
             return false;
         }
@@ -148,16 +304,38 @@ impl State {
     /// A stream says below which counter a client knows the outcomes of its transactions.
     fn acknowledge(&mut self, stream: PartitionId, client: ClientId, below: u64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        if let Some(over) = advance(&mut state.acknowledged, client, below) {
-            let over: Vec<TxnId> = state.seen.range(over).copied().collect();
-            for txn in over {
-                state.seen.remove(&txn);
-            }
+        let is_news = advance(&mut state.acknowledged, client, below).is_some();
+        if is_news && self.streams.len() == 1 {
+            self.forget(stream, client, below);
         }
+        self.forget_ran(client);
         if let Some(over) = advance(&mut self.acknowledged, client, below) {
             let over: Vec<TxnId> = self.ended.range(over).map(|(&txn, _)| txn).collect();
             for txn in over {
                 self.ended.remove(&txn);
+            }
+        }
+    }
+
+    /// A stream need not remember which transactions below this counter it holds.
+    fn forget(&mut self, stream: PartitionId, client: ClientId, below: u64) {
+        let Some(state) = self.streams.get_mut(&stream) else { return };
+        if let Some(over) = advance(&mut state.forgotten, client, below) {
+            let named = |txn| Name { txn, map: 0 };
+            let over = state.seen.range(named(over.start)..named(over.end));
+            for name in over.copied().collect::<Vec<_>>() {
+                state.seen.remove(&name);
+            }
+        }
+    }
+
+    /// Forgets that transactions of `client` ran that no stream lets in again under any name.
+    fn forget_ran(&mut self, client: ClientId) {
+        let below = self.acknowledged_by_all(client);
+        let over = self.ran.range(TxnId::new(client, 0)..TxnId::new(client, below));
+        for txn in over.copied().collect::<Vec<_>>() {
+            if !self.merge.contains_any(txn) {
+                self.ran.remove(&txn);
             }
         }
     }
@@ -168,24 +346,81 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
-    /// True if `txn` need not be put into `stream` again.
+    /// True if `entry` need not be put into `stream` again.
     #[must_use]
-    pub fn is_sequenced(&self, stream: PartitionId, txn: TxnId) -> bool {
-        self.streams.get(&stream).is_some_and(|stream| stream.seen.contains(&txn))
+    pub fn is_sequenced(&self, stream: PartitionId, entry: &Sequenced) -> bool {
+        let Some(stream) = self.streams.get(&stream) else { return false };
+        entry.relocates().map_or_else(
+            || stream.seen.contains(&entry.name()),
+            |(key, from)| stream.moves.get(key).is_some_and(|&moves| from.counter < moves),
+        )
     }
 
-    /// What the other streams say of clients that have transactions in `stream` that it need not
-    /// remember any more.
+    /// What other streams say of clients and `stream` does not know.
     #[must_use]
     pub fn unacknowledged(&self, stream: PartitionId) -> Vec<(ClientId, u64)> {
         let Some(state) = self.streams.get(&stream) else { return Vec::new() };
-        let mut news = BTreeMap::new();
-        for txn in state.seen.iter().filter(|&&txn| self.is_acknowledged(txn)) {
-            if let Some(&below) = self.acknowledged.get(&txn.client) {
-                news.insert(txn.client, below);
+        let known = |client| state.acknowledged.get(client).copied().unwrap_or_default();
+        let news = self.acknowledged.iter().filter(|&(client, &below)| below > known(client));
+        news.map(|(&client, &below)| (client, below)).collect()
+    }
+
+    /// What every stream says that `client` knows.
+    fn acknowledged_by_all(&self, client: ClientId) -> u64 {
+        let below = self.streams.values().map(|stream| stream.acknowledged.get(&client).copied());
+        below.map(Option::unwrap_or_default).min().unwrap_or_default()
+    }
+
+    /// What `stream` need not remember any more: who comes so late is refused by all streams, and
+    /// nobody waits anywhere for what is not everywhere.
+    #[must_use]
+    pub fn forgettable(&self, stream: PartitionId) -> Vec<(ClientId, u64)> {
+        let Some(state) = self.streams.get(&stream) else { return Vec::new() };
+        let mut news = Vec::new();
+        for &client in state.acknowledged.keys() {
+            let below = self.acknowledged_by_all(client);
+            let waits = self.merge.first_of(client).map_or(below, |first| first.min(below));
+            if waits > state.forgotten.get(&client).copied().unwrap_or_default() {
+                news.push((client, waits));
             }
         }
-        news.into_iter().collect()
+        news
+    }
+
+    /// True if `stream` holds that the client of `txn` knows what became of it.
+    #[must_use]
+    pub fn is_over(&self, stream: PartitionId, txn: TxnId) -> bool {
+        let known = self.streams.get(&stream).and_then(|s| s.acknowledged.get(&txn.client));
+        known.is_some_and(|&below| txn.counter < below)
+    }
+
+    /// Runs what has come so far and waits for nothing.
+    fn run_ready(&mut self, applied: &mut Applied, placement: &Placement, store: &mut Store) {
+        while let Some(merged) = self.merge.pop() {
+            let (name, txn) = (merged.entry.name(), merged.entry.functor.txn);
+            // S10: whether it is void follows from what it comes after on its keys. If of one transaction
+            // two names are not, the same one comes first everywhere.
+            let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
+            if !self.is_right(&merged.entry) {
+                applied.void.push(name);
+            } else if merged.entry.target.is_some() {
+                self.relocate(&merged, placement, store);
+                applied.relocated += 1;
+            } else if !has_run || self.teeth.runs_repeated {
+                applied.ran.push(self.run(&merged, placement, store));
+            }
+        }
+    }
+
+    /// A key moves.
+    fn relocate(&mut self, merged: &Merged, placement: &Placement, store: &Store) {
+        let (Some((key, from)), Some(stream)) = (merged.entry.relocates(), merged.entry.target)
+        else {
+            return;
+        };
+        let held = store.read(placement.partition_of(key), key).version.timestamp;
+        let since = merged.stamp.max(held.next()).max(from.since.next());
+        self.moved.insert(key.clone(), Home { counter: from.counter + 1, stream, since });
     }
 
     /// A transaction runs. Its timestamp follows from its places and from what it touches, so that it
@@ -195,6 +430,9 @@ impl State {
         let txn = functor.txn;
         let held = |key| store.read(placement.partition_of(key), key);
         let mut timestamp = merged.stamp;
+        for (_, home) in &merged.entry.moved {
+            timestamp = timestamp.max(home.since.next());
+        }
         let mut reads = Reads::new();
         for key in &functor.reads {
             let read = held(key);
@@ -219,6 +457,9 @@ impl State {
             Body::Validate { .. } => Reads::new(),
         };
         let ended = Ended { outcome, reads };
+        if self.streams.len() > 1 {
+            self.ran.insert(txn);
+        }
         if !self.is_acknowledged(txn) {
             self.ended.insert(txn, ended.clone());
         }
@@ -231,6 +472,25 @@ impl State {
     pub fn collectable(&self, stream: PartitionId) -> Timestamp {
         let stamp = self.streams.get(&stream).map(|state| state.stamp).unwrap_or_default();
         self.merge.earliest(stream).map_or(stamp, |earliest| earliest.min(stamp))
+    }
+
+    /// Below which timestamps old versions of each partition may go.
+    #[must_use]
+    pub fn collectables(&self, placement: &Placement) -> Vec<(PartitionId, Timestamp)> {
+        let of = |stream| self.collectable(stream);
+        let mut below: BTreeMap<PartitionId, Timestamp> =
+            placement.partitions().map(|(partition, stream)| (partition, of(stream))).collect();
+        let streams: BTreeSet<(PartitionId, PartitionId)> = self
+            .moved
+            .iter()
+            .map(|(key, home)| (placement.partition_of(key), home.stream))
+            .collect();
+        for (partition, stream) in streams {
+            if let Some(below) = below.get_mut(&partition) {
+                *below = (*below).min(of(stream));
+            }
+        }
+        below.into_iter().collect()
     }
 
     /// Names the prefixes that this state follows from.
@@ -247,8 +507,19 @@ impl State {
     pub fn add_to(&self, digest: &mut Digest) {
         digest.add_debug(&self.streams);
         digest.add_debug(&self.ended);
+        digest.add_debug(&self.moved);
         digest.add_debug(&self.merge.pending());
     }
+}
+
+/// Below which counters clients know the outcomes, as any stream says.
+fn acknowledged(streams: &BTreeMap<PartitionId, StreamImage>) -> BTreeMap<ClientId, u64> {
+    let mut acknowledged: BTreeMap<ClientId, u64> = BTreeMap::new();
+    for (&client, &below) in streams.values().flat_map(|stream| &stream.acknowledged) {
+        let known = acknowledged.entry(client).or_default();
+        *known = (*known).max(below);
+    }
+    acknowledged
 }
 
 /// What a transaction sees: a key that was deleted is one that was never written, for servers forget
@@ -256,3 +527,6 @@ impl State {
 pub fn visible(read: Read) -> Read {
     if read.value.is_none() { Read::default() } else { read }
 }
+
+#[cfg(test)]
+mod tests;

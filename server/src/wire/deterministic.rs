@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use orthodrome_core::{NodeId, PartitionId, Timestamp, TxnId};
+use orthodrome_core::{Key, NodeId, PartitionId, RegionId, Timestamp, TxnId};
 use orthodrome_protocols::deterministic::merge::Place;
 use orthodrome_protocols::deterministic::{
-    Chunk, Command, Deterministic, Ended, Image, Log, Msg, Record, Sequenced, StreamImage,
+    Chunk, Command, Deterministic, Ended, Home, Image, Log, Msg, Name, Record, Sequenced,
+    StreamImage,
 };
 use orthodrome_protocols::replication::Index;
 use prost::Message as _;
@@ -24,9 +25,16 @@ use super::replication::{
 use super::{WireError, WireProtocol, deterministic_schema as wire};
 
 fn sequenced_to_wire(entry: &Sequenced) -> wire::Sequenced {
-    let Sequenced { functor, homes, due } = entry;
-    let functor = Some(functor_to_wire(functor));
-    wire::Sequenced { functor, homes: partitions_to_wire(homes), due: due.0 }
+    let Sequenced { functor, homes, due, moved, target, origin, is_piece } = entry;
+    wire::Sequenced {
+        functor: Some(functor_to_wire(functor)),
+        homes: partitions_to_wire(homes),
+        due: due.0,
+        is_piece: *is_piece,
+        moved: moved.iter().map(|(key, home)| moved_to_wire(key, home)).collect(),
+        target: target.map(|stream| stream.0),
+        origin: u32::from(origin.0),
+    }
 }
 
 /// Homes are in order, each once: how many there are says when a transaction is complete.
@@ -37,8 +45,38 @@ fn sequenced_from_wire(entry: Option<wire::Sequenced>) -> Result<Arc<Sequenced>,
         let (field, found) = ("Sequenced.homes", format!("{homes:?}"));
         return Err(WireError::Value { field, found, wanted: "ascending, at least one" });
     }
-    let functor = functor_from_wire(entry.functor)?;
-    Ok(Arc::new(Sequenced { functor, homes, due: Timestamp(entry.due) }))
+    let origin = u16::try_from(entry.origin).map_err(|_| WireError::Value {
+        field: "Sequenced.origin",
+        found: entry.origin.to_string(),
+        wanted: "a region's number, below 65536",
+    })?;
+    Ok(Arc::new(Sequenced {
+        functor: functor_from_wire(entry.functor)?,
+        homes,
+        due: Timestamp(entry.due),
+        moved: entry.moved.into_iter().map(moved_from_wire).collect(),
+        target: entry.target.map(PartitionId),
+        origin: RegionId(origin),
+        is_piece: entry.is_piece,
+    }))
+}
+
+fn moved_to_wire(key: &Key, home: &Home) -> wire::Moved {
+    let Home { counter, stream, since } = *home;
+    wire::Moved { key: key.0.clone(), counter, stream: stream.0, since: since.0 }
+}
+
+fn moved_from_wire(moved: wire::Moved) -> (Key, Home) {
+    let (stream, since) = (PartitionId(moved.stream), Timestamp(moved.since));
+    (Key(moved.key), Home { counter: moved.counter, stream, since })
+}
+
+fn name_to_wire(name: &Name) -> wire::Name {
+    wire::Name { txn: Some(txn_id_to_wire(&name.txn)), map: name.map }
+}
+
+fn name_from_wire(name: wire::Name) -> Result<Name, WireError> {
+    Ok(Name { txn: txn_id_from_wire(&need(name.txn, "Name.txn")?), map: name.map })
 }
 
 fn msg_to_wire(msg: &Msg) -> wire::Msg {
@@ -116,6 +154,10 @@ fn command_to_wire(command: &Command) -> wire::Command {
             let clients = acknowledged_to_wire(clients.iter().copied());
             Wire::Acknowledge(c::Acknowledge { clients })
         }
+        Command::Forget(clients) => {
+            let clients = acknowledged_to_wire(clients.iter().copied());
+            Wire::Forget(c::Acknowledge { clients })
+        }
     };
     wire::Command { command: Some(command) }
 }
@@ -129,20 +171,24 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
             Command::Batch { stamp: Timestamp(c.stamp), entries }
         }
         Wire::Acknowledge(c) => Command::Acknowledge(acknowledged_from_wire(c.clients).collect()),
+        Wire::Forget(c) => Command::Forget(acknowledged_from_wire(c.clients).collect()),
     })
 }
 
 fn image_to_wire(image: &Image) -> wire::Image {
     use wire::image as i;
-    let Image { number, streams, pending, ended } = image;
+    let Image { number, streams, pending, ended, moved, ran } = image;
     let streams = streams.iter().map(|(stream, image)| {
-        let StreamImage { applied, stamp, seen, acknowledged } = image;
+        let StreamImage { applied, stamp, seen, acknowledged, forgotten, moves } = image;
+        let moves = moves.iter().map(|(key, &count)| wire::Moves { key: key.0.clone(), count });
         i::Stream {
             stream: stream.0,
             applied: applied.0,
             stamp: stamp.0,
-            seen: seen.iter().map(txn_id_to_wire).collect(),
+            seen: seen.iter().map(name_to_wire).collect(),
             acknowledged: acknowledged_to_wire(acknowledged.iter().map(|(&c, &below)| (c, below))),
+            forgotten: acknowledged_to_wire(forgotten.iter().map(|(&c, &below)| (c, below))),
+            moves: moves.collect(),
         }
     });
     let pending = pending.iter().map(|(stream, place, entry)| i::Pending {
@@ -150,6 +196,7 @@ fn image_to_wire(image: &Image) -> wire::Image {
         index: place.index.0,
         offset: place.offset,
         stamp: place.stamp.0,
+        is_late: place.is_late,
         entry: Some(sequenced_to_wire(entry)),
     });
     let ended = ended.iter().map(|(txn, ended)| i::Ended {
@@ -162,16 +209,21 @@ fn image_to_wire(image: &Image) -> wire::Image {
         streams: streams.collect(),
         pending: pending.collect(),
         ended: ended.collect(),
+        moved: moved.iter().map(|(key, home)| moved_to_wire(key, home)).collect(),
+        ran: ran.iter().map(txn_id_to_wire).collect(),
     }
 }
 
 fn image_from_wire(image: wire::Image) -> Result<Image, WireError> {
     let streams = image.streams.into_iter().map(|stream| {
+        let seen = stream.seen.into_iter().map(name_from_wire);
         let image = StreamImage {
             applied: Index(stream.applied),
             stamp: Timestamp(stream.stamp),
-            seen: stream.seen.iter().map(txn_id_from_wire).collect(),
+            seen: seen.collect::<Result<_, _>>()?,
             acknowledged: acknowledged_from_wire(stream.acknowledged).collect(),
+            forgotten: acknowledged_from_wire(stream.forgotten).collect(),
+            moves: stream.moves.into_iter().map(|moves| (Key(moves.key), moves.count)).collect(),
         };
         Ok((PartitionId(stream.stream), image))
     });
@@ -180,6 +232,7 @@ fn image_from_wire(image: wire::Image) -> Result<Image, WireError> {
             index: Index(pending.index),
             offset: pending.offset,
             stamp: Timestamp(pending.stamp),
+            is_late: pending.is_late,
         };
         Ok((PartitionId(pending.stream), place, sequenced_from_wire(pending.entry)?))
     });
@@ -193,6 +246,11 @@ fn image_from_wire(image: wire::Image) -> Result<Image, WireError> {
         streams: keyed(streams, "Image.streams")?,
         pending: pending.collect::<Result<_, WireError>>()?,
         ended: keyed(ended, "Image.ended")?,
+        moved: keyed(
+            image.moved.into_iter().map(|moved| Ok(moved_from_wire(moved))),
+            "Image.moved",
+        )?,
+        ran: image.ran.iter().map(txn_id_from_wire).collect(),
     })
 }
 

@@ -1,4 +1,4 @@
-use orthodrome_core::id::ClientId;
+use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 
@@ -12,8 +12,8 @@ fn home(key: &Key) -> PartitionId {
     PartitionId(u32::from(key.0[0] - b'0'))
 }
 
-fn id(number: u64) -> TxnId {
-    TxnId::new(ClientId(1), number)
+fn id(number: u64) -> Name {
+    Name { txn: TxnId::new(ClientId(1), number), map: 0 }
 }
 
 fn txn(number: u64, reads: &[&str], writes: &[&str]) -> Arc<Sequenced> {
@@ -24,34 +24,38 @@ fn txn(number: u64, reads: &[&str], writes: &[&str]) -> Arc<Sequenced> {
     let (reads, writes) = (keys(reads), keys(writes));
     let homes: BTreeSet<PartitionId> = reads.iter().chain(&writes).map(home).collect();
     let body = Body::Ops(Vec::new());
-    let functor = Functor { txn: id(number), reads, writes, body, acknowledged_below: 0 };
+    let functor = Functor { txn: id(number).txn, reads, writes, body, acknowledged_below: 0 };
     let homes = homes.into_iter().collect();
-    Arc::new(Sequenced { functor: Arc::new(functor), homes, due: Timestamp::ZERO })
+    Arc::new(Sequenced::new(Arc::new(functor), homes, Vec::new(), RegionId(0)))
 }
 
 /// Streams, and how far each is merged.
 struct Merging {
     merge: Merge,
     merged: Vec<u64>,
-    order: Vec<TxnId>,
+    order: Vec<Name>,
 }
 
 impl Merging {
     fn new() -> Self {
-        Self { merge: Merge::new(false), merged: vec![0; STREAMS as usize], order: Vec::new() }
+        Self {
+            merge: Merge::new(None, false),
+            merged: vec![0; STREAMS as usize],
+            order: Vec::new(),
+        }
     }
 
     fn insert(&mut self, stream: u32, entry: &Arc<Sequenced>) {
         let at = &mut self.merged[stream as usize];
         *at += 1;
-        let place = Place { index: Index(*at), offset: 0, stamp: Timestamp(*at) };
+        let place = Place { index: Index(*at), offset: 0, stamp: Timestamp(*at), is_late: false };
         self.merge.insert(PartitionId(stream), place, entry, home, Time(*at));
-        self.order.extend(std::iter::from_fn(|| self.merge.pop()).map(|m| m.entry.functor.txn));
+        self.order.extend(std::iter::from_fn(|| self.merge.pop()).map(|m| m.entry.name()));
         self.merge.assert_invariants();
     }
 
     fn ran(&self) -> Vec<u64> {
-        self.order.iter().map(|txn| txn.counter).collect()
+        self.order.iter().map(|name| name.txn.counter).collect()
     }
 }
 
@@ -118,8 +122,8 @@ fn who_reads_and_writes_a_key_does_not_wait_for_itself() {
     let mut merging = Merging::new();
     merging.insert(0, &entry);
     assert_eq!(merging.ran(), [1]);
-    let mut mistaken = Merge::new(true);
-    let place = Place { index: Index(1), offset: 0, stamp: Timestamp(1) };
+    let mut mistaken = Merge::new(None, true);
+    let place = Place { index: Index(1), offset: 0, stamp: Timestamp(1), is_late: false };
     mistaken.insert(PartitionId(0), place, &entry, home, Time(0));
     assert_eq!((mistaken.pop(), mistaken.len()), (None, 1), "S7");
 }
@@ -167,18 +171,18 @@ fn conflict(a: &Sequenced, b: &Sequenced, stream: PartitionId) -> bool {
 
 /// By the definition: everything that must have run before, or with, each transaction, as far as
 /// these prefixes say, and whether all of that is complete.
-fn closure(prefixes: &[&[Arc<Sequenced>]]) -> BTreeMap<TxnId, (BTreeSet<TxnId>, bool)> {
-    let mut before: BTreeMap<TxnId, BTreeSet<TxnId>> = BTreeMap::new();
-    let mut seen: BTreeMap<TxnId, usize> = BTreeMap::new();
-    let mut homes: BTreeMap<TxnId, usize> = BTreeMap::new();
+fn closure(prefixes: &[&[Arc<Sequenced>]]) -> BTreeMap<Name, (BTreeSet<Name>, bool)> {
+    let mut before: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    let mut seen: BTreeMap<Name, usize> = BTreeMap::new();
+    let mut homes: BTreeMap<Name, usize> = BTreeMap::new();
     for (stream, prefix) in (0..).zip(prefixes) {
         for (at, entry) in prefix.iter().enumerate() {
-            let txn = entry.functor.txn;
+            let txn = entry.name();
             *seen.entry(txn).or_default() += 1;
             homes.insert(txn, entry.homes.len());
             let earlier = prefix[..at].iter();
             let these = earlier.filter(|other| conflict(other, entry, PartitionId(stream)));
-            before.entry(txn).or_default().extend(these.map(|other| other.functor.txn));
+            before.entry(txn).or_default().extend(these.map(|other| other.name()));
         }
     }
     let mut all = BTreeMap::new();
@@ -202,7 +206,7 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
     let (mut components, mut largest) = (0, 0);
     for _ in 0..400 {
         let streams = draw(&mut rng);
-        let mut orders: Vec<Vec<TxnId>> = Vec::new();
+        let mut orders: Vec<Vec<Name>> = Vec::new();
         for _ in 0..3 {
             let mut merging = Merging::new();
             let total: usize = streams.iter().map(Vec::len).sum();
@@ -217,7 +221,7 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
                     let prefixes: Vec<&[Arc<Sequenced>]> = (0..STREAMS as usize)
                         .map(|s| &streams[s][..merging.merged[s] as usize])
                         .collect();
-                    let expected: BTreeSet<TxnId> = closure(&prefixes)
+                    let expected: BTreeSet<Name> = closure(&prefixes)
                         .into_iter()
                         .filter_map(|(txn, (_, is_closed))| is_closed.then_some(txn))
                         .collect();
@@ -235,10 +239,10 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
         }
         let whole: Vec<&[Arc<Sequenced>]> = streams.iter().map(Vec::as_slice).collect();
         let all = closure(&whole);
-        let place = |order: &[TxnId], txn: TxnId| order.iter().position(|other| *other == txn);
+        let place = |order: &[Name], txn: Name| order.iter().position(|other| *other == txn);
         for (a, (before_a, _)) in &all {
             for b in before_a.iter().filter(|b| *b != a) {
-                let goes = |order: &[TxnId]| place(order, *b) < place(order, *a);
+                let goes = |order: &[Name]| place(order, *b) < place(order, *a);
                 let first = goes(&orders[0]);
                 assert!(orders.iter().all(|order| goes(order) == first), "{a} and {b}");
                 let is_circle = all[b].0.contains(a);
@@ -251,7 +255,7 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
 
 /// The merge that a checkpoint of this one gives (S8).
 fn again(merge: &Merge) -> Merge {
-    let mut copy = Merge::new(false);
+    let mut copy = Merge::new(None, false);
     for (stream, place, entry) in merge.pending() {
         copy.insert(stream, place, &entry, home, Time(0));
     }
@@ -271,12 +275,12 @@ fn what_is_missing_where_is_known() {
     assert_eq!(merging.merge.missing(id(2)), None);
     merging.insert(0, &t1);
     merging.insert(0, &t2);
-    let old: Vec<TxnId> =
-        merging.merge.incomplete_since(Time(9)).map(|entry| entry.functor.txn).collect();
+    let old: Vec<Name> =
+        merging.merge.incomplete_since(Time(9)).map(|entry| entry.name()).collect();
     assert_eq!(old, [id(1)]);
     let key = Key::from("0a");
-    assert_eq!(merging.merge.waits_since([&key].into_iter()), Some(Time(1)));
-    assert_eq!(merging.merge.waits_since([&Key::from("2x")].into_iter()), None);
+    assert_eq!(merging.merge.waits_since(PartitionId(0), [&key].into_iter()), Some(Time(1)));
+    assert_eq!(merging.merge.waits_since(PartitionId(2), [&Key::from("2x")].into_iter()), None);
     assert_eq!(merging.merge.earliest(PartitionId(0)), Some(Timestamp(1)));
     merging.insert(2, &t1);
     assert_eq!(merging.ran(), [1, 2]);
@@ -298,7 +302,7 @@ fn contended(per_second: u64, is_bounded: bool) -> (usize, Duration) {
             at += 1 + rng.below(2_000 / per_second);
             number += 1;
             let entry = txn(number, &["0a", "1a"], &["0a", "1a"]);
-            began.insert(entry.functor.txn, at);
+            began.insert(entry.name(), at);
             for to in 0..2 {
                 // Bounded: both take it at the time when the further one has it.
                 let way = if from == to && !is_bounded { 0 } else { WAY };

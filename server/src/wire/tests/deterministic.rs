@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use orthodrome_core::txn::Reads;
 use orthodrome_protocols::deterministic::merge::Place;
 use orthodrome_protocols::deterministic::{
-    Chunk, Command, Deterministic, Ended, Image, Log, Msg, Record, Sequenced, StreamImage,
+    Chunk, Command, Deterministic, Ended, Home, Image, Log, Msg, Name, Record, Sequenced,
+    StreamImage,
 };
 use orthodrome_protocols::functor::{Body, Functor};
 
@@ -47,7 +48,24 @@ fn entry(draw: &mut Draw) -> Arc<Sequenced> {
     let mut homes: BTreeSet<PartitionId> = draw.partitions().into_iter().collect();
     homes.insert(draw.partition());
     let homes = homes.into_iter().collect();
-    Arc::new(Sequenced { functor: functor(draw), homes, due: draw.timestamp() })
+    Arc::new(Sequenced {
+        functor: functor(draw),
+        homes,
+        due: draw.timestamp(),
+        moved: draw.many(3, moved),
+        target: draw.option(Draw::partition),
+        origin: RegionId(draw.below(99) as u16),
+        is_piece: draw.below(2) == 1,
+    })
+}
+
+fn moved(draw: &mut Draw) -> (Key, Home) {
+    let (counter, stream) = (draw.below(1 << 40), draw.partition());
+    (draw.key(), Home { counter, stream, since: draw.timestamp() })
+}
+
+fn name(draw: &mut Draw) -> Name {
+    Name { txn: draw.txn_id(), map: draw.below(1 << 60) }
 }
 
 fn reads(draw: &mut Draw) -> Reads {
@@ -81,17 +99,22 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
 fn image(draw: &mut Draw) -> Image {
     let streams = draw.many(3, |draw| {
         let acknowledged = draw.many(3, |draw| (draw.txn_id().client, draw.below(999)));
+        let forgotten = draw.many(3, |draw| (draw.txn_id().client, draw.below(999)));
+        let moves = draw.many(3, |draw| (draw.key(), draw.below(99)));
         let image = StreamImage {
             applied: Index(draw.below(1 << 40)),
             stamp: draw.timestamp(),
-            seen: draw.many(4, Draw::txn_id).into_iter().collect(),
+            seen: draw.many(4, name).into_iter().collect(),
             acknowledged: acknowledged.into_iter().collect(),
+            forgotten: forgotten.into_iter().collect(),
+            moves: moves.into_iter().collect(),
         };
         (draw.partition(), image)
     });
     let pending = draw.many(3, |draw| {
         let index = Index(draw.below(1 << 40));
-        let place = Place { index, offset: draw.below(99) as u32, stamp: draw.timestamp() };
+        let (offset, stamp) = (draw.below(99) as u32, draw.timestamp());
+        let place = Place { index, offset, stamp, is_late: draw.below(2) == 1 };
         (draw.partition(), place, entry(draw))
     });
     let ended =
@@ -101,6 +124,8 @@ fn image(draw: &mut Draw) -> Image {
         streams: streams.into_iter().collect(),
         pending,
         ended: ended.into_iter().collect::<BTreeMap<_, _>>(),
+        moved: draw.many(3, moved).into_iter().collect(),
+        ran: draw.many(3, Draw::txn_id).into_iter().collect(),
     }
 }
 
@@ -108,14 +133,15 @@ fn everything(draw: &mut Draw) -> (Vec<Msg>, Vec<Record>) {
     let msgs = (0..MSGS).map(|kind| msg(draw, kind)).collect();
     let batch = Command::Batch { stamp: draw.timestamp(), entries: draw.many(4, entry) };
     let clients = draw.many(9, |draw| (draw.txn_id().client, draw.below(9_999)));
-    let mut records: Vec<Record> = [batch, Command::Acknowledge(clients)]
-        .into_iter()
-        .map(|command| {
-            let payload = Payload::Command(Arc::new(command));
-            let (index, entry) = (Index(1), Entry { term: Term(1), payload });
-            Record::Replication(PartitionId(3), replication::Record::Entry { index, entry })
-        })
-        .collect();
+    let mut records: Vec<Record> =
+        [batch, Command::Acknowledge(clients.clone()), Command::Forget(clients)]
+            .into_iter()
+            .map(|command| {
+                let payload = Payload::Command(Arc::new(command));
+                let (index, entry) = (Index(1), Entry { term: Term(1), payload });
+                Record::Replication(PartitionId(3), replication::Record::Entry { index, entry })
+            })
+            .collect();
     records.push(Record::Image(Arc::new(image(draw))));
     (msgs, records)
 }
@@ -192,8 +218,7 @@ fn cut_or_damaged_bytes_never_panic_nor_pass_for_the_whole() {
 fn homes_are_in_order_each_once() {
     let entry = |homes: &[u32]| {
         let homes = homes.iter().copied().map(PartitionId).collect();
-        let functor = functor(&mut draw(1));
-        Arc::new(Sequenced { functor, homes, due: Timestamp(1) })
+        Arc::new(Sequenced::new(functor(&mut draw(1)), homes, Vec::new(), RegionId(0)))
     };
     for homes in [&[][..], &[2, 1], &[1, 1]] {
         let msg = Msg::Sequence { stream: PartitionId(1), entry: entry(homes) };

@@ -1,0 +1,299 @@
+use std::collections::BTreeSet;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::store::MemoryEngine;
+use orthodrome_core::time::Duration;
+use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::{Key, Op};
+
+use super::super::Ordering;
+use super::*;
+use crate::functor::Functor;
+
+const CLIENTS: u64 = 3;
+
+fn placement() -> Placement {
+    let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+    Placement::new(Arc::new(Cluster::spread(map, 1, 1, 3, 3).unwrap()), Ordering::Regional)
+}
+
+/// A transaction of a few operations.
+fn functor(number: u64, rng: &mut Rng) -> Functor {
+    let (mut ops, mut reads, mut writes) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+    for _ in 0..rng.range(1, 3) {
+        let key = Key::from(format!("k{}", rng.below(9)));
+        let (is_read, is_write, op) = match rng.below(4) {
+            0 => (true, false, Op::Get(key.clone())),
+            1 => (false, true, Op::Delete(key.clone())),
+            2 => (false, true, Op::Put(key.clone(), format!("{number}").into())),
+            _ => (true, true, Op::Append(key.clone(), format!(",{number}").into())),
+        };
+        ops.push(op);
+        reads.extend(is_read.then(|| key.clone()));
+        writes.extend(is_write.then_some(key));
+    }
+    let (reads, writes) = (reads.into_iter().collect(), writes.into_iter().collect());
+    let txn = TxnId::new(ClientId(1 + number % CLIENTS), 1 + number / CLIENTS);
+    Functor { txn, reads, writes, body: Body::Ops(ops), acknowledged_below: 0 }
+}
+
+/// Streams that a cluster could have: what is on its way into several streams comes into each at a time of
+/// its own; one server, which is behind, says where keys are, what became of transactions, and when it
+/// is time to submit one again.
+struct Drawing {
+    logs: BTreeMap<PartitionId, Vec<Command>>,
+    on_way: Vec<(PartitionId, Arc<Sequenced>)>,
+    submitted: Vec<Arc<Functor>>,
+    relocated: BTreeSet<(Key, u64)>,
+    server: Held,
+    clock: u64,
+}
+
+impl Drawing {
+    fn draw(rng: &mut Rng, placement: &Placement) -> BTreeMap<PartitionId, Vec<Command>> {
+        let logs = placement.streams().into_iter().map(|stream| (stream, Vec::new())).collect();
+        let mut drawing = Self {
+            logs,
+            on_way: Vec::new(),
+            submitted: Vec::new(),
+            relocated: BTreeSet::new(),
+            server: Held::new(placement),
+            clock: 0,
+        };
+        for _ in 0..rng.range(40, 300) {
+            match rng.below(13) {
+                0..4 => drawing.submit(rng, placement),
+                4 => drawing.relocate(rng, placement),
+                5..9 => drawing.arrive(rng),
+                _ => drawing.advance(rng, placement),
+            }
+        }
+        for _ in 0..9 {
+            while !drawing.on_way.is_empty() {
+                drawing.arrive(rng);
+            }
+            drawing.forward(placement);
+        }
+        assert!(drawing.server.state.merge.is_empty());
+        drawing.logs
+    }
+
+    /// Streams tell each other what clients know, and what is in one and not in another is forwarded (S6).
+    fn forward(&mut self, placement: &Placement) {
+        for stream in placement.streams() {
+            self.catch_up(placement);
+            let news = self.server.state.unacknowledged(stream);
+            if !news.is_empty() {
+                self.logs.get_mut(&stream).unwrap().push(Command::Acknowledge(news));
+                continue;
+            }
+            let news = self.server.state.forgettable(stream);
+            if !news.is_empty() {
+                self.logs.get_mut(&stream).unwrap().push(Command::Forget(news));
+            }
+        }
+        self.catch_up(placement);
+        let state = &self.server.state;
+        for entry in state.merge.incomplete_since(Time::MAX) {
+            let missing = state.merge.missing(entry.name()).unwrap().into_iter();
+            let missing = missing.filter(|stream| !state.is_sequenced(*stream, entry));
+            self.on_way.extend(missing.map(|stream| (stream, entry.clone())));
+        }
+    }
+
+    fn catch_up(&mut self, placement: &Placement) {
+        for (&stream, log) in &self.logs {
+            while (self.server.state.applied(stream).0 as usize) < log.len() {
+                self.server.step(stream, log, placement);
+            }
+        }
+    }
+
+    fn submit(&mut self, rng: &mut Rng, placement: &Placement) {
+        let number = self.submitted.len() as u64;
+        let mut functor = Arc::new(functor(number, rng));
+        if let Some(old) = rng.pick(&self.submitted).filter(|_| rng.clone().chance(1, 4))
+            && !self.server.state.ended.contains_key(&old.txn)
+            && !self.server.state.is_acknowledged(old.txn)
+        {
+            functor = old.clone();
+        } else {
+            let knows = |functor: &&Arc<Functor>| {
+                let state = &self.server.state;
+                state.ended.contains_key(&functor.txn) || state.is_acknowledged(functor.txn)
+            };
+            let txn = functor.txn;
+            let own = self.submitted.iter().filter(|other| other.txn.client == txn.client);
+            let acknowledged_below = 1 + own.take_while(knows).count() as u64;
+            functor = Arc::new(Functor { acknowledged_below, ..Functor::clone(&functor) });
+            self.submitted.push(functor.clone());
+        }
+        let entry = Arc::new(self.server.state.plan(functor, RegionId(0), placement));
+        self.on_way.extend(entry.homes.iter().map(|&home| (home, entry.clone())));
+    }
+
+    /// A key is to move; the stream that it moves to is told when the one it moves from has it.
+    fn relocate(&mut self, rng: &mut Rng, placement: &Placement) {
+        let key = Key::from(format!("k{}", rng.below(9)));
+        let from = self.server.state.home(&key, placement);
+        let others = placement.streams().into_iter().filter(|&stream| stream != from.stream);
+        let target = *rng.pick(&others.collect::<Vec<_>>()).unwrap();
+        let entry = Arc::new(Sequenced::relocation(key, from, target, None));
+        self.on_way.push((from.stream, entry));
+    }
+
+    fn arrive(&mut self, rng: &mut Rng) {
+        if self.on_way.is_empty() {
+            return;
+        }
+        let at = usize::try_from(rng.below(self.on_way.len() as u64)).unwrap();
+        let (stream, entry) = self.on_way.swap_remove(at);
+        if let (Some((key, from)), Some(target)) = (entry.relocates(), entry.target)
+            && stream == from.stream
+            && self.relocated.insert((key.clone(), from.counter))
+        {
+            self.on_way.push((target, entry.clone()));
+        }
+        self.clock += 1 + rng.below(20);
+        let stamp = Timestamp(self.clock);
+        let batch = Command::Batch { stamp, entries: vec![entry] };
+        self.logs.get_mut(&stream).unwrap().push(batch);
+    }
+
+    /// The server merges some more.
+    fn advance(&mut self, rng: &mut Rng, placement: &Placement) {
+        let streams: Vec<PartitionId> = self.logs.keys().copied().collect();
+        let stream = *rng.pick(&streams).unwrap();
+        for _ in 0..rng.below(4) {
+            if (self.server.state.applied(stream).0 as usize) < self.logs[&stream].len() {
+                self.server.step(stream, &self.logs[&stream], placement);
+            }
+        }
+    }
+}
+
+/// A server's state and data.
+struct Held {
+    state: State,
+    store: Store,
+    engine: MemoryEngine,
+    /// Ran, were void, moved.
+    counts: [usize; 3],
+}
+
+impl Held {
+    fn new(placement: &Placement) -> Self {
+        let engine = MemoryEngine::default();
+        let state = State::new(&Image::default(), placement, Teeth::default(), Time(0));
+        Self { state, store: Store::new(Box::new(engine.clone())), engine, counts: [0; 3] }
+    }
+
+    /// The next entry of `stream`.
+    fn step(&mut self, stream: PartitionId, log: &[Command], placement: &Placement) {
+        let index = self.state.applied(stream).next();
+        let command = log.get(usize::try_from(index.0 - 1).unwrap());
+        let at = (stream, index);
+        let applied = self.state.apply(at, command, placement, &mut self.store, Time(index.0));
+        let Applied { ran, void, relocated, .. } = applied;
+        for (count, more) in self.counts.iter_mut().zip([ran.len(), void.len(), relocated]) {
+            *count += more;
+        }
+    }
+
+    /// Forgets old versions and deletions, as a checkpoint does.
+    fn collect(&mut self, placement: &Placement) {
+        for (partition, below) in self.state.collectables(placement) {
+            self.store.collect_below(partition, below);
+        }
+        let frozen = self.store.freeze();
+        self.engine.merge(&frozen);
+        self.store.thaw();
+    }
+
+    fn data(&self, placement: &Placement) -> Vec<(Key, Versions)> {
+        let scan = |(partition, _)| self.store.scan(partition, None, usize::MAX);
+        placement.partitions().flat_map(scan).collect()
+    }
+
+    /// Everything that must be equal on servers that have come equally far.
+    fn essence(&self, placement: &Placement) -> (Image, Vec<(Key, Version, String)>) {
+        let newest = self.data(placement).into_iter().filter_map(|(key, versions)| {
+            let (version, value) = versions.last().cloned()?;
+            Some((key, version, value?.to_string()))
+        });
+        let mut newest: Vec<_> = newest.collect();
+        newest.sort();
+        // How long it is remembered that something ran is each server's own affair.
+        (Image { ran: BTreeSet::new(), ..self.state.image() }, newest)
+    }
+}
+
+/// Two servers that have come differently far in each stream, and forgotten each by itself: whichever takes the
+/// other's state comes to what one knows that has merged the longer prefix of each stream, and goes
+/// on from there as that one does.
+#[test]
+fn joined_states_are_what_the_longer_prefixes_give() {
+    let mut rng = Rng::stream(11, "join", 0);
+    let placement = placement();
+    let (mut neither, mut ran_by_join, mut waited, mut counts) = (0, 0, 0, [0; 3]);
+    for _ in 0..300 {
+        let logs = Drawing::draw(&mut rng, &placement);
+        let streams: Vec<PartitionId> = logs.keys().copied().collect();
+        let prefix = |rng: &mut Rng| -> BTreeMap<PartitionId, u64> {
+            let of = |(&stream, log): (_, &Vec<Command>)| (stream, rng.below(log.len() as u64 + 1));
+            logs.iter().map(of).collect()
+        };
+        let (one, other) = (prefix(&mut rng), prefix(&mut rng));
+        let both: BTreeMap<PartitionId, u64> =
+            one.iter().map(|(stream, &at)| (*stream, at.max(other[stream]))).collect();
+        let mut run = |ends: &BTreeMap<PartitionId, u64>, held: &mut Held, collects: bool| {
+            loop {
+                let open: Vec<PartitionId> = (streams.iter().copied())
+                    .filter(|stream| held.state.applied(*stream).0 < ends[stream])
+                    .collect();
+                let Some(&stream) = rng.pick(&open) else { break };
+                held.step(stream, &logs[&stream], &placement);
+                if collects && rng.chance(1, 6) {
+                    held.collect(&placement);
+                }
+            }
+        };
+        let mut held = [(); 4].map(|()| Held::new(&placement));
+        let [a, b, whole, back] = &mut held;
+        run(&one, a, true);
+        run(&other, b, true);
+        run(&both, whole, false);
+        let is_ahead =
+            |x: &BTreeMap<_, u64>, y: &BTreeMap<_, u64>| x.iter().all(|(s, at)| *at >= y[s]);
+        neither += usize::from(!is_ahead(&one, &other) && !is_ahead(&other, &one));
+        waited += usize::from(!a.state.merge.is_empty() && !b.state.merge.is_empty());
+        // Another that is as far as the first.
+        run(&one, back, true);
+        let mut join = |to: &mut Held, from: &Held| {
+            let (image, data) = (from.state.image(), from.data(&placement));
+            let joined = to.state.join(&image, data, &placement, &mut to.store, Time(1));
+            ran_by_join += joined.ran.len();
+            to.state.merge.assert_invariants();
+            assert_eq!(to.essence(&placement), whole.essence(&placement));
+            to.collect(&placement);
+        };
+        join(back, b);
+        join(b, a);
+        let ends: BTreeMap<PartitionId, u64> =
+            logs.iter().map(|(stream, log)| (*stream, log.len() as u64)).collect();
+        run(&ends, whole, true);
+        run(&ends, b, true);
+        whole.collect(&placement);
+        b.collect(&placement);
+        assert!(whole.state.merge.is_empty());
+        counts.iter_mut().zip(whole.counts).for_each(|(count, more)| *count += more);
+        assert_eq!(b.essence(&placement), whole.essence(&placement));
+    }
+    println!(
+        "{neither} states ahead of each other, {waited} with something waiting; {ran_by_join} ran by joining"
+    );
+    println!("{counts:?} ran, were void, moved");
+    assert!(neither > 100 && ran_by_join > 100 && waited > 100, "{neither} {ran_by_join} {waited}");
+    assert!(counts.iter().all(|&count| count > 300), "{counts:?}");
+}
