@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId};
 use orthodrome_core::store::{Piece, Versions};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
 
 use super::Note;
@@ -421,8 +421,9 @@ impl Syncs {
         // Answers are long: what is asked for again before it could come makes slow links slower, until
         // not even votes get through. So it takes twice as long each time, whatever that comes to, and
         // an answer that was late is no reason to expect the next one sooner.
-        let patience = world.config.resend_after.max(world.config.directory.lease);
-        if now.since(sync.asked.at) < patience * (1 << self.doublings) {
+        let least = world.config.resend_after.max(world.config.directory.lease);
+        let patience = (least * (1 << self.doublings)).min(PATIENCE_MAX.max(least));
+        if now.since(sync.asked.at) < patience {
             return Done::Nothing;
         }
         self.doublings = (self.doublings + 1).min(DOUBLINGS);
@@ -586,8 +587,11 @@ fn adopt(
     }
 }
 
-/// Patience doubles so many times.
+/// Patience doubles so many times,
 const DOUBLINGS: u32 = 4;
+
+/// and until it is so long: a connection that is slower than that breaks.
+const PATIENCE_MAX: Duration = Duration::from_secs(5);
 
 /// After so many questions without a piece of a copy, another peer is asked.
 const ATTEMPTS: u32 = 4;
