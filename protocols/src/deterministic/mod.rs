@@ -43,7 +43,7 @@
 //!   they share, and after whatever had to run before it, for all that was chosen. Read-only transactions
 //!   are ordered like others.
 //! - **States join** (S3, S8): what a server has run is closed under *goes before*, so that of two servers, each ahead of the
-//!   other in some stream, either can take what the other knows ([`state`]). A server that is behind
+//!   other in some stream, either can take what the other knows (`state.rs`). A server that is behind
 //!   by more than logs keep takes the state of whoever leads that stream, however far behind that one is elsewhere.
 //! - **Interactive and general transactions** look at what the nearest server holds, however old, and are
 //!   submitted as *if all that was read still is so, write this*.
