@@ -517,8 +517,8 @@ impl Sync {
             let Some(any) = held.first().copied().or(own) else { continue };
             let is_out = any.incarnation <= self.members.settled_through(world.owner(ts));
             // Its coordinator sends again what is above; but what a lost disk had acknowledged counted, and
-            // nobody will send that (seed 6002794).
-            if ts > self.to && !is_out && !has_lost {
+            // nobody will send that (seed 6002794). What nobody else holds came here since.
+            if ts > self.to && !is_out && (!has_lost || held.is_empty()) {
                 continue;
             }
             let closed = promised.closed(world.owner(ts), any.incarnation).filter(|_| is_out);
