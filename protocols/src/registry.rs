@@ -176,19 +176,6 @@ pub fn find(name: &str) -> Result<&'static Row, UnknownProtocol> {
     })
 }
 
-/// The names of the protocols that run general transactions ([`Protocol::GENERAL`]).
-#[must_use]
-pub fn general() -> Vec<&'static str> {
-    struct Named;
-    impl Visitor for Named {
-        type Out = Option<&'static str>;
-        fn visit<P: Protocol>(self, row: &'static Row) -> Self::Out {
-            P::GENERAL.then_some(row.name)
-        }
-    }
-    ROWS.iter().filter_map(|row| with(row.name, Named).ok().flatten()).collect()
-}
-
 /// Does something with the protocol called `name`.
 ///
 /// # Errors

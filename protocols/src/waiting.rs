@@ -48,78 +48,107 @@ pub(crate) fn take_due(
     due.map(|(&txn, asked)| (txn, std::mem::replace(asked, asked.again(now)))).collect()
 }
 
-/// Servers that a gateway gives its transactions to: nearest first, those nearby in turns, and those that did
-/// not answer not for a while.
+/// Servers that did not answer, until they are heard of again; since when, and how often they were tried all
+/// the same.
+#[derive(Debug)]
+pub(crate) struct Suspects {
+    /// How long one is left alone at first.
+    alone: Duration,
+    asked: BTreeMap<NodeId, Asked>,
+}
+
+impl Suspects {
+    /// Nobody, to one who waits so long for an answer.
+    pub fn new(answer_after: Duration) -> Self {
+        let alone = answer_after.max(Duration::from_secs(1)) * 4;
+        Self { alone, asked: BTreeMap::new() }
+    }
+
+    /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
+    /// server that is back unless it is asked: after so long that others were asked meanwhile, and
+    /// twice as long each time.
+    pub fn is(&self, server: NodeId, now: Time) -> bool {
+        let suspect = self.asked.get(&server);
+        suspect.is_some_and(|asked| now.since(asked.at) < self.alone * (1 << asked.times.min(6)))
+    }
+
+    /// True if a server did not answer, however long ago, and has not been heard of since.
+    pub fn was(&self, server: NodeId) -> bool {
+        self.asked.contains_key(&server)
+    }
+
+    /// A server did not answer. True if that is news.
+    pub fn add(&mut self, server: NodeId, now: Time) -> bool {
+        let was_suspect = self.is(server, now);
+        let asked = self
+            .asked
+            .get(&server)
+            .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
+        self.asked.insert(server, asked);
+        !was_suspect
+    }
+
+    /// A server was heard of.
+    pub fn remove(&mut self, server: NodeId) {
+        self.asked.remove(&server);
+    }
+}
+
+/// Servers that a gateway gives its transactions to: those of one region in turns, the nearest region that has
+/// any, and those that did not answer not for a while.
 #[derive(Debug)]
 pub(crate) struct Helpers {
-    /// Every server, nearest first.
-    servers: Vec<NodeId>,
-    /// How many of them are in the nearest region that has any.
-    near: usize,
+    /// Every server, by region, the nearest first.
+    regions: Vec<Vec<NodeId>>,
     turn: usize,
-    /// How long one that did not answer is left alone at first.
-    alone: Duration,
-    /// Those that did not answer, until they are heard of again; since when, and how often they were tried
-    /// all the same.
-    suspects: BTreeMap<NodeId, Asked>,
+    /// Those that did not answer, or have too much to do.
+    pub suspects: Suspects,
 }
 
 impl Helpers {
     /// The servers as `gateway` sees them, which waits so long for an answer.
     pub fn new(cluster: &Cluster, gateway: NodeId, answer_after: Duration) -> Self {
         let home = cluster.region_of(gateway);
-        let distance = |server: NodeId| {
-            let region = cluster.region_of(server);
-            (region != home, cluster.topology.rtt(home, region))
-        };
-        let mut servers: Vec<NodeId> = cluster.servers().map(|server| server.id).collect();
-        servers.sort_by_key(|&server| (distance(server), server));
-        let nearest = servers.first().map(|&server| cluster.region_of(server));
-        let near = servers.iter().filter(|&&s| Some(cluster.region_of(s)) == nearest).count();
-        let alone = answer_after.max(Duration::from_secs(1)) * 4;
-        Self { servers, near, turn: 0, alone, suspects: BTreeMap::new() }
+        let mut regions: BTreeMap<_, Vec<NodeId>> = BTreeMap::new();
+        for server in cluster.servers() {
+            let region = cluster.region_of(server.id);
+            let distance = (region != home, cluster.topology.rtt(home, region), region);
+            regions.entry(distance).or_default().push(server.id);
+        }
+        let regions = regions.into_values().collect();
+        Self { regions, turn: 0, suspects: Suspects::new(answer_after) }
     }
 
-    /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
-    /// server that is back unless it is asked: after so long that others were asked meanwhile, and
-    /// twice as long each time.
-    fn is_suspect(&self, server: NodeId, now: Time) -> bool {
-        let suspect = self.suspects.get(&server);
-        suspect.is_some_and(|asked| now.since(asked.at) < self.alone * (1 << asked.times.min(6)))
-    }
-
-    /// A server did not answer, or declined. True if that is news.
-    pub fn suspect(&mut self, server: NodeId, now: Time) -> bool {
-        let was_suspect = self.is_suspect(server, now);
-        let asked = self
-            .suspects
-            .get(&server)
-            .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
-        self.suspects.insert(server, asked);
-        !was_suspect
-    }
-
-    /// A server answered.
-    pub fn heard(&mut self, server: NodeId) {
-        self.suspects.remove(&server);
-    }
-
-    /// The server to ask: those nearby take turns, unless they are suspected. What others have not answered
-    /// or declined (not `is_first`) goes to nobody who was suspected, however long ago.
-    pub fn next(&mut self, is_first: bool, now: Time) -> NodeId {
+    /// It is the next server's turn.
+    pub fn turn(&mut self) {
         self.turn = self.turn.wrapping_add(1);
-        let near = self.servers.get(..self.near).unwrap_or_default();
-        let well = |server: &&NodeId| {
-            !self.suspects.contains_key(*server) || (is_first && !self.is_suspect(**server, now))
-        };
-        let able: Vec<NodeId> = near.iter().filter(well).copied().collect();
-        let by_turn = |some: &[NodeId]| {
-            self.turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
-        };
-        by_turn(&able)
-            .or_else(|| self.servers.iter().find(well).copied())
-            .or_else(|| by_turn(&self.servers))
-            .unwrap_or_default()
+    }
+
+    /// The one whose turn it is in the nearest region that has any such server.
+    pub fn nearest(&self, is_able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        self.regions.iter().find_map(|servers| self.by_turn(servers.iter().copied(), &is_able))
+    }
+
+    /// The one whose turn it is among all such servers, wherever they are.
+    pub fn any(&self, is_able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        self.by_turn(self.regions.iter().flatten().copied(), is_able)
+    }
+
+    fn by_turn(
+        &self,
+        servers: impl Iterator<Item = NodeId>,
+        is_able: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
+        let able: Vec<NodeId> = servers.filter(|&id| is_able(id)).collect();
+        self.turn.checked_rem(able.len()).and_then(|at| able.get(at)).copied()
+    }
+
+    /// The server to ask, nearby if possible. What others have not answered (not `is_first`) goes to nobody
+    /// who was suspected, however long ago.
+    pub fn next(&mut self, is_first: bool, now: Time) -> NodeId {
+        self.turn();
+        let is_well = |id| !self.suspects.was(id) || (is_first && !self.suspects.is(id, now));
+        self.nearest(is_well).or_else(|| self.any(|_| true)).unwrap_or_default()
     }
 }
 
@@ -196,17 +225,17 @@ mod tests {
         let near: BTreeSet<NodeId> = (0..4).map(|_| helpers.next(true, Time(0))).collect();
         assert_eq!(near.len(), 1, "the one in this region");
         let near = near.first().copied().unwrap();
-        assert!(helpers.suspect(near, Time(0)));
-        assert!(!helpers.suspect(near, Time(1)), "known already");
+        assert!(helpers.suspects.add(near, Time(0)));
+        assert!(!helpers.suspects.add(near, Time(1)), "known already");
         let later = |seconds: u64| Time(seconds * 1_000_000_000);
         let far = helpers.next(true, later(3));
         assert_ne!(far, near);
         assert_eq!(helpers.next(true, later(4)), near, "new work tries it again");
         assert_eq!(helpers.next(false, later(4)), far, "what nobody answered does not");
-        assert!(helpers.suspect(near, later(4)));
+        assert!(helpers.suspects.add(near, later(4)));
         assert_eq!(helpers.next(true, later(11)), far, "it is left alone for twice as long");
         assert_eq!(helpers.next(true, later(12)), near);
-        helpers.heard(near);
+        helpers.suspects.remove(near);
         assert_eq!(helpers.next(false, later(12)), near);
     }
 }

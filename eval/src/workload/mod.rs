@@ -163,7 +163,23 @@ impl Request {
         txn.acknowledged_below = acknowledged_below;
         txn
     }
+
+    /// Reads of all these keys at the end of a run, some at a time, under one name.
+    fn checks(name: &'static str, keys: &[Key]) -> Vec<Self> {
+        let request = |keys: &[Key]| Self {
+            name,
+            kind: Kind::ReadOnly,
+            reads: keys.to_vec(),
+            writes: Vec::new(),
+            priority: Priority::LOW,
+            parameter: 0,
+        };
+        keys.chunks(CHECK_KEYS).map(request).collect()
+    }
 }
+
+/// Keys of one read at the end of a run.
+const CHECK_KEYS: usize = 500;
 
 /// How a workload's values appear in a history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

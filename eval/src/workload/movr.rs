@@ -16,7 +16,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::procedure::movr::{Course, Ride, Rider};
 use orthodrome_core::procedure::{Call, Procedure, row};
 use orthodrome_core::rng::Rng;
-use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value};
+use orthodrome_core::txn::{Decision, Key, Kind, Op, Reads, Value};
 
 use super::options::{Priorities, bounded, share};
 use super::places::{Places, Reach};
@@ -73,9 +73,6 @@ const CODES: u64 = 1_000;
 
 /// Vehicles of a city all of whose rides are checked at the end of a run.
 const CHECKED: i64 = 40;
-
-/// Keys that one reading transaction at the end asks for.
-const CHECK_KEYS: usize = 500;
 
 /// A ride that was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -431,15 +428,7 @@ impl Workload for Movr {
             keys.extend([user_key(asked.user), vehicle_key(asked.vehicle), asked.key()]);
         }
         let keys: Vec<Key> = keys.into_iter().collect();
-        let request = |keys: &[Key]| Request {
-            name: CHECK,
-            kind: Kind::ReadOnly,
-            reads: keys.to_vec(),
-            writes: Vec::new(),
-            priority: Priority::LOW,
-            parameter: 0,
-        };
-        keys.chunks(CHECK_KEYS).map(request).collect()
+        Request::checks(CHECK, &keys)
     }
 
     /// Every vehicle that is checked has as many rides as its row says, and is in at most one.

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::procedure::{Call, Procedure, row, tpcc as rows};
 use orthodrome_core::rng::Rng;
-use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writes};
+use orthodrome_core::txn::{Decision, Key, Kind, Op, Reads, Value, Writes};
 
 use super::options::{Priorities, bounded, share};
 use super::places::Places;
@@ -42,9 +42,6 @@ const NEW_ORDERS: f64 = 0.45;
 
 /// Warehouses all of whose rows are read at the end of a run.
 const CHECKED: usize = 4;
-
-/// Keys that one reading transaction at the end asks for.
-const CHECK_KEYS: usize = 500;
 
 /// Of how many items one has its stock checked at the end.
 const CHECKED_ITEMS: i64 = 16;
@@ -503,15 +500,7 @@ impl Workload for Tpcc {
 
     fn final_requests(&self) -> Vec<Request> {
         let keys: Vec<Key> = self.check_keys().into_iter().collect();
-        let request = |keys: &[Key]| Request {
-            name: CHECK,
-            kind: Kind::ReadOnly,
-            reads: keys.to_vec(),
-            writes: Vec::new(),
-            priority: Priority::LOW,
-            parameter: 0,
-        };
-        keys.chunks(CHECK_KEYS).map(request).collect()
+        Request::checks(CHECK, &keys)
     }
 
     fn audit_end(&self, reads: &Reads) -> Result<(), String> {

@@ -132,7 +132,7 @@ impl Client {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {
-        self.helpers.heard(from);
+        self.helpers.suspects.remove(from);
         match msg {
             Msg::Answer { txn, outcome, reads } => self.on_answer(txn, outcome, reads, cx),
             Msg::Found { txn, round, reads } => self.on_found(txn, round, reads, cx),
@@ -253,7 +253,7 @@ impl Client {
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         cx.note(Note::Resent);
-        self.helpers.suspect(open.server, cx.now());
+        self.helpers.suspects.add(open.server, cx.now());
         let next = self.helpers.next(false, cx.now());
         let Some(open) = self.open.get_mut(&id) else { return };
         open.server = next;

@@ -7,23 +7,19 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
-use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Functor, Msg, Path, Reason, Record};
 use super::{Config, Note, OceanVista, Timer};
-use crate::waiting::Asked;
+use crate::waiting::{Asked, Helpers};
 
 /// The client side of Ocean Vista.
 #[derive(Debug)]
 pub struct Client {
     config: Arc<Config>,
-    /// Servers that may coordinate, by region, nearest first.
-    regions: Vec<Vec<NodeId>>,
-    turn: usize,
-    /// Those that did not answer, until they are heard of again; since when, and how often they were
-    /// tried all the same.
-    suspects: BTreeMap<NodeId, Asked>,
+    /// Servers that may coordinate.
+    servers: Helpers,
     /// Those that have no lease, as far as they said last; when that was.
     inactive: BTreeMap<NodeId, Time>,
     open: BTreeMap<TxnId, Open>,
@@ -65,16 +61,8 @@ enum Phase {
 impl Machine<OceanVista> for Client {
     fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
         let Setup { node, cluster, config, engine: _ } = setup;
-        let home = cluster.region_of(node);
-        let mut regions: BTreeMap<_, Vec<NodeId>> = BTreeMap::new();
-        for server in cluster.servers() {
-            let region = cluster.region_of(server.id);
-            let distance = (region != home, cluster.topology.rtt(home, region), region);
-            regions.entry(distance).or_default().push(server.id);
-        }
-        let regions = regions.into_values().collect();
-        let (suspects, inactive) = (BTreeMap::new(), BTreeMap::new());
-        Self { config, regions, turn: 0, suspects, inactive, open: BTreeMap::new() }
+        let servers = Helpers::new(&cluster, node, config.answer_after);
+        Self { config, servers, inactive: BTreeMap::new(), open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
@@ -121,69 +109,32 @@ enum Tried {
 /// off from the directory.
 const DECLINES_NEARBY: u32 = 16;
 
-fn by_turn(some: &[NodeId], turn: usize) -> Option<NodeId> {
-    turn.checked_rem(some.len()).and_then(|at| some.get(at)).copied()
-}
-
 impl Client {
-    /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
-    /// server that is back unless it is asked: after so long that others were asked meanwhile, and
-    /// twice as long each time.
-    fn is_suspect(&self, server: NodeId, now: Time) -> bool {
-        let first = self.config.answer_after.max(Duration::from_secs(1)) * 4;
-        self.suspects
-            .get(&server)
-            .is_some_and(|asked| now.since(asked.at) < first * (1 << asked.times.min(6)))
-    }
-
-    /// A server did not answer.
-    fn suspect(&mut self, server: NodeId, now: Time) {
-        let was_suspect = self.is_suspect(server, now);
-        let asked = self
-            .suspects
-            .get(&server)
-            .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
-        self.suspects.insert(server, asked);
-    }
-
     /// True if a server said just now that it has no lease.
     fn is_inactive(&self, server: NodeId, now: Time) -> bool {
         let shortly = self.config.sweep_interval * 5;
         self.inactive.get(&server).is_some_and(|&at| now.since(at) < shortly)
     }
 
-    /// The servers of the nearest region that has any such take turns.
-    fn nearest(&self, is_able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
-        self.regions.iter().find_map(|servers| {
-            let able: Vec<NodeId> = servers.iter().copied().filter(|&id| is_able(id)).collect();
-            by_turn(&able, self.turn)
-        })
-    }
-
     /// A server to coordinate what has been tried so, nearby if possible. What has not been answered before
     /// goes to nobody who was suspected, however long ago. What has been declined goes to any of
     /// those nearby: the first that is back must not be given all that waited for all of them.
     fn coordinator(&mut self, tried: Tried, now: Time) -> NodeId {
-        self.turn = self.turn.wrapping_add(1);
-        let was_suspected = |id: NodeId| self.suspects.contains_key(&id);
-        let all: Vec<NodeId> = self.regions.iter().flatten().copied().collect();
+        self.servers.turn();
+        let servers = &self.servers;
+        let is_suspect = |id| servers.suspects.is(id, now);
+        let is_trusted = |id| !servers.suspects.was(id);
         let well = match tried {
-            Tried::Never => self
-                .nearest(|id| !self.is_suspect(id, now) && !self.is_inactive(id, now))
-                .or_else(|| self.nearest(|id| !self.is_suspect(id, now))),
-            Tried::Silent => self
-                .nearest(|id| !was_suspected(id) && !self.is_inactive(id, now))
-                .or_else(|| self.nearest(|id| !was_suspected(id))),
-            Tried::Declined(times) if times < DECLINES_NEARBY => {
-                self.nearest(|id| !was_suspected(id))
-            }
-            Tried::Declined(_) => {
-                let able: Vec<NodeId> =
-                    all.iter().copied().filter(|&id| !was_suspected(id)).collect();
-                by_turn(&able, self.turn)
-            }
+            Tried::Never => servers
+                .nearest(|id| !is_suspect(id) && !self.is_inactive(id, now))
+                .or_else(|| servers.nearest(|id| !is_suspect(id))),
+            Tried::Silent => servers
+                .nearest(|id| is_trusted(id) && !self.is_inactive(id, now))
+                .or_else(|| servers.nearest(is_trusted)),
+            Tried::Declined(times) if times < DECLINES_NEARBY => servers.nearest(is_trusted),
+            Tried::Declined(_) => servers.any(is_trusted),
         };
-        well.or_else(|| by_turn(&all, self.turn)).unwrap_or_default()
+        well.or_else(|| servers.any(|_| true)).unwrap_or_default()
     }
 
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, OceanVista>) {
@@ -491,7 +442,7 @@ impl Client {
             return;
         }
         let coordinator = open.coordinator;
-        self.suspect(coordinator, cx.now());
+        self.servers.suspects.add(coordinator, cx.now());
         let Some(open) = self.open.get_mut(&id) else { return };
         if let Phase::Submitted(functor) = &open.phase
             && !functor.is_read_only()
@@ -509,7 +460,7 @@ impl Client {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, OceanVista>) {
-        self.suspects.remove(&from);
+        self.servers.suspects.remove(from);
         if !matches!(msg, Msg::Declined { .. }) {
             self.inactive.remove(&from);
         }
