@@ -2,4 +2,7 @@
 //! (Zhuang et al., "GeoTP: Latency-aware Geo-Distributed Transaction Processing in Database
 //! Middlewares", extended version 2025). Pure: no clock, no I/O, no threads.
 
+pub mod contract;
+pub mod hotspot;
+pub mod schedule;
 pub mod sql;
