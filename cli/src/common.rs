@@ -7,11 +7,13 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
-use orthodrome_core::cluster::Cluster;
+use anyhow::{Context as _, anyhow, bail, ensure};
+use orthodrome_core::cluster::{Cluster, Node, Role};
+use orthodrome_core::id::NodeId;
 use orthodrome_core::topology::{Topology, TopologyError};
 use orthodrome_eval::checker::Model;
 use orthodrome_eval::workload::{self, Distribution, Form, ReadOnlyAs, Workload, WorkloadError};
+use orthodrome_lab::Subject;
 use orthodrome_protocols::registry::Guarantee;
 use orthodrome_sim::load::Arrival;
 
@@ -19,7 +21,7 @@ use orthodrome_sim::load::Arrival;
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Cluster")]
 pub struct Placement {
-    /// A built-in map (azure5, azure6, ec2-3, ec2-5, local3, local5) or a file of that form
+    /// A built-in map (azure5, azure6, ec2-3, ec2-5, geotp4, local3, local5) or a file of that form
     #[arg(long, value_name = "T")]
     pub topology: String,
     /// Partitions of the key space; partition i is led from region i, modulo the regions
@@ -31,19 +33,53 @@ pub struct Placement {
     /// Servers in each region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub servers_per_region: u32,
+    /// Regions with a gateway and callers, by name and separated by commas [default: all]
+    #[arg(long, value_name = "REGIONS", value_delimiter = ',')]
+    pub gateways: Vec<String>,
 }
 
 impl Placement {
-    /// The cluster, with one gateway in each region.
+    /// The cluster, with one gateway in each region that has any.
     pub fn cluster(&self) -> anyhow::Result<Cluster> {
+        self.placed(self.replicas)
+    }
+
+    /// The same for a protocol that may have no replicas.
+    pub fn cluster_of(&self, subject: &Subject) -> anyhow::Result<Cluster> {
+        self.placed(if subject.is_replicated { self.replicas } else { 1 })
+    }
+
+    fn placed(&self, replicas: u32) -> anyhow::Result<Cluster> {
         let map = topology(&self.topology)?;
-        Cluster::spread(map, self.servers_per_region, 1, self.partitions, self.replicas)
-            .with_context(|| {
-                format!(
-                    "--replicas {} on --topology {} with --servers-per-region {}",
-                    self.replicas, self.topology, self.servers_per_region
-                )
-            })
+        for name in &self.gateways {
+            ensure!(
+                map.region_named(name).is_some(),
+                "--gateways {name}: --topology {} has no such region; it has {}",
+                self.topology,
+                map.regions().map(|region| map.name_of(region)).collect::<Vec<_>>().join(", ")
+            );
+        }
+        let has_gateway = |region| {
+            let name = map.name_of(region);
+            self.gateways.is_empty() || self.gateways.iter().any(|wanted| wanted == name)
+        };
+        let servers = map
+            .regions()
+            .flat_map(|region| (0..self.servers_per_region).map(move |_| (region, Role::Server)));
+        let gateways = map
+            .regions()
+            .filter(|&region| has_gateway(region))
+            .map(|region| (region, Role::Gateway));
+        let nodes: Vec<Node> = (1..)
+            .zip(servers.chain(gateways))
+            .map(|(id, (region, role))| Node { id: NodeId(id), region, role })
+            .collect();
+        Cluster::spread_over(map, 1, nodes, self.partitions, replicas).with_context(|| {
+            format!(
+                "--replicas {} on --topology {} with --servers-per-region {}",
+                self.replicas, self.topology, self.servers_per_region
+            )
+        })
     }
 }
 
@@ -76,7 +112,7 @@ impl FromStr for HighPriority {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// ycsbt, ycsbt:KEYS, retwis, smallbank, tpcc, tpcc:new-order, movr, movr:begin-ride, bank,
+    /// ycsbt, ycsbt:KEYS, ycsb, ycsb:OPERATIONS, retwis, smallbank, tpcc, tpcc:new-order, movr, movr:begin-ride, bank,
     /// list-append or list-append:dependent, or a file with a workload and its options
     #[arg(long, value_name = "W")]
     pub workload: String,
@@ -128,6 +164,15 @@ pub struct WorkloadArgs {
     /// in one close by [default: 0.15]
     #[arg(long, value_name = "F")]
     pub multi_region: Option<f64>,
+    /// ycsb: share of the operations that only read [default: 0.5]
+    #[arg(long, value_name = "F")]
+    pub reads: Option<f64>,
+    /// ycsb: share of the transactions that have rows in two regions [default: 0.2]
+    #[arg(long, value_name = "F")]
+    pub distributed: Option<f64>,
+    /// ycsb: rounds in which the operations of a transaction are sent [default: 1]
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u64>,
     /// Share of transactions with high priority, from 0 to 1; or which of the workload's
     /// transactions have it, by name and separated by commas (send-payment)
     #[arg(long, value_name = "F|NAMES")]
@@ -167,6 +212,9 @@ impl WorkloadArgs {
         options.warehouses = self.warehouses.or(options.warehouses);
         options.multi_warehouse = self.multi_warehouse.or(options.multi_warehouse);
         options.multi_region = self.multi_region.or(options.multi_region);
+        options.reads = self.reads.or(options.reads);
+        options.distributed = self.distributed.or(options.distributed);
+        options.rounds = self.rounds.or(options.rounds);
         options.read_only_as = self.read_only_as.or(options.read_only_as);
         if let Some(high) = &self.high_priority {
             (options.high_priority, options.high_priority_names) = match high {

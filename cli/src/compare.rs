@@ -105,7 +105,7 @@ impl Args {
 /// One run of the protocol called `name`.
 pub fn once(args: &Args, name: &str, seed: u64) -> anyhow::Result<Run> {
     let subject = orthodrome_lab::find(name)?;
-    let cluster = args.placement.cluster()?;
+    let cluster = args.placement.cluster_of(&subject)?;
     let mut simulation = args.course.simulation(&subject, cluster, &args.workload, seed)?;
     let (report, failure) = sim::carry_out(&mut *simulation)?;
     Ok(Run {
@@ -163,13 +163,17 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
 
 /// The protocols asked for, in the registry's order.
 fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
-    let is_known = |name: &String| registry::ROWS.iter().any(|row| row.name == name);
+    let is_known = |name: &String| orthodrome_lab::rows().any(|row| row.name == name);
     if let Some(unknown) = names.iter().find(|name| *name != "all" && !is_known(name)) {
-        let known = registry::ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+        let known = orthodrome_lab::rows().map(|row| row.name).collect::<Vec<_>>().join(", ");
         bail!("--protocols {unknown}: there is no such protocol; use all, or some of {known}");
     }
-    let wanted = |row: &&Row| names.iter().any(|name| name == "all" || name == row.name);
-    let rows = registry::ROWS.iter().filter(wanted);
+    // A middleware is another thing: it replicates nothing, so `all` is without it.
+    let is_comparable = |row: &Row| registry::ROWS.iter().any(|other| other.name == row.name);
+    let wanted = |row: &&Row| {
+        names.iter().any(|name| name == row.name || (name == "all" && is_comparable(row)))
+    };
+    let rows = orthodrome_lab::rows().filter(wanted);
     let compared = rows.map(|row| Compared {
         protocol: row.name,
         guarantee: row.guarantee.name(),

@@ -1,7 +1,7 @@
 //! What is run where nobody says otherwise, and what histories of a protocol are held to.
 
 use orthodrome_eval::checker::Model;
-use orthodrome_protocols::registry::{self, UnknownProtocol};
+use orthodrome_protocols::registry::UnknownProtocol;
 
 use crate::common::model_of;
 
@@ -13,7 +13,7 @@ pub const DEFAULT: &str = "carousel-basic";
 /// # Errors
 /// There is no such protocol.
 pub fn model(name: &str) -> Result<Model, UnknownProtocol> {
-    Ok(model_of(registry::find(name)?.guarantee))
+    Ok(model_of(orthodrome_lab::find(name)?.row.guarantee))
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
 
     #[test]
     fn every_protocol_has_a_model_and_the_default_is_one() {
-        assert!(registry::ROWS.iter().all(|row| model(row.name).is_ok()));
+        assert!(orthodrome_lab::rows().all(|row| model(row.name).is_ok()));
         assert!(model(DEFAULT).is_ok());
         let error = model("carousal").unwrap_err().to_string();
         assert!(error.contains("carousal") && error.contains(DEFAULT), "{error}");

@@ -33,6 +33,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// What it does with priorities needs coincidences of its own to go wrong: a swarm then draws seeds
     /// that are mostly about those.
     const RANKS: bool = false;
+    /// Partitions have replicas. Those of a protocol that has none are placed on one server each, and that comes
+    /// back after it has failed.
+    const REPLICATED: bool = true;
     /// What some replicas hold is used before the last one has it, so that mistakes show only where
     /// single replicas lag: a swarm then draws seeds that are mostly about those.
     const LAGS: bool = false;
@@ -140,6 +143,9 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
         Vec::new()
     }
 }
+
+/// The path of an unknown outcome that stays unknown: nobody can ever tell, and whoever asks again is told the same.
+pub const UNKNOWABLE: &str = "unknowable";
 
 /// A quantity that an operator may want to watch.
 #[derive(Clone, PartialEq, Eq, Debug)]

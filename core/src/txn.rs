@@ -223,8 +223,8 @@ pub struct Txn {
     /// Keys it reads, in a general transaction those of its first round, if any; sorted, without
     /// duplicates.
     pub reads: Vec<Key>,
-    /// Keys it may write; sorted, without duplicates; may overlap `reads`. Empty in a general
-    /// transaction, which declares none.
+    /// Keys it may write; sorted, without duplicates; may overlap `reads`. In a general transaction, which
+    /// declares none, at most a hint: those of them that it reads are better locked for writing at once.
     pub writes: Vec<Key>,
     /// The client knows the outcome of every transaction of its own with a smaller counter, and
     /// will never ask again (`protocol-pitfalls` R6).

@@ -238,6 +238,8 @@ pub enum ToAgent<W: Work> {
         xid: Xid,
         /// The round at this source, from 0.
         round: u32,
+        /// The life of the agent that this was first sent to. Another one cannot know whether it was executed already.
+        life: u64,
         /// Other sources of the transaction, as far as they are known.
         peers: Vec<NodeId>,
         /// For the first round.
@@ -509,10 +511,6 @@ pub enum Record {
     },
     /// Every branch of it has committed.
     Ended(Xid),
-    /// Its callers will never ask again about what they call so, with a smaller count.
-    Forget(TxnId),
-    /// It was asked about this one, and answered that it will never commit.
-    Refused(TxnId),
 }
 
 /// What a middleware wants done, in this order.

@@ -1,9 +1,12 @@
 //! Every protocol in the simulator, by name. A simulation is generic in its protocol, so whoever runs one
 //! compiles all of it; this crate does that once, for the program and for tests alike (ADR 19).
 
+mod middleware;
+
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_eval::workload::Workload;
+use orthodrome_geotp::simulated::GeoTp;
 use orthodrome_protocols::registry::{self, Row, UnknownProtocol, Visitor};
 use orthodrome_sim::load::HistorySink;
 use orthodrome_sim::simulation::{Simulated, TraceSink};
@@ -19,6 +22,8 @@ pub struct Subject {
     pub row: &'static Row,
     /// It runs general transactions ([`Protocol::GENERAL`]).
     pub is_general: bool,
+    /// Partitions have replicas ([`Protocol::REPLICATED`]).
+    pub is_replicated: bool,
     /// Its unsafe variants, by name.
     pub teeth: &'static [&'static str],
     simulation: Simulate,
@@ -48,8 +53,19 @@ struct Setup<'a> {
 /// # Errors
 /// If there is none.
 pub fn find(name: &str) -> Result<Subject, UnknownProtocol> {
-    registry::with(name, Find)
+    if let Some(row) = middleware::ROWS.iter().find(|row| row.name == name) {
+        return Ok(Find.visit::<GeoTp>(row));
+    }
+    registry::with(name, Find).map_err(|_| UnknownProtocol::new(name, rows()))
 }
+
+/// What is known of every protocol that can be simulated: those that servers run, and the middleware's.
+pub fn rows() -> impl Iterator<Item = &'static Row> {
+    registry::ROWS.iter().chain(middleware::ROWS)
+}
+
+/// Those that keep their promise only while nothing fails: baselines.
+pub const NOT_ATOMIC: &[&str] = &[orthodrome_geotp::simulated::XA_LOCAL];
 
 struct Find;
 
@@ -60,6 +76,7 @@ impl Visitor for Find {
         Subject {
             row,
             is_general: P::GENERAL,
+            is_replicated: P::REPLICATED,
             teeth: P::teeth(row.name),
             simulation: simulation::<P>,
             draw: Scenario::draw::<P>,

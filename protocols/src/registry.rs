@@ -165,15 +165,22 @@ pub struct UnknownProtocol {
     known: String,
 }
 
+impl UnknownProtocol {
+    /// `name` is none of `known`.
+    #[must_use]
+    pub fn new<'a>(name: &str, known: impl Iterator<Item = &'a Row>) -> Self {
+        let known = known.map(|row| row.name).collect::<Vec<_>>().join(", ");
+        Self { name: name.into(), known }
+    }
+}
+
 /// The row of the protocol called `name`.
 ///
 /// # Errors
 /// If there is none; the error lists those there are.
 pub fn find(name: &str) -> Result<&'static Row, UnknownProtocol> {
-    ROWS.iter().find(|row| row.name == name).ok_or_else(|| UnknownProtocol {
-        name: name.into(),
-        known: ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
-    })
+    let found = ROWS.iter().find(|row| row.name == name);
+    found.ok_or_else(|| UnknownProtocol::new(name, ROWS.iter()))
 }
 
 /// Does something with the protocol called `name`.

@@ -204,7 +204,8 @@ impl<P: Protocol> Golden<P> {
             Ok(u32::try_from(number(args.take_key(name), default)?)?)
         };
         let (servers, gateways) = (count("servers", 1)?, count("gateways", 1)?);
-        let (partitions, replicas) = (count("partitions", 1)?, count("replicas", 3)?);
+        let (partitions, replicas) =
+            (count("partitions", 1)?, count("replicas", if P::REPLICATED { 3 } else { 1 })?);
         let cluster = Cluster::spread(topology, servers, gateways, partitions, replicas)?;
         let mut config = P::configure(&cluster, self.name);
         if let Some(tooth) = args.take_key("tooth") {

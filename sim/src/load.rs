@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
-use orthodrome_core::machine::{Input, Protocol};
+use orthodrome_core::machine::{Input, Protocol, UNKNOWABLE};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{
@@ -657,6 +657,7 @@ impl Load {
                 }
             }
             Outcome::Aborted(reason) => self.on_aborted(slot, now, reason),
+            Outcome::Unknown if path == UNKNOWABLE => self.on_unknowable(slot, now),
             Outcome::Unknown => self.schedule(slot, now + BACK_OFF, Action::Resolve),
         }
     }
@@ -734,6 +735,20 @@ impl Load {
             (false, false) => Duration::ZERO,
         };
         self.schedule(slot, now + wait, Action::Begin);
+    }
+
+    /// Nobody can tell, now or later. The caller has to live with it.
+    fn on_unknowable(&mut self, slot: u32, now: Time) {
+        if self.client(slot).active.as_ref().is_some_and(|active| active.is_final) {
+            // It only reads, so it may as well do so again.
+            self.on_aborted(slot, now, AbortReason::Recovery);
+            return;
+        }
+        self.write_history(slot, None, false);
+        if self.measured.contains(&now) {
+            self.counters.failed += 1;
+        }
+        self.end(slot, now, true);
     }
 
     fn count_commit(&mut self, slot: u32, now: Time, hops: u16) {

@@ -439,7 +439,10 @@ impl Scenario {
         let topology = draw_topology(temper, regions, rng);
         // Larger groups, and more that share only some of their servers.
         let often = if temper == Temper::Stragglers { 2 } else { 1 };
-        let replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
+        let mut replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
+        if !P::REPLICATED {
+            replicas = 1;
+        }
         let servers = 1 + u32::from(rng.chance(often, 4));
         let has_several = matches!(temper, Temper::Clocks | Temper::Ranks | Temper::Stragglers);
         let partitions = rng.range(if has_several { 2 } else { 1 }, 5);

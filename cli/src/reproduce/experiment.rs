@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::Parser as _;
-use orthodrome_protocols::registry;
 use serde::Deserialize;
 
 use crate::common::toml_error;
@@ -192,7 +191,7 @@ impl Experiment {
 
     /// Those of its protocols that there are, and those that there are not.
     pub fn protocols(&self) -> (Vec<&'static str>, Vec<&str>) {
-        let find = |name: &String| registry::find(name).map(|row| row.name).ok();
+        let find = |name: &String| orthodrome_lab::find(name).map(|subject| subject.row.name).ok();
         let there = self.protocols.iter().filter_map(find).collect();
         let absent = self.protocols.iter().filter(|name| find(name).is_none());
         (there, absent.map(String::as_str).collect())

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use orthodrome_lab::Subject;
-use orthodrome_protocols::registry;
 use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions};
 use serde::Serialize;
 
@@ -104,7 +103,10 @@ struct Printed<'a> {
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let names: Vec<&str> = match &args.protocol {
         Some(name) => vec![name.as_str()],
-        None => registry::ROWS.iter().map(|row| row.name).collect(),
+        None => orthodrome_lab::rows()
+            .map(|row| row.name)
+            .filter(|name| !orthodrome_lab::NOT_ATOMIC.contains(name))
+            .collect(),
     };
     let mut tallies = Vec::new();
     for name in names {

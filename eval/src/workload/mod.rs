@@ -16,6 +16,7 @@ mod spread;
 mod tests;
 mod tpcc;
 mod tpcc_check;
+mod ycsb;
 mod ycsbt;
 
 use std::fmt::Debug;
@@ -31,7 +32,8 @@ pub use options::{Distribution, Form, Options, ReadOnlyAs};
 pub use places::Reach;
 
 /// The workloads that [`parse`] knows.
-pub const NAMES: &[&str] = &["ycsbt", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append"];
+pub const NAMES: &[&str] =
+    &["ycsbt", "ycsb", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append"];
 
 /// A workload that cannot be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -82,6 +84,7 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
     };
     let workload = match name {
         "ycsbt" => boxed(ycsbt::Ycsbt::new(parameter, options)),
+        "ycsb" => boxed(ycsb::Ycsb::new(parameter, options)),
         "retwis" => plain().and_then(|()| boxed(retwis::Retwis::new(options))),
         "smallbank" => plain().and_then(|()| boxed(smallbank::SmallBank::new(options))),
         "tpcc" => boxed(tpcc::Tpcc::new(parameter, options)),
@@ -155,7 +158,15 @@ impl Request {
         let (reads, writes) = (self.reads.clone(), self.writes.clone());
         let mut txn = match &self.kind {
             Kind::Interactive => Txn::interactive(id, home, reads, writes),
-            Kind::General => Txn::general(id, home, reads),
+            Kind::General => {
+                let mut txn = Txn::general(id, home, reads);
+                // `SELECT … FOR UPDATE`, where the protocol has it.
+                if ycsb::IN_ROUNDS.contains(&self.name) {
+                    txn.writes = writes;
+                    txn.writes.sort_unstable();
+                }
+                txn
+            }
             Kind::ReadOnly => Txn::read_only(id, home, reads),
             Kind::Procedure(ops) => Txn::procedure(id, home, ops.clone()),
         };

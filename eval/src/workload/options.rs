@@ -92,6 +92,15 @@ pub struct Options {
     /// How transactions that only read are put to the database; as read-only ones if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only_as: Option<ReadOnlyAs>,
+    /// `ycsb`: share of the operations that only read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reads: Option<f64>,
+    /// `ycsb`: share of the transactions that have rows in two regions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distributed: Option<f64>,
+    /// `ycsb`: rounds in which the operations of a transaction are sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u64>,
     /// How transactions are put to the database; interactive if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub form: Option<Form>,
@@ -163,6 +172,9 @@ impl Options {
             high_priority_names,
             read_only,
             read_only_as,
+            reads,
+            distributed,
+            rounds,
             form,
             accounts_per_transfer,
             appends_per_key,
@@ -193,6 +205,9 @@ impl Options {
             ("high_priority_names", high_priority_names.is_some()),
             ("read_only", read_only.is_some()),
             ("read_only_as", read_only_as.is_some()),
+            ("reads", reads.is_some()),
+            ("distributed", distributed.is_some()),
+            ("rounds", rounds.is_some()),
             ("form", form.is_some()),
             ("accounts_per_transfer", accounts_per_transfer.is_some()),
             ("appends_per_key", appends_per_key.is_some()),

@@ -1,0 +1,815 @@
+//! The geo-agent (GeoTP §III-B, §IV-A): stands in front of one source, beside it, or inside a middleware where none can be
+//! installed there, and serves every middleware of that source.
+//!
+//! It prepares a branch after its last statement by itself, tells the agents of the other branches when one fails, and sees to
+//! it that nothing of a branch that was ended, or whose middleware is gone, ever prepares.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::Leftover;
+use orthodrome_core::time::{Duration, Time, Timestamp};
+
+use crate::contract::{
+    AgentEffect, AgentTimer, Door, Failure, Fence, FromAgent, FromSource, Isolation, Note,
+    PeerRollback, Reason, Then, ToAgent, ToSource, Work, Xid,
+};
+
+/// Settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Unprepared branches of a middleware that has not been heard of for so long are rolled back.
+    pub master_timeout: Duration,
+    /// Nothing new runs for so long after the source or the agent has started. The same at every agent, and in every
+    /// middleware's settings.
+    pub quarantine: Duration,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Teeth {
+    /// G5: no tombstone is left for a branch that is ended before its statements come.
+    pub no_tombstones: bool,
+    /// G6: a middleware that has started again finds what it left still running.
+    pub ignores_epochs: bool,
+    /// A branch is said to be prepared as soon as its statements have been executed.
+    pub votes_early: bool,
+}
+
+/// A middleware, as the agent sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Master {
+    epoch: u64,
+    heard: Time,
+    /// Everything of this life with a smaller number has ended.
+    oldest: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum State<W: Work> {
+    Running(Then),
+    Idle,
+    Preparing,
+    Prepared,
+    /// In one phase.
+    Committing,
+    CommittingPrepared,
+    /// With the failure that its middleware will hear of, if it did not ask for this.
+    RollingBack(Option<Failure<W>>),
+}
+
+#[derive(Clone, Debug)]
+struct Branch<W: Work> {
+    state: State<W>,
+    peers: Vec<NodeId>,
+    /// Rounds that have begun here.
+    rounds: u32,
+    /// Since when the round under way runs.
+    since: Time,
+    fence: Fence,
+    wrote: bool,
+    floor: Timestamp,
+    /// The answer to the last round, in case it is asked for again.
+    answered: Option<FromAgent<W>>,
+}
+
+/// How a branch ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    RolledBack,
+    Committed(Timestamp),
+    Lost,
+}
+
+/// The agent.
+#[derive(Debug)]
+pub struct Agent<W: Work> {
+    config: Config,
+    fence: Fence,
+    is_up: bool,
+    /// Nothing new runs before.
+    open_at: Time,
+    masters: BTreeMap<NodeId, Master>,
+    branches: BTreeMap<Xid, Branch<W>>,
+    /// What ended, until its middleware says that nobody will speak of it any more (G5, R6).
+    ended: BTreeMap<Xid, End>,
+    /// Statements that came before it was time.
+    held: Vec<(NodeId, ToAgent<W>)>,
+    /// Who asked for prepared branches.
+    scanners: BTreeMap<NodeId, u64>,
+}
+
+type Out<'a, 'b, W> = &'a mut Door<'b, AgentEffect<W>>;
+
+impl<W: Work> Agent<W> {
+    /// Starts. `life` is any number that no earlier life of this agent had.
+    #[must_use]
+    pub fn new(config: Config, life: u64, door: Out<'_, '_, W>) -> Self {
+        door.push(AgentEffect::SetTimer(AgentTimer::Sweep, door.now + config.master_timeout / 2));
+        Self {
+            fence: Fence { agent: life.max(1), source: 0 },
+            is_up: false,
+            open_at: door.now,
+            masters: BTreeMap::new(),
+            branches: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            held: Vec::new(),
+            scanners: BTreeMap::new(),
+            config,
+        }
+    }
+
+    /// A message from a middleware.
+    pub fn on_message(&mut self, from: NodeId, msg: ToAgent<W>, door: Out<'_, '_, W>) {
+        match msg {
+            ToAgent::Attach { epoch } => self.on_attach(from, epoch, door),
+            ToAgent::Ping { epoch, sent, oldest } => self.on_ping(from, epoch, sent, oldest, door),
+            ToAgent::Execute { .. } => self.on_execute(from, msg, door),
+            ToAgent::Prepare { xid, peers } => self.on_prepare(xid, peers, door),
+            ToAgent::Commit { xid, at, one_phase } => {
+                self.on_commit(from, xid, at, one_phase, door)
+            }
+            ToAgent::Rollback { xid } => self.on_rollback(from, xid, door),
+            ToAgent::Scan { epoch } => self.on_scan(from, epoch, door),
+        }
+    }
+
+    /// A middleware has started: what it left unprepared can never be decided (G6).
+    fn on_attach(&mut self, from: NodeId, epoch: u64, door: Out<'_, '_, W>) {
+        if self.masters.get(&from).is_some_and(|master| master.epoch > epoch) {
+            door.push(AgentEffect::Note(Note::OldEpoch));
+            return;
+        }
+        let oldest = self
+            .masters
+            .get(&from)
+            .filter(|master| master.epoch == epoch)
+            .map_or(0, |master| master.oldest);
+        self.masters.insert(from, Master { epoch, heard: door.now, oldest });
+        if !self.config.teeth.ignores_epochs {
+            self.ended.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
+            self.held.retain(|(at, _)| *at != from);
+            self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, door);
+        }
+        door.push(AgentEffect::Send {
+            to: from,
+            msg: FromAgent::Attached { epoch, fence: self.fence },
+        });
+    }
+
+    /// Rolls back what nobody can commit.
+    fn drop_unprepared(&mut self, of: impl Fn(&Xid) -> bool, door: Out<'_, '_, W>) {
+        let open: Vec<Xid> = self.branches.keys().copied().filter(of).collect();
+        for xid in open {
+            let Some(branch) = self.branches.get(&xid) else { continue };
+            match branch.state {
+                State::Running(Then::Wait | Then::Prepare) | State::Idle | State::Preparing => {
+                    self.roll_back(xid, Some(Reason::Master.into()), door);
+                }
+                // Whether that commits is the source's affair by now.
+                State::Running(Then::Commit)
+                | State::Committing
+                | State::CommittingPrepared
+                | State::Prepared
+                | State::RollingBack(_) => {}
+            }
+        }
+    }
+
+    fn on_ping(&mut self, from: NodeId, epoch: u64, sent: Time, oldest: u64, door: Out<'_, '_, W>) {
+        let mut is_attached = false;
+        if let Some(master) = self.masters.get_mut(&from).filter(|master| master.epoch == epoch) {
+            master.heard = door.now;
+            master.oldest = master.oldest.max(oldest);
+            is_attached = true;
+            let passed =
+                |xid: &Xid| xid.middleware == from && (xid.epoch, xid.number) < (epoch, oldest);
+            self.ended.retain(|xid, _| !passed(xid));
+        }
+        if self.is_up {
+            door.push(AgentEffect::Send {
+                to: from,
+                msg: FromAgent::Pong { sent, fence: self.fence, is_attached },
+            });
+        }
+    }
+
+    fn on_execute(&mut self, from: NodeId, msg: ToAgent<W>, door: Out<'_, '_, W>) {
+        let ToAgent::Execute {
+            xid,
+            round,
+            life,
+            ref peers,
+            isolation,
+            ref statements,
+            writes,
+            then,
+        } = msg
+        else {
+            unreachable!("the caller looked");
+        };
+        let master = self.masters.get(&from).copied();
+        let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
+        if !is_current && !self.config.teeth.ignores_epochs {
+            door.push(AgentEffect::Note(Note::OldEpoch));
+            door.push(failed(xid, Reason::Master));
+            return;
+        }
+        if is_current && master.is_some_and(|master| xid.number < master.oldest) {
+            return;
+        }
+        if let Some(&end) = self.ended.get(&xid) {
+            if end == End::RolledBack {
+                door.push(AgentEffect::Note(Note::LateStatements));
+            }
+            if end != End::RolledBack || !self.config.teeth.no_tombstones {
+                self.say_end(xid, end, door);
+                return;
+            }
+        }
+        if life != self.fence.agent {
+            // The agent of that life may have carried it out, or not.
+            if then == Then::Commit {
+                door.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
+            } else {
+                door.push(failed(xid, Reason::Restarted));
+            }
+            return;
+        }
+        if let Some(branch) = self.branches.get_mut(&xid) {
+            if round < branch.rounds {
+                // Asked again: what there is to say is said again.
+                let is_vote = branch.state == State::Prepared;
+                door.effects
+                    .extend(branch.answered.clone().map(|msg| AgentEffect::Send { to: from, msg }));
+                if is_vote {
+                    self.say_prepared(xid, door);
+                }
+                return;
+            }
+            if branch.state != State::Idle || round != branch.rounds {
+                return;
+            }
+            branch.peers.clone_from(peers);
+            branch.rounds += 1;
+            branch.since = door.now;
+            branch.wrote |= writes;
+            branch.state = State::Running(then);
+            branch.answered = None;
+            let run = ToSource::Run {
+                xid,
+                begin: None,
+                statements: statements.clone(),
+                then,
+                wrote: branch.wrote,
+            };
+            door.push(AgentEffect::Source(run));
+            return;
+        }
+        if round > 0 {
+            self.ended.insert(xid, End::RolledBack);
+            door.push(failed(xid, Reason::Unknown));
+            return;
+        }
+        if !self.is_up {
+            self.ended.insert(xid, End::RolledBack);
+            door.push(failed(xid, Reason::Connection));
+            return;
+        }
+        if door.now < self.open_at {
+            let is_held = self.held.iter().any(
+                |(_, held)| matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid),
+            );
+            if !is_held {
+                self.held.push((from, msg));
+            }
+            return;
+        }
+        let branch = Branch {
+            state: State::Running(then),
+            peers: peers.clone(),
+            rounds: 1,
+            since: door.now,
+            fence: self.fence,
+            wrote: writes,
+            floor: Timestamp::ZERO,
+            answered: None,
+        };
+        self.branches.insert(xid, branch);
+        let begin: Option<Isolation> = Some(isolation);
+        let run = ToSource::Run { xid, begin, statements: statements.clone(), then, wrote: writes };
+        door.push(AgentEffect::Source(run));
+    }
+
+    fn on_prepare(&mut self, xid: Xid, peers: Vec<NodeId>, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else {
+            // It was lost. From now on it is ended (R1).
+            let end = *self.ended.entry(xid).or_insert(End::RolledBack);
+            self.say_end(xid, end, door);
+            return;
+        };
+        match branch.state {
+            State::Idle => {
+                branch.peers = peers;
+                branch.state = State::Preparing;
+                let wrote = branch.wrote;
+                door.push(AgentEffect::Source(ToSource::Prepare { xid, wrote }));
+                self.vote_early(xid, door);
+            }
+            State::Prepared => self.say_prepared(xid, door),
+            State::Running(_)
+            | State::Preparing
+            | State::Committing
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    fn vote_early(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+        if self.config.teeth.votes_early {
+            self.say_prepared(xid, door);
+        }
+    }
+
+    fn on_commit(
+        &mut self,
+        from: NodeId,
+        xid: Xid,
+        at: Timestamp,
+        one_phase: bool,
+        door: Out<'_, '_, W>,
+    ) {
+        let Some(branch) = self.branches.get_mut(&xid) else {
+            match self.ended.get(&xid) {
+                Some(&end) if one_phase => self.say_end(xid, end, door),
+                Some(&End::Committed(at)) => {
+                    door.push(AgentEffect::Send {
+                        to: from,
+                        msg: FromAgent::Committed { xid, at },
+                    });
+                }
+                // It had no time to be asked twice: whether it committed before this agent started is not known.
+                None if one_phase => {
+                    self.ended.insert(xid, End::Lost);
+                    door.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
+                }
+                // The decision is durable, so a branch that is nowhere has committed, or only read (G4).
+                Some(End::RolledBack | End::Lost) | None => {
+                    let mut branch = self.recovered(State::CommittingPrepared);
+                    branch.floor = at;
+                    self.branches.insert(xid, branch);
+                    door.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+                }
+            }
+            return;
+        };
+        match branch.state {
+            State::Idle if one_phase => {
+                branch.state = State::Committing;
+                door.push(AgentEffect::Source(ToSource::CommitOnePhase { xid, at }));
+            }
+            State::Prepared => {
+                branch.state = State::CommittingPrepared;
+                branch.floor = at;
+                door.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+            }
+            State::Idle
+            | State::Running(_)
+            | State::Preparing
+            | State::Committing
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    fn recovered(&self, state: State<W>) -> Branch<W> {
+        Branch {
+            state,
+            peers: Vec::new(),
+            rounds: 0,
+            since: Time::ZERO,
+            // Nobody votes with it: it was prepared in another life.
+            fence: Fence::default(),
+            wrote: true,
+            floor: Timestamp::ZERO,
+            answered: None,
+        }
+    }
+
+    fn on_rollback(&mut self, from: NodeId, xid: Xid, door: Out<'_, '_, W>) {
+        self.unhold(xid);
+        if let Some(branch) = self.branches.get_mut(&xid) {
+            match &mut branch.state {
+                State::RollingBack(failure) => *failure = None,
+                State::Committing | State::CommittingPrepared | State::Running(Then::Commit) => {}
+                State::Running(_) | State::Idle | State::Preparing | State::Prepared => {
+                    self.roll_back(xid, None, door)
+                }
+            }
+            return;
+        }
+        match self.ended.get(&xid) {
+            Some(_) => {
+                door.push(AgentEffect::Send { to: from, msg: FromAgent::RolledBack { xid } })
+            }
+            None => {
+                // Perhaps it is prepared since another life.
+                let branch = self.recovered(State::RollingBack(None));
+                self.branches.insert(xid, branch);
+                door.push(AgentEffect::Source(ToSource::Rollback { xid }));
+            }
+        }
+    }
+
+    /// Its other branches cannot commit, so this one need not (GeoTP §IV-A, early abort).
+    pub fn on_peer(&mut self, msg: PeerRollback, door: Out<'_, '_, W>) {
+        let PeerRollback { xid } = msg;
+        self.unhold(xid);
+        let Some(branch) = self.branches.get(&xid) else {
+            let master = self.masters.get(&xid.middleware);
+            let is_due = master
+                .is_none_or(|master| master.epoch <= xid.epoch && master.oldest <= xid.number);
+            if !self.ended.contains_key(&xid) && is_due && !self.config.teeth.no_tombstones {
+                // Its statements are still on their way (G5).
+                door.push(AgentEffect::Note(Note::Tombstone));
+                self.ended.insert(xid, End::RolledBack);
+            }
+            return;
+        };
+        match branch.state {
+            State::Running(Then::Wait | Then::Prepare)
+            | State::Idle
+            | State::Preparing
+            | State::Prepared => {
+                self.roll_back(xid, Some(Reason::Peer.into()), door);
+            }
+            State::Running(Then::Commit)
+            | State::Committing
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    fn unhold(&mut self, xid: Xid) {
+        let before = self.held.len();
+        self.held.retain(
+            |(_, held)| !matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid),
+        );
+        if self.held.len() < before {
+            self.ended.insert(xid, End::RolledBack);
+        }
+    }
+
+    fn on_scan(&mut self, from: NodeId, epoch: u64, door: Out<'_, '_, W>) {
+        self.scanners.insert(from, epoch);
+        if self.is_up {
+            door.push(AgentEffect::Source(ToSource::List));
+        }
+    }
+
+    // --- The source ---
+
+    /// The source answered, or came or went.
+    pub fn on_source(&mut self, from: FromSource<W>, door: Out<'_, '_, W>) {
+        match from {
+            FromSource::Up { start } => self.on_up(start, door),
+            FromSource::Down => self.on_down(door),
+            FromSource::Ran { xid, answers } => self.on_ran(xid, answers, door),
+            FromSource::RunFailed { xid, statement, failure, goes_on } => {
+                self.on_run_failed(xid, statement, failure, goes_on, door);
+            }
+            FromSource::Prepared { xid, floor } => self.on_prepared(xid, floor, door),
+            FromSource::Refused { xid, failure } => self.on_refused(xid, failure, door),
+            FromSource::Committed { xid, at } => self.on_committed(xid, at, door),
+            FromSource::RolledBack { xid } => self.on_rolled_back(xid, door),
+            FromSource::Gone { xid } => self.on_committed(xid, Timestamp::ZERO, door),
+            FromSource::SessionLost { xid } => self.on_session_lost(xid, door),
+            FromSource::Listed { prepared } => self.on_listed(prepared, door),
+        }
+    }
+
+    fn on_up(&mut self, start: u64, door: Out<'_, '_, W>) {
+        if self.fence.source != start {
+            self.lose_sessions(door);
+            self.fence.source = start;
+            self.open_at = door.now + self.config.quarantine;
+            door.push(AgentEffect::SetTimer(AgentTimer::Open, self.open_at));
+        }
+        self.is_up = true;
+        // What is being ended may have been interrupted.
+        for (&xid, branch) in &self.branches {
+            match branch.state {
+                State::RollingBack(_) => {
+                    door.effects.push(AgentEffect::Source(ToSource::Rollback { xid }))
+                }
+                State::CommittingPrepared => {
+                    let at = branch.floor;
+                    door.effects.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+                }
+                State::Running(_)
+                | State::Idle
+                | State::Preparing
+                | State::Prepared
+                | State::Committing => {}
+            }
+        }
+        door.push(AgentEffect::Source(ToSource::List));
+    }
+
+    fn on_down(&mut self, door: Out<'_, '_, W>) {
+        self.is_up = false;
+        self.lose_sessions(door);
+    }
+
+    fn lose_sessions(&mut self, door: Out<'_, '_, W>) {
+        for xid in self.branches.keys().copied().collect::<Vec<_>>() {
+            self.on_session_lost(xid, door);
+        }
+    }
+
+    fn on_ran(&mut self, xid: Xid, answers: Vec<W::Answer>, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else { return };
+        let State::Running(then) = branch.state else { return };
+        let took = door.now.since(branch.since);
+        let answered = FromAgent::Answered {
+            xid,
+            round: branch.rounds - 1,
+            answers,
+            fence: branch.fence,
+            took,
+        };
+        branch.answered = Some(answered.clone());
+        branch.state = match then {
+            Then::Wait => State::Idle,
+            Then::Prepare => State::Preparing,
+            Then::Commit => State::Committing,
+        };
+        door.push(AgentEffect::Send { to: xid.middleware, msg: answered });
+        if then == Then::Prepare {
+            self.vote_early(xid, door);
+        }
+    }
+
+    fn on_run_failed(
+        &mut self,
+        xid: Xid,
+        statement: u32,
+        failure: Failure<W>,
+        goes_on: bool,
+        door: Out<'_, '_, W>,
+    ) {
+        let Some(branch) = self.branches.get_mut(&xid) else { return };
+        let State::Running(_) = branch.state else { return };
+        if failure.reason == Reason::Deadlock {
+            door.push(AgentEffect::Note(Note::Deadlock));
+        }
+        if failure.reason == Reason::LockTimeout {
+            door.push(AgentEffect::Note(Note::LockTimeout));
+        }
+        if !goes_on {
+            self.fail(xid, failure, door);
+            return;
+        }
+        branch.state = State::Idle;
+        let told = FromAgent::StatementFailed { xid, round: branch.rounds - 1, statement, failure };
+        branch.answered = Some(told.clone());
+        door.push(AgentEffect::Send { to: xid.middleware, msg: told });
+    }
+
+    fn on_prepared(&mut self, xid: Xid, floor: Timestamp, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else { return };
+        if branch.state == State::Preparing {
+            branch.state = State::Prepared;
+            branch.floor = floor;
+            if !self.config.teeth.votes_early {
+                self.say_prepared(xid, door);
+            }
+        }
+    }
+
+    fn say_prepared(&self, xid: Xid, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get(&xid) else { return };
+        let (fence, wrote, floor) = (branch.fence, branch.wrote, branch.floor);
+        let vote = FromAgent::Prepared { xid, fence, wrote, floor };
+        door.push(AgentEffect::Send { to: xid.middleware, msg: vote });
+    }
+
+    /// It is over before the middleware asked for it: peers are told, then it is rolled back.
+    fn fail(&mut self, xid: Xid, failure: Failure<W>, door: Out<'_, '_, W>) {
+        self.tell_peers(xid, door);
+        self.roll_back(xid, Some(failure), door);
+    }
+
+    fn tell_peers(&self, xid: Xid, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get(&xid) else { return };
+        for &to in &branch.peers {
+            door.push(AgentEffect::Note(Note::EarlyAbort));
+            door.push(AgentEffect::Peer { to, msg: PeerRollback { xid } });
+        }
+    }
+
+    fn roll_back(&mut self, xid: Xid, failure: Option<Failure<W>>, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else { return };
+        branch.state = State::RollingBack(failure);
+        if self.is_up {
+            door.push(AgentEffect::Source(ToSource::Rollback { xid }));
+        }
+    }
+
+    /// The source has rolled it back by itself.
+    fn on_refused(&mut self, xid: Xid, failure: Failure<W>, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else { return };
+        match branch.state {
+            State::Preparing | State::Committing => {
+                self.tell_peers(xid, door);
+                self.end(xid, End::RolledBack);
+                door.push(AgentEffect::Send {
+                    to: xid.middleware,
+                    msg: FromAgent::Failed { xid, failure },
+                });
+            }
+            State::Running(_)
+            | State::Idle
+            | State::Prepared
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    fn on_committed(&mut self, xid: Xid, at: Timestamp, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get(&xid) else { return };
+        match branch.state {
+            State::Committing | State::CommittingPrepared => {
+                self.end(xid, End::Committed(at));
+                self.say_end(xid, End::Committed(at), door);
+            }
+            State::Running(_)
+            | State::Idle
+            | State::Preparing
+            | State::Prepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    fn on_rolled_back(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else { return };
+        let State::RollingBack(failure) = &mut branch.state else { return };
+        let failure = failure.take();
+        self.end(xid, End::RolledBack);
+        match failure {
+            Some(failure) => {
+                door.push(AgentEffect::Send {
+                    to: xid.middleware,
+                    msg: FromAgent::Failed { xid, failure },
+                });
+            }
+            None => door
+                .push(AgentEffect::Send { to: xid.middleware, msg: FromAgent::RolledBack { xid } }),
+        }
+    }
+
+    fn on_session_lost(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get(&xid) else { return };
+        match branch.state {
+            State::Running(Then::Commit) | State::Committing => {
+                self.end(xid, End::Lost);
+                self.say_end(xid, End::Lost, door);
+            }
+            // It may have been prepared: the order to roll back finds out.
+            State::Running(_) | State::Idle | State::Preparing => {
+                self.fail(xid, Reason::Connection.into(), door)
+            }
+            State::Prepared | State::CommittingPrepared | State::RollingBack(_) => {}
+        }
+    }
+
+    /// Prepared branches that this agent does not know are from another life.
+    fn on_listed(&mut self, prepared: Vec<Xid>, door: Out<'_, '_, W>) {
+        let left: BTreeSet<Xid> =
+            prepared.into_iter().filter(|xid| !self.ended.contains_key(xid)).collect();
+        for &xid in &left {
+            if !self.branches.contains_key(&xid) {
+                let branch = self.recovered(State::Prepared);
+                self.branches.insert(xid, branch);
+            }
+        }
+        for (to, epoch) in std::mem::take(&mut self.scanners) {
+            let prepared = left.iter().copied().filter(|xid| xid.middleware == to).collect();
+            door.push(AgentEffect::Send { to, msg: FromAgent::Scanned { epoch, prepared } });
+        }
+    }
+
+    fn end(&mut self, xid: Xid, end: End) {
+        self.branches.remove(&xid);
+        let master = self.masters.get(&xid.middleware);
+        let is_kept = master.is_none_or(|m| {
+            m.epoch < xid.epoch || (m.epoch == xid.epoch && m.oldest <= xid.number)
+        });
+        let is_tombstone = end == End::RolledBack && self.config.teeth.no_tombstones;
+        if is_kept && !is_tombstone {
+            self.ended.insert(xid, end);
+        }
+    }
+
+    fn say_end(&self, xid: Xid, end: End, door: Out<'_, '_, W>) {
+        let msg = match end {
+            End::RolledBack => FromAgent::Failed { xid, failure: Reason::Ended.into() },
+            End::Committed(at) => FromAgent::Committed { xid, at },
+            End::Lost => FromAgent::Lost { xid },
+        };
+        door.push(AgentEffect::Send { to: xid.middleware, msg });
+    }
+
+    // --- Timers ---
+
+    /// A timer expired.
+    pub fn on_timer(&mut self, timer: AgentTimer, door: Out<'_, '_, W>) {
+        match timer {
+            AgentTimer::Sweep => self.on_sweep_timeout(door),
+            AgentTimer::Open => self.on_open_timeout(door),
+        }
+    }
+
+    fn on_sweep_timeout(&mut self, door: Out<'_, '_, W>) {
+        let timeout = self.config.master_timeout;
+        let now = door.now;
+        let silent: BTreeSet<NodeId> = self
+            .masters
+            .iter()
+            .filter(|(_, master)| now.since(master.heard) > timeout)
+            .map(|(&node, _)| node)
+            .collect();
+        let is_lost = |xid: &Xid| silent.contains(&xid.middleware);
+        if self.branches.keys().any(is_lost) && !self.config.teeth.ignores_epochs {
+            door.push(AgentEffect::Note(Note::MasterLost));
+            self.drop_unprepared(is_lost, door);
+        }
+        door.push(AgentEffect::SetTimer(AgentTimer::Sweep, now + timeout / 2));
+    }
+
+    fn on_open_timeout(&mut self, door: Out<'_, '_, W>) {
+        if door.now < self.open_at {
+            return;
+        }
+        for (from, msg) in std::mem::take(&mut self.held) {
+            self.on_execute(from, msg, door);
+        }
+    }
+
+    /// What must be gone when every transaction has ended.
+    #[must_use]
+    pub fn leftovers(&self) -> Vec<Leftover> {
+        vec![
+            ("branches", self.branches.len()),
+            ("tombstones", self.ended.len()),
+            ("held", self.held.len()),
+        ]
+    }
+
+    /// Panics if the state contradicts itself.
+    ///
+    /// # Panics
+    /// If a branch has ended and has not.
+    pub fn assert_invariants(&self) {
+        for (xid, branch) in &self.branches {
+            let is_reopened =
+                matches!(branch.state, State::CommittingPrepared | State::RollingBack(_));
+            let is_unsafe = self.config.teeth != Teeth::default();
+            assert!(
+                is_reopened || is_unsafe || !self.ended.contains_key(xid),
+                "{xid} has ended and has not"
+            );
+        }
+    }
+}
+
+fn failed<W: Work>(xid: Xid, reason: Reason) -> AgentEffect<W> {
+    AgentEffect::Send { to: xid.middleware, msg: FromAgent::Failed { xid, failure: reason.into() } }
+}
+
+impl<W: Work> fmt::Display for Agent<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.branches.is_empty() {
+            f.write_str("idle")?;
+        }
+        for (at, (xid, branch)) in self.branches.iter().enumerate() {
+            let separator = if at == 0 { "" } else { ", " };
+            let state = match branch.state {
+                State::Running(_) => "running",
+                State::Idle => "idle",
+                State::Preparing => "preparing",
+                State::Prepared => "prepared",
+                State::Committing | State::CommittingPrepared => "committing",
+                State::RollingBack(_) => "rolling back",
+            };
+            write!(f, "{separator}{xid} {state}")?;
+        }
+        if !self.ended.is_empty() {
+            write!(f, "; ended {:?}", self.ended.keys())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,473 @@
+//! A middleware for callers of the simulator: what a session would send as statements, it makes of their transactions.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
+
+use super::{Config, GeoTp, Msg, Record, Timer};
+use crate::contract::{Door, Effect, Isolation, Last, Part, Xid};
+use crate::middleware::{Commit, Known, Middleware};
+use crate::source::{Action, Answer, Model, Statement};
+
+/// A middleware.
+#[derive(Debug)]
+pub struct Client {
+    node: NodeId,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    middleware: Middleware<Model>,
+    open: BTreeMap<TxnId, Open>,
+    /// Questions that wait for other middlewares.
+    asking: BTreeMap<TxnId, Asking>,
+    /// Middlewares that wait for the end of a transaction here.
+    askers: BTreeMap<TxnId, BTreeSet<NodeId>>,
+    /// Effects that are still to be carried out: one may lead to a call of the middleware, whose effects come after.
+    effects: VecDeque<Effect<Model>>,
+    is_busy: bool,
+}
+
+/// What the session does next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Stage {
+    /// A round of reads is under way.
+    Reading(Vec<Key>),
+    /// The caller decides.
+    Deciding,
+    /// The procedure's reads are under way; its writes follow from them.
+    Computing,
+    /// The last round is under way.
+    Ending,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    txn: Txn,
+    xid: Xid,
+    stage: Stage,
+    reads: Reads,
+    /// Its caller lost track of it, and asked.
+    is_resolved: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Asking {
+    /// It may have committed without a record: one source, in one phase.
+    is_single: bool,
+    /// Its caller had asked to commit.
+    is_decided: bool,
+    silent: BTreeSet<NodeId>,
+}
+
+type Way<'a> = Cx<'a, GeoTp>;
+
+impl Machine<GeoTp> for Client {
+    fn new(setup: Setup<GeoTp>, recovered: Vec<Record>, cx: &mut Way<'_>) -> Self {
+        let Setup { node, cluster, config, .. } = setup;
+        let records = recovered.into_iter().filter_map(|record| match record {
+            Record::Middleware(record) => Some(record),
+            Record::Source(_) => None,
+        });
+        let mut effects = Vec::new();
+        let (now, clock) = (cx.now(), cx.clock().now);
+        let mut door = Door { now, clock, rng: cx.rng(), effects: &mut effects };
+        let middleware =
+            Middleware::new(node, config.middleware.clone(), records.collect(), &mut door);
+        let (open, asking, askers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (pending, is_busy) = (VecDeque::new(), false);
+        let mut client = Self {
+            node,
+            cluster,
+            config,
+            middleware,
+            open,
+            asking,
+            askers,
+            effects: pending,
+            is_busy,
+        };
+        client.carry_out(effects, cx);
+        client
+    }
+
+    fn step(&mut self, input: Input<GeoTp>, cx: &mut Way<'_>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            Input::Read { txn, keys } => self.on_read(txn, keys, cx),
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => self.on_resolve(txn, &reads, decision, cx),
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Middleware(timer)) => {
+                self.with(cx, |dm, door| dm.on_timer(timer, door))
+            }
+            Input::Timer(Timer::Ask(txn)) => self.on_ask_timeout(txn, cx),
+            Input::Durable(ticket) => self.with(cx, |dm, door| dm.on_durable(ticket, door)),
+            Input::Admin(_) => {}
+            Input::Timer(Timer::Agent(_) | Timer::Source(_)) => {
+                unreachable!("only a source has that")
+            }
+        }
+    }
+
+    fn flush(&mut self, _: &mut Way<'_>) {}
+
+    fn assert_invariants(&self) {
+        self.middleware.assert_invariants();
+        for (txn, open) in &self.open {
+            assert_eq!(
+                self.middleware.known(*txn),
+                Known::Open(open.xid),
+                "{txn} is open here alone"
+            );
+        }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        let mut left = self.middleware.leftovers();
+        left.push(("questions", self.asking.len() + self.askers.len()));
+        left
+    }
+}
+
+impl Client {
+    fn with(
+        &mut self,
+        cx: &mut Way<'_>,
+        act: impl FnOnce(&mut Middleware<Model>, &mut Door<'_, Effect<Model>>),
+    ) {
+        let mut effects = Vec::new();
+        let (now, clock) = (cx.now(), cx.clock().now);
+        let mut door = Door { now, clock, rng: cx.rng(), effects: &mut effects };
+        act(&mut self.middleware, &mut door);
+        self.carry_out(effects, cx);
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect<Model>>, cx: &mut Way<'_>) {
+        self.effects.extend(effects);
+        if std::mem::replace(&mut self.is_busy, true) {
+            return;
+        }
+        while let Some(effect) = self.effects.pop_front() {
+            match effect {
+                Effect::Send { to, msg } => cx.send(to, Msg::ToAgent(msg)),
+                Effect::Answers { xid, answers } => self.on_answers(xid, answers, cx),
+                Effect::StatementFailed { .. } => {
+                    unreachable!("a modelled source never goes on after a failure")
+                }
+                Effect::Finished { label, outcome, path, .. } => {
+                    if let Some(txn) = label {
+                        self.on_finished(txn, outcome, path, cx);
+                    }
+                }
+                Effect::Persist { ticket, record } => {
+                    let given = cx.persist(Record::Middleware(record));
+                    assert_eq!(given, ticket, "tickets are counted alike");
+                }
+                Effect::Checkpoint { ticket, records } => {
+                    let records = records.into_iter().map(Record::Middleware).collect();
+                    let given = cx.checkpoint(Arc::default(), records);
+                    assert_eq!(given, ticket, "tickets are counted alike");
+                }
+                Effect::SetTimer(timer, at) => cx.set_timer(Timer::Middleware(timer), at),
+                Effect::CancelTimer(timer) => cx.cancel_timer(Timer::Middleware(timer)),
+                Effect::Note(note) => cx.note(note),
+            }
+        }
+        self.is_busy = false;
+    }
+
+    fn source_of(&self, key: &Key) -> NodeId {
+        let partition = self.cluster.partition(self.cluster.partition_of(key));
+        partition.map_or(NodeId(0), |partition| partition.preferred_leader)
+    }
+
+    /// A round of statements, by source.
+    fn parts(
+        &self,
+        txn: TxnId,
+        actions: impl IntoIterator<Item = Action>,
+    ) -> BTreeMap<NodeId, Part<Model>> {
+        let mut parts: BTreeMap<NodeId, Part<Model>> = BTreeMap::new();
+        let mut actions: Vec<Action> = actions.into_iter().collect();
+        if self.config.writes_last {
+            actions.sort_by_key(Action::writes);
+        }
+        for action in actions {
+            let Some(key) = action.key().cloned() else { continue };
+            let source = self.source_of(&key);
+            let none = || Part { statements: Vec::new(), records: Vec::new(), writes: false };
+            let part = parts.entry(source).or_insert_with(none);
+            if !part.records.contains(&key) {
+                part.records.push(key);
+            }
+            part.writes |= action.writes();
+            part.statements.push(Statement { txn, action });
+        }
+        parts
+    }
+
+    /// A caller begins a transaction.
+    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+        let id = txn.id;
+        self.middleware.forget(id.client, txn.acknowledged_below);
+        if self.open.contains_key(&id) {
+            return;
+        }
+        let mut begun = None;
+        self.with(cx, |dm, door| begun = Some(dm.begin(Some(id), Isolation::Serializable, door)));
+        let Some(xid) = begun else { return };
+        let (stage, parts, last) = match &txn.kind {
+            Kind::Procedure(ops) if ops.iter().all(|op| !matches!(op, Op::Call(_))) => {
+                let parts = self.parts(id, ops.iter().cloned().map(Action::Apply));
+                (Stage::Ending, parts, Last::Commit)
+            }
+            Kind::Procedure(_) => (Stage::Computing, self.parts(id, lock_all(&txn)), Last::No),
+            Kind::ReadOnly => (Stage::Ending, self.parts(id, lock_all(&txn)), Last::Commit),
+            Kind::Interactive | Kind::General => {
+                let reads = reads_of(&txn, txn.reads.clone());
+                (Stage::Reading(txn.reads.clone()), self.parts(id, reads), Last::No)
+            }
+        };
+        self.open.insert(id, Open { txn, xid, stage, reads: Reads::new(), is_resolved: false });
+        self.with(cx, |dm, door| dm.round(xid, parts, last, door));
+    }
+
+    /// The sources of a round have answered.
+    fn on_answers(&mut self, xid: Xid, answers: BTreeMap<NodeId, Vec<Answer>>, cx: &mut Way<'_>) {
+        let Some(open) = self.open.values_mut().find(|open| open.xid == xid) else { return };
+        let id = open.txn.id;
+        for Answer { key, read } in answers.into_values().flatten() {
+            open.reads.entry(key).or_insert(read);
+        }
+        match std::mem::replace(&mut open.stage, Stage::Deciding) {
+            Stage::Reading(keys) => {
+                let told =
+                    keys.iter().filter_map(|key| Some((key.clone(), open.reads.get(key)?.clone())));
+                let told: Reads = told.collect();
+                cx.reads(id, told);
+            }
+            Stage::Computing => {
+                let Kind::Procedure(ops) = &open.txn.kind else {
+                    unreachable!("only a procedure computes");
+                };
+                match Txn::execute(ops, &open.reads) {
+                    Ok(writes) => self.write(id, writes, cx),
+                    Err(_) => self.with(cx, |dm, door| dm.rollback(xid, door)),
+                }
+            }
+            Stage::Ending => open.stage = Stage::Ending,
+            Stage::Deciding => unreachable!("nothing is under way while the caller decides"),
+        }
+    }
+
+    /// The last round: everything that is written, and the commit.
+    fn write(&mut self, id: TxnId, writes: Writes, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.stage = Stage::Ending;
+        let xid = open.xid;
+        if writes.is_empty() {
+            self.with(cx, |dm, door| dm.commit(xid, door));
+            return;
+        }
+        let parts =
+            self.parts(id, writes.into_iter().map(|(key, value)| Action::Write { key, value }));
+        self.with(cx, |dm, door| dm.round(xid, parts, Last::Commit, door));
+    }
+
+    /// The caller of a general transaction wants to know more. What it has read stays as it was, under its locks.
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if open.stage != Stage::Deciding || open.txn.kind != Kind::General {
+            return;
+        }
+        open.stage = Stage::Reading(keys.clone());
+        let (xid, unread) =
+            (open.xid, keys.into_iter().filter(|key| !open.reads.contains_key(key)));
+        let reads = reads_of(&open.txn, unread.collect());
+        let parts = self.parts(id, reads);
+        self.with(cx, |dm, door| dm.round(xid, parts, Last::No, door));
+    }
+
+    /// The caller of an interactive or general transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let (xid, is_general) = (open.xid, open.txn.kind == Kind::General);
+        match decision {
+            Decision::Commit(writes) if open.stage == Stage::Deciding => {
+                if is_general || open.txn.declares(&writes) {
+                    self.write(id, writes, cx);
+                } else {
+                    self.with(cx, |dm, door| dm.rollback(xid, door));
+                }
+            }
+            Decision::Abort => self.with(cx, |dm, door| dm.rollback(xid, door)),
+            Decision::Commit(_) => {}
+        }
+    }
+
+    /// The transaction has ended.
+    fn on_finished(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+        let Some(open) = self.open.remove(&id) else { return };
+        for asker in self.askers.remove(&id).unwrap_or_default() {
+            cx.send(asker, Msg::Told { txn: id, outcome: Some(outcome) });
+        }
+        if let Outcome::Committed(_) = outcome
+            && matches!(open.txn.kind, Kind::Procedure(_) | Kind::ReadOnly)
+            && !open.is_resolved
+        {
+            cx.reads(id, open.reads);
+        }
+        self.tell(id, outcome, path, cx);
+    }
+
+    fn tell(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+        if outcome != Outcome::Unknown {
+            cx.claim(Claim::Decided { txn: id, outcome });
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    // --- Callers that lost track ---
+
+    fn on_resolve(
+        &mut self,
+        txn: Txn,
+        reads: &Reads,
+        decision: Option<Decision>,
+        cx: &mut Way<'_>,
+    ) {
+        let id = txn.id;
+        if txn.is_read_only() {
+            // It changes nothing, so it can simply be read again.
+            if let Some(open) = self.open.remove(&id) {
+                self.with(cx, |dm, door| dm.rollback(open.xid, door));
+            }
+            self.on_begin(txn, cx);
+            return;
+        }
+        match self.middleware.known(id) {
+            Known::Open(xid) => {
+                if let Some(open) = self.open.get_mut(&id) {
+                    open.is_resolved = true;
+                    if open.stage == Stage::Deciding {
+                        match decision {
+                            Some(decision) => self.on_decide(id, decision, cx),
+                            None => self.with(cx, |dm, door| dm.rollback(xid, door)),
+                        }
+                    }
+                }
+            }
+            Known::Committed(at) => self.tell(id, Outcome::Committed(at), "resolved", cx),
+            Known::Nothing => {
+                let is_decided = match (&txn.kind, &decision) {
+                    (Kind::Procedure(_), _) | (_, Some(Decision::Commit(_))) => true,
+                    (_, Some(Decision::Abort) | None) => false,
+                };
+                let written = decision.iter().flat_map(|decision| match decision {
+                    Decision::Commit(writes) => writes.keys().collect::<Vec<_>>(),
+                    Decision::Abort => Vec::new(),
+                });
+                let keys = txn.reads.iter().chain(&txn.writes).chain(reads.keys()).chain(written);
+                let sources: BTreeSet<NodeId> = keys.map(|key| self.source_of(key)).collect();
+                let others =
+                    self.cluster.gateways().map(|node| node.id).filter(|&node| node != self.node);
+                let is_single = sources.len() <= 1;
+                self.asking.insert(id, Asking { is_single, is_decided, silent: others.collect() });
+                self.on_ask_timeout(id, cx);
+            }
+        }
+    }
+
+    /// Asks every other middleware that has not answered; concludes when all have.
+    fn on_ask_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        let Some(asking) = self.asking.get(&id) else { return };
+        if asking.silent.is_empty() {
+            // Nobody has it, and nobody has logged a decision to commit it, nor ever will.
+            let needs_no_record =
+                asking.is_single || self.config.middleware.commit == Commit::Local;
+            let outcome = if needs_no_record && asking.is_decided {
+                Outcome::Unknown
+            } else {
+                Outcome::Aborted(AbortReason::Recovery)
+            };
+            self.asking.remove(&id);
+            let path = if outcome == Outcome::Unknown { UNKNOWABLE } else { "resolved" };
+            self.tell(id, outcome, path, cx);
+            return;
+        }
+        for &other in &asking.silent {
+            cx.send(other, Msg::Ask { txn: id });
+        }
+        cx.set_timer(Timer::Ask(id), cx.now() + self.config.ask_after);
+    }
+
+    /// Another middleware's caller lost track of a transaction that may have begun here. It has no caller here any more.
+    fn on_ask(&mut self, from: NodeId, id: TxnId, cx: &mut Way<'_>) {
+        match self.middleware.known(id) {
+            Known::Open(xid) => {
+                self.askers.entry(id).or_default().insert(from);
+                self.with(cx, |dm, door| dm.rollback(xid, door));
+            }
+            Known::Committed(at) => {
+                cx.send(from, Msg::Told { txn: id, outcome: Some(Outcome::Committed(at)) });
+            }
+            Known::Nothing => cx.send(from, Msg::Told { txn: id, outcome: None }),
+        }
+    }
+
+    fn on_told(&mut self, from: NodeId, id: TxnId, outcome: Option<Outcome>, cx: &mut Way<'_>) {
+        let Some(asking) = self.asking.get_mut(&id) else { return };
+        match outcome {
+            None => {
+                asking.silent.remove(&from);
+                if asking.silent.is_empty() {
+                    self.on_ask_timeout(id, cx);
+                }
+            }
+            Some(outcome) => {
+                self.asking.remove(&id);
+                cx.cancel_timer(Timer::Ask(id));
+                let path = if outcome == Outcome::Unknown { UNKNOWABLE } else { "resolved" };
+                self.tell(id, outcome, path, cx);
+            }
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+        match msg {
+            Msg::FromAgent(msg) => self.with(cx, |dm, door| dm.on_message(from, msg, door)),
+            Msg::Ask { txn } => self.on_ask(from, txn, cx),
+            Msg::Told { txn, outcome } => self.on_told(from, txn, outcome, cx),
+            Msg::ToAgent(_) | Msg::Peer(_) => unreachable!("only an agent is told that"),
+        }
+    }
+}
+
+/// Reads of these keys, for update where the transaction has declared that it writes them.
+fn reads_of(txn: &Txn, keys: Vec<Key>) -> Vec<Action> {
+    let read = |key: Key| Action::Read { for_update: txn.writes.binary_search(&key).is_ok(), key };
+    keys.into_iter().map(read).collect()
+}
+
+/// Reads of every key that the transaction declares.
+fn lock_all(txn: &Txn) -> Vec<Action> {
+    let keys: BTreeSet<Key> = txn.reads.iter().chain(&txn.writes).cloned().collect();
+    reads_of(txn, keys.into_iter().collect())
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.middleware)?;
+        for (txn, open) in &self.open {
+            write!(f, " | {txn} is {}", open.xid)?;
+        }
+        for (txn, asking) in &self.asking {
+            write!(f, " | asks {:?} about {txn}", asking.silent)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! Messages between nodes of a simulated deployment.
+
+use orthodrome_core::id::TxnId;
+use orthodrome_core::machine::Message;
+use orthodrome_core::txn::{Op, Outcome, Value};
+
+use crate::contract::{FromAgent, PeerRollback, ToAgent};
+use crate::source::{Action, Model, Statement};
+
+/// One message. Its size is that of the texts and rows that real ones would carry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Msg {
+    /// Middleware to agent.
+    ToAgent(ToAgent<Model>),
+    /// Agent to middleware.
+    FromAgent(FromAgent<Model>),
+    /// Agent to agent.
+    Peer(PeerRollback),
+    /// Middleware to middleware: what became of this transaction? Whoever has it ends it.
+    Ask {
+        /// Its caller's name for it.
+        txn: TxnId,
+    },
+    /// The answer.
+    Told {
+        /// As in the question.
+        txn: TxnId,
+        /// What became of it; none if it is not known there and no decision to commit it was logged there.
+        outcome: Option<Outcome>,
+    },
+}
+
+/// Names, numbers and framing of a message.
+const HEAD: usize = 40;
+/// The fixed words of one statement.
+const STATEMENT: usize = 60;
+
+fn value_size(value: Option<&Value>) -> usize {
+    value.map_or(0, Value::len)
+}
+
+fn statement_size(statement: &Statement) -> usize {
+    let key = statement.action.key().map_or(0, orthodrome_core::txn::Key::len);
+    let value = match &statement.action {
+        Action::Read { .. } => 0,
+        Action::Write { value, .. } => value_size(value.as_ref()),
+        Action::Apply(op) => match op {
+            Op::Put(_, value) | Op::Append(_, value) => value.len(),
+            Op::Compare(_, value) => value_size(value.as_ref()),
+            Op::Add(..) => 8,
+            Op::Get(_) | Op::Delete(_) | Op::Call(_) => 0,
+        },
+    };
+    STATEMENT + key + value
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::ToAgent(msg) => match msg {
+                ToAgent::Attach { .. } => "Attach",
+                ToAgent::Ping { .. } => "Ping",
+                ToAgent::Execute { .. } => "Execute",
+                ToAgent::Prepare { .. } => "Prepare",
+                ToAgent::Commit { .. } => "Commit",
+                ToAgent::Rollback { .. } => "Rollback",
+                ToAgent::Scan { .. } => "Scan",
+            },
+            Self::FromAgent(msg) => match msg {
+                FromAgent::Attached { .. } => "Attached",
+                FromAgent::Pong { .. } => "Pong",
+                FromAgent::Answered { .. } => "Answered",
+                FromAgent::StatementFailed { .. } => "StatementFailed",
+                FromAgent::Failed { .. } => "Failed",
+                FromAgent::Prepared { .. } => "Prepared",
+                FromAgent::Committed { .. } => "Committed",
+                FromAgent::Lost { .. } => "Lost",
+                FromAgent::RolledBack { .. } => "RolledBack",
+                FromAgent::Scanned { .. } => "Scanned",
+            },
+            Self::Peer(_) => "PeerRollback",
+            Self::Ask { .. } => "Ask",
+            Self::Told { .. } => "Told",
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::ToAgent(ToAgent::Execute { statements, .. }) => {
+                statements.first().map(|statement| statement.txn)
+            }
+            Self::Ask { txn } | Self::Told { txn, .. } => Some(*txn),
+            // They carry the name that middleware and agents have for it.
+            Self::ToAgent(_) | Self::FromAgent(_) | Self::Peer(_) => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        HEAD + match self {
+            Self::ToAgent(ToAgent::Execute { statements, peers, .. }) => {
+                statements.iter().map(statement_size).sum::<usize>() + 4 * peers.len()
+            }
+            Self::FromAgent(FromAgent::Answered { answers, .. }) => {
+                let row = |read: &crate::source::Answer| {
+                    12 + read.key.len() + value_size(read.read.value.as_ref())
+                };
+                answers.iter().map(row).sum()
+            }
+            Self::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
+            Self::ToAgent(_)
+            | Self::FromAgent(_)
+            | Self::Peer(_)
+            | Self::Ask { .. }
+            | Self::Told { .. } => 0,
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::ToAgent(ToAgent::Execute { statements, .. }) => statements.len(),
+            Self::FromAgent(FromAgent::Answered { answers, .. }) => answers.len(),
+            Self::ToAgent(_)
+            | Self::FromAgent(_)
+            | Self::Peer(_)
+            | Self::Ask { .. }
+            | Self::Told { .. } => 0,
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! GeoTP and its baselines in the simulator: the same [`Middleware`] and [`Agent`] that stand in front of real servers, over
+//! [modelled sources](crate::source).
+//!
+//! - Qiyu Zhuang, Xinyue Shi, Shuang Liu, Wei Lu, Zhanhao Zhao, Yuxing Chen, Tong Li, Anqun Pan, Xiaoyong Du: *GeoTP:
+//!   Latency-aware Geo-Distributed Transaction Processing in Database Middlewares (Extended Version)*, 2025.
+//!
+//! # The idea
+//! The data already lies in databases in several regions. A middleware coordinates: it sends each source its statements, and
+//! commits with XA. An agent beside each source prepares right after the last statement, which saves the round trip of the
+//! prepare phase (O1); statements of near sources start later, so that their locks are not held while far ones travel (O2);
+//! and on hot records the wait is forecast, or a transaction is held back (O3).
+//!
+//! # Messages
+//! | message | from → to | when |
+//! |---|---|---|
+//! | `Attach`, `Attached` | middleware ↔ agent | the middleware has started, or the agent has |
+//! | `Ping`, `Pong` | middleware ↔ agent | every now and then: distance, life, what may be forgotten |
+//! | `Execute`, `Answered` | middleware ↔ agent | statements of a round (§III-A) |
+//! | `StatementFailed` | agent → middleware | a statement failed and the transaction goes on there |
+//! | `Prepare`, `Prepared` | middleware ↔ agent | 2PC, first phase; with O1 the vote comes unasked (§IV-A, Alg. 1 l. 1-16) |
+//! | `Failed` | agent → middleware | the branch has failed and is rolled back |
+//! | `PeerRollback` | agent → agents | the same, for the other branches (§IV-A, Alg. 1 l. 31-36) |
+//! | `Commit`, `Committed` | middleware ↔ agent | 2PC, second phase; or the only branch |
+//! | `Lost` | agent → middleware | whether the only branch committed is not known |
+//! | `Rollback`, `RolledBack` | middleware ↔ agent | the transaction is over |
+//! | `Scan`, `Scanned` | middleware ↔ agent | what is prepared here that nobody ended (§V-A) |
+//! | `Ask`, `Told` | middleware ↔ middleware | a caller lost track of a transaction that it began elsewhere |
+//!
+//! # Deviations
+//! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they lock.
+//! - **A vote carries the life of its source**, and no decision is made while locks may have been lost (G3): the paper has no such thing.
+//! - **Agents leave tombstones** (G5), know lives of middlewares, and roll back what a lost one left (G6).
+//! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits for its sources to say that
+//!   they have rolled back. There is no commit record and never will be one, so it cannot be otherwise.
+//! - **A transaction of one source whose text ends in `COMMIT` takes one round trip** with O1: the commit goes in the same text.
+//! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of Eq. 9 fade.
+//! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l. 19 has it: nothing
+//!   would have changed.
+//!
+//! # Not implemented
+//! - `scalardb` and `scalardb+`: ScalarDB keeps versions and a commit table of its own on top of its sources.
+
+mod client;
+mod message;
+mod server;
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::Duration;
+
+pub use client::Client;
+pub use message::Msg;
+pub use server::Server;
+
+use crate::contract::{AgentTimer, Kind, Note, Record as LogRecord, Timer as DmTimer};
+use crate::middleware::{Commit, Optimizations};
+use crate::{agent, middleware, source};
+
+/// GeoTP, its stages, and what it is compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GeoTp;
+
+/// XA, as ShardingSphere-Proxy does it.
+pub const XA: &str = "xa";
+/// Each branch commits by itself: not atomic.
+pub const XA_LOCAL: &str = "xa-local";
+/// XA, with writes after reads (Yan and Cheung, PVLDB 9(5), 2016).
+pub const QURO: &str = "quro";
+/// Prepare with the last statement; near sources after far ones (Zamanian et al., SIGMOD 2020).
+pub const CHILLER: &str = "chiller";
+/// Decentralized prepare and early abort.
+pub const O1: &str = "geotp-o1";
+/// And latency-aware scheduling.
+pub const O2: &str = "geotp-o2";
+/// And forecasts and late scheduling on hot records.
+pub const O3: &str = "geotp";
+
+/// Settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The variant.
+    pub name: &'static str,
+    /// Of middlewares.
+    pub middleware: middleware::Config,
+    /// Of agents.
+    pub agent: agent::Config,
+    /// Of sources.
+    pub source: source::Config,
+    /// Statements of a round that read go before those that write (QURO).
+    pub writes_last: bool,
+    /// A middleware that was asked by another and is silent is asked again after this.
+    pub ask_after: Duration,
+}
+
+/// Names of timers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// Of a middleware.
+    Middleware(DmTimer),
+    /// Of an agent.
+    Agent(AgentTimer),
+    /// Of a source.
+    Source(source::Timer),
+    /// Other middlewares are asked again.
+    Ask(TxnId),
+}
+
+/// What is remembered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// By a middleware.
+    Middleware(LogRecord),
+    /// By a source.
+    Source(source::Record),
+}
+
+impl Protocol for GeoTp {
+    const NAMES: &'static [&'static str] = &[XA, XA_LOCAL, QURO, CHILLER, O1, O2, O3];
+    const QUEUES: bool = true;
+    const GENERAL: bool = true;
+    const REPLICATED: bool = false;
+
+    type Config = Config;
+    type Msg = Msg;
+    type Timer = Timer;
+    type Record = Record;
+    type Note = Note;
+    type Client = Client;
+    type Server = Server;
+
+    fn name(config: &Config) -> &'static str {
+        config.name
+    }
+
+    fn teeth(_: &str) -> &'static [&'static str] {
+        &[
+            "G1",
+            "G2",
+            "G3",
+            "G5",
+            "G6",
+            "early-vote",
+            "early-answer",
+            "forgotten-decision",
+            "skipped-vote",
+        ]
+    }
+
+    fn configure(cluster: &Cluster, name: &str) -> Config {
+        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let name = Self::NAMES.iter().copied().find(|known| *known == name).unwrap_or(O3);
+        // What the paper's data nodes are, unless it says otherwise (§VII-A3).
+        let sources: BTreeMap<NodeId, Kind> =
+            cluster.servers().map(|node| (node.id, Kind::MariaDb)).collect();
+        let optimizations = Optimizations {
+            decentralized_prepare: [CHILLER, O1, O2, O3].contains(&name),
+            latency_aware: [O2, O3].contains(&name),
+            high_contention: name == O3,
+        };
+        let lock_timeout = Duration::from_secs(5);
+        let quarantine = (round_trip * 4).max(Duration::from_secs(1));
+        Config {
+            name,
+            middleware: middleware::Config {
+                sources,
+                optimizations,
+                commit: if name == XA_LOCAL { Commit::Local } else { Commit::TwoPhase },
+                inner_below: (name == CHILLER).then_some(Duration::from_millis(10)),
+                commit_in_text: [O1, O2, O3].contains(&name),
+                ping_interval: Duration::from_millis(100),
+                rtt_weight_percent: 10,
+                hot_records: 10_000,
+                hot_keep_percent: 80,
+                forecast_percent: 100,
+                admission_wait: Duration::from_millis(10),
+                admission_tries: 10,
+                resend_after: round_trip * 3 + Duration::from_millis(500),
+                give_up_after: lock_timeout + round_trip * 4 + Duration::from_secs(5),
+                scan_interval: Duration::from_secs(2),
+                quarantine,
+                checkpoint_records: 2_000,
+                teeth: middleware::Teeth::default(),
+            },
+            agent: agent::Config {
+                master_timeout: round_trip * 5 + Duration::from_secs(3),
+                quarantine,
+                teeth: agent::Teeth::default(),
+            },
+            source: source::Config {
+                lock_timeout,
+                deadlock_after: Duration::from_secs(1),
+                checkpoint_records: 5_000,
+                teeth: source::Teeth::default(),
+            },
+            writes_last: name == QURO,
+            ask_after: round_trip * 2 + Duration::from_millis(200),
+        }
+    }
+
+    fn bare(config: &mut Config, tooth: &str) {
+        match tooth {
+            "G1" => {
+                config.source.teeth.plain_reads = true;
+                for kind in config.middleware.sources.values_mut() {
+                    *kind = Kind::Postgres;
+                }
+            }
+            "G2" => {
+                config.source.teeth.drops_read_locks = true;
+                for kind in config.middleware.sources.values_mut() {
+                    *kind = Kind::MariaDb;
+                }
+            }
+            "G3" => config.middleware.teeth.no_fence = true,
+            "G5" => config.agent.teeth.no_tombstones = true,
+            "G6" => config.agent.teeth.ignores_epochs = true,
+            "early-vote" => config.agent.teeth.votes_early = true,
+            "early-answer" => config.middleware.teeth.tells_early = true,
+            "forgotten-decision" => config.middleware.teeth.forgets_decisions = true,
+            "skipped-vote" => config.middleware.teeth.skips_vote = true,
+            other => panic!("{other} is none of {:?}", Self::teeth(O3)),
+        }
+    }
+
+    fn vary(config: &mut Config, rng: &mut Rng) {
+        let dm = &mut config.middleware;
+        for kind in dm.sources.values_mut() {
+            *kind = if rng.chance(1, 2) { Kind::Postgres } else { Kind::MariaDb };
+        }
+        dm.ping_interval = Duration::from_millis(rng.range(10, 400));
+        dm.resend_after = Duration::from_millis(rng.range(50, 2_000));
+        dm.hot_records = usize::try_from(rng.range(1, 50)).unwrap_or(1);
+        dm.forecast_percent = u32::try_from(rng.range(0, 200)).unwrap_or(100);
+        dm.admission_wait = Duration::from_millis(rng.range(1, 50));
+        dm.admission_tries = u32::try_from(rng.range(0, 20)).unwrap_or(10);
+        dm.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
+        config.source.lock_timeout = Duration::from_millis(rng.range(100, 5_000));
+        config.source.deadlock_after = Duration::from_millis(rng.range(10, 1_000));
+        config.source.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
+        config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
+    }
+}

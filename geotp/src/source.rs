@@ -1,0 +1,809 @@
+//! A data source as the simulator has it: strict two-phase locking on rows, with the behaviours that were measured of
+//! PostgreSQL 15 and MariaDB 10.11 (`protocol-pitfalls` §7) where they matter to what is built on top.
+//!
+//! - Locks are held until the transaction has ended. Waiters are served in the order in which they came; who waits in a
+//!   circle is ended as the victim of a deadlock, and who waits too long by a time-out.
+//! - A prepared branch is durable. After a crash, PostgreSQL has all its locks again, MariaDB those of rows that it
+//!   modified; and MariaDB has forgotten branches that only read (G3, G4).
+//! - Every start has a number of its own.
+//!
+//! Predicates are not modelled: a statement names its rows.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::id::{PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::Leftover;
+use orthodrome_core::store::{Memtable, StateEngine, Store};
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::txn::{Key, Op, Read, Reads, Txn, Value, Version, Writes};
+
+use crate::contract::{Failure, FromSource, Kind, Note, Reason, Then, ToSource, Work, Xid};
+
+/// What the modelled source executes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Model;
+
+impl Work for Model {
+    type Statement = Statement;
+    type Answer = Answer;
+    /// The reason says it all.
+    type Fault = ();
+}
+
+/// One statement, on one row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Statement {
+    /// Whose it is: the writer, in versions.
+    pub txn: TxnId,
+    /// What it does.
+    pub action: Action,
+}
+
+/// What a statement does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// `SELECT … FOR SHARE`, or `FOR UPDATE`.
+    Read {
+        /// The row.
+        key: Key,
+        /// It will be written.
+        for_update: bool,
+    },
+    /// `UPDATE`, or `INSERT`, or `DELETE`.
+    Write {
+        /// The row.
+        key: Key,
+        /// None deletes.
+        value: Option<Value>,
+    },
+    /// An update that depends on what is there, such as `SET n = n + 1`; or a read.
+    Apply(Op),
+}
+
+impl Action {
+    /// The row.
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Read { key, .. } | Self::Write { key, .. } => Some(key),
+            Self::Apply(op) => op.reads().first().or_else(|| op.writes().first()),
+        }
+    }
+
+    /// It changes the row.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        match self {
+            Self::Read { .. } => false,
+            Self::Write { .. } => true,
+            Self::Apply(op) => !op.writes().is_empty(),
+        }
+    }
+
+    fn mode(&self) -> Mode {
+        match self {
+            Self::Read { for_update: false, .. } => Mode::Shared,
+            Self::Read { .. } | Self::Write { .. } => Mode::Exclusive,
+            Self::Apply(op) if op.writes().is_empty() && matches!(op, Op::Get(_)) => Mode::Shared,
+            Self::Apply(_) => Mode::Exclusive,
+        }
+    }
+}
+
+/// What was there before the transaction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// The row.
+    pub key: Key,
+    /// What it held, as committed.
+    pub read: Read,
+}
+
+/// Settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// How long a statement waits for a lock.
+    pub lock_timeout: Duration,
+    /// PostgreSQL looks for a circle after so long a wait, MariaDB at once.
+    pub deadlock_after: Duration,
+    /// Records before a checkpoint.
+    pub checkpoint_records: u32,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+/// What sources do when they are not asked as the rules say. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Teeth {
+    /// G1: reads at PostgreSQL do not lock.
+    pub plain_reads: bool,
+    /// G2: MariaDB runs at less than SERIALIZABLE, and drops read locks when it prepares.
+    pub drops_read_locks: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// What a source must remember.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// A branch is prepared.
+    Prepared {
+        /// Its name.
+        xid: Xid,
+        /// Whose.
+        txn: TxnId,
+        /// What it writes.
+        writes: Writes,
+        /// What it has only read (PostgreSQL).
+        reads: Vec<Key>,
+        /// The commit timestamp must be above this.
+        floor: Timestamp,
+    },
+    /// A prepared branch commits.
+    Committed {
+        /// Its name.
+        xid: Xid,
+        /// When.
+        at: Timestamp,
+    },
+    /// A prepared branch is rolled back.
+    RolledBack {
+        /// Its name.
+        xid: Xid,
+    },
+    /// A transaction commits that was not prepared.
+    OnePhase {
+        /// Whose.
+        txn: TxnId,
+        /// What it writes.
+        writes: Writes,
+        /// When.
+        at: Timestamp,
+    },
+}
+
+/// Timers of a source.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Timer {
+    /// A lock was waited for too long.
+    Lock(Xid),
+    /// Look for a circle.
+    Deadlock(Xid),
+}
+
+/// What a source wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Make a record durable; tickets count from 1 in the order of these and of checkpoints.
+    Persist(Record),
+    /// Make these versions durable, and let these records replace all before.
+    Checkpoint(Arc<Memtable>, Vec<Record>),
+    /// Set a timer.
+    SetTimer(Timer, Time),
+    /// Stop a timer.
+    CancelTimer(Timer),
+    /// Something rare.
+    Note(Note),
+}
+
+/// Where a source leaves what comes of a step.
+#[derive(Debug, Default)]
+pub struct Desk {
+    /// For the agent.
+    pub answers: Vec<FromSource<Model>>,
+    /// For the host.
+    pub orders: Vec<Order>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Idle,
+    /// It runs the statement of that index.
+    Running(u32),
+    Preparing,
+    Prepared,
+    /// Prepared, or not, and on its way to commit.
+    Committing(Timestamp),
+}
+
+#[derive(Clone, Debug)]
+struct Session {
+    txn: TxnId,
+    state: State,
+    statements: Vec<Statement>,
+    answers: Vec<Answer>,
+    then: Then,
+    held: BTreeMap<Key, Mode>,
+    /// The lock that it waits for.
+    wanted: Option<(Key, Mode)>,
+    writes: Writes,
+    floor: Timestamp,
+    is_prepared: bool,
+}
+
+#[derive(Clone, Default, Debug)]
+struct Lock {
+    holders: BTreeMap<Xid, Mode>,
+    queue: VecDeque<(Xid, Mode)>,
+}
+
+impl Lock {
+    fn admits(&self, xid: Xid, mode: Mode) -> bool {
+        self.holders
+            .iter()
+            .all(|(&holder, &held)| holder == xid || (held == Mode::Shared && mode == Mode::Shared))
+    }
+}
+
+/// A modelled source.
+#[derive(Debug)]
+pub struct Source {
+    config: Config,
+    kind: Kind,
+    start: u64,
+    data: Store,
+    locks: BTreeMap<Key, Lock>,
+    sessions: BTreeMap<Xid, Session>,
+    /// What becomes true when a ticket is durable.
+    pending: BTreeMap<Ticket, Xid>,
+    ticket: Ticket,
+    records: u32,
+    checkpoint: Option<Ticket>,
+    now: Time,
+}
+
+/// All rows are one table.
+const TABLE: PartitionId = PartitionId(0);
+
+impl Source {
+    /// Starts, or starts again, with what survived. `start` is a number of its own.
+    #[must_use]
+    pub fn new(
+        config: Config,
+        kind: Kind,
+        start: u64,
+        engine: Box<dyn StateEngine>,
+        recovered: Vec<Record>,
+    ) -> Self {
+        let mut source = Self {
+            config,
+            kind,
+            start,
+            data: Store::new(engine),
+            locks: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            ticket: Ticket(0),
+            records: 0,
+            checkpoint: None,
+            now: Time::ZERO,
+        };
+        for record in recovered {
+            source.replay(record);
+        }
+        let prepared: Vec<Xid> = source.sessions.keys().copied().collect();
+        for xid in prepared {
+            let Some(session) = source.sessions.get(&xid) else { continue };
+            for (key, mode) in session.held.clone() {
+                source.locks.entry(key).or_default().holders.insert(xid, mode);
+            }
+        }
+        source
+    }
+
+    fn replay(&mut self, record: Record) {
+        match record {
+            Record::Prepared { xid, txn, writes, reads, floor } => {
+                let shared = reads.into_iter().map(|key| (key, Mode::Shared));
+                let exclusive = writes.keys().map(|key| (key.clone(), Mode::Exclusive));
+                let held = match self.kind {
+                    Kind::Postgres => shared.chain(exclusive).collect(),
+                    Kind::MariaDb => exclusive.collect(),
+                };
+                let session = Session {
+                    state: State::Prepared,
+                    held,
+                    writes,
+                    floor,
+                    is_prepared: true,
+                    ..Session::new(txn)
+                };
+                self.sessions.insert(xid, session);
+            }
+            Record::Committed { xid, at } => {
+                if let Some(session) = self.sessions.remove(&xid) {
+                    self.apply(session.txn, session.writes, at);
+                }
+            }
+            Record::RolledBack { xid } => drop(self.sessions.remove(&xid)),
+            Record::OnePhase { txn, writes, at } => self.apply(txn, writes, at),
+        }
+    }
+
+    fn apply(&mut self, writer: TxnId, writes: Writes, at: Timestamp) {
+        for (key, value) in writes {
+            self.data.put(TABLE, key, Version { timestamp: at, writer }, value);
+        }
+        // Nobody reads the past.
+        self.data.collect_below(TABLE, at);
+    }
+
+    /// What it reports of its start.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// An order from the agent.
+    pub fn step(&mut self, order: ToSource<Model>, now: Time, desk: &mut Desk) {
+        self.now = now;
+        match order {
+            ToSource::Run { xid, begin, statements, then, wrote: _ } => {
+                if begin.is_some() {
+                    let txn = statements.first().map(|statement| statement.txn).unwrap_or_default();
+                    self.sessions.entry(xid).or_insert_with(|| Session::new(txn));
+                }
+                let Some(session) = self.sessions.get_mut(&xid) else {
+                    desk.answers.push(FromSource::SessionLost { xid });
+                    return;
+                };
+                (session.statements, session.then) = (statements, then);
+                session.answers.clear();
+                session.state = State::Running(0);
+                self.go_on(xid, now, desk);
+            }
+            ToSource::Prepare { xid, .. } => self.prepare(xid, desk),
+            ToSource::CommitPrepared { xid, at } => self.commit_prepared(xid, at, desk),
+            ToSource::CommitOnePhase { xid, at } => self.commit_one_phase(xid, at, desk),
+            ToSource::Rollback { xid } => self.roll_back(xid, now, desk),
+            ToSource::List => {
+                let is_listed = |session: &Session| session.is_prepared;
+                let prepared = self
+                    .sessions
+                    .iter()
+                    .filter(|(_, session)| is_listed(session))
+                    .map(|(&xid, _)| xid)
+                    .collect();
+                desk.answers.push(FromSource::Listed { prepared });
+            }
+        }
+    }
+
+    /// Runs the session's statements until one waits, fails, or all are done.
+    fn go_on(&mut self, xid: Xid, now: Time, desk: &mut Desk) {
+        loop {
+            let Some(session) = self.sessions.get(&xid) else { return };
+            let State::Running(at) = session.state else { return };
+            let Some(statement) = session.statements.get(at as usize).cloned() else {
+                self.done(xid, desk);
+                return;
+            };
+            let Some(key) = statement.action.key().cloned() else {
+                self.fail(xid, Reason::Statement, desk);
+                return;
+            };
+            let mode = statement.action.mode();
+            let is_plain = self.config.teeth.plain_reads
+                && self.kind == Kind::Postgres
+                && mode == Mode::Shared;
+            if !is_plain && !self.acquire(xid, &key, mode) {
+                self.wait(xid, key, mode, now, desk);
+                return;
+            }
+            if let Err(reason) = self.execute(xid, &key, &statement.action) {
+                self.fail(xid, reason, desk);
+                return;
+            }
+            if let Some(session) = self.sessions.get_mut(&xid) {
+                session.state = State::Running(at + 1);
+            }
+        }
+    }
+
+    /// Carries out one statement under its lock.
+    fn execute(&mut self, xid: Xid, key: &Key, action: &Action) -> Result<(), Reason> {
+        let read = self.data.read(TABLE, key);
+        let Some(session) = self.sessions.get_mut(&xid) else { return Ok(()) };
+        session.floor = session.floor.max(read.version.timestamp);
+        match action {
+            Action::Read { .. } => {}
+            Action::Write { value, .. } => drop(session.writes.insert(key.clone(), value.clone())),
+            Action::Apply(op) => {
+                let mut current = read.clone();
+                if let Some(own) = session.writes.get(key) {
+                    current.value.clone_from(own);
+                }
+                let reads = Reads::from([(key.clone(), current)]);
+                let writes = Txn::execute(std::slice::from_ref(op), &reads)
+                    .map_err(|_| Reason::Statement)?;
+                session.writes.extend(writes);
+            }
+        }
+        session.answers.push(Answer { key: key.clone(), read });
+        Ok(())
+    }
+
+    fn done(&mut self, xid: Xid, desk: &mut Desk) {
+        let Some(session) = self.sessions.get_mut(&xid) else { return };
+        session.state = State::Idle;
+        session.statements.clear();
+        let answers = std::mem::take(&mut session.answers);
+        let then = session.then;
+        desk.answers.push(FromSource::Ran { xid, answers });
+        match then {
+            Then::Wait => {}
+            Then::Prepare => self.prepare(xid, desk),
+            Then::Commit => self.commit_one_phase(xid, Timestamp::ZERO, desk),
+        }
+    }
+
+    fn fail(&mut self, xid: Xid, reason: Reason, desk: &mut Desk) {
+        let Some(session) = self.sessions.get_mut(&xid) else { return };
+        let State::Running(statement) = session.state else { return };
+        // What it holds, and its place in a queue, go when it is told to roll back.
+        session.state = State::Idle;
+        let failure: Failure<Model> = reason.into();
+        desk.answers.push(FromSource::RunFailed { xid, statement, failure, goes_on: false });
+    }
+
+    fn prepare(&mut self, xid: Xid, desk: &mut Desk) {
+        let Some(session) = self.sessions.get_mut(&xid) else {
+            let failure = Reason::Unprepared.into();
+            desk.answers.push(FromSource::Refused { xid, failure });
+            return;
+        };
+        session.is_prepared = true;
+        if self.kind == Kind::MariaDb && session.writes.is_empty() {
+            // Nothing of it reaches the disk (G4).
+            session.state = State::Prepared;
+            let floor = session.floor;
+            self.drop_read_locks(xid, desk);
+            desk.answers.push(FromSource::Prepared { xid, floor });
+            return;
+        }
+        session.state = State::Preparing;
+        let shared = session.held.iter().filter(|(_, mode)| **mode == Mode::Shared);
+        let record = Record::Prepared {
+            xid,
+            txn: session.txn,
+            writes: session.writes.clone(),
+            reads: shared.map(|(key, _)| key.clone()).collect(),
+            floor: session.floor,
+        };
+        self.persist(Some(xid), record, desk);
+    }
+
+    fn drop_read_locks(&mut self, xid: Xid, desk: &mut Desk) {
+        if !self.config.teeth.drops_read_locks || self.kind != Kind::MariaDb {
+            return;
+        }
+        let Some(session) = self.sessions.get_mut(&xid) else { return };
+        let shared: Vec<Key> = session
+            .held
+            .iter()
+            .filter(|(_, mode)| **mode == Mode::Shared)
+            .map(|(key, _)| key.clone())
+            .collect();
+        session.held.retain(|_, mode| *mode != Mode::Shared);
+        self.release(xid, &shared, self.now, desk);
+    }
+
+    fn commit_prepared(&mut self, xid: Xid, at: Timestamp, desk: &mut Desk) {
+        let Some(session) = self.sessions.get_mut(&xid) else {
+            desk.answers.push(FromSource::Gone { xid });
+            return;
+        };
+        if session.state == State::Prepared {
+            session.state = State::Committing(at);
+            self.persist(Some(xid), Record::Committed { xid, at }, desk);
+        }
+    }
+
+    fn commit_one_phase(&mut self, xid: Xid, at: Timestamp, desk: &mut Desk) {
+        let Some(session) = self.sessions.get_mut(&xid) else {
+            desk.answers.push(FromSource::SessionLost { xid });
+            return;
+        };
+        let at = at.max(session.floor.next());
+        session.state = State::Committing(at);
+        let (txn, writes) = (session.txn, session.writes.clone());
+        if writes.is_empty() {
+            self.committed(xid, at, self.now, desk);
+        } else {
+            self.persist(Some(xid), Record::OnePhase { txn, writes, at }, desk);
+        }
+    }
+
+    fn committed(&mut self, xid: Xid, at: Timestamp, now: Time, desk: &mut Desk) {
+        let Some(session) = self.sessions.remove(&xid) else { return };
+        self.apply(session.txn, session.writes, at);
+        desk.answers.push(FromSource::Committed { xid, at });
+        let held: Vec<Key> = session.held.into_keys().collect();
+        self.release(xid, &held, now, desk);
+    }
+
+    fn roll_back(&mut self, xid: Xid, now: Time, desk: &mut Desk) {
+        let Some(session) = self.sessions.get(&xid) else {
+            desk.answers.push(FromSource::RolledBack { xid });
+            return;
+        };
+        if matches!(session.state, State::Committing(_)) {
+            return;
+        }
+        let Some(session) = self.sessions.remove(&xid) else { return };
+        if session.is_prepared {
+            self.persist(None, Record::RolledBack { xid }, desk);
+        }
+        desk.answers.push(FromSource::RolledBack { xid });
+        desk.orders.push(Order::CancelTimer(Timer::Lock(xid)));
+        desk.orders.push(Order::CancelTimer(Timer::Deadlock(xid)));
+        let wanted = session.wanted.map(|(key, _)| key);
+        let held: Vec<Key> = session.held.into_keys().chain(wanted).collect();
+        self.release(xid, &held, now, desk);
+    }
+
+    // --- Locks ---
+
+    /// True if the lock is held now. A holder alone may raise its lock; others wait behind those who came first.
+    fn acquire(&mut self, xid: Xid, key: &Key, mode: Mode) -> bool {
+        let lock = self.locks.entry(key.clone()).or_default();
+        let held = lock.holders.get(&xid).copied();
+        if held.is_some_and(|held| held >= mode) {
+            return true;
+        }
+        if !lock.admits(xid, mode) || (held.is_none() && !lock.queue.is_empty()) {
+            return false;
+        }
+        lock.holders.insert(xid, mode);
+        if let Some(session) = self.sessions.get_mut(&xid) {
+            session.held.insert(key.clone(), mode);
+        }
+        true
+    }
+
+    fn wait(&mut self, xid: Xid, key: Key, mode: Mode, now: Time, desk: &mut Desk) {
+        let lock = self.locks.entry(key.clone()).or_default();
+        if lock.holders.contains_key(&xid) {
+            // Who raises a lock cannot let others pass.
+            lock.queue.push_front((xid, mode));
+        } else {
+            lock.queue.push_back((xid, mode));
+        }
+        if let Some(session) = self.sessions.get_mut(&xid) {
+            session.wanted = Some((key, mode));
+        }
+        desk.orders.push(Order::Note(Note::LockWait));
+        if self.kind == Kind::MariaDb {
+            if self.waits_in_circle(xid) {
+                self.fail_waiting(xid, Reason::Deadlock, desk);
+                return;
+            }
+        } else {
+            desk.orders
+                .push(Order::SetTimer(Timer::Deadlock(xid), now + self.config.deadlock_after));
+        }
+        desk.orders.push(Order::SetTimer(Timer::Lock(xid), now + self.config.lock_timeout));
+    }
+
+    /// True if somebody whom it waits for waits for it.
+    fn waits_in_circle(&self, xid: Xid) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut next = vec![xid];
+        while let Some(waiter) = next.pop() {
+            let Some((key, mode)) =
+                self.sessions.get(&waiter).and_then(|session| session.wanted.as_ref())
+            else {
+                continue;
+            };
+            let Some(lock) = self.locks.get(key) else { continue };
+            let clash = |other: Mode| *mode == Mode::Exclusive || other == Mode::Exclusive;
+            let holders =
+                lock.holders.iter().filter(|(_, held)| clash(**held)).map(|(&holder, _)| holder);
+            let before = lock.queue.iter().take_while(|(other, _)| *other != waiter);
+            let before = before.filter(|(_, wanted)| clash(*wanted)).map(|&(other, _)| other);
+            for other in holders.chain(before).filter(|&other| other != waiter) {
+                if other == xid {
+                    return true;
+                }
+                if seen.insert(other) {
+                    next.push(other);
+                }
+            }
+        }
+        false
+    }
+
+    fn fail_waiting(&mut self, xid: Xid, reason: Reason, desk: &mut Desk) {
+        desk.orders.push(Order::CancelTimer(Timer::Lock(xid)));
+        desk.orders.push(Order::CancelTimer(Timer::Deadlock(xid)));
+        // It stays in the queue until it is told to roll back, which is at once.
+        self.fail(xid, reason, desk);
+    }
+
+    /// Lets go of locks, and serves who waits for them.
+    fn release(&mut self, xid: Xid, keys: &[Key], now: Time, desk: &mut Desk) {
+        let mut served = Vec::new();
+        for key in keys {
+            let Some(lock) = self.locks.get_mut(key) else { continue };
+            lock.holders.remove(&xid);
+            lock.queue.retain(|(other, _)| *other != xid);
+            while let Some(&(next, mode)) = lock.queue.front() {
+                if !lock.admits(next, mode) {
+                    break;
+                }
+                lock.queue.pop_front();
+                lock.holders.insert(next, mode);
+                served.push((next, key.clone(), mode));
+            }
+            if lock.holders.is_empty() && lock.queue.is_empty() {
+                self.locks.remove(key);
+            }
+        }
+        for (next, key, mode) in served {
+            let Some(session) = self.sessions.get_mut(&next) else { continue };
+            session.held.insert(key, mode);
+            session.wanted = None;
+            desk.orders.push(Order::CancelTimer(Timer::Lock(next)));
+            desk.orders.push(Order::CancelTimer(Timer::Deadlock(next)));
+            self.go_on(next, now, desk);
+        }
+    }
+
+    /// A timer expired.
+    pub fn on_timer(&mut self, timer: Timer, now: Time, desk: &mut Desk) {
+        self.now = now;
+        match timer {
+            Timer::Lock(xid) => {
+                if self.sessions.get(&xid).is_some_and(|session| session.wanted.is_some()) {
+                    self.fail_waiting(xid, Reason::LockTimeout, desk);
+                }
+            }
+            Timer::Deadlock(xid) => {
+                if self.waits_in_circle(xid) {
+                    self.fail_waiting(xid, Reason::Deadlock, desk);
+                } else if self.sessions.get(&xid).is_some_and(|session| session.wanted.is_some()) {
+                    // Circles can close later: through an upgrade, behind a waiter's back.
+                    desk.orders.push(Order::SetTimer(
+                        Timer::Deadlock(xid),
+                        now + self.config.deadlock_after,
+                    ));
+                }
+            }
+        }
+    }
+
+    // --- The log ---
+
+    fn persist(&mut self, xid: Option<Xid>, record: Record, desk: &mut Desk) {
+        self.ticket.0 += 1;
+        self.records += 1;
+        self.pending.extend(xid.map(|xid| (self.ticket, xid)));
+        desk.orders.push(Order::Persist(record));
+    }
+
+    /// Everything up to this ticket is durable.
+    pub fn on_durable(&mut self, ticket: Ticket, now: Time, desk: &mut Desk) {
+        self.now = now;
+        let later = self.pending.split_off(&Ticket(ticket.0 + 1));
+        for (_, xid) in std::mem::replace(&mut self.pending, later) {
+            let Some(session) = self.sessions.get_mut(&xid) else { continue };
+            match session.state {
+                State::Preparing => {
+                    session.state = State::Prepared;
+                    let floor = session.floor;
+                    desk.answers.push(FromSource::Prepared { xid, floor });
+                    self.drop_read_locks(xid, desk);
+                }
+                State::Committing(at) => self.committed(xid, at, now, desk),
+                State::Idle | State::Running(_) | State::Prepared => {}
+            }
+        }
+        if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.checkpoint = None;
+            self.data.thaw();
+        }
+        if self.records >= self.config.checkpoint_records && self.checkpoint.is_none() {
+            self.take_checkpoint(desk);
+        }
+    }
+
+    fn take_checkpoint(&mut self, desk: &mut Desk) {
+        let mut records = Vec::new();
+        for (&xid, session) in &self.sessions {
+            let Session { txn, writes, floor, .. } = session.clone();
+            let reads = session.held.iter().filter(|(_, mode)| **mode == Mode::Shared);
+            let reads = reads.map(|(key, _)| key.clone()).collect();
+            let is_kept = !(self.kind == Kind::MariaDb && writes.is_empty());
+            if session.is_prepared && is_kept {
+                records.push(Record::Prepared { xid, txn, writes: writes.clone(), reads, floor });
+            }
+            if let State::Committing(at) = session.state {
+                records.push(if session.is_prepared {
+                    Record::Committed { xid, at }
+                } else {
+                    Record::OnePhase { txn, writes, at }
+                });
+            }
+        }
+        self.ticket.0 += 1;
+        self.records = 0;
+        self.checkpoint = Some(self.ticket);
+        desk.orders.push(Order::Checkpoint(self.data.freeze(), records));
+    }
+
+    /// What must be gone when every transaction has ended.
+    #[must_use]
+    pub fn leftovers(&self) -> Vec<Leftover> {
+        let prepared = self.sessions.values().filter(|session| session.is_prepared).count();
+        vec![
+            ("sessions", self.sessions.len() - prepared),
+            ("prepared", prepared),
+            ("locks", self.locks.len()),
+        ]
+    }
+
+    /// Panics if the state contradicts itself.
+    ///
+    /// # Panics
+    /// If two hold what only one may, or somebody holds what is free.
+    pub fn assert_invariants(&self) {
+        for (key, lock) in &self.locks {
+            let writers = lock.holders.values().filter(|mode| **mode == Mode::Exclusive).count();
+            assert!(writers == 0 || lock.holders.len() == 1, "{key} is held by {:?}", lock.holders);
+            for (xid, mode) in &lock.holders {
+                let held = self.sessions.get(xid).and_then(|session| session.held.get(key));
+                assert_eq!(held, Some(mode), "{key} is held by {xid}");
+            }
+        }
+        for (xid, session) in &self.sessions {
+            for key in session.held.keys() {
+                let is_held =
+                    self.locks.get(key).is_some_and(|lock| lock.holders.contains_key(xid));
+                assert!(is_held, "{xid} holds {key}, which is free");
+            }
+        }
+    }
+}
+
+impl Session {
+    fn new(txn: TxnId) -> Self {
+        Self {
+            txn,
+            state: State::Idle,
+            statements: Vec::new(),
+            answers: Vec::new(),
+            then: Then::Wait,
+            held: BTreeMap::new(),
+            wanted: None,
+            writes: Writes::new(),
+            floor: Timestamp::ZERO,
+            is_prepared: false,
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (xid, session)) in self.sessions.iter().enumerate() {
+            let separator = if at == 0 { "" } else { ", " };
+            write!(f, "{separator}{xid}")?;
+            for (key, mode) in &session.held {
+                let mode = match mode {
+                    Mode::Shared => "S",
+                    Mode::Exclusive => "X",
+                };
+                write!(f, " {mode}:{key}")?;
+            }
+            if let Some((key, _)) = &session.wanted {
+                write!(f, " waits for {key}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! What is known of the middleware's variants. Servers do not run them as they run protocols: `proxy` and `agent` do.
+
+use orthodrome_geotp::simulated::{CHILLER, O1, O2, O3, QURO, XA, XA_LOCAL};
+use orthodrome_protocols::registry::{Guarantee, Row};
+
+pub(crate) const ROWS: &[Row] = &[
+    row(
+        XA,
+        "XA as in Apache ShardingSphere; GeoTP §II",
+        "3: statements, prepare, commit; one source 2",
+    ),
+    Row {
+        conditions: "while nothing fails: each branch commits by itself",
+        ..row(XA_LOCAL, "ShardingSphere's local mode; GeoTP §VII-A1", "2: statements, commit")
+    },
+    row(
+        QURO,
+        "QURO (VLDB 2016), as in GeoTP §VII-A1",
+        "3: statements, prepare, commit; one source 2",
+    ),
+    row(
+        CHILLER,
+        "Chiller (SIGMOD 2020), as in GeoTP §VII-A1",
+        "2: statements with prepare, commit; and 1 more for the near sources after the far",
+    ),
+    row(O1, "GeoTP (2025) §IV-A", "2: statements with prepare, commit; one source 1"),
+    row(O2, "GeoTP (2025) §IV-A, §IV-B", "2: statements with prepare, commit; one source 1"),
+    row(O3, "GeoTP (2025) §IV", "2: statements with prepare, commit; one source 1"),
+];
+
+const fn row(name: &'static str, paper: &'static str, round_trips: &'static str) -> Row {
+    Row {
+        name,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "every read locks, and sources keep what they lock; not replicated: a source that is down is missed",
+        model: "interactive with fixed sets (2FI) and general, procedures, read-only; predicates are not modelled",
+        round_trips,
+    }
+}
