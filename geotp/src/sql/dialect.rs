@@ -112,46 +112,44 @@ pub fn translate(
     if from == to {
         return Ok(());
     }
+    check(statement, from, to)
+}
+
+/// Refuses what the other kind of source has no words for, or other meanings.
+fn check(statement: &Statement, from: Dialect, to: Dialect) -> Result<(), Refusal> {
+    let refuse = |message: String| Err(Refusal::unsupported(message));
     match statement {
-        Statement::Insert(insert) => {
-            if insert.on.is_some() || insert.ignore || insert.replace_into {
-                return Err(Refusal::unsupported(format!(
-                    "what an insert does with rows that are there already is not the same in {from} and {to}; use \
-                     UPDATE, then INSERT",
-                )));
-            }
+        Statement::Insert(insert)
+            if insert.on.is_some() || insert.ignore || insert.replace_into =>
+        {
+            refuse(format!(
+                "what an insert does with rows that are there already is not the same in {from} and {to}; use \
+                 UPDATE, then INSERT",
+            ))
         }
-        Statement::Update(update) => {
-            if update.returning.is_some() {
-                return Err(Refusal::unsupported(
-                    "MariaDB has no UPDATE … RETURNING; read the rows in a statement of its own",
-                ));
-            }
-            if update.limit.is_some() || !update.order_by.is_empty() {
-                return Err(Refusal::unsupported(
-                    "PostgreSQL has no UPDATE … LIMIT; restrict the rows by a condition",
-                ));
-            }
-            if update.from.is_some() || !update.table.joins.is_empty() {
-                return Err(Refusal::unsupported(format!(
-                    "an UPDATE of several tables is not the same in {from} and {to}; use a subquery"
-                )));
-            }
+        Statement::Update(update) if update.returning.is_some() => refuse(
+            "MariaDB has no UPDATE … RETURNING; read the rows in a statement of its own".into(),
+        ),
+        Statement::Update(update) if update.limit.is_some() || !update.order_by.is_empty() => {
+            refuse("PostgreSQL has no UPDATE … LIMIT; restrict the rows by a condition".into())
         }
-        Statement::Delete(delete) => {
+        Statement::Update(update) if update.from.is_some() || !update.table.joins.is_empty() => {
+            refuse(format!(
+                "an UPDATE of several tables is not the same in {from} and {to}; use a subquery"
+            ))
+        }
+        Statement::Delete(delete)
             if delete.using.is_some()
                 || delete.limit.is_some()
                 || !delete.order_by.is_empty()
-                || !delete.tables.is_empty()
-            {
-                return Err(Refusal::unsupported(format!(
-                    "this DELETE is not the same in {from} and {to}; restrict the rows by a condition"
-                )));
-            }
+                || !delete.tables.is_empty() =>
+        {
+            refuse(format!(
+                "this DELETE is not the same in {from} and {to}; restrict the rows by a condition"
+            ))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 struct Translator<'a> {

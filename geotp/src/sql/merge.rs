@@ -209,7 +209,7 @@ impl RowMerge {
         for row in rows {
             let key = self.groups.iter().map(|&at| {
                 let kind = columns.get(at).map_or(Kind::Other, |c| c.kind);
-                row.get(at).map_or(None, |cell| canonical(cell, kind))
+                row.get(at).and_then(|cell| canonical(cell, kind))
             });
             let key: Vec<Cell> = key.collect();
             match groups.get_mut(&key) {

@@ -519,7 +519,7 @@ fn set_verb(set: Set, text: &str) -> Result<Verb, Refusal> {
                     // PostgreSQL's `transaction_isolation` is of the transaction under way.
                     Verb::Isolation {
                         level,
-                        is_session: !(name == "transaction_isolation" && !text.contains('@')),
+                        is_session: name != "transaction_isolation" || text.contains('@'),
                     }
                 }
                 _ => Verb::Set(name, value),
