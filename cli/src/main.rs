@@ -15,6 +15,7 @@ mod connect;
 mod demo;
 mod guard;
 mod load;
+mod middleware;
 mod output;
 mod protocols;
 mod recording;
@@ -76,6 +77,8 @@ enum Command {
     Check(check::Args),
     Trace(trace::Args),
     Serve(Box<serve::Args>),
+    Proxy(middleware::ProxyArgs),
+    Agent(middleware::AgentArgs),
     Shell(Box<shell::Args>),
     Load(Box<load::Args>),
     Completions(completions::Args),
@@ -111,6 +114,8 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),
         Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Proxy(args)) => middleware::run_proxy(&args),
+        Some(Command::Agent(args)) => middleware::run_agent(&args),
         Some(Command::Shell(args)) => shell::run(&args),
         Some(Command::Load(args)) => load::run(&args),
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),

@@ -3,7 +3,8 @@
 //! Reading order: [`node`] (one process: a server machine and a gateway machine, each on its own
 //! thread), [`gateway`] (how callers reach the gateway machine), [`transport`] (messages between
 //! processes), [`storage`] (what survives a crash), [`wire`] (bytes of messages and records),
-//! [`config`] (the file that describes a node), [`service`] (the API for clients of any language).
+//! [`config`] (the file that describes a node), [`service`] (the API for clients of any language);
+//! apart from all these, [`middleware`] (transactions over databases that somebody already has).
 
 #![allow(
     clippy::disallowed_types,
@@ -14,6 +15,7 @@
 pub mod config;
 pub mod gateway;
 mod inbox;
+pub mod middleware;
 pub mod node;
 pub mod service;
 pub mod storage;

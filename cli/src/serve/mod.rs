@@ -142,7 +142,8 @@ fn banner(config: &NodeConfig) -> String {
     )
 }
 
-fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
+/// Sends logs to standard error, as much as ORTHODROME_LOG says.
+pub(crate) fn start_logs() -> anyhow::Result<()> {
     let filter = match std::env::var("ORTHODROME_LOG") {
         Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("ORTHODROME_LOG {text}"))?,
         Err(_) => EnvFilter::new("info"),
@@ -152,6 +153,11 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
+    Ok(())
+}
+
+fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
+    start_logs()?;
     eprintln!("orthodrome {} {}\n{}", output::VERSION, path.display(), banner(&config));
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let (node, within) = (config.node.node, config.shutdown_within);
@@ -187,7 +193,7 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
 }
 
 /// Ready with its name when somebody asks this process to end.
-fn stop_signal() -> anyhow::Result<impl Future<Output = &'static str>> {
+pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = &'static str>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;

@@ -1,0 +1,112 @@
+//! `proxy` and `agent`: transactions across the PostgreSQL and MariaDB servers that somebody has.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use orthodrome_server::middleware::{self, AgentConfig, ProxyConfig, RunError};
+use tokio::runtime::Runtime;
+
+use crate::serve::{start_logs, stop_signal};
+use crate::{Status, output};
+
+/// Run a proxy: PostgreSQL's and MySQL's clients see one database, whose tables are spread over PostgreSQL and
+/// MariaDB servers.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Logs go to standard error; ORTHODROME_LOG sets what is logged (error, warn, info, debug, trace).
+docs/middleware.md has an example of the file.
+
+Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
+pub struct ProxyArgs {
+    /// The proxy's file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the configuration and leave
+    #[arg(long)]
+    check: bool,
+}
+
+/// Run an agent beside a PostgreSQL or MariaDB server: it prepares transactions by itself, one wide-area round trip
+/// sooner.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
+pub struct AgentArgs {
+    /// The agent's file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the configuration and leave
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs or checks a proxy.
+///
+/// # Errors
+/// The configuration makes no sense, or the proxy cannot start.
+pub fn run_proxy(args: &ProxyArgs) -> anyhow::Result<Status> {
+    let config = ProxyConfig::load(&args.config)?;
+    if args.check {
+        output::print(&format!("{}: ok\n", args.config.display()))?;
+        return Ok(Status::Held);
+    }
+    start_logs()?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let ended = runtime.block_on(async {
+        let stopped = stop_signal()?;
+        let ready = |places: middleware::Addresses| {
+            let named = [("PostgreSQL", places.postgresql), ("MySQL", places.mysql)];
+            let served = named.iter().filter_map(|(name, place)| Some(format!("{name} clients on {}", (*place)?)));
+            // For scripts that wait for it. Nobody has to.
+            let mut stdout = std::io::stdout().lock();
+            let _ = writeln!(stdout, "ready: the proxy serves {}", served.collect::<Vec<_>>().join(", "));
+            let _ = stdout.flush();
+        };
+        let stop = async move {
+            eprintln!("{}: ending", stopped.await);
+        };
+        anyhow::Ok(middleware::run_proxy(config, ready, stop).await)
+    })?;
+    runtime.shutdown_background();
+    status(ended, &args.config)
+}
+
+/// Runs or checks an agent.
+///
+/// # Errors
+/// The configuration makes no sense, or the agent cannot start.
+pub fn run_agent(args: &AgentArgs) -> anyhow::Result<Status> {
+    let config = AgentConfig::load(&args.config)?;
+    if args.check {
+        output::print(&format!("{}: ok\n", args.config.display()))?;
+        return Ok(Status::Held);
+    }
+    start_logs()?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let ended = runtime.block_on(async {
+        let stopped = stop_signal()?;
+        let ready = |place: std::net::SocketAddr| {
+            let mut stdout = std::io::stdout().lock();
+            let _ = writeln!(stdout, "ready: the agent serves proxies on {place}");
+            let _ = stdout.flush();
+        };
+        let stop = async move {
+            eprintln!("{}: ending", stopped.await);
+        };
+        anyhow::Ok(middleware::run_agent(config, ready, stop).await)
+    })?;
+    runtime.shutdown_background();
+    status(ended, &args.config)
+}
+
+fn status(ended: Result<(), RunError>, path: &std::path::Path) -> anyhow::Result<Status> {
+    match ended {
+        Ok(()) => Ok(Status::Held),
+        Err(RunError::Failed(problem)) => {
+            eprintln!("error: {problem}");
+            Ok(Status::Broken)
+        }
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}

@@ -1,0 +1,225 @@
+//! Passwords on the wire, both ends: SCRAM-SHA-256 (RFC 5802, 7677), and MySQL's two scrambles.
+
+use std::num::NonZeroU32;
+
+use ring::rand::SecureRandom as _;
+use ring::{digest, hmac, pbkdf2, rand};
+use subtle::ConstantTimeEq as _;
+
+/// What PostgreSQL itself uses.
+const ITERATIONS: NonZeroU32 = NonZeroU32::MIN.saturating_add(4095);
+
+const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+pub(super) fn base64(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in bytes.chunks(3) {
+        let group = chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        for place in 0..4 {
+            let index = (group >> (18 - 6 * place) & 63) as usize;
+            let letter = BASE64.get(index).copied().unwrap_or(b'A');
+            out.push(if place > chunk.len() { '=' } else { char::from(letter) });
+        }
+    }
+    out
+}
+
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    let (mut group, mut bits) = (0_u32, 0);
+    for byte in text.trim_end_matches('=').bytes() {
+        let value = BASE64.iter().position(|letter| *letter == byte)?;
+        group = group << 6 | value as u32;
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            out.push((group >> bits) as u8);
+            group &= (1 << bits) - 1;
+        }
+    }
+    Some(out)
+}
+
+/// Bytes that nobody can guess, without zeros: MySQL's nonces end at one.
+pub(super) fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    if rand::SystemRandom::new().fill(&mut bytes).is_err() {
+        // Without randomness no password is safe on the wire.
+        std::process::abort();
+    }
+    bytes.map(|byte| byte % 94 + 33)
+}
+
+fn mac(key: &[u8], text: &[u8]) -> Vec<u8> {
+    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text).as_ref().to_vec()
+}
+
+fn sha256(bytes: &[u8]) -> Vec<u8> {
+    digest::digest(&digest::SHA256, bytes).as_ref().to_vec()
+}
+
+fn sha1(bytes: &[u8]) -> Vec<u8> {
+    digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, bytes).as_ref().to_vec()
+}
+
+fn xor(left: &[u8], right: &[u8]) -> Vec<u8> {
+    left.iter().zip(right).map(|(left, right)| left ^ right).collect()
+}
+
+fn salted(password: &str, salt: &[u8], iterations: NonZeroU32) -> [u8; 32] {
+    let mut out = [0; 32];
+    pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, password.as_bytes(), &mut out);
+    out
+}
+
+/// The fields of a SCRAM message: `r=…,s=…`.
+fn field<'a>(message: &'a str, name: char) -> Option<&'a str> {
+    message.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// SCRAM of a client.
+pub(super) struct ScramClient {
+    password: String,
+    bare: String,
+    nonce: String,
+    expected: Vec<u8>,
+}
+
+impl ScramClient {
+    pub(super) fn new(password: &str) -> (Self, String) {
+        let nonce = base64(&random_bytes::<18>());
+        let bare = format!("n=,r={nonce}");
+        let first = format!("n,,{bare}");
+        (Self { password: password.into(), bare, nonce, expected: Vec::new() }, first)
+    }
+
+    /// The answer to the server's first message.
+    pub(super) fn answer(&mut self, server: &str) -> Option<String> {
+        let nonce = field(server, 'r')?;
+        let salt = from_base64(field(server, 's')?)?;
+        let iterations = NonZeroU32::new(field(server, 'i')?.parse().ok()?)?;
+        if !nonce.starts_with(&self.nonce) || iterations.get() > 1_000_000 {
+            return None;
+        }
+        let salted = salted(&self.password, &salt, iterations);
+        let client = mac(&salted, b"Client Key");
+        let bare = format!("c=biws,r={nonce}");
+        let all = format!("{},{server},{bare}", self.bare);
+        let proof = xor(&client, &mac(&sha256(&client), all.as_bytes()));
+        self.expected = mac(&mac(&salted, b"Server Key"), all.as_bytes());
+        Some(format!("{bare},p={}", base64(&proof)))
+    }
+
+    /// Whether the server knows the password too.
+    pub(super) fn is_server(&self, last: &str) -> bool {
+        let given = field(last, 'v').and_then(from_base64).unwrap_or_default();
+        given.ct_eq(&self.expected).into()
+    }
+}
+
+/// SCRAM of a server that knows the password.
+pub(super) struct ScramServer {
+    password: Option<String>,
+    bare: String,
+    header: String,
+    first: String,
+    nonce: String,
+    salt: [u8; 16],
+}
+
+impl ScramServer {
+    /// From the client's first message. With no password, nobody is let in, at the same cost.
+    pub(super) fn new(password: Option<&str>, client: &str) -> Option<(Self, String)> {
+        let bare = client.splitn(3, ',').nth(2)?.to_owned();
+        let header = client.get(..client.len() - bare.len())?.to_owned();
+        if !header.starts_with(['n', 'y']) {
+            return None;
+        }
+        let nonce = format!("{}{}", field(&bare, 'r')?, base64(&random_bytes::<18>()));
+        let salt = random_bytes::<16>();
+        let first = format!("r={nonce},s={},i={ITERATIONS}", base64(&salt));
+        let server = Self { password: password.map(str::to_owned), bare, header, first: first.clone(), nonce, salt };
+        Some((server, first))
+    }
+
+    /// The server's last message, if the proof is right.
+    pub(super) fn check(&self, client: &str) -> Option<String> {
+        let salted = salted(self.password.as_deref().unwrap_or(""), &self.salt, ITERATIONS);
+        let (bare, proof) = client.rsplit_once(",p=")?;
+        let all = format!("{},{},{bare}", self.bare, self.first);
+        let client_key = mac(&salted, b"Client Key");
+        let expected = xor(&client_key, &mac(&sha256(&client_key), all.as_bytes()));
+        let is_right: bool = from_base64(proof)?.ct_eq(&expected).into();
+        let is_ours = field(bare, 'r') == Some(self.nonce.as_str()) && field(bare, 'c') == Some(base64(self.header.as_bytes()).as_str());
+        let signature = mac(&mac(&salted, b"Server Key"), all.as_bytes());
+        (is_right && is_ours && self.password.is_some()).then(|| format!("v={}", base64(&signature)))
+    }
+}
+
+/// `mysql_native_password`: what a client sends.
+pub(super) fn native(password: &str, nonce: &[u8]) -> Vec<u8> {
+    if password.is_empty() {
+        return Vec::new();
+    }
+    let stage = sha1(password.as_bytes());
+    let mut seed = nonce.to_vec();
+    seed.extend(sha1(&stage));
+    xor(&stage, &sha1(&seed))
+}
+
+/// `caching_sha2_password`: what a client sends first.
+pub(super) fn caching_sha2(password: &str, nonce: &[u8]) -> Vec<u8> {
+    if password.is_empty() {
+        return Vec::new();
+    }
+    let stage = sha256(password.as_bytes());
+    let mut seed = sha256(&stage);
+    seed.extend(nonce);
+    xor(&stage, &sha256(&seed))
+}
+
+/// Whether two proofs are one, in a time that does not tell where they differ.
+pub(super) fn is_same(left: &[u8], right: &[u8]) -> bool {
+    left.ct_eq(right).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_of_scram_agree_and_a_wrong_password_fails() {
+        for (known, given, is_in) in [(Some("secret"), "secret", true), (Some("secret"), "Secret", false), (None, "", false)] {
+            let (mut client, first) = ScramClient::new(given);
+            let (server, challenge) = ScramServer::new(known, &first).unwrap();
+            let answer = client.answer(&challenge).unwrap();
+            let last = server.check(&answer);
+            assert_eq!(last.is_some(), is_in);
+            if let Some(last) = last {
+                assert!(client.is_server(&last) && !client.is_server("v=AAAA"));
+            }
+        }
+        assert!(ScramServer::new(Some("x"), "p=tls-unique,,n=,r=abc").is_none());
+        assert!(ScramServer::new(Some("x"), "").is_none());
+    }
+
+    #[test]
+    fn base64_is_read_back() {
+        for length in 0..40 {
+            let bytes: Vec<u8> = (0..length).map(|n| n * 37).collect();
+            assert_eq!(from_base64(&base64(&bytes)).unwrap(), bytes);
+        }
+        assert_eq!(base64(b"n,,"), "biws");
+    }
+
+    /// As MariaDB's `PASSWORD()` and MySQL's documentation have it.
+    #[test]
+    fn scrambles_are_those_of_mysql() {
+        let nonce = [1_u8; 20];
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        assert_eq!(hex(&sha1(&sha1(b"root"))), "81f5e21e35407d884a6cd4a731aebfb6af209e1b");
+        assert_eq!(native("root", &nonce).len(), 20);
+        assert_eq!(caching_sha2("root", &nonce).len(), 32);
+        assert!(native("", &nonce).is_empty());
+    }
+}

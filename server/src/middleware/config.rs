@@ -1,0 +1,409 @@
+//! The files of a proxy and of an agent. Everything is checked before anything starts; an error names
+//! the line or the field, what is wrong there, and what would be right.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use orthodrome_core::NodeId;
+use orthodrome_geotp::agent;
+use orthodrome_geotp::contract::Kind;
+use orthodrome_geotp::middleware::{self, Commit};
+use orthodrome_geotp::sql::{Catalogue, Dialect, Isolation, SourceEntry, SourceId, TableEntry};
+use serde::Deserialize;
+
+use super::driver::Endpoint;
+use super::session::optimizations;
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {what}", file.display())]
+pub struct ConfigError {
+    /// The file.
+    pub file: PathBuf,
+    /// The field, what is wrong with it, and what would be right.
+    pub what: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProxyFile {
+    name: String,
+    #[serde(default = "one")]
+    node: u32,
+    data_dir: PathBuf,
+    listen: Listen,
+    #[serde(default)]
+    tls: Option<TlsEntry>,
+    #[serde(default = "serializable")]
+    isolation: String,
+    #[serde(default = "geotp")]
+    mode: String,
+    #[serde(default = "five_seconds")]
+    lock_wait_ms: u64,
+    #[serde(default)]
+    secret: String,
+    #[serde(default)]
+    users: Vec<UserEntry>,
+    sources: Vec<FileSource>,
+    #[serde(default)]
+    tables: Vec<TableEntry>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn serializable() -> String {
+    "serializable".into()
+}
+
+fn geotp() -> String {
+    "geotp".into()
+}
+
+fn five_seconds() -> u64 {
+    5_000
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listen {
+    postgresql: Option<String>,
+    mysql: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsEntry {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UserEntry {
+    name: String,
+    password: Option<String>,
+    password_file: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSource {
+    name: String,
+    kind: Dialect,
+    #[serde(default)]
+    region: String,
+    /// The same in the files of all proxies and agents; by default its place in the list.
+    id: Option<u32>,
+    address: String,
+    database: String,
+    user: String,
+    #[serde(default)]
+    password: Option<String>,
+    password_file: Option<PathBuf>,
+    /// The agent beside it; without one, the proxy is its agent.
+    agent: Option<String>,
+    /// An emulated round trip.
+    #[serde(default)]
+    emulate_rtt_ms: f64,
+}
+
+/// One source of a proxy.
+#[derive(Clone, Debug)]
+pub struct SourceConfig {
+    /// Its place in the catalogue.
+    pub id: SourceId,
+    /// Its name among machines.
+    pub node: NodeId,
+    /// How to reach it.
+    pub endpoint: Endpoint,
+    /// Where its agent is, if it has one.
+    pub agent: Option<String>,
+    /// An emulated round trip, to the agent or to the source itself.
+    pub emulated_rtt: Duration,
+}
+
+/// Everything a proxy is started from.
+#[derive(Clone, Debug)]
+pub struct ProxyConfig {
+    /// Its name: what its log belongs to.
+    pub name: String,
+    /// Its number among all proxies of these sources.
+    pub node: NodeId,
+    /// Where its decision log is.
+    pub data_dir: PathBuf,
+    /// Where PostgreSQL's clients are served.
+    pub listen_postgresql: Option<String>,
+    /// Where MySQL's clients are served.
+    pub listen_mysql: Option<String>,
+    /// Certificate and key, in PEM.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// The level of transactions that ask for none.
+    pub isolation: Isolation,
+    /// Users and passwords.
+    pub users: BTreeMap<String, String>,
+    /// What agents want to hear first.
+    pub secret: String,
+    /// Sources.
+    pub sources: Vec<SourceConfig>,
+    /// Sources and tables.
+    pub catalogue: Catalogue,
+    /// Of the machine.
+    pub middleware: middleware::Config,
+    /// Of agents inside the proxy.
+    pub agent: agent::Config,
+    /// Writes of a round go last (QURO).
+    pub writes_last: bool,
+}
+
+fn password(field: &str, base: &Path, plain: Option<&String>, file: Option<&PathBuf>) -> Result<String, String> {
+    match (plain, file) {
+        (Some(_), Some(_)) => Err(format!("{field}.password: give only one of `password` and `password_file`")),
+        (Some(plain), None) => Ok(plain.clone()),
+        (None, Some(path)) => {
+            let path = base.join(path);
+            let text = std::fs::read_to_string(&path);
+            let text = text.map_err(|error| format!("{field}.password_file: cannot read {}: {error}", path.display()))?;
+            Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+        }
+        (None, None) => Ok(String::new()),
+    }
+}
+
+fn address(field: &str, address: &str) -> Result<(), String> {
+    let port = address.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port)?.parse::<u16>().ok());
+    port.map(|_| ()).ok_or_else(|| format!("{field}: `{address}` is not an address; write host:port"))
+}
+
+fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ConfigError> {
+    let bad = |what: String| ConfigError { file: path.to_owned(), what };
+    let text = std::fs::read_to_string(path).map_err(|error| bad(format!("cannot read the file: {error}")))?;
+    toml::from_str(&text).map_err(|error| {
+        let line = error.span().map(|span| 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count());
+        let at = line.map_or_else(String::new, |line| format!("line {line}: "));
+        bad(format!("{at}{}", error.message().replace('\n', " ")))
+    })
+}
+
+const fn kind(dialect: Dialect) -> Kind {
+    match dialect {
+        Dialect::PostgreSql => Kind::Postgres,
+        Dialect::MariaDb => Kind::MariaDb,
+    }
+}
+
+impl ProxyConfig {
+    /// Reads and checks a proxy's file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let file: ProxyFile = read(path)?;
+        let base = path.parent().unwrap_or(Path::new("")).to_owned();
+        Self::check(&base, file).map_err(|what| ConfigError { file: path.to_owned(), what })
+    }
+
+    fn check(base: &Path, file: ProxyFile) -> Result<Self, String> {
+        if file.listen.postgresql.is_none() && file.listen.mysql.is_none() {
+            return Err("listen: give `postgresql`, `mysql` or both, so that clients can come".into());
+        }
+        for (field, given) in [("listen.postgresql", &file.listen.postgresql), ("listen.mysql", &file.listen.mysql)] {
+            if let Some(given) = given {
+                address(field, given)?;
+            }
+        }
+        if file.node == 0 || file.node > 999 {
+            return Err(format!("node: {} is out of range; number proxies from 1 to 999", file.node));
+        }
+        let isolation = Isolation::from_name(&file.isolation)
+            .ok_or_else(|| format!("isolation: `{}` is not a level; use serializable, repeatable read or read committed", file.isolation))?;
+        let switched = optimizations(&file.mode)
+            .ok_or_else(|| format!("mode: `{}` is not known; use xa, xa-local, quro, chiller, geotp-o1, geotp-o2 or geotp", file.mode))?;
+        let mut users = BTreeMap::new();
+        for user in &file.users {
+            let field = format!("users.{}", user.name);
+            let password = password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
+            if password.is_empty() {
+                return Err(format!("{field}.password: it is empty; give one, or `password_file`"));
+            }
+            if users.insert(user.name.clone(), password).is_some() {
+                return Err(format!("{field}: listed twice; remove one"));
+            }
+        }
+        if users.is_empty() {
+            return Err("users: there are none, so nobody can come in; add `[[users]]` with name and password".into());
+        }
+        let entries: Vec<SourceEntry> =
+            file.sources.iter().map(|s| SourceEntry { name: s.name.clone(), kind: s.kind, region: s.region.clone() }).collect();
+        let catalogue = Catalogue::new(&entries, &file.tables).map_err(|error| error.to_string())?;
+        let lock_wait = Duration::from_millis(file.lock_wait_ms.max(1));
+        let mut sources = Vec::new();
+        for (place, source) in file.sources.iter().enumerate() {
+            let field = format!("sources.{}", source.name);
+            address(&format!("{field}.address"), &source.address)?;
+            if let Some(agent) = &source.agent {
+                address(&format!("{field}.agent"), agent)?;
+            }
+            if !(0.0..=10_000.0).contains(&source.emulate_rtt_ms) {
+                return Err(format!("{field}.emulate_rtt_ms: {} is out of range; use 0 to 10000", source.emulate_rtt_ms));
+            }
+            let emulated_rtt = Duration::from_secs_f64(source.emulate_rtt_ms / 1e3);
+            let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
+            if sources.iter().any(|other: &SourceConfig| other.node == node) {
+                return Err(format!("{field}.id: another source has it; give each its own"));
+            }
+            sources.push(SourceConfig {
+                id: SourceId(place as u16),
+                node,
+                endpoint: Endpoint {
+                    kind: source.kind,
+                    address: source.address.clone(),
+                    database: source.database.clone(),
+                    user: source.user.clone(),
+                    password: password(&field, base, source.password.as_ref(), source.password_file.as_ref())?,
+                    lock_wait,
+                    one_way: emulated_rtt / 2,
+                    label: format!("orthodrome_{}_{}", file.name, file.node),
+                },
+                agent: source.agent.clone(),
+                emulated_rtt,
+            });
+        }
+        let longest = sources.iter().map(|s| s.emulated_rtt).max().unwrap_or_default().max(Duration::from_millis(20));
+        let quarantine = (longest * 4).max(Duration::from_secs(1));
+        let middleware = middleware::Config {
+            sources: sources.iter().map(|s| (s.node, kind(s.endpoint.kind))).collect(),
+            optimizations: switched,
+            commit: if file.mode == "xa-local" { Commit::Local } else { Commit::TwoPhase },
+            inner_below: (file.mode == "chiller").then_some(Duration::from_millis(10)),
+            commit_in_text: file.mode.starts_with("geotp"),
+            ping_interval: Duration::from_millis(100),
+            rtt_weight_percent: 10,
+            hot_records: 10_000,
+            hot_keep_percent: 80,
+            forecast_percent: 100,
+            admission_wait: Duration::from_millis(10),
+            admission_tries: 10,
+            resend_after: longest * 3 + Duration::from_millis(500),
+            give_up_after: lock_wait + longest * 4 + Duration::from_secs(5),
+            scan_interval: Duration::from_secs(1),
+            quarantine,
+            checkpoint_records: 10_000,
+            teeth: middleware::Teeth::default(),
+        };
+        let agent =
+            agent::Config { master_timeout: longest * 5 + Duration::from_secs(3), quarantine, teeth: agent::Teeth::default() };
+        Ok(Self {
+            name: file.name,
+            node: NodeId(file.node),
+            data_dir: base.join(file.data_dir),
+            listen_postgresql: file.listen.postgresql,
+            listen_mysql: file.listen.mysql,
+            tls: file.tls.map(|tls| (base.join(tls.certificate), base.join(tls.key))),
+            isolation,
+            users,
+            secret: file.secret,
+            sources,
+            catalogue,
+            middleware,
+            agent,
+            writes_last: file.mode == "quro",
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AgentFile {
+    listen: String,
+    secret: String,
+    data_dir: PathBuf,
+    /// As in the proxies' files.
+    id: u32,
+    kind: Dialect,
+    address: String,
+    database: String,
+    user: String,
+    password: Option<String>,
+    password_file: Option<PathBuf>,
+    #[serde(default = "five_seconds")]
+    lock_wait_ms: u64,
+    #[serde(default)]
+    rtt_max_ms: u64,
+    /// Agents of other sources, for early abort.
+    #[serde(default)]
+    peers: Vec<PeerEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeerEntry {
+    id: u32,
+    address: String,
+}
+
+/// Everything an agent is started from.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Where middlewares and other agents call.
+    pub listen: String,
+    /// What they must say first.
+    pub secret: String,
+    /// Where it remembers its sessions.
+    pub data_dir: PathBuf,
+    /// Its source's name among machines.
+    pub node: NodeId,
+    /// Its source.
+    pub endpoint: Endpoint,
+    /// Other agents.
+    pub peers: BTreeMap<NodeId, String>,
+    /// Of the machine.
+    pub agent: agent::Config,
+}
+
+impl AgentConfig {
+    /// Reads and checks an agent's file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let file: AgentFile = read(path)?;
+        let base = path.parent().unwrap_or(Path::new("")).to_owned();
+        Self::check(&base, file).map_err(|what| ConfigError { file: path.to_owned(), what })
+    }
+
+    fn check(base: &Path, file: AgentFile) -> Result<Self, String> {
+        address("listen", &file.listen)?;
+        address("address", &file.address)?;
+        if file.secret.len() < 8 {
+            return Err("secret: it has fewer than 8 characters; whoever knows it can write to the source".into());
+        }
+        let mut peers = BTreeMap::new();
+        for peer in &file.peers {
+            address(&format!("peers.{}.address", peer.id), &peer.address)?;
+            peers.insert(NodeId(1_000 + peer.id), peer.address.clone());
+        }
+        let longest = Duration::from_millis(file.rtt_max_ms.max(20));
+        let quarantine = (longest * 4).max(Duration::from_secs(1));
+        Ok(Self {
+            listen: file.listen,
+            secret: file.secret,
+            data_dir: base.join(&file.data_dir),
+            node: NodeId(1_000 + file.id),
+            endpoint: Endpoint {
+                kind: file.kind,
+                address: file.address,
+                database: file.database,
+                user: file.user,
+                password: password("source", base, file.password.as_ref(), file.password_file.as_ref())?,
+                lock_wait: Duration::from_millis(file.lock_wait_ms.max(1)),
+                one_way: Duration::ZERO,
+                label: format!("orthodrome_agent_{}", file.id),
+            },
+            peers,
+            agent: agent::Config { master_timeout: longest * 5 + Duration::from_secs(3), quarantine, teeth: agent::Teeth::default() },
+        })
+    }
+}

@@ -1,0 +1,159 @@
+//! The decision log: one thread that writes what a middleware must remember, and syncs once for all
+//! that has come meanwhile. A proxy keeps no versions of data, so it has the log and no state engine.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use bytes::Bytes;
+use orthodrome_core::Ticket;
+
+use crate::inbox::Inbox;
+use crate::storage::directory::Directory;
+use crate::storage::log::{Log, Options, Position, Record};
+use crate::storage::{Identity, StorageError};
+
+/// The log's only writer.
+const TAG: u8 = 1;
+
+/// What the thread is asked to do, in order.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Append.
+    Persist(Ticket, Bytes),
+    /// Replace everything before.
+    Checkpoint(Ticket, Vec<Bytes>),
+}
+
+/// A handle on the thread. Dropping it ends the thread without writing what waits, as a crash would.
+#[derive(Debug)]
+pub(super) struct Decisions {
+    inbox: Arc<Inbox<Work>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Decisions {
+    fn drop(&mut self) {
+        self.inbox.close();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported by its hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread reports.
+#[derive(Debug)]
+pub(super) enum Report {
+    /// Everything up to this ticket is durable.
+    Durable(Ticket),
+    /// Nothing more becomes durable.
+    Failed(StorageError),
+}
+
+impl Decisions {
+    /// Takes the directory, reads what it holds, and starts the thread. `report` is called on it.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub(super) fn open(
+        path: &Path,
+        identity: &Identity,
+        report: impl Fn(Report) + Send + 'static,
+    ) -> Result<(Self, Vec<Bytes>, Option<String>), StorageError> {
+        let mut directory = Directory::open(path, identity, "middleware")?;
+        let options = Options { sync: true, segment_bytes: 16 << 20, durable: Position::default(), hook: None };
+        let (log, records, torn);
+        if directory.is_new() {
+            log = Log::create(&directory.log(), identity, options)?;
+            directory.finish()?;
+            (records, torn) = (Vec::new(), None);
+        } else {
+            let found;
+            (log, found) = Log::open(&directory.log(), identity, options)?;
+            torn = found.torn.map(|(path, offset, why)| format!("{}: cut off at offset {offset}: {why}", path.display()));
+            records = found.records.into_iter().map(|record| record.bytes).collect();
+        }
+        let inbox: Arc<Inbox<Work>> = Arc::default();
+        let queue = inbox.clone();
+        let thread = std::thread::Builder::new().name("decisions".into()).spawn(move || {
+            // Held as long as the thread writes.
+            let _directory = directory;
+            if let Err(error) = write(log, &queue, &report) {
+                queue.close();
+                report(Report::Failed(error));
+            }
+        });
+        let thread = thread.map_err(|error| StorageError::Io { action: "start a thread for", path: path.to_owned(), source: error })?;
+        Ok((Self { inbox, thread: Some(thread) }, records, torn))
+    }
+
+    /// Queues work. After a failure it is dropped: the process is stopping.
+    pub(super) fn submit(&self, work: Work) {
+        self.inbox.push(work);
+    }
+}
+
+fn write(mut log: Log, queue: &Inbox<Work>, report: &impl Fn(Report)) -> Result<(), StorageError> {
+    let mut work = Vec::new();
+    while queue.drain(&mut work, usize::MAX, None) {
+        let mut last = None;
+        for item in work.drain(..) {
+            match item {
+                Work::Persist(ticket, record) => {
+                    log.add(TAG, &record)?;
+                    last = Some(ticket);
+                    if log.is_full() {
+                        log.commit()?;
+                    }
+                }
+                Work::Checkpoint(ticket, records) => {
+                    log.commit()?;
+                    let number = log.rotate()?;
+                    let first = log.sequence();
+                    let records: Vec<Record> = records.into_iter().map(|bytes| Record { tag: TAG, bytes }).collect();
+                    log.checkpoint(number, first, &records)?;
+                    last = Some(ticket);
+                }
+            }
+        }
+        log.commit()?;
+        if let Some(ticket) = last {
+            report(Report::Durable(ticket));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn what_is_reported_durable_is_there_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = Identity { cluster: "test".into(), node: orthodrome_core::NodeId(1) };
+        let open = || {
+            let (say, said) = mpsc::channel();
+            let (log, records, torn) = Decisions::open(&dir.path().join("log"), &identity, move |report| say.send(report).unwrap()).unwrap();
+            assert!(torn.is_none());
+            (log, records, said)
+        };
+        let wait = |said: &mpsc::Receiver<Report>, until: u64| {
+            while !matches!(said.recv().unwrap(), Report::Durable(Ticket(n)) if n >= until) {}
+        };
+        let (log, records, said) = open();
+        assert!(records.is_empty());
+        (1..=5).for_each(|n| log.submit(Work::Persist(Ticket(n), Bytes::from(vec![n as u8]))));
+        wait(&said, 5);
+        drop(log);
+        let (log, records, said) = open();
+        assert_eq!(records, [[1], [2], [3], [4], [5]]);
+        log.submit(Work::Checkpoint(Ticket(1), vec![Bytes::from_static(b"five")]));
+        log.submit(Work::Persist(Ticket(2), Bytes::from_static(b"six")));
+        wait(&said, 2);
+        drop(log);
+        assert_eq!(open().1, [b"five".as_slice(), b"six"]);
+    }
+}

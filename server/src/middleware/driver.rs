@@ -1,0 +1,316 @@
+//! One session at a source: what both kinds of servers can do, in the same words.
+
+use std::io;
+use std::time::Duration;
+
+use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
+use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_core::NodeId;
+
+use super::maria::Maria;
+use super::postgres::Postgres;
+
+/// What a branch executes at a real source: SQL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sql;
+
+impl Work for Sql {
+    type Statement = Statement;
+    type Answer = Answer;
+    type Fault = Fault;
+}
+
+/// A statement, and those that lock what it reads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Statement {
+    /// Executed first; their answers are dropped.
+    pub prelude: Vec<String>,
+    /// The statement.
+    pub text: String,
+}
+
+/// A source's error, in its own words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// SQLSTATE.
+    pub sqlstate: String,
+    /// MariaDB's number; 0 from PostgreSQL.
+    pub number: u16,
+    /// The text.
+    pub message: String,
+}
+
+/// Why a source did not do what it was told.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It said so.
+    Fault(Fault),
+    /// The connection broke, and nobody knows how far it came.
+    Broken(io::Error),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fault(fault) => write!(f, "{} ({})", fault.message, fault.sqlstate),
+            Self::Broken(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// What a text of several statements came to.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// What was executed, with PostgreSQL's tags.
+    pub(super) done: Vec<(Answer, String)>,
+    /// What stopped it.
+    pub(super) fault: Option<Fault>,
+}
+
+impl Outcome {
+    fn ok(self) -> Result<Vec<(Answer, String)>, Trouble> {
+        match self.fault {
+            None => Ok(self.done),
+            Some(fault) => Err(Trouble::Fault(fault)),
+        }
+    }
+}
+
+/// Where a source is, and as whom to enter.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Its kind.
+    pub kind: Dialect,
+    /// `host:port`.
+    pub address: String,
+    /// The database.
+    pub database: String,
+    /// The user.
+    pub user: String,
+    /// Its password.
+    pub password: String,
+    /// How long a statement waits for a lock.
+    pub lock_wait: Duration,
+    /// Half of an emulated round trip: passed before and after each request.
+    pub one_way: Duration,
+    /// What this agent calls itself at the source.
+    pub label: String,
+}
+
+/// A session of either kind.
+pub(super) enum Session {
+    Postgres(Postgres),
+    Maria(Maria),
+}
+
+/// How to interrupt a session from another.
+#[derive(Clone, Debug)]
+pub(super) enum Interrupt {
+    Postgres { pid: u32, secret: u32 },
+    Maria { id: u64 },
+}
+
+impl Interrupt {
+    /// The session's number at its server.
+    pub(super) fn id(&self) -> u64 {
+        match self {
+            Self::Postgres { pid, .. } => u64::from(*pid),
+            Self::Maria { id } => *id,
+        }
+    }
+}
+
+impl Session {
+    pub(super) async fn connect(to: &Endpoint) -> Result<Self, Trouble> {
+        tokio::time::sleep(to.one_way * 2).await;
+        Ok(match to.kind {
+            Dialect::PostgreSql => Self::Postgres(Postgres::connect(to).await?),
+            Dialect::MariaDb => Self::Maria(Maria::connect(to).await?),
+        })
+    }
+
+    /// Sends a text and waits for everything that comes of it: one round trip.
+    pub(super) async fn text(&mut self, text: &str, one_way: Duration) -> Result<Outcome, Trouble> {
+        if one_way.is_zero() {
+            return self.send(text).await;
+        }
+        tokio::time::sleep(one_way).await;
+        let outcome = self.send(text).await;
+        tokio::time::sleep(one_way).await;
+        outcome
+    }
+
+    async fn send(&mut self, text: &str) -> Result<Outcome, Trouble> {
+        match self {
+            Self::Postgres(session) => session.text(text).await,
+            Self::Maria(session) => session.text(text).await,
+        }
+    }
+
+    pub(super) fn interrupt(&self) -> Interrupt {
+        match self {
+            Self::Postgres(session) => Interrupt::Postgres { pid: session.pid, secret: session.secret },
+            Self::Maria(session) => Interrupt::Maria { id: session.id },
+        }
+    }
+
+    /// The last that is known of PostgreSQL's transaction: it has failed.
+    pub(super) fn is_failed(&self) -> bool {
+        match self {
+            Self::Postgres(session) => session.status == b'E',
+            Self::Maria(_) => false,
+        }
+    }
+
+    /// The number that changes when the server starts again, if `before` was the last one known.
+    pub(super) async fn start_id(&mut self, before: u64, last_id: u64) -> Result<(u64, u64), Trouble> {
+        match self {
+            Self::Postgres(_) => {
+                let text = "SELECT (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint";
+                Ok((number(&self.send(text).await?.ok()?), 0))
+            }
+            Self::Maria(session) => {
+                let id = session.id;
+                let text = "SELECT unix_timestamp() - variable_value FROM information_schema.global_status \
+                            WHERE variable_name = 'UPTIME'";
+                let start = number(&self.send(text).await?.ok()?) * 1000;
+                // Seconds are too coarse; but numbers of connections only grow while a server lives.
+                let is_same = start.abs_diff(before - before % 1000) <= 1000 && id > last_id;
+                let start = if is_same { before } else { start.max(before + 1) };
+                Ok((start, id))
+            }
+        }
+    }
+
+    /// The prepared branches that are ours, and at this source.
+    pub(super) async fn prepared(&mut self, source: NodeId, one_way: Duration) -> Result<Vec<Xid>, Trouble> {
+        let (text, column) = match self {
+            Self::Postgres(_) => ("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()", 0),
+            Self::Maria(_) => ("XA RECOVER", 3),
+        };
+        let done = self.text(text, one_way).await?.ok()?;
+        let rows = done.into_iter().flat_map(|(answer, _)| answer.rows);
+        let names = rows.filter_map(|row| row.into_iter().nth(column).flatten());
+        let ours = names.filter_map(|name| Xid::parse(std::str::from_utf8(&name).ok()?));
+        Ok(ours.filter(|(_, at)| *at == source).map(|(xid, _)| xid).collect())
+    }
+}
+
+fn number(done: &[(Answer, String)]) -> u64 {
+    let cell = done.first().and_then(|(answer, _)| answer.rows.first()).and_then(|row| row.first()).cloned().flatten();
+    let text = cell.and_then(|cell| String::from_utf8(cell).ok()).unwrap_or_default();
+    text.split('.').next().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+impl Endpoint {
+    /// Interrupts what a session runs.
+    pub(super) async fn interrupt(&self, what: Interrupt) -> Result<(), Trouble> {
+        tokio::time::sleep(self.one_way).await;
+        match what {
+            Interrupt::Postgres { pid, secret } => super::postgres::cancel(&self.address, pid, secret).await?,
+            Interrupt::Maria { id } => {
+                let mut session = Maria::connect(self).await?;
+                session.text(&format!("KILL QUERY {id}")).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a session that lost its owner; true if it was still there.
+    pub(super) async fn end_session(&self, session: &mut Session, id: u64) -> Result<bool, Trouble> {
+        match self.kind {
+            Dialect::PostgreSql => {
+                let label = quoted(&self.label);
+                let text = format!(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {id} AND application_name = {label}",
+                );
+                let done = session.send(&text).await?.ok()?;
+                Ok(done.iter().any(|(answer, _)| !answer.rows.is_empty()))
+            }
+            // 1094: no such thread.
+            Dialect::MariaDb => Ok(session.send(&format!("KILL CONNECTION {id}")).await?.fault.is_none()),
+        }
+    }
+
+    /// The words that open a branch.
+    pub(super) fn begin(&self, name: &str, isolation: Isolation) -> String {
+        let level = match isolation {
+            Isolation::Serializable => "SERIALIZABLE",
+            Isolation::RepeatableRead => "REPEATABLE READ",
+            Isolation::ReadCommitted => "READ COMMITTED",
+        };
+        match self.kind {
+            Dialect::PostgreSql => format!("BEGIN ISOLATION LEVEL {level}"),
+            Dialect::MariaDb => format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'"),
+        }
+    }
+
+    /// The words that prepare a branch.
+    pub(super) fn prepare(&self, name: &str) -> String {
+        match self.kind {
+            Dialect::PostgreSql => format!("PREPARE TRANSACTION '{name}'"),
+            Dialect::MariaDb => format!("XA END '{name}';XA PREPARE '{name}'"),
+        }
+    }
+
+    /// The words that commit a branch that is not prepared.
+    pub(super) fn commit(&self, name: &str) -> String {
+        match self.kind {
+            Dialect::PostgreSql => "COMMIT".into(),
+            Dialect::MariaDb => format!("XA END '{name}';XA COMMIT '{name}' ONE PHASE"),
+        }
+    }
+
+    /// The words that end a prepared branch.
+    pub(super) fn end_prepared(&self, name: &str, commit: bool) -> String {
+        let verb = if commit { "COMMIT" } else { "ROLLBACK" };
+        match self.kind {
+            Dialect::PostgreSql => format!("{verb} PREPARED '{name}'"),
+            Dialect::MariaDb => format!("XA {verb} '{name}'"),
+        }
+    }
+
+    /// The words that roll back a branch that is not prepared.
+    pub(super) fn rollback(&self, name: &str) -> String {
+        match self.kind {
+            Dialect::PostgreSql => "ROLLBACK".into(),
+            Dialect::MariaDb => format!("XA END '{name}';XA ROLLBACK '{name}'"),
+        }
+    }
+
+    /// What a fault means for the branch: the reason, and whether it can go on.
+    pub(super) fn judge(&self, fault: Fault) -> (Failure<Sql>, bool) {
+        let (reason, goes_on) = match (self.kind, fault.sqlstate.as_str(), fault.number) {
+            (Dialect::PostgreSql, "40P01", _) => (Reason::Deadlock, false),
+            (Dialect::PostgreSql, "40001", _) => (Reason::Serialization, false),
+            (Dialect::PostgreSql, "55P03", _) => (Reason::LockTimeout, false),
+            (Dialect::PostgreSql, ..) => (Reason::Statement, false),
+            // The transaction is rolled back as a whole.
+            (Dialect::MariaDb, _, 1213 | 1614) => (Reason::Deadlock, false),
+            (Dialect::MariaDb, _, 1205) => (Reason::LockTimeout, false),
+            (Dialect::MariaDb, _, 1020) => (Reason::Serialization, false),
+            (Dialect::MariaDb, _, 1402 | 1399 | 1397 | 1398) => (Reason::Unprepared, false),
+            (Dialect::MariaDb, ..) => (Reason::Statement, true),
+        };
+        (Failure { reason, fault: Some(fault) }, goes_on)
+    }
+
+    /// Whether a fault says that there is no such prepared branch.
+    pub(super) fn is_gone(&self, fault: &Fault) -> bool {
+        match self.kind {
+            Dialect::PostgreSql => fault.sqlstate == "42704",
+            Dialect::MariaDb => fault.number == 1397,
+        }
+    }
+}
+
+/// A text constant.
+pub(super) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}

@@ -1,0 +1,125 @@
+//! What both listeners share: who may enter, and who can be cancelled.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::auth::random_bytes;
+use super::session::Proxy;
+use super::stream::Stream;
+
+/// Connections at once, of both kinds together.
+const CONNECTIONS_MAX: usize = 10_000;
+
+/// The clients' side of a proxy.
+pub(super) struct Front {
+    pub(super) proxy: Arc<Proxy>,
+    pub(super) tls: Option<TlsAcceptor>,
+    users: BTreeMap<String, String>,
+    clients: Mutex<Clients>,
+}
+
+#[derive(Default)]
+struct Clients {
+    last: u32,
+    running: BTreeMap<u32, (u32, Arc<Notify>)>,
+}
+
+/// Which protocol a listener speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Speaks {
+    Postgres,
+    Mysql,
+}
+
+impl Front {
+    pub(super) fn new(proxy: Arc<Proxy>, tls: Option<TlsAcceptor>, users: BTreeMap<String, String>) -> Self {
+        Self { proxy, tls, users, clients: Mutex::default() }
+    }
+
+    pub(super) fn password(&self, user: &str) -> Option<&str> {
+        self.users.get(user).map(String::as_str)
+    }
+
+    fn clients(&self) -> std::sync::MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name and a secret for a client.
+    pub(super) fn enter(&self, cancelled: Arc<Notify>) -> (u32, u32) {
+        let secret = random_bytes::<4>().iter().fold(0_u32, |secret, byte| secret << 8 | u32::from(*byte));
+        let mut clients = self.clients();
+        clients.last = clients.last.wrapping_add(1).max(1);
+        let id = clients.last;
+        clients.running.insert(id, (secret, cancelled));
+        (id, secret)
+    }
+
+    pub(super) fn leave(&self, id: u32) {
+        self.clients().running.remove(&id);
+    }
+
+    pub(super) fn cancel(&self, id: u32, secret: u32) {
+        if let Some((known, cancelled)) = self.clients().running.get(&id)
+            && *known == secret
+        {
+            // Only what runs now: a later statement must not inherit it.
+            cancelled.notify_waiters();
+        }
+    }
+
+    /// Cancels by number alone: MySQL's KILL, of a client that is in already.
+    pub(super) fn kill(&self, id: u32) -> bool {
+        let clients = self.clients();
+        let found = clients.running.get(&id);
+        found.inspect(|(_, cancelled)| cancelled.notify_waiters()).is_some()
+    }
+
+    /// Serves clients until it is time to end.
+    pub(super) async fn listen(self: Arc<Self>, listener: TcpListener, speaks: Speaks, ending: CancellationToken) -> io::Result<()> {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = ending.cancelled() => return Ok(()),
+            };
+            let (tcp, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Descriptors may be free again in a moment.
+                    warn!("cannot accept a client: {error}");
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            if self.clients().running.len() >= CONNECTIONS_MAX {
+                warn!("too many clients; one more is turned away");
+                continue;
+            }
+            tcp.set_nodelay(true)?;
+            let (front, ending) = (self.clone(), ending.clone());
+            tokio::spawn(async move {
+                let stream = Stream::new(tcp);
+                let served = async {
+                    match speaks {
+                        Speaks::Postgres => super::postgres_front::serve(front, stream).await,
+                        Speaks::Mysql => super::mysql_front::serve(front, stream).await,
+                    }
+                };
+                tokio::select! {
+                    served = served => {
+                        if let Err(error) = served {
+                            debug!(%from, "a client left: {error}");
+                        }
+                    }
+                    () = ending.cancelled() => {}
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! The threads that own a middleware and an agent: take what has arrived, step, fire timers, carry
+//! out effects. The machines of the simulator, on real time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use orthodrome_core::time::nanos;
+use orthodrome_core::{NodeId, Outcome, Rng, Ticket, Time, Timestamp};
+use orthodrome_geotp::agent::{self, Agent};
+use orthodrome_geotp::contract::{
+    AgentEffect, AgentTimer, Door, Effect, Failure, FromAgent, FromSource, Isolation, Last, Note, Part, PeerRollback,
+    Record, Timer, ToAgent, Xid,
+};
+use orthodrome_geotp::middleware::{self, Middleware};
+use orthodrome_geotp::sql::Answer;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{error, info};
+
+use super::driver::Sql;
+use super::messages;
+use super::source::Source;
+use crate::inbox::Inbox;
+use super::decisions::{Decisions, Report, Work};
+use crate::storage::{Identity, StorageError};
+
+/// Inputs taken at once: what one sync of the decision log shares.
+const BATCH: usize = 256;
+
+/// What a session hears of its transaction.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// A round is done.
+    Answers(BTreeMap<NodeId, Vec<Answer>>),
+    /// A statement failed, alone.
+    StatementFailed(NodeId, Failure<Sql>),
+    /// It is over.
+    Finished(Outcome, Option<(NodeId, Failure<Sql>)>),
+}
+
+type Act = Box<dyn FnOnce(&mut Middleware<Sql>, &mut Door<'_, Effect<Sql>>) + Send>;
+
+enum Event {
+    Message(NodeId, FromAgent<Sql>),
+    Durable(Ticket),
+    Begin(Isolation, mpsc::UnboundedSender<Heard>, oneshot::Sender<Xid>),
+    Act(Act),
+}
+
+/// Times of one process.
+#[derive(Clone, Copy)]
+struct Clocks {
+    start: Instant,
+}
+
+impl Clocks {
+    fn new() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    fn now(self) -> Time {
+        Time(nanos(self.start.elapsed()))
+    }
+
+    fn physical() -> Timestamp {
+        Timestamp(nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
+    }
+
+    fn instant(self, time: Time) -> Option<Instant> {
+        self.start.checked_add(std::time::Duration::from_nanos(time.0))
+    }
+}
+
+/// Timers by name, at most one of each.
+struct Timers<T>(BTreeMap<T, Time>);
+
+impl<T: Ord + Copy> Timers<T> {
+    fn due(&mut self, now: Time) -> Vec<T> {
+        let mut due: Vec<(Time, T)> = self.0.iter().filter(|(_, at)| **at <= now).map(|(timer, at)| (*at, *timer)).collect();
+        due.sort();
+        due.into_iter()
+            .map(|(_, timer)| {
+                self.0.remove(&timer);
+                timer
+            })
+            .collect()
+    }
+
+    fn next(&self) -> Option<Time> {
+        self.0.values().min().copied()
+    }
+}
+
+/// How messages reach an agent.
+pub(super) type ToAgentLink = Box<dyn Fn(ToAgent<Sql>) + Send>;
+
+/// A running middleware. Dropping it is its crash.
+pub(super) struct MiddlewareHost {
+    inbox: Arc<Inbox<Event>>,
+    notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
+}
+
+impl Drop for MiddlewareHost {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+/// Where agents deliver what they say.
+#[derive(Clone)]
+pub(super) struct Postbox(Arc<Inbox<Event>>);
+
+impl Postbox {
+    pub(super) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    pub(super) fn deliver(&self, from: NodeId, msg: FromAgent<Sql>) {
+        self.0.push(Event::Message(from, msg));
+    }
+}
+
+impl MiddlewareHost {
+    /// Recovers the decision log in `data_dir` and starts. `failed` is told when the log cannot be
+    /// written any more.
+    pub(super) fn start(
+        node: NodeId,
+        name: &str,
+        config: middleware::Config,
+        data_dir: &Path,
+        postbox: Postbox,
+        links: BTreeMap<NodeId, ToAgentLink>,
+        failed: impl Fn(String) + Send + 'static,
+    ) -> Result<Self, StorageError> {
+        let identity = Identity { cluster: name.to_owned(), node };
+        let inbox = postbox.0;
+        let reported = inbox.clone();
+        let (decisions, recovered, torn) = Decisions::open(data_dir, &identity, move |report| match report {
+            Report::Durable(ticket) => {
+                reported.push(Event::Durable(ticket));
+            }
+            Report::Failed(error) => failed(error.to_string()),
+        })?;
+        if let Some(torn) = torn {
+            info!("{torn}");
+        }
+        let mut records = Vec::new();
+        for bytes in recovered {
+            let record = messages::decode_record(&bytes).ok_or(StorageError::Record {
+                node,
+                why: "a record of the decision log cannot be read".into(),
+            })?;
+            records.push(record);
+        }
+        let notes = Arc::default();
+        let driver = MiddlewareDriver {
+            node,
+            clocks: Clocks::new(),
+            inbox: inbox.clone(),
+            timers: Timers(BTreeMap::new()),
+            sessions: BTreeMap::new(),
+            links,
+            decisions,
+            notes: Arc::clone(&notes),
+        };
+        let spawned = std::thread::Builder::new().name("middleware".into()).spawn(move || driver.run(config, records));
+        spawned.map_err(|error| StorageError::Io { action: "start a thread for", path: data_dir.to_owned(), source: error })?;
+        Ok(Self { inbox, notes })
+    }
+
+    /// Begins a transaction; what it hears comes through the receiver.
+    pub(super) async fn begin(&self, isolation: Isolation) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
+        let (hears, hearing) = mpsc::unbounded_channel();
+        let (reply, named) = oneshot::channel();
+        self.inbox.push(Event::Begin(isolation, hears, reply));
+        Some((named.await.ok()?, hearing))
+    }
+
+    fn act(&self, act: impl FnOnce(&mut Middleware<Sql>, &mut Door<'_, Effect<Sql>>) + Send + 'static) {
+        self.inbox.push(Event::Act(Box::new(act)));
+    }
+
+    /// The next statements of a transaction.
+    pub(super) fn round(&self, xid: Xid, parts: BTreeMap<NodeId, Part<Sql>>, last: Last) {
+        self.act(move |middleware, door| middleware.round(xid, parts, last, door));
+    }
+
+    /// It is to commit.
+    pub(super) fn commit(&self, xid: Xid) {
+        self.act(move |middleware, door| middleware.commit(xid, door));
+    }
+
+    /// It is to roll back.
+    pub(super) fn rollback(&self, xid: Xid) {
+        self.act(move |middleware, door| middleware.rollback(xid, door));
+    }
+
+    /// Ends a branch by hand.
+    pub(super) fn settle(&self, xid: Xid, source: NodeId, commit: bool) {
+        self.act(move |middleware, door| middleware.settle(xid, source, commit, door));
+    }
+
+    /// Asks the machine something, or changes a setting of it.
+    pub(super) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Middleware<Sql>) -> T + Send + 'static) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.act(move |middleware, _| {
+            // Whoever asked may have stopped waiting.
+            let _ = reply.send(question(middleware));
+        });
+        answer.await.ok()
+    }
+
+    /// Rare events so far.
+    pub(super) fn notes(&self) -> BTreeMap<Note, u64> {
+        self.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
+struct MiddlewareDriver {
+    node: NodeId,
+    clocks: Clocks,
+    inbox: Arc<Inbox<Event>>,
+    timers: Timers<Timer>,
+    sessions: BTreeMap<Xid, mpsc::UnboundedSender<Heard>>,
+    links: BTreeMap<NodeId, ToAgentLink>,
+    decisions: Decisions,
+    notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
+}
+
+impl MiddlewareDriver {
+    fn run(mut self, config: middleware::Config, records: Vec<Record>) {
+        let mut rng = Rng::stream(Clocks::physical().0, "middleware", u64::from(self.node.0));
+        let mut effects = Vec::new();
+        let mut door = Door { now: self.clocks.now(), clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+        let mut middleware = Middleware::new(self.node, config, records, &mut door);
+        self.carry_out(&mut effects);
+        let mut events = Vec::new();
+        loop {
+            let deadline = self.timers.next().and_then(|time| self.clocks.instant(time));
+            if !self.inbox.drain(&mut events, BATCH, deadline) {
+                return;
+            }
+            let now = self.clocks.now();
+            let mut door = Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+            for event in events.drain(..) {
+                match event {
+                    Event::Message(from, msg) => middleware.on_message(from, msg, &mut door),
+                    Event::Durable(ticket) => middleware.on_durable(ticket, &mut door),
+                    Event::Begin(isolation, hears, reply) => {
+                        let xid = middleware.begin(None, isolation, &mut door);
+                        self.sessions.insert(xid, hears);
+                        if reply.send(xid).is_err() {
+                            middleware.rollback(xid, &mut door);
+                        }
+                    }
+                    Event::Act(act) => act(&mut middleware, &mut door),
+                }
+            }
+            for timer in self.timers.due(now) {
+                middleware.on_timer(timer, &mut door);
+            }
+            self.carry_out(&mut effects);
+        }
+    }
+
+    fn carry_out(&mut self, effects: &mut Vec<Effect<Sql>>) {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Send { to, msg } => {
+                    if let Some(link) = self.links.get(&to) {
+                        link(msg);
+                    }
+                }
+                Effect::Answers { xid, answers } => self.tell(xid, Heard::Answers(answers)),
+                Effect::StatementFailed { xid, source, statement: _, failure } => {
+                    self.tell(xid, Heard::StatementFailed(source, failure));
+                }
+                Effect::Finished { xid, label: _, outcome, failure, path: _ } => {
+                    self.tell(xid, Heard::Finished(outcome, failure));
+                    self.sessions.remove(&xid);
+                }
+                Effect::Persist { ticket, record } => {
+                    let record = messages::encode_record(&record);
+                    self.decisions.submit(Work::Persist(ticket, record));
+                }
+                Effect::Checkpoint { ticket, records } => {
+                    let records: Vec<Bytes> = records.iter().map(messages::encode_record).collect();
+                    self.decisions.submit(Work::Checkpoint(ticket, records));
+                }
+                Effect::SetTimer(timer, at) => {
+                    self.timers.0.insert(timer, at);
+                }
+                Effect::CancelTimer(timer) => {
+                    self.timers.0.remove(&timer);
+                }
+                Effect::Note(note) => {
+                    let mut notes = self.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    *notes.entry(note).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    fn tell(&self, xid: Xid, heard: Heard) {
+        if let Some(session) = self.sessions.get(&xid) {
+            // A session that is gone has asked for a rollback.
+            let _ = session.send(heard);
+        }
+    }
+}
+
+enum AgentEvent {
+    Message(NodeId, ToAgent<Sql>),
+    Peer(PeerRollback),
+    Source(FromSource<Sql>),
+}
+
+/// A running agent. Dropping the last handle is its crash.
+pub(super) struct AgentHost {
+    inbox: Arc<Inbox<AgentEvent>>,
+    /// Its source's driver.
+    pub(super) source: Arc<Source>,
+}
+
+impl Drop for AgentHost {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+impl AgentHost {
+    /// Starts an agent in front of `source`, which `connect` makes with the way to report to the agent.
+    pub(super) fn start(
+        node: NodeId,
+        config: agent::Config,
+        connect: impl FnOnce(Box<dyn Fn(FromSource<Sql>) + Send + Sync>) -> Arc<Source>,
+        to_middleware: impl Fn(NodeId, FromAgent<Sql>) + Send + 'static,
+        to_peer: impl Fn(NodeId, PeerRollback) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let inbox: Arc<Inbox<AgentEvent>> = Arc::default();
+        let reports = inbox.clone();
+        let source = connect(Box::new(move |from| {
+            reports.push(AgentEvent::Source(from));
+        }));
+        let driver = AgentDriver {
+            node,
+            clocks: Clocks::new(),
+            inbox: inbox.clone(),
+            timers: Timers(BTreeMap::new()),
+            source: source.clone(),
+            to_middleware: Box::new(to_middleware),
+            to_peer: Box::new(to_peer),
+        };
+        let runtime = Handle::current();
+        std::thread::Builder::new().name(format!("agent-{node}")).spawn(move || {
+            let _entered = runtime.enter();
+            driver.run(config);
+        })?;
+        Ok(Self { inbox, source })
+    }
+
+    pub(super) fn deliver(&self, from: NodeId, msg: ToAgent<Sql>) {
+        self.inbox.push(AgentEvent::Message(from, msg));
+    }
+
+    pub(super) fn peer(&self, msg: PeerRollback) {
+        self.inbox.push(AgentEvent::Peer(msg));
+    }
+}
+
+struct AgentDriver {
+    node: NodeId,
+    clocks: Clocks,
+    inbox: Arc<Inbox<AgentEvent>>,
+    timers: Timers<AgentTimer>,
+    source: Arc<Source>,
+    to_middleware: Box<dyn Fn(NodeId, FromAgent<Sql>) + Send>,
+    to_peer: Box<dyn Fn(NodeId, PeerRollback) + Send>,
+}
+
+impl AgentDriver {
+    fn run(mut self, config: agent::Config) {
+        // The physical clock is the only number at hand that a restart does not repeat.
+        let life = Clocks::physical().0;
+        let mut rng = Rng::stream(life, "agent", u64::from(self.node.0));
+        let mut effects = Vec::new();
+        let mut door = Door { now: self.clocks.now(), clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+        let mut agent = Agent::new(config, life, &mut door);
+        self.carry_out(&mut effects);
+        let mut events = Vec::new();
+        loop {
+            let deadline = self.timers.next().and_then(|time| self.clocks.instant(time));
+            if !self.inbox.drain(&mut events, BATCH, deadline) {
+                error!(agent = %self.node, "stopped");
+                return;
+            }
+            let now = self.clocks.now();
+            let mut door = Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+            for event in events.drain(..) {
+                match event {
+                    AgentEvent::Message(from, msg) => agent.on_message(from, msg, &mut door),
+                    AgentEvent::Peer(msg) => agent.on_peer(msg, &mut door),
+                    AgentEvent::Source(from) => agent.on_source(from, &mut door),
+                }
+            }
+            for timer in self.timers.due(now) {
+                agent.on_timer(timer, &mut door);
+            }
+            self.carry_out(&mut effects);
+        }
+    }
+
+    fn carry_out(&mut self, effects: &mut Vec<AgentEffect<Sql>>) {
+        for effect in effects.drain(..) {
+            match effect {
+                AgentEffect::Send { to, msg } => (self.to_middleware)(to, msg),
+                AgentEffect::Peer { to, msg } => (self.to_peer)(to, msg),
+                AgentEffect::Source(order) => self.source.order(order),
+                AgentEffect::SetTimer(timer, at) => {
+                    self.timers.0.insert(timer, at);
+                }
+                AgentEffect::Note(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Private PostgreSQL and MariaDB servers on free loopback ports, for tests and demonstrations. They end
+//! when their handle is dropped, and their files with them.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use orthodrome_geotp::sql::Dialect;
+
+/// Who may enter a private server.
+pub const USER: &str = "orthodrome";
+/// The password of [`USER`].
+pub const PASSWORD: &str = "loopback-only";
+/// The database that is made.
+pub const DATABASE: &str = "bank";
+
+/// How long a server may take to answer.
+const START: Duration = Duration::from_secs(120);
+
+/// Why there is no private server.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The programs are not here.
+    #[error("{what} was not found; install it: apt-get install {package}")]
+    Missing {
+        /// Which programs.
+        what: &'static str,
+        /// Debian's name for them.
+        package: &'static str,
+    },
+    /// It did not start.
+    #[error("{what} failed: {why}")]
+    Failed {
+        /// What was run.
+        what: String,
+        /// What it said.
+        why: String,
+    },
+    /// The operating system refused.
+    #[error("cannot start a private server: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A private server.
+#[derive(Debug)]
+pub struct LocalServer {
+    /// Its kind.
+    pub kind: Dialect,
+    /// Its port on loopback.
+    pub port: u16,
+    directory: PathBuf,
+    child: Option<Child>,
+}
+
+/// PostgreSQL's programs: those of the newest version.
+fn postgres_programs() -> Option<PathBuf> {
+    let mut found: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
+        .filter(|(version, path)| *version >= 15 && path.join("initdb").exists())
+        .collect();
+    found.sort();
+    found.pop().map(|(_, path)| path)
+}
+
+fn mariadb_program() -> Option<PathBuf> {
+    let places = ["/usr/sbin/mariadbd", "/usr/bin/mariadbd", "/usr/local/sbin/mariadbd", "/usr/local/bin/mariadbd"];
+    places.into_iter().map(PathBuf::from).find(|path| path.exists())
+}
+
+/// A user without rights, if this process is root: neither server runs as root.
+fn lesser_user(names: &[&str]) -> Option<(u32, u32)> {
+    let is_root = fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0);
+    if !is_root {
+        return None;
+    }
+    let all = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    names.iter().find_map(|name| {
+        let line = all.lines().find(|line| line.split(':').next() == Some(name))?;
+        let mut fields = line.split(':').skip(2);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    })
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn as_user(command: &mut Command, user: Option<(u32, u32)>) -> &mut Command {
+    if let Some((uid, gid)) = user {
+        command.uid(uid).gid(gid);
+    }
+    // Ctrl-C in a terminal goes to the whole group; whoever holds the handle stops the server.
+    command.current_dir("/").stdin(Stdio::null()).process_group(0)
+}
+
+fn run(command: &mut Command) -> Result<(), LocalError> {
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let why = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    Err(LocalError::Failed { what: format!("{:?}", command.get_program()), why })
+}
+
+impl LocalServer {
+    /// Starts a server of a kind with its files in `directory`, which is made and must not exist.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn start(kind: Dialect, directory: &Path) -> Result<Self, LocalError> {
+        fs::create_dir_all(directory)?;
+        // A lesser user must be able to reach it.
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+        let mut server = Self { kind, port: free_port()?, directory: directory.to_owned(), child: None };
+        match kind {
+            Dialect::PostgreSql => server.make_postgres()?,
+            Dialect::MariaDb => server.make_mariadb()?,
+        }
+        server.restart()?;
+        Ok(server)
+    }
+
+    fn user(&self) -> Option<(u32, u32)> {
+        match self.kind {
+            Dialect::PostgreSql => lesser_user(&["postgres", "nobody"]),
+            Dialect::MariaDb => lesser_user(&["mysql", "nobody"]),
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    fn own(&self, path: &Path) -> io::Result<()> {
+        match self.user() {
+            Some((uid, gid)) => chown(path, Some(uid), Some(gid)),
+            None => Ok(()),
+        }
+    }
+
+    fn make_postgres(&self) -> Result<(), LocalError> {
+        let missing = LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
+        let programs = postgres_programs().ok_or(missing)?;
+        let secret = self.directory.join("password");
+        fs::write(&secret, PASSWORD)?;
+        fs::create_dir(self.data())?;
+        self.own(&self.data())?;
+        self.own(&secret)?;
+        let mut initdb = Command::new(programs.join("initdb"));
+        initdb.arg("-D").arg(self.data()).args(["-U", USER, "-A", "scram-sha-256", "--locale=C", "--encoding=UTF8"]);
+        initdb.arg(format!("--pwfile={}", secret.display()));
+        run(as_user(&mut initdb, self.user()))
+    }
+
+    fn make_mariadb(&self) -> Result<(), LocalError> {
+        if mariadb_program().is_none() {
+            return Err(LocalError::Missing { what: "MariaDB", package: "mariadb-server" });
+        }
+        fs::create_dir(self.data())?;
+        self.own(&self.data())?;
+        self.own(&self.directory)?;
+        let mut install = Command::new("mariadb-install-db");
+        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+        install.arg(format!("--datadir={}", self.data().display()));
+        run(as_user(&mut install, self.user()))?;
+        let script = format!(
+            "CREATE DATABASE IF NOT EXISTS {DATABASE};\nCREATE USER IF NOT EXISTS {USER} IDENTIFIED BY '{PASSWORD}';\n\
+             GRANT ALL ON *.* TO {USER};\n",
+        );
+        fs::write(self.directory.join("init.sql"), script)?;
+        Ok(())
+    }
+
+    /// Starts the server, again if it was there before, and waits until it answers.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn restart(&mut self) -> Result<(), LocalError> {
+        self.kill();
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.directory.join("log"))?;
+        let mut command = match self.kind {
+            Dialect::PostgreSql => {
+                let missing = LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
+                let mut command = Command::new(postgres_programs().ok_or(missing)?.join("postgres"));
+                command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]);
+                for setting in [
+                    "listen_addresses=127.0.0.1",
+                    "unix_socket_directories=",
+                    // Every branch that is prepared needs a place.
+                    "max_prepared_transactions=300",
+                    "max_connections=300",
+                    "default_transaction_isolation=serializable",
+                ] {
+                    command.args(["-c", setting]);
+                }
+                command
+            }
+            Dialect::MariaDb => {
+                let missing = LocalError::Missing { what: "MariaDB", package: "mariadb-server" };
+                let mut command = Command::new(mariadb_program().ok_or(missing)?);
+                // G2: read locks outlive XA PREPARE only at SERIALIZABLE.
+                command.args(["--no-defaults", "--bind-address=127.0.0.1", "--transaction-isolation=SERIALIZABLE"]);
+                command.args(["--character-set-server=utf8mb4", "--collation-server=utf8mb4_bin", "--max-connections=400"]);
+                command.arg(format!("--port={}", self.port));
+                command.arg(format!("--datadir={}", self.data().display()));
+                command.arg(format!("--socket={}", self.directory.join("socket").display()));
+                command.arg(format!("--pid-file={}", self.directory.join("pid").display()));
+                command.arg(format!("--init-file={}", self.directory.join("init.sql").display()));
+                command
+            }
+        };
+        let user = self.user();
+        let child = as_user(&mut command, user).stdout(log.try_clone()?).stderr(log).spawn()?;
+        self.child = Some(child);
+        let deadline = Instant::now() + START;
+        while !self.answers() {
+            let has_ended = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))));
+            if has_ended || Instant::now() > deadline {
+                let said = fs::read_to_string(self.directory.join("log")).unwrap_or_default();
+                let last: Vec<&str> = said.lines().rev().take(5).collect();
+                return Err(LocalError::Failed { what: self.kind.to_string(), why: last.join("\n") });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Whether the server lets a client in; PostgreSQL's database is made on the way.
+    fn answers(&self) -> bool {
+        let port = self.port.to_string();
+        let mut command = match self.kind {
+            Dialect::PostgreSql => {
+                let mut command = Command::new("psql");
+                command.args(["-h", "127.0.0.1", "-p", &port, "-U", USER, "-d", "postgres", "-Atqc"]);
+                let made = "SELECT 'x' FROM pg_database WHERE datname = 'bank'";
+                command.arg(made).env("PGPASSWORD", PASSWORD);
+                let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
+                let Ok(output) = output else { return false };
+                if !output.status.success() || !output.stdout.is_empty() {
+                    return output.status.success();
+                }
+                let mut create = Command::new("psql");
+                create.args(["-h", "127.0.0.1", "-p", &port, "-U", USER, "-d", "postgres", "-qc", "CREATE DATABASE bank"]);
+                create.env("PGPASSWORD", PASSWORD);
+                create
+            }
+            Dialect::MariaDb => {
+                let mut command = Command::new("mariadb");
+                command.args(["--no-defaults", "-h", "127.0.0.1", "-P", &port, "-u", USER, "-e", "SELECT 1", DATABASE]);
+                command.env("MYSQL_PWD", PASSWORD);
+                command
+            }
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    }
+
+    /// Kills the server as `kill -9` does, with all its processes.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // PostgreSQL's sessions are processes of their own, each in its own group; found before their
+            // parent dies, because nobody knows them afterwards.
+            let children = Command::new("pgrep").args(["-P", &child.id().to_string()]).output();
+            let children = children.map(|output| output.stdout).unwrap_or_default();
+            let _ = child.kill();
+            let children = String::from_utf8_lossy(&children).into_owned();
+            let _ = Command::new("kill").arg("-KILL").args(children.split_whitespace()).stderr(Stdio::null()).status();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for LocalServer {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}

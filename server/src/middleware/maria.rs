@@ -1,0 +1,210 @@
+//! A session at a MariaDB or MySQL server.
+//!
+//! One packet layer serves both ends: this client and the proxy's listener for MySQL's clients.
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use orthodrome_geotp::sql::{Answer, Column};
+use tokio::net::TcpStream;
+
+use super::auth::{caching_sha2, native};
+use super::driver::{Endpoint, Fault, Outcome, Trouble};
+use super::mysql_wire::{
+    Body, CONNECT_WITH_DB, FOUND_ROWS, LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PROTOCOL_41,
+    SECURE_CONNECTION, TRANSACTIONS, UTF8, kind, read, write,
+};
+use super::stream::{Stream, malformed};
+
+pub(super) struct Maria {
+    stream: Stream,
+    number: u8,
+    /// Its number at the server.
+    pub(super) id: u64,
+}
+
+/// `ERR`.
+fn fault(packet: &Bytes) -> Fault {
+    let mut body = Body(packet.slice(1..));
+    let number = body.uint(2).unwrap_or(0) as u16;
+    let rest = String::from_utf8_lossy(&body.0).into_owned();
+    let (sqlstate, message) = match rest.strip_prefix('#').and_then(|rest| rest.split_at_checked(5)) {
+        Some((state, message)) => (state.to_owned(), message.to_owned()),
+        None => ("HY000".to_owned(), rest),
+    };
+    Fault { sqlstate, number, message }
+}
+
+impl Maria {
+    pub(super) async fn connect(to: &Endpoint) -> Result<Self, Trouble> {
+        let tcp = TcpStream::connect(&to.address).await?;
+        tcp.set_nodelay(true)?;
+        let mut session = Self { stream: Stream::new(tcp), number: 0, id: 0 };
+        session.enter(to).await?;
+        let wait = to.lock_wait.as_secs().max(1);
+        let outcome = session
+            .text(&format!(
+                "SET NAMES utf8mb4;SET SESSION sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,\
+                 NO_ENGINE_SUBSTITUTION,NO_BACKSLASH_ESCAPES', time_zone = '+00:00', innodb_lock_wait_timeout = {wait}",
+            ))
+            .await?;
+        match outcome.fault {
+            None => Ok(session),
+            Some(fault) => Err(Trouble::Fault(fault)),
+        }
+    }
+
+    async fn enter(&mut self, to: &Endpoint) -> Result<(), Trouble> {
+        let greeting = read(&mut self.stream, &mut self.number).await?;
+        if greeting.first() == Some(&0xff) {
+            return Err(Trouble::Fault(fault(&greeting)));
+        }
+        let mut body = Body(greeting);
+        if body.u8()? != 10 {
+            return Err(malformed("the server speaks another protocol than MySQL's version 10").into());
+        }
+        body.zero_ended();
+        self.id = body.uint(4)?;
+        let mut nonce = body.bytes(8)?.to_vec();
+        body.bytes(1 + 2 + 1 + 2 + 2)?;
+        let length = body.u8()?;
+        body.bytes(10)?;
+        nonce.extend(body.bytes(usize::from(length).saturating_sub(8).max(13))?);
+        nonce.truncate(20);
+        let plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
+        let flags = LONG | FOUND_ROWS | CONNECT_WITH_DB | PROTOCOL_41 | TRANSACTIONS | SECURE_CONNECTION | MULTI_STATEMENTS | MULTI_RESULTS | PLUGIN_AUTH;
+        let mut out = BytesMut::new();
+        out.put_u32_le(flags);
+        out.put_u32_le(1 << 30);
+        out.put_u8(UTF8 as u8);
+        out.put_bytes(0, 23);
+        out.extend_from_slice(to.user.as_bytes());
+        out.put_u8(0);
+        let proof = proof(&plugin, &to.password, &nonce);
+        out.put_u8(proof.len() as u8);
+        out.extend_from_slice(&proof);
+        out.extend_from_slice(to.database.as_bytes());
+        out.put_u8(0);
+        out.extend_from_slice(plugin.as_bytes());
+        out.put_u8(0);
+        self.send(&out).await?;
+        loop {
+            let packet = read(&mut self.stream, &mut self.number).await?;
+            match packet.first() {
+                Some(0) => return Ok(()),
+                Some(0xff) => return Err(Trouble::Fault(fault(&packet))),
+                Some(0xfe) => {
+                    let mut body = Body(packet.slice(1..));
+                    let plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
+                    let nonce = body.zero_ended();
+                    let answer = super::maria::proof(&plugin, &to.password, &nonce);
+                    self.send(&answer).await?;
+                }
+                // `caching_sha2_password`: 3 is yes, 4 wants the password itself.
+                Some(1) if packet.get(1) == Some(&3) => {}
+                Some(1) => {
+                    return Err(malformed(
+                        "the server wants the password in the clear, which is not sent; let the user in once over TLS, or \
+                         use mysql_native_password there",
+                    )
+                    .into());
+                }
+                _ => return Err(malformed("the server's answer to the handshake makes no sense").into()),
+            }
+        }
+    }
+
+    async fn send(&mut self, body: &[u8]) -> std::io::Result<()> {
+        write(&mut self.stream.output, &mut self.number, body);
+        self.stream.flush().await
+    }
+
+    /// Sends a text and reads everything that comes of it.
+    pub(super) async fn text(&mut self, text: &str) -> Result<Outcome, Trouble> {
+        self.number = 0;
+        let mut packet = vec![3];
+        packet.extend_from_slice(text.as_bytes());
+        self.send(&packet).await?;
+        let mut outcome = Outcome::default();
+        loop {
+            let packet = read(&mut self.stream, &mut self.number).await?;
+            let status = match packet.first() {
+                Some(0) => {
+                    let mut body = Body(packet.slice(1..));
+                    let affected = body.length()?.unwrap_or(0);
+                    let last_insert_id = body.length()?.unwrap_or(0);
+                    let status = body.uint(2)? as u16;
+                    outcome.done.push((Answer { affected, last_insert_id, ..Answer::default() }, String::new()));
+                    status
+                }
+                Some(0xff) => {
+                    outcome.fault = Some(fault(&packet));
+                    return Ok(outcome);
+                }
+                Some(0xfb) => {
+                    self.send(&[]).await?;
+                    continue;
+                }
+                _ => {
+                    let count = Body(packet).length()?.unwrap_or(0);
+                    match self.rows(count).await? {
+                        Ok((answer, status)) => {
+                            outcome.done.push((answer, String::new()));
+                            status
+                        }
+                        Err(fault) => {
+                            outcome.fault = Some(fault);
+                            return Ok(outcome);
+                        }
+                    }
+                }
+            };
+            if status & MORE_RESULTS == 0 {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    async fn rows(&mut self, count: u64) -> std::io::Result<Result<(Answer, u16), Fault>> {
+        let mut answer = Answer::default();
+        for _ in 0..count {
+            let mut body = Body(read(&mut self.stream, &mut self.number).await?);
+            for _ in 0..4 {
+                body.value()?;
+            }
+            let name = body.value()?.unwrap_or_default();
+            body.value()?;
+            body.length()?;
+            let charset = body.uint(2)? as u16;
+            body.uint(4)?;
+            let code = body.u8()?;
+            let flags = body.uint(2)? as u16;
+            let name = String::from_utf8_lossy(&name).into_owned();
+            answer.columns.push(Column { name, kind: kind(code, charset, flags), oid: 0 });
+        }
+        read(&mut self.stream, &mut self.number).await?;
+        loop {
+            let packet = read(&mut self.stream, &mut self.number).await?;
+            match packet.first() {
+                Some(0xfe) if packet.len() < 9 => {
+                    let status = Body(packet.slice(1..)).uint(4)? >> 16;
+                    answer.affected = answer.rows.len() as u64;
+                    return Ok(Ok((answer, status as u16)));
+                }
+                Some(0xff) => return Ok(Err(fault(&packet))),
+                _ => {}
+            }
+            let mut body = Body(packet);
+            let mut row = Vec::with_capacity(answer.columns.len());
+            for _ in 0..count {
+                row.push(body.value()?.map(|cell| cell.to_vec()));
+            }
+            answer.rows.push(row);
+        }
+    }
+}
+
+fn proof(plugin: &str, password: &str, nonce: &[u8]) -> Vec<u8> {
+    match plugin {
+        "caching_sha2_password" => caching_sha2(password, nonce),
+        _ => native(password, nonce),
+    }
+}

@@ -1,0 +1,428 @@
+//! Bytes of the decision log's records, and of what middlewares and agents say to each other.
+//! Fields are numbered, so that another version can add some.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use orthodrome_core::{NodeId, Time, Timestamp};
+use orthodrome_geotp::contract::{
+    Failure, Fence, FromAgent, Isolation, PeerRollback, Reason, Record, Then, ToAgent, Xid,
+};
+use orthodrome_geotp::sql::{Answer, Column, Kind};
+use prost::Message as _;
+
+use super::driver::{Fault, Sql, Statement};
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct XidMessage {
+    #[prost(uint32, tag = "1")]
+    middleware: u32,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+    #[prost(uint64, tag = "3")]
+    number: u64,
+}
+
+impl From<Xid> for XidMessage {
+    fn from(xid: Xid) -> Self {
+        Self { middleware: xid.middleware.0, epoch: xid.epoch, number: xid.number }
+    }
+}
+
+impl From<XidMessage> for Xid {
+    fn from(xid: XidMessage) -> Self {
+        Self { middleware: NodeId(xid.middleware), epoch: xid.epoch, number: xid.number }
+    }
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct BranchMessage {
+    #[prost(uint32, tag = "1")]
+    source: u32,
+    #[prost(bool, tag = "2")]
+    wrote: bool,
+}
+
+/// One of three: an epoch, a decision, an end.
+#[derive(Clone, PartialEq, prost::Message)]
+struct RecordMessage {
+    #[prost(uint32, tag = "1")]
+    what: u32,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+    #[prost(message, optional, tag = "3")]
+    xid: Option<XidMessage>,
+    #[prost(uint64, tag = "4")]
+    at: u64,
+    #[prost(message, repeated, tag = "5")]
+    branches: Vec<BranchMessage>,
+}
+
+const EPOCH: u32 = 1;
+const COMMIT: u32 = 2;
+const ENDED: u32 = 3;
+
+/// A record's bytes. Callers' names for transactions are the simulator's and not kept.
+pub(super) fn encode_record(record: &Record) -> Bytes {
+    let empty = RecordMessage::default();
+    let message = match record {
+        Record::Epoch(epoch) => RecordMessage { what: EPOCH, epoch: *epoch, ..empty },
+        Record::Commit { xid, label: _, at, branches } => RecordMessage {
+            what: COMMIT,
+            xid: Some((*xid).into()),
+            at: at.0,
+            branches: branches.iter().map(|(source, wrote)| BranchMessage { source: source.0, wrote: *wrote }).collect(),
+            ..empty
+        },
+        Record::Ended(xid) => RecordMessage { what: ENDED, xid: Some((*xid).into()), ..empty },
+    };
+    message.encode_to_vec().into()
+}
+
+/// What [`encode_record`] wrote.
+pub(super) fn decode_record(bytes: &Bytes) -> Option<Record> {
+    let message = RecordMessage::decode(bytes.clone()).ok()?;
+    let xid = message.xid.map(Xid::from);
+    match message.what {
+        EPOCH => Some(Record::Epoch(message.epoch)),
+        COMMIT => {
+            let branches: BTreeMap<NodeId, bool> = message.branches.iter().map(|b| (NodeId(b.source), b.wrote)).collect();
+            Some(Record::Commit { xid: xid?, label: None, at: Timestamp(message.at), branches })
+        }
+        ENDED => Some(Record::Ended(xid?)),
+        _ => None,
+    }
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StatementMessage {
+    #[prost(string, tag = "1")]
+    text: String,
+    #[prost(string, repeated, tag = "2")]
+    prelude: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct CellMessage {
+    #[prost(bytes = "vec", optional, tag = "1")]
+    value: Option<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RowMessage {
+    #[prost(message, repeated, tag = "1")]
+    cells: Vec<CellMessage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ColumnMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint32, tag = "2")]
+    kind: u32,
+    #[prost(uint32, tag = "3")]
+    oid: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct AnswerMessage {
+    #[prost(message, repeated, tag = "1")]
+    columns: Vec<ColumnMessage>,
+    #[prost(message, repeated, tag = "2")]
+    rows: Vec<RowMessage>,
+    #[prost(uint64, tag = "3")]
+    affected: u64,
+    #[prost(uint64, tag = "4")]
+    last_insert_id: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct FailureMessage {
+    #[prost(uint32, tag = "1")]
+    reason: u32,
+    #[prost(string, optional, tag = "2")]
+    sqlstate: Option<String>,
+    #[prost(uint32, tag = "3")]
+    number: u32,
+    #[prost(string, tag = "4")]
+    text: String,
+}
+
+/// Everything that is said, in either direction; `what` tells which fields count.
+#[derive(Clone, PartialEq, prost::Message)]
+struct LinkMessage {
+    #[prost(uint32, tag = "1")]
+    what: u32,
+    #[prost(message, optional, tag = "2")]
+    xid: Option<XidMessage>,
+    #[prost(uint64, tag = "3")]
+    epoch: u64,
+    #[prost(uint64, tag = "4")]
+    time: u64,
+    #[prost(uint64, tag = "5")]
+    oldest: u64,
+    #[prost(uint32, tag = "6")]
+    round: u32,
+    #[prost(uint64, tag = "7")]
+    life: u64,
+    #[prost(uint32, repeated, tag = "8")]
+    peers: Vec<u32>,
+    #[prost(uint32, tag = "9")]
+    isolation: u32,
+    #[prost(message, repeated, tag = "10")]
+    statements: Vec<StatementMessage>,
+    #[prost(bool, tag = "11")]
+    flag: bool,
+    #[prost(uint32, tag = "12")]
+    then: u32,
+    #[prost(uint64, tag = "13")]
+    source_life: u64,
+    #[prost(message, repeated, tag = "14")]
+    answers: Vec<AnswerMessage>,
+    #[prost(message, optional, tag = "15")]
+    failure: Option<FailureMessage>,
+    #[prost(message, repeated, tag = "16")]
+    prepared: Vec<XidMessage>,
+}
+
+/// What travels between processes.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Link {
+    /// From a middleware.
+    Order(ToAgent<Sql>),
+    /// From an agent.
+    Word(FromAgent<Sql>),
+    /// Between agents.
+    Peer(PeerRollback),
+    /// The first: who calls, and with which secret.
+    Hello {
+        /// A middleware's number, or 0 for an agent.
+        node: NodeId,
+        /// The secret of all.
+        secret: String,
+    },
+}
+
+const KINDS: [Kind; 16] = [
+    Kind::Bool, Kind::Int2, Kind::Int4, Kind::Int8, Kind::Decimal, Kind::Float4, Kind::Float8, Kind::Text, Kind::Bytes, Kind::Date,
+    Kind::Time, Kind::Timestamp, Kind::TimestampTz, Kind::Json, Kind::Uuid, Kind::Other,
+];
+const REASONS: [Reason; 15] = [
+    Reason::Deadlock, Reason::LockTimeout, Reason::Serialization, Reason::Statement, Reason::Connection, Reason::Unprepared,
+    Reason::Restarted, Reason::Peer, Reason::Master, Reason::Ended, Reason::Unknown, Reason::Timeout, Reason::Refused, Reason::Session,
+    Reason::Marked,
+];
+const ISOLATIONS: [Isolation; 3] = [Isolation::Serializable, Isolation::RepeatableRead, Isolation::ReadCommitted];
+const THENS: [Then; 3] = [Then::Wait, Then::Prepare, Then::Commit];
+
+fn place<T: PartialEq>(of: &T, all: &[T]) -> u32 {
+    // Counted from 1: 0 is a field that was not sent.
+    all.iter().position(|one| one == of).map_or(0, |place| place as u32 + 1)
+}
+
+fn at<T: Copy>(place: u32, all: &[T]) -> Option<T> {
+    all.get((place as usize).checked_sub(1)?).copied()
+}
+
+fn failure_message(failure: &Failure<Sql>) -> FailureMessage {
+    let fault = failure.fault.as_ref();
+    FailureMessage {
+        reason: place(&failure.reason, &REASONS),
+        sqlstate: fault.map(|fault| fault.sqlstate.clone()),
+        number: fault.map_or(0, |fault| u32::from(fault.number)),
+        text: fault.map_or_else(String::new, |fault| fault.message.clone()),
+    }
+}
+
+fn failure(message: FailureMessage) -> Option<Failure<Sql>> {
+    let FailureMessage { reason, sqlstate, number, text } = message;
+    let fault = sqlstate.map(|sqlstate| Fault { sqlstate, number: number as u16, message: text });
+    Some(Failure { reason: at(reason, &REASONS)?, fault })
+}
+
+fn answer_message(answer: &Answer) -> AnswerMessage {
+    let column = |c: &Column| ColumnMessage { name: c.name.clone(), kind: place(&c.kind, &KINDS), oid: c.oid };
+    let row = |row: &Vec<Option<Vec<u8>>>| RowMessage { cells: row.iter().map(|cell| CellMessage { value: cell.clone() }).collect() };
+    AnswerMessage {
+        columns: answer.columns.iter().map(column).collect(),
+        rows: answer.rows.iter().map(row).collect(),
+        affected: answer.affected,
+        last_insert_id: answer.last_insert_id,
+    }
+}
+
+fn answer(message: AnswerMessage) -> Option<Answer> {
+    let column = |c: ColumnMessage| Some(Column { name: c.name, kind: at(c.kind, &KINDS)?, oid: c.oid });
+    Some(Answer {
+        columns: message.columns.into_iter().map(column).collect::<Option<_>>()?,
+        rows: message.rows.into_iter().map(|row| row.cells.into_iter().map(|cell| cell.value).collect()).collect(),
+        affected: message.affected,
+        last_insert_id: message.last_insert_id,
+    })
+}
+
+/// The bytes of a message.
+pub(super) fn encode(link: &Link) -> Vec<u8> {
+    let empty = LinkMessage::default();
+    let of = |what: u32, xid: &Xid| LinkMessage { what, xid: Some((*xid).into()), ..LinkMessage::default() };
+    let numbers = |peers: &[NodeId]| peers.iter().map(|peer| peer.0).collect();
+    let message = match link {
+        Link::Hello { node, secret } => LinkMessage {
+            what: 1,
+            round: node.0,
+            statements: vec![StatementMessage { text: secret.clone(), prelude: Vec::new() }],
+            ..empty
+        },
+        Link::Peer(PeerRollback { xid }) => of(2, xid),
+        Link::Order(order) => match order {
+            ToAgent::Attach { epoch } => LinkMessage { what: 10, epoch: *epoch, ..empty },
+            ToAgent::Ping { epoch, sent, oldest } => {
+                LinkMessage { what: 11, epoch: *epoch, time: sent.0, oldest: *oldest, ..empty }
+            }
+            ToAgent::Execute { xid, round, life, peers, isolation, statements, writes, then } => LinkMessage {
+                round: *round,
+                life: *life,
+                peers: numbers(peers),
+                isolation: place(isolation, &ISOLATIONS),
+                statements: statements.iter().map(|s| StatementMessage { text: s.text.clone(), prelude: s.prelude.clone() }).collect(),
+                flag: *writes,
+                then: place(then, &THENS),
+                ..of(12, xid)
+            },
+            ToAgent::Prepare { xid, peers } => LinkMessage { peers: numbers(peers), ..of(13, xid) },
+            ToAgent::Commit { xid, at, one_phase } => LinkMessage { time: at.0, flag: *one_phase, ..of(14, xid) },
+            ToAgent::Rollback { xid } => of(15, xid),
+            ToAgent::Scan { epoch } => LinkMessage { what: 16, epoch: *epoch, ..empty },
+        },
+        Link::Word(word) => {
+            let lives = |message: LinkMessage, fence: &Fence| LinkMessage { life: fence.agent, source_life: fence.source, ..message };
+            match word {
+                FromAgent::Attached { epoch, fence } => lives(LinkMessage { what: 20, epoch: *epoch, ..empty }, fence),
+                FromAgent::Pong { sent, fence, is_attached } => {
+                    lives(LinkMessage { what: 21, time: sent.0, flag: *is_attached, ..empty }, fence)
+                }
+                FromAgent::Answered { xid, round, answers, fence, took } => lives(
+                    LinkMessage {
+                        round: *round,
+                        answers: answers.iter().map(answer_message).collect(),
+                        time: orthodrome_core::time::nanos(*took),
+                        ..of(22, xid)
+                    },
+                    fence,
+                ),
+                FromAgent::StatementFailed { xid, round, statement, failure } => LinkMessage {
+                    round: *round,
+                    then: *statement,
+                    failure: Some(failure_message(failure)),
+                    ..of(23, xid)
+                },
+                FromAgent::Failed { xid, failure } => LinkMessage { failure: Some(failure_message(failure)), ..of(24, xid) },
+                FromAgent::Prepared { xid, fence, wrote, floor } => {
+                    lives(LinkMessage { flag: *wrote, time: floor.0, ..of(25, xid) }, fence)
+                }
+                FromAgent::Committed { xid, at } => LinkMessage { time: at.0, ..of(26, xid) },
+                FromAgent::Lost { xid } => of(27, xid),
+                FromAgent::RolledBack { xid } => of(28, xid),
+                FromAgent::Scanned { epoch, prepared } => LinkMessage {
+                    what: 29,
+                    epoch: *epoch,
+                    prepared: prepared.iter().map(|xid| (*xid).into()).collect(),
+                    ..empty
+                },
+            }
+        }
+    };
+    message.encode_to_vec()
+}
+
+/// What [`encode`] wrote; nothing if it was something else.
+pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
+    let m = LinkMessage::decode(bytes).ok()?;
+    let xid = m.xid.map(Xid::from);
+    let fence = Fence { agent: m.life, source: m.source_life };
+    let peers = || m.peers.iter().map(|peer| NodeId(*peer)).collect();
+    let order = |order| Some(Link::Order(order));
+    let word = |word| Some(Link::Word(word));
+    match m.what {
+        1 => Some(Link::Hello { node: NodeId(m.round), secret: m.statements.into_iter().next()?.text }),
+        2 => Some(Link::Peer(PeerRollback { xid: xid? })),
+        10 => order(ToAgent::Attach { epoch: m.epoch }),
+        11 => order(ToAgent::Ping { epoch: m.epoch, sent: Time(m.time), oldest: m.oldest }),
+        12 => order(ToAgent::Execute {
+            xid: xid?,
+            round: m.round,
+            life: m.life,
+            peers: peers(),
+            isolation: at(m.isolation, &ISOLATIONS)?,
+            statements: m.statements.into_iter().map(|s| Statement { prelude: s.prelude, text: s.text }).collect(),
+            writes: m.flag,
+            then: at(m.then, &THENS)?,
+        }),
+        13 => order(ToAgent::Prepare { xid: xid?, peers: peers() }),
+        14 => order(ToAgent::Commit { xid: xid?, at: Timestamp(m.time), one_phase: m.flag }),
+        15 => order(ToAgent::Rollback { xid: xid? }),
+        16 => order(ToAgent::Scan { epoch: m.epoch }),
+        20 => word(FromAgent::Attached { epoch: m.epoch, fence }),
+        21 => word(FromAgent::Pong { sent: Time(m.time), fence, is_attached: m.flag }),
+        22 => word(FromAgent::Answered {
+            xid: xid?,
+            round: m.round,
+            answers: m.answers.into_iter().map(answer).collect::<Option<_>>()?,
+            fence,
+            took: std::time::Duration::from_nanos(m.time),
+        }),
+        23 => word(FromAgent::StatementFailed { xid: xid?, round: m.round, statement: m.then, failure: failure(m.failure?)? }),
+        24 => word(FromAgent::Failed { xid: xid?, failure: failure(m.failure?)? }),
+        25 => word(FromAgent::Prepared { xid: xid?, fence, wrote: m.flag, floor: Timestamp(m.time) }),
+        26 => word(FromAgent::Committed { xid: xid?, at: Timestamp(m.time) }),
+        27 => word(FromAgent::Lost { xid: xid? }),
+        28 => word(FromAgent::RolledBack { xid: xid? }),
+        29 => word(FromAgent::Scanned { epoch: m.epoch, prepared: m.prepared.into_iter().map(Xid::from).collect() }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let xid = Xid { middleware: NodeId(1), epoch: 3, number: 9 };
+        let fence = Fence { agent: 7, source: 8 };
+        let fault = Fault { sqlstate: "40001".into(), number: 1213, message: "no".into() };
+        let failed = Failure { reason: Reason::Marked, fault: Some(fault) };
+        let column = Column { name: "id".into(), kind: Kind::Other, oid: 25 };
+        let answer = Answer { columns: vec![column], rows: vec![vec![None], vec![Some(vec![])]], affected: 2, last_insert_id: 5 };
+        let statement = Statement { prelude: vec!["a".into()], text: "b".into() };
+        let peers = vec![NodeId(2), NodeId(3)];
+        for link in [
+            Link::Hello { node: NodeId(1), secret: "s".into() },
+            Link::Peer(PeerRollback { xid }),
+            Link::Order(ToAgent::Attach { epoch: 3 }),
+            Link::Order(ToAgent::Ping { epoch: 3, sent: Time(4), oldest: 5 }),
+            Link::Order(ToAgent::Execute { xid, round: 0, life: 2, peers: peers.clone(), isolation: Isolation::ReadCommitted, statements: vec![statement], writes: true, then: Then::Commit }),
+            Link::Order(ToAgent::Prepare { xid, peers }),
+            Link::Order(ToAgent::Commit { xid, at: Timestamp(6), one_phase: true }),
+            Link::Order(ToAgent::Rollback { xid }),
+            Link::Order(ToAgent::Scan { epoch: 3 }),
+            Link::Word(FromAgent::Attached { epoch: 3, fence }),
+            Link::Word(FromAgent::Pong { sent: Time(4), fence, is_attached: true }),
+            Link::Word(FromAgent::Answered { xid, round: 1, answers: vec![answer], fence, took: std::time::Duration::from_micros(5) }),
+            Link::Word(FromAgent::StatementFailed { xid, round: 1, statement: 2, failure: failed.clone() }),
+            Link::Word(FromAgent::Failed { xid, failure: Reason::Deadlock.into() }),
+            Link::Word(FromAgent::Prepared { xid, fence, wrote: true, floor: Timestamp(9) }),
+            Link::Word(FromAgent::Committed { xid, at: Timestamp(1) }),
+            Link::Word(FromAgent::Lost { xid }),
+            Link::Word(FromAgent::RolledBack { xid }),
+            Link::Word(FromAgent::Scanned { epoch: 3, prepared: vec![xid] }),
+        ] {
+            assert_eq!(decode(&encode(&link)), Some(link));
+        }
+        assert_eq!(decode(b"\xff\xff"), None);
+        let branches = BTreeMap::from([(NodeId(1), true), (NodeId(2), false)]);
+        for record in [Record::Epoch(4), Record::Commit { xid, label: None, at: Timestamp(5), branches }, Record::Ended(xid)] {
+            assert_eq!(decode_record(&encode_record(&record)), Some(record));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
+//!
+//! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
+//! transaction), `host` (the threads of the machines), `source` and `driver` (sessions at a
+//! source), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
+//! `link` (between processes), `messages` (bytes of records and messages).
+
+#![allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "bytes of foreign protocols and statements of clients: whatever is not known is refused"
+)]
+
+mod auth;
+pub mod config;
+mod decisions;
+mod driver;
+mod front;
+mod host;
+mod link;
+pub mod local;
+mod maria;
+mod messages;
+mod mysql_front;
+mod mysql_wire;
+mod postgres;
+mod postgres_front;
+mod postgres_wire;
+mod run;
+mod session;
+mod source;
+mod stream;
+
+pub use config::{AgentConfig, ConfigError, ProxyConfig};
+pub use driver::{Endpoint, Fault, Sql, Statement};
+pub use run::{Addresses, RunError, run_agent, run_proxy};

@@ -1,0 +1,553 @@
+//! The proxy's side of MySQL's protocol: text and prepared statements, both password methods, TLS.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
+
+use super::auth::{caching_sha2, is_same, native, random_bytes};
+use super::front::Front;
+use super::mysql_wire::{
+    AUTOCOMMIT, Body, CONNECT_ATTRS, CONNECT_WITH_DB, DEPRECATE_EOF, FOUND_ROWS, IN_TRANSACTION, LONG, MORE_RESULTS,
+    MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PLUGIN_AUTH_LENENC, PROTOCOL_41, PS_MULTI_RESULTS, SECURE_CONNECTION, SSL,
+    TRANSACTIONS, UTF8, code, put_bytes, put_length, read, write,
+};
+use super::session::{Reply, Session, SqlError};
+use super::stream::{Stream, malformed};
+
+const NATIVE: &str = "mysql_native_password";
+const SHA2: &str = "caching_sha2_password";
+
+struct Prepared {
+    parsed: Parsed,
+    types: Vec<(u8, u8)>,
+    /// Parameters that came in pieces.
+    long: BTreeMap<u16, Vec<u8>>,
+}
+
+struct Connection {
+    front: Arc<Front>,
+    stream: Stream,
+    number: u8,
+    flags: u32,
+    session: Session,
+    statements: BTreeMap<u32, Prepared>,
+    last_statement: u32,
+}
+
+/// Serves one client until it leaves.
+pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<()> {
+    let nonce = random_bytes::<20>();
+    let mut number = 0;
+    let own = LONG | FOUND_ROWS | CONNECT_WITH_DB | PROTOCOL_41 | TRANSACTIONS | SECURE_CONNECTION | MULTI_STATEMENTS | MULTI_RESULTS
+        | PS_MULTI_RESULTS | PLUGIN_AUTH | CONNECT_ATTRS | PLUGIN_AUTH_LENENC | DEPRECATE_EOF
+        | if front.tls.is_some() { SSL } else { 0 };
+    let (id, _) = front.enter(Arc::default());
+    let mut hello = BytesMut::new();
+    hello.put_u8(10);
+    hello.extend_from_slice(b"8.0.36-orthodrome\0");
+    hello.put_u32_le(id);
+    hello.extend_from_slice(&nonce[..8]);
+    hello.put_u8(0);
+    hello.put_u16_le(own as u16);
+    hello.put_u8(UTF8 as u8);
+    hello.put_u16_le(AUTOCOMMIT);
+    hello.put_u16_le((own >> 16) as u16);
+    hello.put_u8(21);
+    hello.put_bytes(0, 10);
+    hello.extend_from_slice(&nonce[8..]);
+    hello.put_u8(0);
+    hello.extend_from_slice(SHA2.as_bytes());
+    hello.put_u8(0);
+    write(&mut stream.output, &mut number, &hello);
+    stream.flush().await?;
+    front.leave(id);
+    let mut answer = read(&mut stream, &mut number).await?;
+    if answer.len() == 32 {
+        // A request for TLS: the answer follows inside it.
+        let Some(tls) = front.tls.clone() else { return Err(malformed("TLS was not offered")) };
+        stream.upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) }).await?;
+        answer = read(&mut stream, &mut number).await?;
+    }
+    let mut body = Body(answer);
+    let flags = body.uint(4)? as u32 & own;
+    if flags & PROTOCOL_41 == 0 {
+        return Err(malformed("the client is older than MySQL 4.1"));
+    }
+    body.bytes(4 + 1 + 23)?;
+    let user = String::from_utf8_lossy(&body.zero_ended()).into_owned();
+    let mut proof = if flags & PLUGIN_AUTH_LENENC != 0 {
+        body.value()?.unwrap_or_default()
+    } else {
+        let length = body.u8()?;
+        body.bytes(usize::from(length))?
+    };
+    let database = if flags & CONNECT_WITH_DB != 0 { body.zero_ended() } else { Bytes::new() };
+    let database = String::from_utf8_lossy(&database).into_owned();
+    let mut plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
+    if plugin != NATIVE && plugin != SHA2 {
+        // Every client knows this one.
+        let mut switch = vec![0xfe];
+        switch.extend_from_slice(NATIVE.as_bytes());
+        switch.push(0);
+        switch.extend_from_slice(&nonce);
+        switch.push(0);
+        write(&mut stream.output, &mut number, &switch);
+        stream.flush().await?;
+        proof = read(&mut stream, &mut number).await?;
+        plugin = NATIVE.to_owned();
+    }
+    let password = front.password(&user);
+    let expected = match (password, plugin.as_str()) {
+        (Some(password), SHA2) => Some(caching_sha2(password, &nonce)),
+        (Some(password), _) => Some(native(password, &nonce)),
+        (None, _) => None,
+    };
+    let is_in = expected.is_some_and(|expected| is_same(&expected, &proof));
+    let session = Session::new(front.proxy.clone(), Dialect::MariaDb, database);
+    let (id, _) = front.enter(session.cancelled.clone());
+    let mut connection = Connection { front: front.clone(), stream, number, flags, session, statements: BTreeMap::new(), last_statement: 0 };
+    let served = async {
+        if !is_in {
+            connection.error(&SqlError::new("28000", format!("Access denied for user '{user}' (using password: YES)")));
+            return connection.stream.flush().await;
+        }
+        if plugin == SHA2 {
+            // The proxy knows the password, so it never has to ask for it.
+            connection.packet(&[1, 3]);
+        }
+        connection.ok(0, 0, false);
+        connection.stream.flush().await?;
+        connection.talk().await
+    };
+    let served = served.await;
+    front.leave(id);
+    served
+}
+
+impl Connection {
+    fn packet(&mut self, body: &[u8]) {
+        write(&mut self.stream.output, &mut self.number, body);
+    }
+
+    fn status(&self, more: bool) -> u16 {
+        let open = if self.session.in_transaction() { IN_TRANSACTION } else { 0 };
+        let auto = if self.session.is_autocommit() { AUTOCOMMIT } else { 0 };
+        open | auto | if more { MORE_RESULTS } else { 0 }
+    }
+
+    fn ok(&mut self, affected: u64, last: u64, more: bool) {
+        let mut out = BytesMut::new();
+        out.put_u8(0);
+        put_length(&mut out, affected);
+        put_length(&mut out, last);
+        out.put_u16_le(self.status(more));
+        out.put_u16_le(0);
+        self.packet(&out);
+    }
+
+    /// The end of columns or of rows.
+    fn end(&mut self, more: bool, ends_columns: bool) {
+        let mut out = BytesMut::new();
+        if self.flags & DEPRECATE_EOF == 0 {
+            out.put_u8(0xfe);
+            out.put_u16_le(0);
+            out.put_u16_le(self.status(more));
+        } else if ends_columns {
+            return;
+        } else {
+            out.extend_from_slice(&[0xfe, 0, 0]);
+            out.put_u16_le(self.status(more));
+            out.put_u16_le(0);
+        }
+        self.packet(&out);
+    }
+
+    fn error(&mut self, error: &SqlError) {
+        let mut out = BytesMut::new();
+        out.put_u8(0xff);
+        out.put_u16_le(if error.number == 0 { 1105 } else { error.number });
+        out.put_u8(b'#');
+        let mut state = error.sqlstate.clone();
+        state.truncate(5);
+        out.extend_from_slice(format!("{state:0<5}").as_bytes());
+        out.extend_from_slice(error.message.as_bytes());
+        self.packet(&out);
+    }
+
+    fn column(&mut self, column: &Column) {
+        let (code, charset) = code(column.kind);
+        let mut out = BytesMut::new();
+        put_bytes(&mut out, b"def");
+        for _ in 0..3 {
+            put_bytes(&mut out, b"");
+        }
+        put_bytes(&mut out, column.name.as_bytes());
+        put_bytes(&mut out, column.name.as_bytes());
+        put_length(&mut out, 12);
+        out.put_u16_le(charset);
+        out.put_u32_le(1 << 24);
+        out.put_u8(code);
+        out.put_u16_le(if charset == UTF8 { 0 } else { 0x80 });
+        out.put_u8(if column.kind.is_exact() && column.kind != Kind::Decimal { 0 } else { 31 });
+        out.put_u16_le(0);
+        self.packet(&out);
+    }
+
+    fn rows(&mut self, answer: &Answer, more: bool, is_binary: bool) {
+        let mut out = BytesMut::new();
+        put_length(&mut out, answer.columns.len() as u64);
+        self.packet(&out);
+        for column in &answer.columns {
+            self.column(column);
+        }
+        self.end(false, true);
+        for row in &answer.rows {
+            let mut out = BytesMut::new();
+            if is_binary {
+                put_binary(&mut out, row, &answer.columns);
+            } else {
+                for (cell, column) in row.iter().zip(&answer.columns) {
+                    match cell {
+                        None => out.put_u8(0xfb),
+                        Some(cell) => put_bytes(&mut out, &shown(cell, column.kind)),
+                    }
+                }
+            }
+            self.packet(&out);
+        }
+        self.end(more, false);
+    }
+
+    fn reply(&mut self, reply: &Reply, more: bool, is_binary: bool) {
+        match reply {
+            Reply::Rows(answer, _) => self.rows(answer, more, is_binary),
+            Reply::Done { affected, last_insert_id, .. } => self.ok(*affected, *last_insert_id, more),
+            Reply::Error(error) => self.error(error),
+        }
+    }
+
+    async fn talk(&mut self) -> io::Result<()> {
+        loop {
+            let packet = read(&mut self.stream, &mut self.number).await?;
+            let mut body = Body(packet);
+            match body.u8()? {
+                // COM_QUIT
+                1 => return Ok(()),
+                // COM_INIT_DB
+                2 => {
+                    self.session.database = String::from_utf8_lossy(&body.0).into_owned();
+                    self.ok(0, 0, false);
+                }
+                // COM_QUERY
+                3 => {
+                    let text = String::from_utf8_lossy(&body.0).into_owned();
+                    self.query(&text).await;
+                }
+                // COM_FIELD_LIST: completion of names, of which there are none.
+                4 => self.end(false, false),
+                // COM_STATISTICS
+                9 => self.packet(b"Orthodrome"),
+                // COM_PROCESS_KILL
+                12 => {
+                    let id = body.uint(4)? as u32;
+                    self.killed(id);
+                }
+                // COM_PING, COM_DEBUG
+                14 | 13 => self.ok(0, 0, false),
+                // COM_CHANGE_USER, COM_RESET_CONNECTION
+                17 => {
+                    self.error(&SqlError::new("0A000", "connect anew to change the user"));
+                    return self.stream.flush().await;
+                }
+                31 => {
+                    self.session.reset().await;
+                    self.statements.clear();
+                    self.ok(0, 0, false);
+                }
+                // COM_STMT_PREPARE
+                22 => {
+                    let text = String::from_utf8_lossy(&body.0).into_owned();
+                    self.prepare(&text).await;
+                }
+                // COM_STMT_EXECUTE
+                23 => match self.bound(&mut body)? {
+                    Ok((parsed, values)) => {
+                        let replies = self.session.run(&[(parsed, values)]).await;
+                        self.replies(&replies, true);
+                    }
+                    Err(error) => self.error(&error),
+                },
+                // COM_STMT_SEND_LONG_DATA: no answer
+                24 => {
+                    let (id, place) = (body.uint(4)? as u32, body.uint(2)? as u16);
+                    if let Some(statement) = self.statements.get_mut(&id) {
+                        statement.long.entry(place).or_default().extend_from_slice(&body.0);
+                    }
+                    continue;
+                }
+                // COM_STMT_CLOSE: no answer
+                25 => {
+                    let id = body.uint(4)? as u32;
+                    self.statements.remove(&id);
+                    continue;
+                }
+                // COM_STMT_RESET
+                26 => {
+                    let id = body.uint(4)? as u32;
+                    if let Some(statement) = self.statements.get_mut(&id) {
+                        statement.long.clear();
+                    }
+                    self.ok(0, 0, false);
+                }
+                // COM_SET_OPTION: several statements in a text are always taken.
+                27 => self.end(false, false),
+                other => self.error(&SqlError::new("0A000", format!("command {other} is not supported"))),
+            }
+            self.stream.flush().await?;
+        }
+    }
+
+    fn killed(&mut self, id: u32) {
+        if self.front.kill(id) {
+            self.ok(0, 0, false);
+        } else {
+            self.error(&SqlError::new("HY000", format!("Unknown thread id: {id}")));
+        }
+    }
+
+    fn replies(&mut self, replies: &[Reply], is_binary: bool) {
+        for (number, reply) in replies.iter().enumerate() {
+            self.reply(reply, number + 1 < replies.len(), is_binary);
+        }
+        if replies.is_empty() {
+            self.ok(0, 0, false);
+        }
+    }
+
+    async fn query(&mut self, text: &str) {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        if let [kill, rest @ ..] = words.as_slice()
+            && kill.eq_ignore_ascii_case("kill")
+            && let Some(id) = rest.last().and_then(|id| id.trim_end_matches(';').parse().ok())
+        {
+            return self.killed(id);
+        }
+        match parse(text, Dialect::MariaDb) {
+            Ok(parsed) => {
+                let statements: Vec<_> = parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+                let replies = self.session.run(&statements).await;
+                self.replies(&replies, false);
+            }
+            Err(refusal) => self.error(&refusal.into()),
+        }
+    }
+
+    async fn prepare(&mut self, text: &str) {
+        let parsed = match parse(text, Dialect::MariaDb) {
+            Ok(mut parsed) if parsed.len() == 1 => parsed.remove(0),
+            Ok(_) => return self.error(&SqlError::new("42000", "a prepared statement is one statement")),
+            Err(refusal) => return self.error(&refusal.into()),
+        };
+        let columns = match self.session.describe(&parsed).await {
+            Ok(columns) => columns,
+            Err(error) => return self.error(&error),
+        };
+        self.last_statement += 1;
+        let mut out = BytesMut::new();
+        out.put_u8(0);
+        out.put_u32_le(self.last_statement);
+        out.put_u16_le(columns.len() as u16);
+        out.put_u16_le(parsed.parameters as u16);
+        out.put_u8(0);
+        out.put_u16_le(0);
+        self.packet(&out);
+        if parsed.parameters > 0 {
+            let place = Column { name: "?".into(), kind: Kind::Text, oid: 0 };
+            for _ in 0..parsed.parameters {
+                self.column(&place);
+            }
+            self.end(false, true);
+        }
+        if !columns.is_empty() {
+            for column in &columns {
+                self.column(column);
+            }
+            self.end(false, true);
+        }
+        self.statements.insert(self.last_statement, Prepared { parsed, types: Vec::new(), long: BTreeMap::new() });
+    }
+
+    fn bound(&mut self, body: &mut Body) -> io::Result<Result<(Parsed, Vec<Value>), SqlError>> {
+        let id = body.uint(4)? as u32;
+        body.bytes(5)?;
+        let Some(statement) = self.statements.get_mut(&id) else {
+            return Ok(Err(SqlError { sqlstate: "HY000".into(), number: 1243, message: format!("Unknown prepared statement handler ({id})") }));
+        };
+        let count = statement.parsed.parameters;
+        let mut values = Vec::new();
+        if count > 0 {
+            let nulls = body.bytes(count.div_ceil(8))?;
+            if body.u8()? == 1 {
+                let mut types = Vec::new();
+                for _ in 0..count {
+                    types.push((body.u8()?, body.u8()?));
+                }
+                statement.types = types;
+            }
+            for number in 0..count {
+                let is_null = nulls.get(number / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1);
+                if let Some(long) = statement.long.get(&(number as u16)) {
+                    let text = String::from_utf8(long.clone());
+                    values.push(text.map_or_else(|bytes| Value::Bytes(bytes.into_bytes()), Value::Text));
+                } else if is_null {
+                    values.push(Value::Null);
+                } else {
+                    let (code, flags) = statement.types.get(number).copied().unwrap_or((253, 0));
+                    values.push(parameter(body, code, flags & 0x80 != 0)?);
+                }
+            }
+        }
+        statement.long.clear();
+        Ok(Ok((statement.parsed.clone(), values)))
+    }
+}
+
+/// A parameter of a prepared statement.
+fn parameter(body: &mut Body, code: u8, is_unsigned: bool) -> io::Result<Value> {
+    let int = |value: u64, bits: u32| {
+        if is_unsigned {
+            return Value::Number(value.to_string());
+        }
+        let shift = 64 - bits;
+        Value::Number((((value << shift) as i64) >> shift).to_string())
+    };
+    Ok(match code {
+        1 => int(body.uint(1)?, 8),
+        2 | 13 => int(body.uint(2)?, 16),
+        3 | 9 => int(body.uint(4)?, 32),
+        8 => int(body.uint(8)?, 64),
+        4 => Value::Number(f32::from_bits(body.uint(4)? as u32).to_string()),
+        5 => Value::Number(f64::from_bits(body.uint(8)?).to_string()),
+        6 => Value::Null,
+        7 | 10 | 12 => {
+            let length = body.u8()?;
+            let mut parts = Body(body.bytes(usize::from(length))?);
+            if length == 0 {
+                return Ok(Value::Text("0000-00-00".into()));
+            }
+            let (year, month, day) = (parts.uint(2)?, parts.u8()?, parts.u8()?);
+            let mut text = format!("{year:04}-{month:02}-{day:02}");
+            if length >= 7 {
+                text.push_str(&format!(" {:02}:{:02}:{:02}", parts.u8()?, parts.u8()?, parts.u8()?));
+            }
+            if length >= 11 {
+                text.push_str(&format!(".{:06}", parts.uint(4)?));
+            }
+            Value::Text(text)
+        }
+        11 => {
+            let length = body.u8()?;
+            let mut parts = Body(body.bytes(usize::from(length))?);
+            if length == 0 {
+                return Ok(Value::Text("00:00:00".into()));
+            }
+            let sign = if parts.u8()? == 1 { "-" } else { "" };
+            let days = parts.uint(4)?;
+            let hours = days * 24 + u64::from(parts.u8()?);
+            let mut text = format!("{sign}{hours:02}:{:02}:{:02}", parts.u8()?, parts.u8()?);
+            if length >= 12 {
+                text.push_str(&format!(".{:06}", parts.uint(4)?));
+            }
+            Value::Text(text)
+        }
+        0 | 246 => {
+            let bytes = body.value()?.unwrap_or_default();
+            Value::Number(String::from_utf8_lossy(&bytes).into_owned())
+        }
+        _ => {
+            let bytes = body.value()?.unwrap_or_default();
+            match String::from_utf8(bytes.to_vec()) {
+                Ok(text) => Value::Text(text),
+                Err(bytes) => Value::Bytes(bytes.into_bytes()),
+            }
+        }
+    })
+}
+
+/// A value as MySQL shows it: truth is a number.
+fn shown(cell: &[u8], kind: Kind) -> Vec<u8> {
+    match (kind, cell) {
+        (Kind::Bool, b"t") => b"1".to_vec(),
+        (Kind::Bool, b"f") => b"0".to_vec(),
+        (Kind::TimestampTz, cell) => cell.strip_suffix(b"+00").unwrap_or(cell).to_vec(),
+        _ => cell.to_vec(),
+    }
+}
+
+/// A row of a prepared statement's result.
+fn put_binary(out: &mut BytesMut, row: &[Cell], columns: &[Column]) {
+    out.put_u8(0);
+    let mut nulls = vec![0_u8; (row.len() + 9) / 8];
+    for (number, cell) in row.iter().enumerate() {
+        let bit = number + 2;
+        if cell.is_none()
+            && let Some(byte) = nulls.get_mut(bit / 8)
+        {
+            *byte |= 1 << (bit % 8);
+        }
+    }
+    out.extend_from_slice(&nulls);
+    for (cell, column) in row.iter().zip(columns) {
+        let Some(cell) = cell else { continue };
+        let cell = shown(cell, column.kind);
+        let text = String::from_utf8_lossy(&cell);
+        match column.kind {
+            Kind::Bool => out.put_u8(u8::from(cell == b"1")),
+            Kind::Int2 => out.put_i16_le(text.parse().unwrap_or(0)),
+            Kind::Int4 => out.put_i32_le(text.parse().unwrap_or(0)),
+            Kind::Int8 => out.put_i64_le(text.parse().unwrap_or(0)),
+            Kind::Float4 => out.put_f32_le(text.parse().unwrap_or(f32::NAN)),
+            Kind::Float8 => out.put_f64_le(text.parse().unwrap_or(f64::NAN)),
+            Kind::Date | Kind::Timestamp | Kind::TimestampTz => put_date(out, &text),
+            Kind::Time => put_time(out, &text),
+            Kind::Decimal | Kind::Text | Kind::Bytes | Kind::Json | Kind::Uuid | Kind::Other => put_bytes(out, &cell),
+        }
+    }
+}
+
+fn put_date(out: &mut BytesMut, text: &str) {
+    let numbers: Vec<u32> = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect();
+    let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
+    let fraction = text.split_once('.').map_or(0, |(_, fraction)| format!("{fraction:0<6}").get(..6).and_then(|f| f.parse().ok()).unwrap_or(0));
+    let length: u8 = if fraction > 0 { 11 } else if numbers.len() > 3 { 7 } else { 4 };
+    out.put_u8(length);
+    out.put_u16_le(number(0) as u16);
+    out.put_u8(number(1) as u8);
+    out.put_u8(number(2) as u8);
+    if length >= 7 {
+        (3..6).for_each(|place| out.put_u8(number(place) as u8));
+    }
+    if length == 11 {
+        out.put_u32_le(fraction);
+    }
+}
+
+fn put_time(out: &mut BytesMut, text: &str) {
+    let (is_negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
+    let (clock, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let numbers: Vec<u32> = clock.split(':').map(|part| part.parse().unwrap_or(0)).collect();
+    let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
+    let fraction: u32 = format!("{fraction:0<6}").get(..6).and_then(|f| f.parse().ok()).unwrap_or(0);
+    out.put_u8(if fraction > 0 { 12 } else { 8 });
+    out.put_u8(u8::from(is_negative));
+    out.put_u32_le(number(0) / 24);
+    out.put_u8((number(0) % 24) as u8);
+    out.put_u8(number(1) as u8);
+    out.put_u8(number(2) as u8);
+    if fraction > 0 {
+        out.put_u32_le(fraction);
+    }
+}

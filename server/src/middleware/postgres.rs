@@ -1,0 +1,190 @@
+//! A session at a PostgreSQL server.
+//!
+//! Not `tokio-postgres`, which gives the number of rows of a command but neither its tag nor the
+//! state of the transaction: `PREPARE TRANSACTION` of a failed transaction answers without an error
+//! and with the tag `ROLLBACK`, and only the tag tells.
+
+use bytes::{Buf as _, BufMut as _, BytesMut};
+use orthodrome_geotp::sql::{Answer, Column, Kind};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+use super::auth::ScramClient;
+use super::driver::{Endpoint, Fault, Outcome, Trouble};
+use super::postgres_wire::{Body, fields, from_hex, kind, put_text, read, write};
+use super::stream::{Stream, malformed};
+
+pub(super) struct Postgres {
+    stream: Stream,
+    pub(super) pid: u32,
+    pub(super) secret: u32,
+    /// `I`dle, in a `T`ransaction, or in a failed one: `E`.
+    pub(super) status: u8,
+}
+
+fn fault(body: bytes::Bytes) -> Fault {
+    let (sqlstate, message) = fields(body);
+    Fault { sqlstate, number: 0, message }
+}
+
+impl Postgres {
+    pub(super) async fn connect(to: &Endpoint) -> Result<Self, Trouble> {
+        let tcp = TcpStream::connect(&to.address).await?;
+        tcp.set_nodelay(true)?;
+        let mut stream = Stream::new(tcp);
+        let mut start = BytesMut::new();
+        start.put_i32(196_608);
+        let wait = format!("{}", to.lock_wait.as_millis());
+        let settings = [
+            ("user", to.user.as_str()),
+            ("database", &to.database),
+            ("application_name", &to.label),
+            ("client_encoding", "UTF8"),
+            ("DateStyle", "ISO, MDY"),
+            ("TimeZone", "UTC"),
+            ("extra_float_digits", "1"),
+            ("standard_conforming_strings", "on"),
+            ("lock_timeout", &wait),
+        ];
+        for (name, value) in settings {
+            put_text(&mut start, name);
+            put_text(&mut start, value);
+        }
+        start.put_u8(0);
+        stream.output.put_i32(start.len() as i32 + 4);
+        stream.output.extend_from_slice(&start);
+        stream.flush().await?;
+        let mut session = Self { stream, pid: 0, secret: 0, status: b'I' };
+        session.enter(to).await?;
+        Ok(session)
+    }
+
+    async fn enter(&mut self, to: &Endpoint) -> Result<(), Trouble> {
+        let mut scram = None;
+        loop {
+            let message = read(&mut self.stream).await?;
+            let mut body = Body(message.body.clone());
+            match message.tag {
+                b'R' => match body.i32()? {
+                    0 => {}
+                    3 => self.send(b'p', |out| put_text(out, &to.password)).await?,
+                    10 => {
+                        let (client, first) = ScramClient::new(&to.password);
+                        scram = Some(client);
+                        self.send(b'p', |out| {
+                            put_text(out, "SCRAM-SHA-256");
+                            out.put_i32(first.len() as i32);
+                            out.extend_from_slice(first.as_bytes());
+                        })
+                        .await?;
+                    }
+                    11 => {
+                        let text = String::from_utf8_lossy(&body.0).into_owned();
+                        let answer = scram.as_mut().and_then(|scram: &mut ScramClient| scram.answer(&text));
+                        let answer = answer.ok_or_else(|| malformed("the server's SCRAM message makes no sense"))?;
+                        self.send(b'p', |out| out.extend_from_slice(answer.as_bytes())).await?;
+                    }
+                    12 => {
+                        let text = String::from_utf8_lossy(&body.0).into_owned();
+                        if !scram.as_ref().is_some_and(|scram| scram.is_server(&text)) {
+                            return Err(malformed("the server does not know the password").into());
+                        }
+                    }
+                    other => {
+                        return Err(malformed(&format!(
+                            "the server wants authentication {other}; set password_encryption to scram-sha-256 there"
+                        ))
+                        .into());
+                    }
+                },
+                b'K' => {
+                    self.pid = body.i32()? as u32;
+                    self.secret = body.i32()? as u32;
+                }
+                b'E' => return Err(Trouble::Fault(fault(message.body))),
+                b'Z' => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    async fn send(&mut self, tag: u8, fill: impl FnOnce(&mut BytesMut)) -> std::io::Result<()> {
+        write(&mut self.stream.output, tag, fill);
+        self.stream.flush().await
+    }
+
+    /// Sends a text and reads everything that comes of it.
+    pub(super) async fn text(&mut self, text: &str) -> Result<Outcome, Trouble> {
+        self.send(b'Q', |out| put_text(out, text)).await?;
+        let mut outcome = Outcome::default();
+        let mut answer = Answer::default();
+        loop {
+            let message = read(&mut self.stream).await?;
+            let mut body = Body(message.body.clone());
+            match message.tag {
+                b'T' => answer.columns = columns(&mut body)?,
+                b'D' => {
+                    let row = row(&mut body, &answer.columns)?;
+                    answer.rows.push(row);
+                }
+                b'C' => {
+                    let tag = body.text()?;
+                    let count = tag.rsplit(' ').next().and_then(|count| count.parse().ok());
+                    answer.affected = count.unwrap_or(0);
+                    outcome.done.push((std::mem::take(&mut answer), tag));
+                }
+                b'I' => outcome.done.push((std::mem::take(&mut answer), String::new())),
+                b'E' => {
+                    answer = Answer::default();
+                    outcome.fault.get_or_insert_with(|| fault(message.body));
+                }
+                b'G' => self.send(b'f', |out| put_text(out, "COPY is not possible here")).await?,
+                b'Z' => {
+                    self.status = body.u8()?;
+                    return Ok(outcome);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn columns(body: &mut Body) -> std::io::Result<Vec<Column>> {
+    let count = body.i16()?;
+    let mut columns = Vec::new();
+    for _ in 0..count {
+        let name = body.text()?;
+        body.bytes(6)?;
+        let oid = body.i32()? as u32;
+        body.bytes(8)?;
+        columns.push(Column { name, kind: kind(oid), oid });
+    }
+    Ok(columns)
+}
+
+fn row(body: &mut Body, columns: &[Column]) -> std::io::Result<Vec<Option<Vec<u8>>>> {
+    let count = body.i16()?;
+    let mut row = Vec::with_capacity(columns.len());
+    for number in 0..count {
+        let cell = body.value()?;
+        let is_bytes = columns.get(number as usize).is_some_and(|column| column.kind == Kind::Bytes);
+        row.push(cell.map(|cell| if is_bytes { from_hex(&cell).unwrap_or_else(|| cell.to_vec()) } else { cell.to_vec() }));
+    }
+    Ok(row)
+}
+
+/// Asks a server to interrupt a session.
+pub(super) async fn cancel(address: &str, pid: u32, secret: u32) -> std::io::Result<()> {
+    let mut tcp = TcpStream::connect(address).await?;
+    let mut request = BytesMut::new();
+    request.put_i32(16);
+    request.put_i32(80_877_102);
+    request.put_u32(pid);
+    request.put_u32(secret);
+    tcp.write_all_buf(&mut request).await?;
+    // The server closes when it has passed the signal on.
+    let mut rest = [0; 1];
+    let _ = tokio::io::AsyncReadExt::read(&mut tcp, &mut rest).await;
+    debug_assert!(!request.has_remaining());
+    Ok(())
+}

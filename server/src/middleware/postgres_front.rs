@@ -1,0 +1,680 @@
+//! The proxy's side of PostgreSQL's protocol: simple and extended queries, SCRAM, TLS, cancel.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
+
+use super::auth::ScramServer;
+use super::front::Front;
+use super::postgres_wire::{Body, Message, kind, oid, put_text, read, to_hex, write};
+use super::session::{Reply, Session, SqlError};
+use super::stream::{Stream, malformed};
+
+const SSL: i32 = 80_877_103;
+const GSS: i32 = 80_877_104;
+const CANCEL: i32 = 80_877_102;
+
+struct Prepared {
+    parsed: Vec<Parsed>,
+    types: Vec<u32>,
+    columns: Option<Vec<Column>>,
+}
+
+struct Portal {
+    parsed: Vec<Parsed>,
+    values: Vec<Value>,
+    formats: Vec<i16>,
+    /// What is left of its rows, after an Execute with a limit.
+    rest: Option<(Answer, usize)>,
+    columns: Option<Vec<Column>>,
+}
+
+struct Connection {
+    stream: Stream,
+    session: Session,
+    statements: BTreeMap<String, Prepared>,
+    portals: BTreeMap<String, Portal>,
+    /// After an error: skip until Sync.
+    skips: bool,
+    /// Bound statements of this pipeline that have not run, with their portals' formats.
+    queued: Vec<(Parsed, Vec<Value>, Vec<i16>)>,
+}
+
+/// Serves one client until it leaves.
+pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<()> {
+    let parameters = loop {
+        stream.fill(8).await?;
+        let (length, code) = match stream.peeked() {
+            [a, b, c, d, e, f, g, h, ..] => (i32::from_be_bytes([*a, *b, *c, *d]), i32::from_be_bytes([*e, *f, *g, *h])),
+            _ => return Err(malformed("the start is cut off")),
+        };
+        if !(8..=10_000).contains(&length) {
+            return Err(malformed("the start has an impossible length"));
+        }
+        stream.fill(length as usize).await?;
+        stream.skip(8);
+        let mut body = Body(stream.take(length as usize - 8).freeze());
+        match code {
+            SSL => match &front.tls {
+                Some(tls) => {
+                    stream.output.put_u8(b'S');
+                    stream.flush().await?;
+                    let tls = tls.clone();
+                    stream.upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) }).await?;
+                }
+                None => {
+                    stream.output.put_u8(b'N');
+                    stream.flush().await?;
+                }
+            },
+            GSS => {
+                stream.output.put_u8(b'N');
+                stream.flush().await?;
+            }
+            CANCEL => {
+                let (pid, secret) = (body.i32()?, body.i32()?);
+                front.cancel(pid as u32, secret as u32);
+                return Ok(());
+            }
+            196_608 => break parameters(&mut body)?,
+            _ => return Err(malformed("this version of the protocol is not spoken here")),
+        }
+    };
+    let user = parameters.get("user").cloned().unwrap_or_default();
+    if !authenticate(&front, &mut stream, &user).await? {
+        error(&mut stream.output, &SqlError::new("28P01", format!("password authentication failed for user \"{user}\"")), true);
+        return stream.flush().await;
+    }
+    let database = parameters.get("database").cloned().unwrap_or(user);
+    let session = Session::new(front.proxy.clone(), Dialect::PostgreSql, database);
+    let (pid, secret) = front.enter(session.cancelled.clone());
+    let out = &mut stream.output;
+    write(out, b'R', |out| out.put_i32(0));
+    for (name, value) in [
+        ("server_version", "15.0 (Orthodrome)"),
+        ("server_encoding", "UTF8"),
+        ("client_encoding", "UTF8"),
+        ("DateStyle", "ISO, MDY"),
+        ("TimeZone", "UTC"),
+        ("integer_datetimes", "on"),
+        ("standard_conforming_strings", "on"),
+    ] {
+        write(out, b'S', |out| {
+            put_text(out, name);
+            put_text(out, value);
+        });
+    }
+    write(out, b'K', |out| {
+        out.put_u32(pid);
+        out.put_u32(secret);
+    });
+    let connection = Connection {
+        stream,
+        session,
+        statements: BTreeMap::new(),
+        portals: BTreeMap::new(),
+        skips: false,
+        queued: Vec::new(),
+    };
+    let served = connection.talk().await;
+    front.leave(pid);
+    served
+}
+
+fn parameters(body: &mut Body) -> io::Result<BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    loop {
+        let name = body.text()?;
+        if name.is_empty() {
+            return Ok(found);
+        }
+        found.insert(name, body.text()?);
+    }
+}
+
+async fn authenticate(front: &Front, stream: &mut Stream, user: &str) -> io::Result<bool> {
+    write(&mut stream.output, b'R', |out| {
+        out.put_i32(10);
+        put_text(out, "SCRAM-SHA-256");
+        out.put_u8(0);
+    });
+    stream.flush().await?;
+    let first = read(stream).await?;
+    let mut body = Body(first.body);
+    if first.tag != b'p' || body.text()? != "SCRAM-SHA-256" {
+        return Ok(false);
+    }
+    let text = body.value()?.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let Some((scram, challenge)) = ScramServer::new(front.password(user), &text) else { return Ok(false) };
+    write(&mut stream.output, b'R', |out| {
+        out.put_i32(11);
+        out.extend_from_slice(challenge.as_bytes());
+    });
+    stream.flush().await?;
+    let answer = read(stream).await?;
+    let Some(last) = scram.check(&String::from_utf8_lossy(&answer.body)) else { return Ok(false) };
+    write(&mut stream.output, b'R', |out| {
+        out.put_i32(12);
+        out.extend_from_slice(last.as_bytes());
+    });
+    Ok(true)
+}
+
+fn error(out: &mut BytesMut, error: &SqlError, is_fatal: bool) {
+    write(out, b'E', |out| {
+        let severity = if is_fatal { "FATAL" } else { "ERROR" };
+        for (field, text) in [(b'S', severity), (b'V', severity), (b'C', &error.sqlstate), (b'M', &error.message)] {
+            out.put_u8(field);
+            put_text(out, text);
+        }
+        out.put_u8(0);
+    });
+}
+
+impl Connection {
+    async fn talk(mut self) -> io::Result<()> {
+        self.ready().await?;
+        loop {
+            let message = read(&mut self.stream).await?;
+            if message.tag == b'X' {
+                return Ok(());
+            }
+            if self.skips && message.tag != b'S' {
+                continue;
+            }
+            let handled = self.handle(message).await?;
+            if let Err(failed) = handled {
+                self.queued.clear();
+                error(&mut self.stream.output, &failed, false);
+                self.skips = true;
+            }
+        }
+    }
+
+    async fn ready(&mut self) -> io::Result<()> {
+        let status = self.session.status();
+        write(&mut self.stream.output, b'Z', |out| out.put_u8(status));
+        self.stream.flush().await
+    }
+
+    async fn handle(&mut self, message: Message) -> io::Result<Result<(), SqlError>> {
+        let mut body = Body(message.body);
+        // Executes of a pipeline wait for each other, so that a COMMIT among them makes one round.
+        if !matches!(message.tag, b'P' | b'B' | b'E' | b'D' | b'C') || (message.tag == b'D' && !self.queued.is_empty()) {
+            if let Err(failed) = self.run_queued().await? {
+                if message.tag == b'S' {
+                    error(&mut self.stream.output, &failed, false);
+                    self.queued.clear();
+                } else {
+                    return Ok(Err(failed));
+                }
+            }
+        }
+        match message.tag {
+            b'Q' => {
+                let text = body.text()?;
+                self.simple(&text).await?;
+                self.ready().await?;
+            }
+            b'P' => return Ok(self.parse(&mut body)?),
+            b'B' => return Ok(self.bind(&mut body)?),
+            b'D' => return self.describe(&mut body).await,
+            b'E' => return self.execute(&mut body).await,
+            b'C' => {
+                let (what, name) = (body.u8()?, body.text()?);
+                if what == b'S' {
+                    self.statements.remove(&name);
+                } else {
+                    self.portals.remove(&name);
+                }
+                self.queue_or(b'3').await?;
+            }
+            b'S' => {
+                self.skips = false;
+                self.portals.clear();
+                self.ready().await?;
+            }
+            b'H' => self.stream.flush().await?,
+            b'd' | b'c' | b'f' => {}
+            b'F' => return Ok(Err(SqlError::new("0A000", "function calls of the old protocol are not supported"))),
+            _ => return Err(malformed("an unknown message")),
+        }
+        Ok(Ok(()))
+    }
+
+    /// An acknowledgement without a body, after what is queued.
+    async fn queue_or(&mut self, tag: u8) -> io::Result<()> {
+        write(&mut self.stream.output, tag, |_| {});
+        Ok(())
+    }
+
+    async fn simple(&mut self, text: &str) -> io::Result<()> {
+        self.statements.remove("");
+        let parsed = match parse(text, Dialect::PostgreSql) {
+            Ok(parsed) => parsed,
+            Err(refusal) => {
+                error(&mut self.stream.output, &refusal.into(), false);
+                return Ok(());
+            }
+        };
+        if parsed.is_empty() {
+            write(&mut self.stream.output, b'I', |_| {});
+            return Ok(());
+        }
+        let statements: Vec<_> = parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+        for reply in self.session.run(&statements).await {
+            match reply {
+                Reply::Rows(answer, verb) => {
+                    describe_rows(&mut self.stream.output, &answer.columns, &[]);
+                    let count = answer.rows.len();
+                    if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, &answer.rows, &[]) {
+                        error(&mut self.stream.output, &failed, false);
+                        return Ok(());
+                    }
+                    complete(&mut self.stream.output, &tag_of(verb, count));
+                }
+                Reply::Done { tag, .. } => complete(&mut self.stream.output, &tag),
+                Reply::Error(failed) => error(&mut self.stream.output, &failed, false),
+            }
+        }
+        Ok(())
+    }
+
+    fn parse(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
+        let (name, text) = (body.text()?, body.text()?);
+        let count = body.i16()?;
+        let mut types = Vec::new();
+        for _ in 0..count {
+            types.push(body.i32()? as u32);
+        }
+        let parsed = match parse(&text, Dialect::PostgreSql) {
+            Ok(parsed) => parsed,
+            Err(refusal) => return Ok(Err(refusal.into())),
+        };
+        if parsed.len() > 1 {
+            return Ok(Err(SqlError::new("42601", "cannot insert multiple commands into a prepared statement")));
+        }
+        let wanted = parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
+        // What the client leaves open is text, which the source reads as whatever it needs.
+        types.resize(types.len().max(wanted), 0);
+        self.statements.insert(name, Prepared { parsed, types, columns: None });
+        write(&mut self.stream.output, b'1', |_| {});
+        Ok(Ok(()))
+    }
+
+    fn bind(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
+        let (portal, name) = (body.text()?, body.text()?);
+        let Some(prepared) = self.statements.get(&name) else {
+            return Ok(Err(SqlError::new("26000", format!("prepared statement \"{name}\" does not exist"))));
+        };
+        let mut formats = Vec::new();
+        for _ in 0..body.i16()? {
+            formats.push(body.i16()?);
+        }
+        let mut values = Vec::new();
+        let count = body.i16()?;
+        for number in 0..count as usize {
+            let value = body.value()?;
+            let is_binary = format_of(&formats, number) == 1;
+            let oid = prepared.types.get(number).copied().unwrap_or(0);
+            match parameter(value, oid, is_binary) {
+                Some(value) => values.push(value),
+                None => {
+                    return Ok(Err(SqlError::new(
+                        "0A000",
+                        format!("parameter ${} of type {oid} is not understood in binary form; send it as text", number + 1),
+                    )));
+                }
+            }
+        }
+        let mut results = Vec::new();
+        for _ in 0..body.i16()? {
+            results.push(body.i16()?);
+        }
+        let wanted = prepared.parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
+        if values.len() != wanted {
+            let sent = values.len();
+            return Ok(Err(SqlError::new("08P01", format!("bind message supplies {sent} parameters, but the statement requires {wanted}"))));
+        }
+        let bound = Portal {
+            parsed: prepared.parsed.clone(),
+            values,
+            formats: results,
+            rest: None,
+            columns: prepared.columns.clone(),
+        };
+        self.portals.insert(portal, bound);
+        write(&mut self.stream.output, b'2', |_| {});
+        Ok(Ok(()))
+    }
+
+    async fn describe(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
+        let (what, name) = (body.u8()?, body.text()?);
+        let (parsed, formats, known) = if what == b'S' {
+            let Some(prepared) = self.statements.get(&name) else {
+                return Ok(Err(SqlError::new("26000", format!("prepared statement \"{name}\" does not exist"))));
+            };
+            let types = prepared.types.clone();
+            write(&mut self.stream.output, b't', |out| {
+                out.put_i16(types.len() as i16);
+                types.iter().for_each(|oid| out.put_u32(if *oid == 0 { 25 } else { *oid }));
+            });
+            (prepared.parsed.first().cloned(), Vec::new(), prepared.columns.clone())
+        } else {
+            let Some(portal) = self.portals.get(&name) else {
+                return Ok(Err(SqlError::new("34000", format!("portal \"{name}\" does not exist"))));
+            };
+            (portal.parsed.first().cloned(), portal.formats.clone(), portal.columns.clone())
+        };
+        let columns = match (known, parsed) {
+            (Some(known), _) => known,
+            (None, None) => Vec::new(),
+            (None, Some(parsed)) => match self.session.describe(&parsed).await {
+                Ok(columns) => columns,
+                Err(failed) => return Ok(Err(failed)),
+            },
+        };
+        if columns.is_empty() {
+            write(&mut self.stream.output, b'n', |_| {});
+        } else {
+            describe_rows(&mut self.stream.output, &columns, &formats);
+        }
+        if what == b'S' {
+            if let Some(prepared) = self.statements.get_mut(&name) {
+                prepared.columns = Some(columns);
+            }
+        } else if let Some(portal) = self.portals.get_mut(&name) {
+            portal.columns = Some(columns);
+        }
+        Ok(Ok(()))
+    }
+
+    async fn execute(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
+        let (name, limit) = (body.text()?, body.i32()?);
+        let Some(portal) = self.portals.get_mut(&name) else {
+            return Ok(Err(SqlError::new("34000", format!("portal \"{name}\" does not exist"))));
+        };
+        let Some(parsed) = portal.parsed.first().cloned() else {
+            write(&mut self.stream.output, b'I', |_| {});
+            return Ok(Ok(()));
+        };
+        let (values, formats) = (portal.values.clone(), portal.formats.clone());
+        let rest = portal.rest.take();
+        if rest.is_none() && limit <= 0 {
+            // What follows in the same pipeline may be its COMMIT.
+            self.queued.push((parsed, values, formats));
+            return self.run_queued().await;
+        }
+        if let Err(failed) = self.run_queued().await? {
+            return Ok(Err(failed));
+        }
+        let (answer, at) = match rest {
+            Some(rest) => rest,
+            None => match self.session.run(&[(parsed, values)]).await.pop() {
+                Some(Reply::Rows(answer, _)) => (answer, 0),
+                Some(Reply::Done { tag, .. }) => {
+                    complete(&mut self.stream.output, &tag);
+                    return Ok(Ok(()));
+                }
+                Some(Reply::Error(failed)) => return Ok(Err(failed)),
+                None => return Ok(Ok(())),
+            },
+        };
+        let end = if limit > 0 { (at + limit as usize).min(answer.rows.len()) } else { answer.rows.len() };
+        let rows = answer.rows.get(at..end).unwrap_or_default();
+        if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, rows, &formats) {
+            return Ok(Err(failed));
+        }
+        if end < answer.rows.len() {
+            write(&mut self.stream.output, b's', |_| {});
+            if let Some(portal) = self.portals.get_mut(&name) {
+                portal.rest = Some((answer, end));
+            }
+        } else {
+            complete(&mut self.stream.output, &tag_of("SELECT", end - at));
+        }
+        Ok(Ok(()))
+    }
+
+    /// Runs what is queued, as one text.
+    async fn run_queued(&mut self) -> io::Result<Result<(), SqlError>> {
+        if self.queued.is_empty() {
+            return Ok(Ok(()));
+        }
+        let queued = std::mem::take(&mut self.queued);
+        let statements: Vec<_> = queued.iter().map(|(parsed, values, _)| (parsed.clone(), values.clone())).collect();
+        let replies = self.session.run(&statements).await;
+        for (reply, (_, _, formats)) in replies.into_iter().zip(&queued) {
+            match reply {
+                Reply::Rows(answer, verb) => {
+                    let count = answer.rows.len();
+                    if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, &answer.rows, formats) {
+                        return Ok(Err(failed));
+                    }
+                    complete(&mut self.stream.output, &tag_of(verb, count));
+                }
+                Reply::Done { tag, .. } => complete(&mut self.stream.output, &tag),
+                Reply::Error(failed) => return Ok(Err(failed)),
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+fn tag_of(verb: &str, count: usize) -> String {
+    match verb {
+        "SHOW" | "EXPLAIN" => verb.to_owned(),
+        "INSERT" => format!("INSERT 0 {count}"),
+        _ => format!("{verb} {count}"),
+    }
+}
+
+fn complete(out: &mut BytesMut, tag: &str) {
+    write(out, b'C', |out| put_text(out, tag));
+}
+
+fn format_of(formats: &[i16], number: usize) -> i16 {
+    match formats {
+        [] => 0,
+        [one] => *one,
+        many => many.get(number).copied().unwrap_or(0),
+    }
+}
+
+fn type_of(column: &Column) -> u32 {
+    if column.oid == 0 { oid(column.kind) } else { column.oid }
+}
+
+fn describe_rows(out: &mut BytesMut, columns: &[Column], formats: &[i16]) {
+    write(out, b'T', |out| {
+        out.put_i16(columns.len() as i16);
+        for (number, column) in columns.iter().enumerate() {
+            put_text(out, &column.name);
+            out.put_i32(0);
+            out.put_i16(0);
+            out.put_u32(type_of(column));
+            out.put_i16(-1);
+            out.put_i32(-1);
+            out.put_i16(format_of(formats, number));
+        }
+    });
+}
+
+fn put_rows(out: &mut BytesMut, columns: &[Column], rows: &[Vec<Cell>], formats: &[i16]) -> Result<(), SqlError> {
+    for row in rows {
+        let mut cells = Vec::with_capacity(row.len());
+        for (number, (cell, column)) in row.iter().zip(columns).enumerate() {
+            let kind = kind(type_of(column));
+            let Some(cell) = cell else {
+                cells.push(None);
+                continue;
+            };
+            if format_of(formats, number) == 1 {
+                let binary = to_binary(cell, kind).ok_or_else(|| {
+                    SqlError::new("0A000", format!("column \"{}\" cannot be sent in binary form; ask for text", column.name))
+                })?;
+                cells.push(Some(binary));
+            } else if kind == Kind::Bytes {
+                cells.push(Some(to_hex(cell)));
+            } else {
+                cells.push(Some(cell.clone()));
+            }
+        }
+        write(out, b'D', |out| {
+            out.put_i16(cells.len() as i16);
+            for cell in cells {
+                match cell {
+                    None => out.put_i32(-1),
+                    Some(cell) => {
+                        out.put_i32(cell.len() as i32);
+                        out.extend_from_slice(&cell);
+                    }
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+/// A value of a kind in PostgreSQL's binary form.
+fn to_binary(cell: &[u8], kind: Kind) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(cell);
+    Some(match kind {
+        Kind::Bytes | Kind::Text | Kind::Other | Kind::Json => cell.to_vec(),
+        Kind::Bool => vec![u8::from(matches!(cell, b"t" | b"1" | b"true"))],
+        Kind::Int2 => text.ok()?.parse::<i16>().ok()?.to_be_bytes().to_vec(),
+        Kind::Int4 => text.ok()?.parse::<i32>().ok()?.to_be_bytes().to_vec(),
+        Kind::Int8 => text.ok()?.parse::<i64>().ok()?.to_be_bytes().to_vec(),
+        Kind::Float4 => text.ok()?.parse::<f32>().ok()?.to_be_bytes().to_vec(),
+        Kind::Float8 => text.ok()?.parse::<f64>().ok()?.to_be_bytes().to_vec(),
+        Kind::Date => days(text.ok()?)?.to_be_bytes().to_vec(),
+        Kind::Timestamp | Kind::TimestampTz => micros(text.ok()?)?.to_be_bytes().to_vec(),
+        Kind::Time => time_of_day(text.ok()?)?.to_be_bytes().to_vec(),
+        Kind::Uuid => {
+            let digits: Vec<u8> = cell.iter().copied().filter(|byte| *byte != b'-').collect();
+            super::postgres_wire::from_hex(&[b"\\x", digits.as_slice()].concat())?
+        }
+        Kind::Decimal => numeric(text.ok()?)?,
+    })
+}
+
+/// `numeric`: groups of four digits with a weight.
+fn numeric(text: &str) -> Option<Vec<u8>> {
+    let (is_negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    if whole.is_empty() || !whole.chars().chain(fraction.chars()).all(|c| c.is_ascii_digit()) {
+        return None;
+    }
+    let scale = fraction.len();
+    let whole = format!("{}{whole}", "0".repeat((4 - whole.len() % 4) % 4));
+    let fraction = format!("{fraction}{}", "0".repeat((4 - fraction.len() % 4) % 4));
+    let all = format!("{whole}{fraction}");
+    let groups: Option<Vec<i16>> = all.as_bytes().chunks(4).map(|group| std::str::from_utf8(group).ok()?.parse().ok()).collect();
+    let groups = groups?;
+    let leading = groups.iter().take_while(|group| **group == 0).count();
+    let weight = whole.len() as i64 / 4 - 1 - leading as i64;
+    let mut kept: Vec<i16> = groups.into_iter().skip(leading).collect();
+    while kept.last() == Some(&0) {
+        kept.pop();
+    }
+    let mut out = Vec::new();
+    out.put_i16(kept.len() as i16);
+    out.put_i16(if kept.is_empty() { 0 } else { weight as i16 });
+    out.put_u16(if is_negative && !kept.is_empty() { 0x4000 } else { 0 });
+    out.put_i16(scale as i16);
+    kept.into_iter().for_each(|group| out.put_i16(group));
+    Some(out)
+}
+
+/// Days since 2000-01-01.
+fn days(text: &str) -> Option<i32> {
+    let mut parts = text.splitn(3, '-').map(str::parse::<i64>);
+    let (year, month, day) = (parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
+    // Days from civil: the year begins in March.
+    let (year, month) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
+    let era = year.div_euclid(400);
+    let of_era = year.rem_euclid(400);
+    let of_year = (153 * month + 2) / 5 + day - 1;
+    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
+    i32::try_from(days - 10_957).ok()
+}
+
+fn time_of_day(text: &str) -> Option<i64> {
+    let (clock, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let mut parts = clock.splitn(3, ':').map(str::parse::<i64>);
+    let (hour, minute, second) = (parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
+    let fraction: i64 = format!("{fraction:0<6}").get(..6)?.parse().ok()?;
+    Some(((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction)
+}
+
+/// Microseconds since 2000-01-01.
+fn micros(text: &str) -> Option<i64> {
+    let text = text.strip_suffix("+00").unwrap_or(text);
+    let (date, time) = text.split_once(' ')?;
+    Some(i64::from(days(date)?) * 86_400_000_000 + time_of_day(time)?)
+}
+
+/// A bound parameter.
+fn parameter(value: Option<Bytes>, oid: u32, is_binary: bool) -> Option<Value> {
+    let Some(bytes) = value else { return Some(Value::Null) };
+    let kind = kind(oid);
+    if !is_binary {
+        let text = String::from_utf8(bytes.to_vec()).ok()?;
+        return Some(match kind {
+            Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Decimal => Value::Number(text.trim().to_owned()),
+            Kind::Bool => Value::Bool(matches!(text.as_str(), "t" | "true" | "1" | "on" | "yes")),
+            Kind::Bytes => Value::Bytes(super::postgres_wire::from_hex(text.as_bytes())?),
+            _ => Value::Text(text),
+        });
+    }
+    let array = |count: usize| if bytes.len() == count { Some(&bytes[..]) } else { None };
+    Some(match kind {
+        Kind::Bool => Value::Bool(bytes.first() == Some(&1)),
+        Kind::Int2 => Value::Number(i16::from_be_bytes(array(2)?.try_into().ok()?).to_string()),
+        Kind::Int4 => Value::Number(i32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
+        Kind::Int8 => Value::Number(i64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
+        Kind::Float4 => Value::Text(f32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
+        Kind::Float8 => Value::Text(f64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
+        Kind::Text | Kind::Json => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
+        // Untyped and binary: text is what clients mean.
+        Kind::Other if oid == 0 => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
+        Kind::Bytes => Value::Bytes(bytes.to_vec()),
+        Kind::Uuid => {
+            let hex: String = array(16)?.iter().map(|byte| format!("{byte:02x}")).collect();
+            Value::Text(hex)
+        }
+        Kind::Decimal | Kind::Date | Kind::Time | Kind::Timestamp | Kind::TimestampTz | Kind::Other => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn binary_forms_are_postgresql_s() {
+        assert_eq!(to_binary(b"2000-01-02", Kind::Date).unwrap(), 1_i32.to_be_bytes());
+        assert_eq!(to_binary(b"1999-12-31", Kind::Date).unwrap(), (-1_i32).to_be_bytes());
+        assert_eq!(to_binary(b"2000-01-01 00:00:01.5", Kind::Timestamp).unwrap(), 1_500_000_i64.to_be_bytes());
+        assert_eq!(numeric("12345.678").unwrap(), [0, 3, 0, 1, 0, 0, 0, 3, 0, 1, 9, 41, 26, 124]);
+        assert_eq!(numeric("-0.0001").unwrap(), [0, 1, 255, 255, 64, 0, 0, 4, 0, 1]);
+        assert_eq!(numeric("0").unwrap(), [0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(to_binary(b"x", Kind::Int4).is_none());
+    }
+
+    #[test]
+    fn parameters_of_both_forms_are_read() {
+        let int = Bytes::copy_from_slice(&(-5_i32).to_be_bytes());
+        assert_eq!(parameter(Some(int), 23, true), Some(Value::Number("-5".into())));
+        assert_eq!(parameter(Some(Bytes::from_static(b"7")), 0, false), Some(Value::Text("7".into())));
+        assert_eq!(parameter(None, 23, true), Some(Value::Null));
+        assert_eq!(parameter(Some(Bytes::from_static(b"123")), 23, true), None);
+    }
+}

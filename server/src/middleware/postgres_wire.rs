@@ -1,0 +1,168 @@
+//! PostgreSQL's messages, version 3.0, both ends: a type, a length that counts itself, a body.
+
+use std::io;
+
+use bytes::{Buf, BufMut as _, Bytes, BytesMut};
+use orthodrome_geotp::sql::Kind;
+
+use super::stream::{MESSAGE_BYTES_MAX, Stream, malformed};
+
+/// A message.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) tag: u8,
+    pub(super) body: Bytes,
+}
+
+/// Reads one message.
+pub(super) async fn read(stream: &mut Stream) -> io::Result<Message> {
+    stream.fill(5).await?;
+    let head = stream.peeked();
+    let (tag, length) = match head {
+        [tag, a, b, c, d, ..] => (*tag, u32::from_be_bytes([*a, *b, *c, *d]) as usize),
+        _ => return Err(malformed("a message is cut off")),
+    };
+    if !(4..=MESSAGE_BYTES_MAX).contains(&length) {
+        return Err(malformed("a message has an impossible length"));
+    }
+    stream.fill(1 + length).await?;
+    stream.skip(5);
+    Ok(Message { tag, body: stream.take(length - 4).freeze() })
+}
+
+/// Appends a message whose body `fill` writes.
+pub(super) fn write(out: &mut BytesMut, tag: u8, fill: impl FnOnce(&mut BytesMut)) {
+    out.put_u8(tag);
+    let at = out.len();
+    out.put_u32(0);
+    fill(out);
+    let length = (out.len() - at) as u32;
+    if let Some(place) = out.get_mut(at..at + 4) {
+        place.copy_from_slice(&length.to_be_bytes());
+    }
+}
+
+pub(super) fn put_text(out: &mut BytesMut, text: &str) {
+    // A zero would end the text early.
+    out.extend(text.bytes().filter(|byte| *byte != 0));
+    out.put_u8(0);
+}
+
+/// Reads a body piece by piece; everything fails softly at its end.
+pub(super) struct Body(pub(super) Bytes);
+
+impl Body {
+    pub(super) fn text(&mut self) -> io::Result<String> {
+        let end = self.0.iter().position(|byte| *byte == 0).ok_or_else(|| malformed("a text does not end"))?;
+        let text = self.0.split_to(end);
+        self.0.advance(1);
+        String::from_utf8(text.to_vec()).map_err(|_| malformed("a text is not UTF-8"))
+    }
+
+    pub(super) fn u8(&mut self) -> io::Result<u8> {
+        self.0.try_get_u8().map_err(|_| malformed("a message is cut off"))
+    }
+
+    pub(super) fn i16(&mut self) -> io::Result<i16> {
+        self.0.try_get_i16().map_err(|_| malformed("a message is cut off"))
+    }
+
+    pub(super) fn i32(&mut self) -> io::Result<i32> {
+        self.0.try_get_i32().map_err(|_| malformed("a message is cut off"))
+    }
+
+    pub(super) fn bytes(&mut self, count: usize) -> io::Result<Bytes> {
+        if self.0.len() < count {
+            return Err(malformed("a message is cut off"));
+        }
+        Ok(self.0.split_to(count))
+    }
+
+    /// A value with its length; `None` is NULL.
+    pub(super) fn value(&mut self) -> io::Result<Option<Bytes>> {
+        match usize::try_from(self.i32()?) {
+            Ok(length) => self.bytes(length).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// What PostgreSQL's type numbers mean.
+pub(super) fn kind(oid: u32) -> Kind {
+    match oid {
+        16 => Kind::Bool,
+        21 => Kind::Int2,
+        23 => Kind::Int4,
+        20 | 26 => Kind::Int8,
+        1700 => Kind::Decimal,
+        700 => Kind::Float4,
+        701 => Kind::Float8,
+        18 | 19 | 25 | 1042 | 1043 | 705 => Kind::Text,
+        17 => Kind::Bytes,
+        1082 => Kind::Date,
+        1083 => Kind::Time,
+        1114 => Kind::Timestamp,
+        1184 => Kind::TimestampTz,
+        114 | 3802 => Kind::Json,
+        2950 => Kind::Uuid,
+        _ => Kind::Other,
+    }
+}
+
+/// The number of the type that holds a kind.
+pub(super) fn oid(kind: Kind) -> u32 {
+    match kind {
+        Kind::Bool => 16,
+        Kind::Int2 => 21,
+        Kind::Int4 => 23,
+        Kind::Int8 => 20,
+        Kind::Decimal => 1700,
+        Kind::Float4 => 700,
+        Kind::Float8 => 701,
+        Kind::Text | Kind::Other => 25,
+        Kind::Bytes => 17,
+        Kind::Date => 1082,
+        Kind::Time => 1083,
+        Kind::Timestamp => 1114,
+        Kind::TimestampTz => 1184,
+        Kind::Json => 114,
+        Kind::Uuid => 2950,
+    }
+}
+
+/// The fields of an error or a notice.
+pub(super) fn fields(body: Bytes) -> (String, String) {
+    let mut body = Body(body);
+    let (mut code, mut message) = (String::from("XX000"), String::new());
+    while let Ok(field) = body.u8() {
+        if field == 0 {
+            break;
+        }
+        let Ok(text) = body.text() else { break };
+        match field {
+            b'C' => code = text,
+            b'M' => message = text,
+            _ => {}
+        }
+    }
+    (code, message)
+}
+
+/// `\x0aff` as bytes.
+pub(super) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
+    let digits = text.strip_prefix(b"\\x")?;
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    digits
+        .chunks(2)
+        .map(|pair| match pair {
+            [high, low] => Some((digit(high)? * 16 + digit(low)?) as u8),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Bytes as `\x0aff`.
+pub(super) fn to_hex(bytes: &[u8]) -> Vec<u8> {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("\\x{hex}").into_bytes()
+}

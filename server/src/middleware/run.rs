@@ -1,0 +1,253 @@
+//! A proxy and an agent as processes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use orthodrome_core::NodeId;
+use orthodrome_geotp::contract::PeerRollback;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::config::{AgentConfig, ProxyConfig};
+use super::front::{Front, Speaks};
+use super::host::{AgentHost, MiddlewareHost, Postbox, ToAgentLink};
+use super::link::{self, Sender};
+use super::messages::Link;
+use super::session::Proxy;
+use super::source::Source;
+use crate::storage::StorageError;
+
+/// Why a process ended, or never began.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An address cannot be listened on.
+    #[error("{field}: cannot listen on {address}: {source}; is another process using it?")]
+    Listen {
+        /// Which field of the file gives it.
+        field: &'static str,
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The decision log cannot be opened.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// The operating system refused.
+    #[error("cannot start: {0}")]
+    Io(#[from] io::Error),
+    /// The certificate or its key cannot be used.
+    #[error("tls: {0}; give a certificate and its key in PEM")]
+    Tls(String),
+    /// It stopped because of a fault of its own.
+    #[error("the proxy has stopped: {0}")]
+    Failed(String),
+}
+
+/// Where clients are served.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Addresses {
+    /// Those of PostgreSQL.
+    pub postgresql: Option<SocketAddr>,
+    /// Those of MySQL.
+    pub mysql: Option<SocketAddr>,
+}
+
+async fn listen(field: &'static str, address: &str) -> Result<TcpListener, RunError> {
+    TcpListener::bind(address).await.map_err(|source| RunError::Listen { field, address: address.to_owned(), source })
+}
+
+fn acceptor(certificate: &std::path::Path, key: &std::path::Path) -> Result<TlsAcceptor, RunError> {
+    let bad = |what: String| RunError::Tls(what);
+    let chain: Result<Vec<CertificateDer<'static>>, _> =
+        CertificateDer::pem_file_iter(certificate).map_err(|e| bad(format!("{}: {e}", certificate.display())))?.collect();
+    let chain = chain.map_err(|e| bad(format!("{}: {e}", certificate.display())))?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| bad(format!("{}: {e}", key.display())))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+        .map_err(|e| bad(e.to_string()))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Runs a proxy until `stop` is ready. `ready` is told where clients are served.
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run_proxy(config: ProxyConfig, ready: impl FnOnce(Addresses), stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let tls = config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;
+    let mut listeners = Vec::new();
+    let mut addresses = Addresses::default();
+    if let Some(address) = &config.listen_postgresql {
+        let listener = listen("listen.postgresql", address).await?;
+        addresses.postgresql = Some(listener.local_addr()?);
+        listeners.push((listener, Speaks::Postgres));
+    }
+    if let Some(address) = &config.listen_mysql {
+        let listener = listen("listen.mysql", address).await?;
+        addresses.mysql = Some(listener.local_addr()?);
+        listeners.push((listener, Speaks::Mysql));
+    }
+    std::fs::create_dir_all(&config.data_dir)?;
+    let ending = CancellationToken::new();
+    let (failed, mut failure) = tokio::sync::mpsc::unbounded_channel();
+    let proxy = start(&config, failed).await?;
+    let front = Arc::new(Front::new(Arc::new(proxy), tls, config.users.clone()));
+    let mut serving = tokio::task::JoinSet::new();
+    for (listener, speaks) in listeners {
+        serving.spawn(front.clone().listen(listener, speaks, ending.clone()));
+    }
+    info!(?addresses, "serving clients");
+    ready(addresses);
+    let outcome = tokio::select! {
+        () = stop => Ok(()),
+        why = failure.recv() => Err(RunError::Failed(why.unwrap_or_default())),
+        served = serving.join_next() => match served {
+            Some(Ok(Err(error))) => Err(RunError::Io(error)),
+            _ => Err(RunError::Failed("a listener ended by itself".into())),
+        },
+    };
+    ending.cancel();
+    outcome
+}
+
+/// Starts the machines of a proxy.
+async fn start(config: &ProxyConfig, failed: tokio::sync::mpsc::UnboundedSender<String>) -> Result<Proxy, RunError> {
+    let postbox = Postbox::new();
+    let mut direct: BTreeMap<_, Arc<Source>> = BTreeMap::new();
+    let mut links: BTreeMap<NodeId, ToAgentLink> = BTreeMap::new();
+    // Agents inside this process tell each other here.
+    let inside: Arc<Mutex<BTreeMap<NodeId, Arc<AgentHost>>>> = Arc::default();
+    let mut peers: BTreeMap<NodeId, Sender> = BTreeMap::new();
+    for source in &config.sources {
+        let Some(address) = &source.agent else { continue };
+        let (node, postbox) = (source.node, postbox.clone());
+        let hello = Link::Hello { node: config.node, secret: config.secret.clone() };
+        let sender = link::call(address.clone(), hello, source.emulated_rtt / 2, move |link| {
+            if let Link::Word(word) = link {
+                postbox.deliver(node, word);
+            }
+        });
+        peers.insert(node, sender.clone());
+        links.insert(node, Box::new(move |msg| sender.send(Link::Order(msg))));
+        // Not its agent's: for questions outside of transactions.
+        direct.insert(source.id, Source::start(node, source.endpoint.clone(), None, |_| {}));
+    }
+    for source in &config.sources {
+        if source.agent.is_some() {
+            continue;
+        }
+        let (node, postbox, inside_too, peers) = (source.node, postbox.clone(), inside.clone(), peers.clone());
+        let sessions = config.data_dir.join(format!("sessions-{node}"));
+        let endpoint = source.endpoint.clone();
+        let connect = move |report: Box<dyn Fn(_) + Send + Sync>| Source::start(node, endpoint, Some(sessions), report);
+        let to_peer = move |to: NodeId, msg: PeerRollback| {
+            let inside = inside_too.lock().unwrap_or_else(PoisonError::into_inner);
+            match (inside.get(&to), peers.get(&to)) {
+                (Some(agent), _) => agent.peer(msg),
+                (None, Some(link)) => link.send(Link::Peer(msg)),
+                (None, None) => {}
+            }
+        };
+        let agent = AgentHost::start(node, config.agent.clone(), connect, move |_, word| postbox.deliver(node, word), to_peer)?;
+        let agent = Arc::new(agent);
+        direct.insert(source.id, agent.source.clone());
+        inside.lock().unwrap_or_else(PoisonError::into_inner).insert(node, agent.clone());
+        let me = config.node;
+        links.insert(node, Box::new(move |msg| agent.deliver(me, msg)));
+    }
+    let (name, data_dir, node) = (config.name.clone(), config.data_dir.join("decisions"), config.node);
+    let machine = config.middleware.clone();
+    let opened = tokio::task::spawn_blocking(move || {
+        MiddlewareHost::start(node, &name, machine, &data_dir, postbox, links, move |why| {
+            // Nobody listens once the process ends.
+            let _ = failed.send(why);
+        })
+    });
+    let middleware = opened.await.map_err(|error| RunError::Failed(error.to_string()))??;
+    let mut by_distance: Vec<_> = config.sources.iter().map(|s| (s.emulated_rtt, s.id)).collect();
+    by_distance.sort();
+    Ok(Proxy {
+        catalogue: config.catalogue.clone(),
+        nodes: config.sources.iter().map(|s| (s.id, s.node)).collect(),
+        by_distance: by_distance.into_iter().map(|(_, id)| id).collect(),
+        direct,
+        middleware,
+        isolation: config.isolation,
+        writes_last: config.writes_last,
+    })
+}
+
+/// Runs an agent until `stop` is ready. `ready` is told where it listens.
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run_agent(config: AgentConfig, ready: impl FnOnce(SocketAddr), stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    let listener = listen("listen", &config.listen).await?;
+    std::fs::create_dir_all(&config.data_dir)?;
+    let masters: Arc<Mutex<BTreeMap<NodeId, Sender>>> = Arc::default();
+    let hello = Link::Hello { node: NodeId(0), secret: config.secret.clone() };
+    let peers: BTreeMap<NodeId, Sender> = config
+        .peers
+        .iter()
+        .map(|(node, address)| (*node, link::call(address.clone(), hello.clone(), std::time::Duration::ZERO, |_| {})))
+        .collect();
+    let (node, endpoint) = (config.node, config.endpoint.clone());
+    let sessions = config.data_dir.join(format!("sessions-{node}"));
+    let known = masters.clone();
+    let agent = AgentHost::start(
+        node,
+        config.agent.clone(),
+        move |report| Source::start(node, endpoint, Some(sessions), report),
+        move |to, word| {
+            if let Some(link) = known.lock().unwrap_or_else(PoisonError::into_inner).get(&to) {
+                link.send(Link::Word(word));
+            }
+        },
+        move |to, msg| {
+            if let Some(link) = peers.get(&to) {
+                link.send(Link::Peer(msg));
+            }
+        },
+    )?;
+    let agent = Arc::new(agent);
+    let address = listener.local_addr()?;
+    info!(%address, "serving middlewares");
+    ready(address);
+    let serving = async {
+        loop {
+            let Ok((tcp, from)) = listener.accept().await else {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                continue;
+            };
+            let (agent, masters, secret) = (agent.clone(), masters.clone(), config.secret.clone());
+            tokio::spawn(async move {
+                let hear = move |caller: NodeId, link: Link| match link {
+                    Link::Order(order) => agent.deliver(caller, order),
+                    Link::Peer(msg) => agent.peer(msg),
+                    Link::Word(_) | Link::Hello { .. } => {}
+                };
+                match link::answer(tcp, &secret, hear).await {
+                    Ok((caller, sender)) if caller != NodeId(0) => {
+                        masters.lock().unwrap_or_else(PoisonError::into_inner).insert(caller, sender);
+                    }
+                    // Agents only speak.
+                    Ok(_) => {}
+                    Err(error) => warn!(%from, "a call was refused: {error}"),
+                }
+            });
+        }
+    };
+    tokio::select! {
+        () = stop => {}
+        () = serving => {}
+    }
+    Ok(())
+}

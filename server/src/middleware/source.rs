@@ -1,0 +1,481 @@
+//! The driver of one source: carries out an agent's orders in sessions, a session for each branch.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use orthodrome_core::{NodeId, Timestamp};
+use orthodrome_geotp::contract::{Failure, FromSource, Isolation, Reason, Then, ToSource, Xid};
+use orthodrome_geotp::sql::{Answer, Dialect};
+use tracing::{info, warn};
+
+use super::driver::{Endpoint, Interrupt, Outcome, Session, Sql, Statement, Trouble};
+
+/// How often a source is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long to wait before another try of what failed.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Sessions kept for later.
+const IDLE_MAX: usize = 128;
+
+/// A branch's session.
+struct Slot {
+    session: tokio::sync::Mutex<Option<Session>>,
+    interrupt: Mutex<Option<Interrupt>>,
+    /// It is to be rolled back; nothing more begins in it.
+    is_ended: AtomicBool,
+    is_prepared: AtomicBool,
+}
+
+/// One source.
+pub(super) struct Source {
+    node: NodeId,
+    endpoint: Endpoint,
+    slots: Mutex<BTreeMap<Xid, Arc<Slot>>>,
+    idle: Mutex<Vec<Session>>,
+    report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
+    /// Sessions of this life, so that the next can end those that still work (G6).
+    sessions: Option<PathBuf>,
+    start: AtomicU64,
+    last_id: AtomicU64,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves what is behind these locks whole: every change is one call.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What each part of a text is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Piece {
+    Begin,
+    Prelude(u32),
+    Statement(u32),
+    Prepare,
+    Commit,
+}
+
+impl Source {
+    /// Starts a driver. `report` is called with everything that the agent must hear.
+    pub(super) fn start(
+        node: NodeId,
+        endpoint: Endpoint,
+        sessions: Option<PathBuf>,
+        report: impl Fn(FromSource<Sql>) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let source = Arc::new(Self {
+            node,
+            endpoint,
+            slots: Mutex::default(),
+            idle: Mutex::default(),
+            report: Box::new(report),
+            sessions,
+            start: AtomicU64::new(0),
+            last_id: AtomicU64::new(0),
+        });
+        tokio::spawn(source.clone().watch());
+        source
+    }
+
+    /// Looks at the server now and then, and says when it comes and goes.
+    async fn watch(self: Arc<Self>) {
+        let mut is_first = true;
+        loop {
+            match Session::connect(&self.endpoint).await {
+                Err(trouble) => {
+                    if is_first {
+                        warn!(source = %self.node, address = %self.endpoint.address, "cannot be reached: {trouble}");
+                        is_first = false;
+                    }
+                }
+                Ok(mut session) => {
+                    if let Err(trouble) = self.look(&mut session).await {
+                        warn!(source = %self.node, "lost: {trouble}");
+                    }
+                    locked(&self.idle).clear();
+                    (self.report)(FromSource::Down);
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn look(&self, session: &mut Session) -> Result<(), Trouble> {
+        let before = (self.start.load(Ordering::Relaxed), self.last_id.load(Ordering::Relaxed));
+        let (start, id) = session.start_id(before.0, before.1).await?;
+        self.start.store(start, Ordering::Relaxed);
+        self.last_id.store(id, Ordering::Relaxed);
+        self.end_old_sessions(session).await;
+        info!(source = %self.node, "reached");
+        (self.report)(FromSource::Up { start });
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let alive = tokio::time::timeout(Duration::from_secs(5), session.text("SELECT 1", Duration::ZERO)).await;
+            alive.map_err(|_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
+        }
+    }
+
+    /// Ends what earlier lives left at work: it could still prepare.
+    async fn end_old_sessions(&self, session: &mut Session) {
+        let Some(path) = &self.sessions else { return };
+        let start = self.start.load(Ordering::Relaxed);
+        let left = std::fs::read_to_string(path).unwrap_or_default();
+        let _ = std::fs::remove_file(path);
+        let own: Vec<u64> = locked(&self.slots).values().filter_map(|slot| locked(&slot.interrupt).as_ref().map(Interrupt::id)).collect();
+        for line in left.lines() {
+            let Some((at, id)) = line.split_once(' ') else { continue };
+            // Numbers of another life of the server are somebody else's by now.
+            let is_same = at.parse::<u64>().is_ok_and(|at| at.abs_diff(start) <= 2_000);
+            let id = id.parse::<u64>().ok().filter(|id| is_same && !own.contains(id));
+            if let Some(id) = id {
+                // It may have ended by itself.
+                let _ = self.endpoint.end_session(session, id).await;
+            }
+        }
+    }
+
+    fn remember(&self, session: &Session) {
+        let Some(path) = &self.sessions else { return };
+        let line = format!("{} {}\n", self.start.load(Ordering::Relaxed), session.interrupt().id());
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+            warn!("cannot write {}: {error}", path.display());
+        }
+    }
+
+    async fn session(&self) -> Result<Session, Trouble> {
+        if let Some(session) = locked(&self.idle).pop() {
+            return Ok(session);
+        }
+        let session = Session::connect(&self.endpoint).await?;
+        self.remember(&session);
+        Ok(session)
+    }
+
+    fn give_back(&self, session: Session) {
+        let mut idle = locked(&self.idle);
+        if idle.len() < IDLE_MAX {
+            idle.push(session);
+        }
+    }
+
+    /// Sessions at work, and kept.
+    pub(super) fn pool(&self) -> (usize, usize) {
+        (locked(&self.slots).len(), locked(&self.idle).len())
+    }
+
+    /// Runs one text outside of all branches.
+    pub(super) async fn ask(&self, text: &str) -> Result<Outcome, Trouble> {
+        let mut session = self.session().await?;
+        let outcome = session.text(text, self.endpoint.one_way).await?;
+        self.give_back(session);
+        Ok(outcome)
+    }
+
+    /// Carries out an order.
+    pub(super) fn order(self: &Arc<Self>, order: ToSource<Sql>) {
+        let source = self.clone();
+        match order {
+            ToSource::Run { xid, begin, statements, then, wrote: _ } => {
+                let slot = if begin.is_some() {
+                    let slot = Arc::new(Slot {
+                        session: tokio::sync::Mutex::new(None),
+                        interrupt: Mutex::new(None),
+                        is_ended: AtomicBool::new(false),
+                        is_prepared: AtomicBool::new(false),
+                    });
+                    locked(&self.slots).insert(xid, slot.clone());
+                    Some(slot)
+                } else {
+                    self.slot(xid)
+                };
+                tokio::spawn(async move { source.run(xid, slot, begin, statements, then).await });
+            }
+            ToSource::Prepare { xid, wrote: _ } => {
+                tokio::spawn(async move { source.run(xid, source.slot(xid), None, Vec::new(), Then::Prepare).await });
+            }
+            ToSource::CommitOnePhase { xid, at: _ } => {
+                tokio::spawn(async move { source.run(xid, source.slot(xid), None, Vec::new(), Then::Commit).await });
+            }
+            ToSource::CommitPrepared { xid, at } => {
+                tokio::spawn(async move { source.commit_prepared(xid, at).await });
+            }
+            ToSource::Rollback { xid } => {
+                tokio::spawn(async move { source.rollback(xid).await });
+            }
+            ToSource::List => {
+                tokio::spawn(async move { source.list().await });
+            }
+        }
+    }
+
+    fn slot(&self, xid: Xid) -> Option<Arc<Slot>> {
+        locked(&self.slots).get(&xid).cloned()
+    }
+
+    async fn run(&self, xid: Xid, slot: Option<Arc<Slot>>, begin: Option<Isolation>, statements: Vec<Statement>, then: Then) {
+        let lost = || (self.report)(FromSource::SessionLost { xid });
+        let Some(slot) = slot else { return lost() };
+        let mut place = slot.session.lock().await;
+        if begin.is_some() && place.is_none() && !slot.is_ended.load(Ordering::Acquire) {
+            match self.session().await {
+                Ok(session) => {
+                    *locked(&slot.interrupt) = Some(session.interrupt());
+                    *place = Some(session);
+                }
+                Err(trouble) => {
+                    warn!(source = %self.node, "no session: {trouble}");
+                    return lost();
+                }
+            }
+        }
+        // Whoever rolls it back reports for it.
+        if slot.is_ended.load(Ordering::Acquire) {
+            return;
+        }
+        let Some(session) = place.as_mut() else { return lost() };
+        let (text, pieces) = self.compose(xid, begin, statements, then, session.is_failed());
+        let outcome = match session.text(&text, self.endpoint.one_way).await {
+            Ok(outcome) => outcome,
+            Err(trouble) => {
+                // The slot stays: who rolls it back must end what the server may still be doing.
+                warn!(source = %self.node, %xid, "session lost: {trouble}");
+                *place = None;
+                return lost();
+            }
+        };
+        self.judge(xid, &slot, &mut place, &pieces, outcome, then).await;
+    }
+
+    /// A text, and what each of its statements is.
+    fn compose(&self, xid: Xid, begin: Option<Isolation>, statements: Vec<Statement>, then: Then, _is_failed: bool) -> (String, Vec<Piece>) {
+        let name = xid.at(self.node);
+        let mut texts: Vec<String> = Vec::new();
+        let mut pieces = Vec::new();
+        let count = |text: &str| if self.endpoint.kind == Dialect::MariaDb { text.split(';').count() } else { 1 };
+        let own = |piece: Piece, text: String, texts: &mut Vec<String>, pieces: &mut Vec<Piece>| {
+            pieces.extend(std::iter::repeat_n(piece, count(&text)));
+            texts.push(text);
+        };
+        if let Some(isolation) = begin {
+            own(Piece::Begin, self.endpoint.begin(&name, isolation), &mut texts, &mut pieces);
+        }
+        for (number, statement) in statements.into_iter().enumerate() {
+            for prelude in statement.prelude {
+                pieces.push(Piece::Prelude(number as u32));
+                texts.push(prelude);
+            }
+            pieces.push(Piece::Statement(number as u32));
+            texts.push(statement.text);
+        }
+        match then {
+            Then::Wait => {}
+            Then::Prepare => own(Piece::Prepare, self.endpoint.prepare(&name), &mut texts, &mut pieces),
+            Then::Commit => own(Piece::Commit, self.endpoint.commit(&name), &mut texts, &mut pieces),
+        }
+        (texts.join(";\n"), pieces)
+    }
+
+    /// Tells the agent what came of a text.
+    async fn judge(&self, xid: Xid, slot: &Slot, place: &mut Option<Session>, pieces: &[Piece], outcome: Outcome, then: Then) {
+        let mut answers: Vec<Answer> = Vec::new();
+        let mut tag = String::new();
+        for (piece, (answer, its)) in pieces.iter().zip(outcome.done.iter().cloned()) {
+            match piece {
+                Piece::Statement(_) => answers.push(answer),
+                Piece::Begin | Piece::Prelude(_) => {}
+                Piece::Prepare | Piece::Commit => tag = its,
+            }
+        }
+        let has_statements = pieces.iter().any(|piece| matches!(piece, Piece::Statement(_)));
+        let ran = || {
+            if has_statements {
+                (self.report)(FromSource::Ran { xid, answers: answers.clone() });
+            }
+        };
+        if let Some(fault) = outcome.fault {
+            let (failure, goes_on) = self.endpoint.judge(fault);
+            match pieces.get(outcome.done.len()) {
+                Some(Piece::Prelude(statement) | Piece::Statement(statement)) => {
+                    (self.report)(FromSource::RunFailed { xid, statement: *statement, failure, goes_on });
+                }
+                Some(Piece::Prepare | Piece::Commit) => {
+                    ran();
+                    self.refuse(xid, place, failure).await;
+                }
+                Some(Piece::Begin) | None => {
+                    *place = None;
+                    locked(&self.slots).remove(&xid);
+                    (self.report)(FromSource::SessionLost { xid });
+                }
+            }
+            return;
+        }
+        ran();
+        // The tag tells: a failed transaction is "prepared" and "committed" by rolling back.
+        let is_said = |word: &str| self.endpoint.kind == Dialect::MariaDb || tag == word;
+        match then {
+            Then::Wait => {}
+            Then::Prepare if is_said("PREPARE TRANSACTION") => {
+                slot.is_prepared.store(true, Ordering::Release);
+                if self.endpoint.kind == Dialect::PostgreSql
+                    && let Some(session) = place.take()
+                {
+                    // The prepared transaction is no session's any more.
+                    *locked(&slot.interrupt) = None;
+                    self.give_back(session);
+                }
+                (self.report)(FromSource::Prepared { xid, floor: Timestamp::ZERO });
+            }
+            Then::Commit if is_said("COMMIT") => {
+                self.finish(xid, place);
+                (self.report)(FromSource::Committed { xid, at: Timestamp::ZERO });
+            }
+            Then::Prepare | Then::Commit => self.refuse(xid, place, Reason::Unprepared.into()).await,
+        }
+    }
+
+    /// The branch is over; its session can serve another.
+    fn finish(&self, xid: Xid, place: &mut Option<Session>) {
+        if let Some(session) = place.take() {
+            self.give_back(session);
+        }
+        locked(&self.slots).remove(&xid);
+    }
+
+    /// A branch that could not prepare is rolled back.
+    async fn refuse(&self, xid: Xid, place: &mut Option<Session>, failure: Failure<Sql>) {
+        self.undo(xid, place).await;
+        locked(&self.slots).remove(&xid);
+        (self.report)(FromSource::Refused { xid, failure });
+    }
+
+    /// Rolls back in a branch's session, or closes it.
+    async fn undo(&self, xid: Xid, place: &mut Option<Session>) {
+        let Some(mut session) = place.take() else { return };
+        let name = xid.at(self.node);
+        let text = self.endpoint.rollback(&name);
+        let mut outcome = session.text(&text, self.endpoint.one_way).await;
+        if self.endpoint.kind == Dialect::MariaDb && matches!(&outcome, Ok(Outcome { fault: Some(_), .. })) {
+            // `XA END` fails where the server has rolled back already, or where it was done before.
+            outcome = session.text(&format!("XA ROLLBACK '{name}'"), self.endpoint.one_way).await;
+        }
+        if matches!(&outcome, Ok(outcome) if outcome.fault.is_none()) {
+            self.give_back(session);
+        }
+        // Otherwise the session is closed, and with it whatever was open in it.
+    }
+
+    async fn rollback(&self, xid: Xid) {
+        if let Some(slot) = self.slot(xid) {
+            slot.is_ended.store(true, Ordering::Release);
+            let mut place = loop {
+                if let Ok(place) = slot.session.try_lock() {
+                    break place;
+                }
+                let running = locked(&slot.interrupt).clone();
+                if let Some(running) = running {
+                    // It may just have come to its end; then there is nothing to interrupt.
+                    let _ = self.endpoint.interrupt(running).await;
+                }
+                if let Ok(place) = tokio::time::timeout(AGAIN, slot.session.lock()).await {
+                    break place;
+                }
+            };
+            let begun = locked(&slot.interrupt).clone();
+            if let (None, Some(begun), false) = (&*place, begun, slot.is_prepared.load(Ordering::Acquire)) {
+                // Its connection broke; the server may still be at work, and prepare.
+                self.bury(&begun).await;
+                slot.is_prepared.store(true, Ordering::Release);
+            }
+            if !slot.is_prepared.load(Ordering::Acquire) {
+                self.undo(xid, &mut place).await;
+                locked(&self.slots).remove(&xid);
+                (self.report)(FromSource::RolledBack { xid });
+                return;
+            }
+        }
+        if self.end_prepared(xid, false).await.is_some() {
+            (self.report)(FromSource::RolledBack { xid });
+        }
+    }
+
+    /// Ends a session whose connection broke, and waits until it is gone.
+    async fn bury(&self, lost: &Interrupt) {
+        for _ in 0..50 {
+            let Ok(mut session) = self.session().await else { return };
+            let found = self.endpoint.end_session(&mut session, lost.id()).await;
+            self.give_back(session);
+            match found {
+                Ok(true) => tokio::time::sleep(AGAIN).await,
+                Ok(false) | Err(_) => return,
+            }
+        }
+    }
+
+    async fn commit_prepared(&self, xid: Xid, at: Timestamp) {
+        match self.end_prepared(xid, true).await {
+            Some(true) => (self.report)(FromSource::Committed { xid, at }),
+            Some(false) => (self.report)(FromSource::Gone { xid }),
+            // The next `Up` has it tried again.
+            None => {}
+        }
+    }
+
+    /// Ends a prepared branch: true if this did it, false if there is none; nothing if the server
+    /// cannot be reached.
+    async fn end_prepared(&self, xid: Xid, commit: bool) -> Option<bool> {
+        let text = self.endpoint.end_prepared(&xid.at(self.node), commit);
+        loop {
+            let slot = self.slot(xid);
+            let own = match &slot {
+                Some(slot) => slot.session.lock().await.take(),
+                None => None,
+            };
+            locked(&self.slots).remove(&xid);
+            let mut session = match own {
+                Some(session) => session,
+                None => self.session().await.ok()?,
+            };
+            match session.text(&text, self.endpoint.one_way).await {
+                Err(_) => tokio::time::sleep(AGAIN).await,
+                Ok(Outcome { fault: None, .. }) => {
+                    self.give_back(session);
+                    return Some(true);
+                }
+                Ok(Outcome { fault: Some(fault), .. }) if self.endpoint.is_gone(&fault) => {
+                    // MariaDB says so too while the session that owns it lives (G4).
+                    let left = session.prepared(self.node, self.endpoint.one_way).await.ok()?;
+                    self.give_back(session);
+                    if !left.contains(&xid) {
+                        return Some(false);
+                    }
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Ok(Outcome { fault: Some(fault), .. }) => {
+                    // XA_RBROLLBACK of a branch that only read: the server has ended it.
+                    if fault.number == 1402 {
+                        self.give_back(session);
+                        return Some(false);
+                    }
+                    warn!(source = %self.node, %xid, "cannot end a prepared branch: {}", fault.message);
+                    tokio::time::sleep(AGAIN * 5).await;
+                }
+            }
+        }
+    }
+
+    async fn list(&self) {
+        let Ok(mut session) = self.session().await else { return };
+        match session.prepared(self.node, self.endpoint.one_way).await {
+            Ok(prepared) => {
+                self.give_back(session);
+                (self.report)(FromSource::Listed { prepared });
+            }
+            Err(trouble) => warn!(source = %self.node, "cannot list prepared branches: {trouble}"),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A connection of either protocol, in the clear or in TLS.
+
+use std::io;
+
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+/// The longest message that is taken from anybody.
+pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+pub(super) trait Pipe: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Pipe for T {}
+
+/// Buffers around a pipe. What is written waits for [`Stream::flush`].
+pub(super) struct Stream {
+    pipe: Option<Box<dyn Pipe>>,
+    input: BytesMut,
+    pub(super) output: BytesMut,
+}
+
+pub(super) fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed")
+}
+
+pub(super) fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl Stream {
+    pub(super) fn new(pipe: impl Pipe + 'static) -> Self {
+        Self { pipe: Some(Box::new(pipe)), input: BytesMut::new(), output: BytesMut::new() }
+    }
+
+    fn pipe(&mut self) -> io::Result<&mut Box<dyn Pipe>> {
+        self.pipe.as_mut().ok_or_else(closed)
+    }
+
+    /// Replaces the pipe by what `wrap` makes of it: TLS.
+    pub(super) async fn upgrade<F, R>(&mut self, wrap: F) -> io::Result<()>
+    where
+        F: FnOnce(Box<dyn Pipe>) -> R,
+        R: Future<Output = io::Result<Box<dyn Pipe>>>,
+    {
+        if !self.input.is_empty() {
+            // Bytes before the handshake may be anybody's.
+            return Err(malformed("bytes came before TLS began"));
+        }
+        let pipe = self.pipe.take().ok_or_else(closed)?;
+        self.pipe = Some(wrap(pipe).await?);
+        Ok(())
+    }
+
+    /// Waits until `count` bytes are there.
+    pub(super) async fn fill(&mut self, count: usize) -> io::Result<()> {
+        while self.input.len() < count {
+            self.input.reserve((count - self.input.len()).clamp(4096, 1 << 16));
+            let pipe = self.pipe.as_mut().ok_or_else(closed)?;
+            if pipe.read_buf(&mut self.input).await? == 0 {
+                return Err(closed());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn peeked(&self) -> &[u8] {
+        &self.input
+    }
+
+    pub(super) fn take(&mut self, count: usize) -> BytesMut {
+        self.input.split_to(count.min(self.input.len()))
+    }
+
+    pub(super) fn skip(&mut self, count: usize) {
+        self.input.advance(count.min(self.input.len()));
+    }
+
+    pub(super) async fn flush(&mut self) -> io::Result<()> {
+        let mut output = std::mem::take(&mut self.output);
+        let pipe = self.pipe()?;
+        pipe.write_all(&output).await?;
+        pipe.flush().await?;
+        output.clear();
+        self.output = output;
+        Ok(())
+    }
+}
