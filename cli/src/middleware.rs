@@ -57,10 +57,16 @@ pub fn run_proxy(args: &ProxyArgs) -> anyhow::Result<Status> {
         let stopped = stop_signal()?;
         let ready = |places: middleware::Addresses| {
             let named = [("PostgreSQL", places.postgresql), ("MySQL", places.mysql)];
-            let served = named.iter().filter_map(|(name, place)| Some(format!("{name} clients on {}", (*place)?)));
+            let served = named
+                .iter()
+                .filter_map(|(name, place)| Some(format!("{name} clients on {}", (*place)?)));
             // For scripts that wait for it. Nobody has to.
             let mut stdout = std::io::stdout().lock();
-            let _ = writeln!(stdout, "ready: the proxy serves {}", served.collect::<Vec<_>>().join(", "));
+            let _ = writeln!(
+                stdout,
+                "ready: the proxy serves {}",
+                served.collect::<Vec<_>>().join(", ")
+            );
             let _ = stdout.flush();
         };
         let stop = async move {

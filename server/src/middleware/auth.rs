@@ -14,7 +14,8 @@ const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 pub(super) fn base64(bytes: &[u8]) -> String {
     let mut out = String::new();
     for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        let group = chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte))
+            << (8 * (3 - chunk.len()));
         for place in 0..4 {
             let index = (group >> (18 - 6 * place) & 63) as usize;
             let letter = BASE64.get(index).copied().unwrap_or(b'A');
@@ -138,7 +139,14 @@ impl ScramServer {
         let nonce = format!("{}{}", field(&bare, 'r')?, base64(&random_bytes::<18>()));
         let salt = random_bytes::<16>();
         let first = format!("r={nonce},s={},i={ITERATIONS}", base64(&salt));
-        let server = Self { password: password.map(str::to_owned), bare, header, first: first.clone(), nonce, salt };
+        let server = Self {
+            password: password.map(str::to_owned),
+            bare,
+            header,
+            first: first.clone(),
+            nonce,
+            salt,
+        };
         Some((server, first))
     }
 
@@ -150,9 +158,11 @@ impl ScramServer {
         let client_key = mac(&salted, b"Client Key");
         let expected = xor(&client_key, &mac(&sha256(&client_key), all.as_bytes()));
         let is_right: bool = from_base64(proof)?.ct_eq(&expected).into();
-        let is_ours = field(bare, 'r') == Some(self.nonce.as_str()) && field(bare, 'c') == Some(base64(self.header.as_bytes()).as_str());
+        let is_ours = field(bare, 'r') == Some(self.nonce.as_str())
+            && field(bare, 'c') == Some(base64(self.header.as_bytes()).as_str());
         let signature = mac(&mac(&salted, b"Server Key"), all.as_bytes());
-        (is_right && is_ours && self.password.is_some()).then(|| format!("v={}", base64(&signature)))
+        (is_right && is_ours && self.password.is_some())
+            .then(|| format!("v={}", base64(&signature)))
     }
 }
 
@@ -189,7 +199,9 @@ mod tests {
 
     #[test]
     fn both_ends_of_scram_agree_and_a_wrong_password_fails() {
-        for (known, given, is_in) in [(Some("secret"), "secret", true), (Some("secret"), "Secret", false), (None, "", false)] {
+        for (known, given, is_in) in
+            [(Some("secret"), "secret", true), (Some("secret"), "Secret", false), (None, "", false)]
+        {
             let (mut client, first) = ScramClient::new(given);
             let (server, challenge) = ScramServer::new(known, &first).unwrap();
             let answer = client.answer(&challenge).unwrap();

@@ -158,14 +158,23 @@ pub struct ProxyConfig {
     pub writes_last: bool,
 }
 
-fn password(field: &str, base: &Path, plain: Option<&String>, file: Option<&PathBuf>) -> Result<String, String> {
+fn password(
+    field: &str,
+    base: &Path,
+    plain: Option<&String>,
+    file: Option<&PathBuf>,
+) -> Result<String, String> {
     match (plain, file) {
-        (Some(_), Some(_)) => Err(format!("{field}.password: give only one of `password` and `password_file`")),
+        (Some(_), Some(_)) => {
+            Err(format!("{field}.password: give only one of `password` and `password_file`"))
+        }
         (Some(plain), None) => Ok(plain.clone()),
         (None, Some(path)) => {
             let path = base.join(path);
             let text = std::fs::read_to_string(&path);
-            let text = text.map_err(|error| format!("{field}.password_file: cannot read {}: {error}", path.display()))?;
+            let text = text.map_err(|error| {
+                format!("{field}.password_file: cannot read {}: {error}", path.display())
+            })?;
             Ok(text.trim_end_matches(['\n', '\r']).to_owned())
         }
         (None, None) => Ok(String::new()),
@@ -173,15 +182,21 @@ fn password(field: &str, base: &Path, plain: Option<&String>, file: Option<&Path
 }
 
 fn address(field: &str, address: &str) -> Result<(), String> {
-    let port = address.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then_some(port)?.parse::<u16>().ok());
-    port.map(|_| ()).ok_or_else(|| format!("{field}: `{address}` is not an address; write host:port"))
+    let port = address
+        .rsplit_once(':')
+        .and_then(|(host, port)| (!host.is_empty()).then_some(port)?.parse::<u16>().ok());
+    port.map(|_| ())
+        .ok_or_else(|| format!("{field}: `{address}` is not an address; write host:port"))
 }
 
 fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ConfigError> {
     let bad = |what: String| ConfigError { file: path.to_owned(), what };
-    let text = std::fs::read_to_string(path).map_err(|error| bad(format!("cannot read the file: {error}")))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| bad(format!("cannot read the file: {error}")))?;
     toml::from_str(&text).map_err(|error| {
-        let line = error.span().map(|span| 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count());
+        let line = error
+            .span()
+            .map(|span| 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count());
         let at = line.map_or_else(String::new, |line| format!("line {line}: "));
         bad(format!("{at}{}", error.message().replace('\n', " ")))
     })
@@ -207,15 +222,22 @@ impl ProxyConfig {
 
     fn check(base: &Path, file: ProxyFile) -> Result<Self, String> {
         if file.listen.postgresql.is_none() && file.listen.mysql.is_none() {
-            return Err("listen: give `postgresql`, `mysql` or both, so that clients can come".into());
+            return Err(
+                "listen: give `postgresql`, `mysql` or both, so that clients can come".into()
+            );
         }
-        for (field, given) in [("listen.postgresql", &file.listen.postgresql), ("listen.mysql", &file.listen.mysql)] {
+        for (field, given) in
+            [("listen.postgresql", &file.listen.postgresql), ("listen.mysql", &file.listen.mysql)]
+        {
             if let Some(given) = given {
                 address(field, given)?;
             }
         }
         if file.node == 0 || file.node > 999 {
-            return Err(format!("node: {} is out of range; number proxies from 1 to 999", file.node));
+            return Err(format!(
+                "node: {} is out of range; number proxies from 1 to 999",
+                file.node
+            ));
         }
         let isolation = Isolation::from_name(&file.isolation)
             .ok_or_else(|| format!("isolation: `{}` is not a level; use serializable, repeatable read or read committed", file.isolation))?;
@@ -224,7 +246,8 @@ impl ProxyConfig {
         let mut users = BTreeMap::new();
         for user in &file.users {
             let field = format!("users.{}", user.name);
-            let password = password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
+            let password =
+                password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
             if password.is_empty() {
                 return Err(format!("{field}.password: it is empty; give one, or `password_file`"));
             }
@@ -235,9 +258,13 @@ impl ProxyConfig {
         if users.is_empty() {
             return Err("users: there are none, so nobody can come in; add `[[users]]` with name and password".into());
         }
-        let entries: Vec<SourceEntry> =
-            file.sources.iter().map(|s| SourceEntry { name: s.name.clone(), kind: s.kind, region: s.region.clone() }).collect();
-        let catalogue = Catalogue::new(&entries, &file.tables).map_err(|error| error.to_string())?;
+        let entries: Vec<SourceEntry> = file
+            .sources
+            .iter()
+            .map(|s| SourceEntry { name: s.name.clone(), kind: s.kind, region: s.region.clone() })
+            .collect();
+        let catalogue =
+            Catalogue::new(&entries, &file.tables).map_err(|error| error.to_string())?;
         let lock_wait = Duration::from_millis(file.lock_wait_ms.max(1));
         let mut sources = Vec::new();
         for (place, source) in file.sources.iter().enumerate() {
@@ -247,7 +274,10 @@ impl ProxyConfig {
                 address(&format!("{field}.agent"), agent)?;
             }
             if !(0.0..=10_000.0).contains(&source.emulate_rtt_ms) {
-                return Err(format!("{field}.emulate_rtt_ms: {} is out of range; use 0 to 10000", source.emulate_rtt_ms));
+                return Err(format!(
+                    "{field}.emulate_rtt_ms: {} is out of range; use 0 to 10000",
+                    source.emulate_rtt_ms
+                ));
             }
             let emulated_rtt = Duration::from_secs_f64(source.emulate_rtt_ms / 1e3);
             let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
@@ -262,7 +292,12 @@ impl ProxyConfig {
                     address: source.address.clone(),
                     database: source.database.clone(),
                     user: source.user.clone(),
-                    password: password(&field, base, source.password.as_ref(), source.password_file.as_ref())?,
+                    password: password(
+                        &field,
+                        base,
+                        source.password.as_ref(),
+                        source.password_file.as_ref(),
+                    )?,
                     lock_wait,
                     one_way: emulated_rtt / 2,
                     label: format!("orthodrome_{}_{}", file.name, file.node),
@@ -271,7 +306,12 @@ impl ProxyConfig {
                 emulated_rtt,
             });
         }
-        let longest = sources.iter().map(|s| s.emulated_rtt).max().unwrap_or_default().max(Duration::from_millis(20));
+        let longest = sources
+            .iter()
+            .map(|s| s.emulated_rtt)
+            .max()
+            .unwrap_or_default()
+            .max(Duration::from_millis(20));
         let quarantine = (longest * 4).max(Duration::from_secs(1));
         let middleware = middleware::Config {
             sources: sources.iter().map(|s| (s.node, kind(s.endpoint.kind))).collect(),
@@ -293,8 +333,11 @@ impl ProxyConfig {
             checkpoint_records: 10_000,
             teeth: middleware::Teeth::default(),
         };
-        let agent =
-            agent::Config { master_timeout: longest * 5 + Duration::from_secs(3), quarantine, teeth: agent::Teeth::default() };
+        let agent = agent::Config {
+            master_timeout: longest * 5 + Duration::from_secs(3),
+            quarantine,
+            teeth: agent::Teeth::default(),
+        };
         Ok(Self {
             name: file.name,
             node: NodeId(file.node),
@@ -378,7 +421,10 @@ impl AgentConfig {
         address("listen", &file.listen)?;
         address("address", &file.address)?;
         if file.secret.len() < 8 {
-            return Err("secret: it has fewer than 8 characters; whoever knows it can write to the source".into());
+            return Err(
+                "secret: it has fewer than 8 characters; whoever knows it can write to the source"
+                    .into(),
+            );
         }
         let mut peers = BTreeMap::new();
         for peer in &file.peers {
@@ -397,13 +443,22 @@ impl AgentConfig {
                 address: file.address,
                 database: file.database,
                 user: file.user,
-                password: password("source", base, file.password.as_ref(), file.password_file.as_ref())?,
+                password: password(
+                    "source",
+                    base,
+                    file.password.as_ref(),
+                    file.password_file.as_ref(),
+                )?,
                 lock_wait: Duration::from_millis(file.lock_wait_ms.max(1)),
                 one_way: Duration::ZERO,
                 label: format!("orthodrome_agent_{}", file.id),
             },
             peers,
-            agent: agent::Config { master_timeout: longest * 5 + Duration::from_secs(3), quarantine, teeth: agent::Teeth::default() },
+            agent: agent::Config {
+                master_timeout: longest * 5 + Duration::from_secs(3),
+                quarantine,
+                teeth: agent::Teeth::default(),
+            },
         })
     }
 }

@@ -62,7 +62,12 @@ impl Decisions {
         report: impl Fn(Report) + Send + 'static,
     ) -> Result<(Self, Vec<Bytes>, Option<String>), StorageError> {
         let mut directory = Directory::open(path, identity, "middleware")?;
-        let options = Options { sync: true, segment_bytes: 16 << 20, durable: Position::default(), hook: None };
+        let options = Options {
+            sync: true,
+            segment_bytes: 16 << 20,
+            durable: Position::default(),
+            hook: None,
+        };
         let (log, records, torn);
         if directory.is_new() {
             log = Log::create(&directory.log(), identity, options)?;
@@ -71,7 +76,9 @@ impl Decisions {
         } else {
             let found;
             (log, found) = Log::open(&directory.log(), identity, options)?;
-            torn = found.torn.map(|(path, offset, why)| format!("{}: cut off at offset {offset}: {why}", path.display()));
+            torn = found.torn.map(|(path, offset, why)| {
+                format!("{}: cut off at offset {offset}: {why}", path.display())
+            });
             records = found.records.into_iter().map(|record| record.bytes).collect();
         }
         let inbox: Arc<Inbox<Work>> = Arc::default();
@@ -84,7 +91,11 @@ impl Decisions {
                 report(Report::Failed(error));
             }
         });
-        let thread = thread.map_err(|error| StorageError::Io { action: "start a thread for", path: path.to_owned(), source: error })?;
+        let thread = thread.map_err(|error| StorageError::Io {
+            action: "start a thread for",
+            path: path.to_owned(),
+            source: error,
+        })?;
         Ok((Self { inbox, thread: Some(thread) }, records, torn))
     }
 
@@ -111,7 +122,8 @@ fn write(mut log: Log, queue: &Inbox<Work>, report: &impl Fn(Report)) -> Result<
                     log.commit()?;
                     let number = log.rotate()?;
                     let first = log.sequence();
-                    let records: Vec<Record> = records.into_iter().map(|bytes| Record { tag: TAG, bytes }).collect();
+                    let records: Vec<Record> =
+                        records.into_iter().map(|bytes| Record { tag: TAG, bytes }).collect();
                     log.checkpoint(number, first, &records)?;
                     last = Some(ticket);
                 }
@@ -136,7 +148,11 @@ mod tests {
         let identity = Identity { cluster: "test".into(), node: orthodrome_core::NodeId(1) };
         let open = || {
             let (say, said) = mpsc::channel();
-            let (log, records, torn) = Decisions::open(&dir.path().join("log"), &identity, move |report| say.send(report).unwrap()).unwrap();
+            let (log, records, torn) =
+                Decisions::open(&dir.path().join("log"), &identity, move |report| {
+                    say.send(report).unwrap()
+                })
+                .unwrap();
             assert!(torn.is_none());
             (log, records, said)
         };

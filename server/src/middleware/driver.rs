@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use orthodrome_core::NodeId;
 use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
 use orthodrome_geotp::sql::{Answer, Dialect};
-use orthodrome_core::NodeId;
 
 use super::maria::Maria;
 use super::postgres::Postgres;
@@ -155,7 +155,9 @@ impl Session {
 
     pub(super) fn interrupt(&self) -> Interrupt {
         match self {
-            Self::Postgres(session) => Interrupt::Postgres { pid: session.pid, secret: session.secret },
+            Self::Postgres(session) => {
+                Interrupt::Postgres { pid: session.pid, secret: session.secret }
+            }
             Self::Maria(session) => Interrupt::Maria { id: session.id },
         }
     }
@@ -169,10 +171,15 @@ impl Session {
     }
 
     /// The number that changes when the server starts again, if `before` was the last one known.
-    pub(super) async fn start_id(&mut self, before: u64, last_id: u64) -> Result<(u64, u64), Trouble> {
+    pub(super) async fn start_id(
+        &mut self,
+        before: u64,
+        last_id: u64,
+    ) -> Result<(u64, u64), Trouble> {
         match self {
             Self::Postgres(_) => {
-                let text = "SELECT (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint";
+                let text =
+                    "SELECT (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint";
                 Ok((number(&self.send(text).await?.ok()?), 0))
             }
             Self::Maria(session) => {
@@ -189,9 +196,15 @@ impl Session {
     }
 
     /// The prepared branches that are ours, and at this source.
-    pub(super) async fn prepared(&mut self, source: NodeId, one_way: Duration) -> Result<Vec<Xid>, Trouble> {
+    pub(super) async fn prepared(
+        &mut self,
+        source: NodeId,
+        one_way: Duration,
+    ) -> Result<Vec<Xid>, Trouble> {
         let (text, column) = match self {
-            Self::Postgres(_) => ("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()", 0),
+            Self::Postgres(_) => {
+                ("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()", 0)
+            }
             Self::Maria(_) => ("XA RECOVER", 3),
         };
         let done = self.text(text, one_way).await?.ok()?;
@@ -203,7 +216,12 @@ impl Session {
 }
 
 fn number(done: &[(Answer, String)]) -> u64 {
-    let cell = done.first().and_then(|(answer, _)| answer.rows.first()).and_then(|row| row.first()).cloned().flatten();
+    let cell = done
+        .first()
+        .and_then(|(answer, _)| answer.rows.first())
+        .and_then(|row| row.first())
+        .cloned()
+        .flatten();
     let text = cell.and_then(|cell| String::from_utf8(cell).ok()).unwrap_or_default();
     text.split('.').next().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
@@ -213,7 +231,9 @@ impl Endpoint {
     pub(super) async fn interrupt(&self, what: Interrupt) -> Result<(), Trouble> {
         tokio::time::sleep(self.one_way).await;
         match what {
-            Interrupt::Postgres { pid, secret } => super::postgres::cancel(&self.address, pid, secret).await?,
+            Interrupt::Postgres { pid, secret } => {
+                super::postgres::cancel(&self.address, pid, secret).await?
+            }
             Interrupt::Maria { id } => {
                 let mut session = Maria::connect(self).await?;
                 session.text(&format!("KILL QUERY {id}")).await?;
@@ -223,7 +243,11 @@ impl Endpoint {
     }
 
     /// Ends a session that lost its owner; true if it was still there.
-    pub(super) async fn end_session(&self, session: &mut Session, id: u64) -> Result<bool, Trouble> {
+    pub(super) async fn end_session(
+        &self,
+        session: &mut Session,
+        id: u64,
+    ) -> Result<bool, Trouble> {
         match self.kind {
             Dialect::PostgreSql => {
                 let label = quoted(&self.label);
@@ -234,7 +258,9 @@ impl Endpoint {
                 Ok(done.iter().any(|(answer, _)| !answer.rows.is_empty()))
             }
             // 1094: no such thread.
-            Dialect::MariaDb => Ok(session.send(&format!("KILL CONNECTION {id}")).await?.fault.is_none()),
+            Dialect::MariaDb => {
+                Ok(session.send(&format!("KILL CONNECTION {id}")).await?.fault.is_none())
+            }
         }
     }
 
@@ -247,7 +273,9 @@ impl Endpoint {
         };
         match self.kind {
             Dialect::PostgreSql => format!("BEGIN ISOLATION LEVEL {level}"),
-            Dialect::MariaDb => format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'"),
+            Dialect::MariaDb => {
+                format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'")
+            }
         }
     }
 
@@ -286,6 +314,10 @@ impl Endpoint {
 
     /// What a fault means for the branch: the reason, and whether it can go on.
     pub(super) fn judge(&self, fault: Fault) -> (Failure<Sql>, bool) {
+        // Nobody but this agent interrupts its sessions, and only to end a branch that failed elsewhere.
+        if fault.sqlstate == "57014" || fault.number == 1317 {
+            return (Reason::Peer.into(), false);
+        }
         let (reason, goes_on) = match (self.kind, fault.sqlstate.as_str(), fault.number) {
             (Dialect::PostgreSql, "40P01", _) => (Reason::Deadlock, false),
             (Dialect::PostgreSql, "40001", _) => (Reason::Serialization, false),

@@ -39,7 +39,11 @@ pub(super) enum Speaks {
 }
 
 impl Front {
-    pub(super) fn new(proxy: Arc<Proxy>, tls: Option<TlsAcceptor>, users: BTreeMap<String, String>) -> Self {
+    pub(super) fn new(
+        proxy: Arc<Proxy>,
+        tls: Option<TlsAcceptor>,
+        users: BTreeMap<String, String>,
+    ) -> Self {
         Self { proxy, tls, users, clients: Mutex::default() }
     }
 
@@ -53,7 +57,8 @@ impl Front {
 
     /// A name and a secret for a client.
     pub(super) fn enter(&self, cancelled: Arc<Notify>) -> (u32, u32) {
-        let secret = random_bytes::<4>().iter().fold(0_u32, |secret, byte| secret << 8 | u32::from(*byte));
+        let secret =
+            random_bytes::<4>().iter().fold(0_u32, |secret, byte| secret << 8 | u32::from(*byte));
         let mut clients = self.clients();
         clients.last = clients.last.wrapping_add(1).max(1);
         let id = clients.last;
@@ -82,7 +87,12 @@ impl Front {
     }
 
     /// Serves clients until it is time to end.
-    pub(super) async fn listen(self: Arc<Self>, listener: TcpListener, speaks: Speaks, ending: CancellationToken) -> io::Result<()> {
+    pub(super) async fn listen(
+        self: Arc<Self>,
+        listener: TcpListener,
+        speaks: Speaks,
+        ending: CancellationToken,
+    ) -> io::Result<()> {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,

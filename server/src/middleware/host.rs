@@ -11,8 +11,8 @@ use orthodrome_core::time::nanos;
 use orthodrome_core::{NodeId, Outcome, Rng, Ticket, Time, Timestamp};
 use orthodrome_geotp::agent::{self, Agent};
 use orthodrome_geotp::contract::{
-    AgentEffect, AgentTimer, Door, Effect, Failure, FromAgent, FromSource, Isolation, Last, Note, Part, PeerRollback,
-    Record, Timer, ToAgent, Xid,
+    AgentEffect, AgentTimer, Door, Effect, Failure, FromAgent, FromSource, Isolation, Last, Note,
+    Part, PeerRollback, Record, Timer, ToAgent, Xid,
 };
 use orthodrome_geotp::middleware::{self, Middleware};
 use orthodrome_geotp::sql::Answer;
@@ -20,11 +20,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info};
 
+use super::decisions::{Decisions, Report, Work};
 use super::driver::Sql;
 use super::messages;
 use super::source::Source;
 use crate::inbox::Inbox;
-use super::decisions::{Decisions, Report, Work};
 use crate::storage::{Identity, StorageError};
 
 /// Inputs taken at once: what one sync of the decision log shares.
@@ -79,7 +79,8 @@ struct Timers<T>(BTreeMap<T, Time>);
 
 impl<T: Ord + Copy> Timers<T> {
     fn due(&mut self, now: Time) -> Vec<T> {
-        let mut due: Vec<(Time, T)> = self.0.iter().filter(|(_, at)| **at <= now).map(|(timer, at)| (*at, *timer)).collect();
+        let mut due: Vec<(Time, T)> =
+            self.0.iter().filter(|(_, at)| **at <= now).map(|(timer, at)| (*at, *timer)).collect();
         due.sort();
         due.into_iter()
             .map(|(_, timer)| {
@@ -138,12 +139,13 @@ impl MiddlewareHost {
         let identity = Identity { cluster: name.to_owned(), node };
         let inbox = postbox.0;
         let reported = inbox.clone();
-        let (decisions, recovered, torn) = Decisions::open(data_dir, &identity, move |report| match report {
-            Report::Durable(ticket) => {
-                reported.push(Event::Durable(ticket));
-            }
-            Report::Failed(error) => failed(error.to_string()),
-        })?;
+        let (decisions, recovered, torn) =
+            Decisions::open(data_dir, &identity, move |report| match report {
+                Report::Durable(ticket) => {
+                    reported.push(Event::Durable(ticket));
+                }
+                Report::Failed(error) => failed(error.to_string()),
+            })?;
         if let Some(torn) = torn {
             info!("{torn}");
         }
@@ -166,20 +168,32 @@ impl MiddlewareHost {
             decisions,
             notes: Arc::clone(&notes),
         };
-        let spawned = std::thread::Builder::new().name("middleware".into()).spawn(move || driver.run(config, records));
-        spawned.map_err(|error| StorageError::Io { action: "start a thread for", path: data_dir.to_owned(), source: error })?;
+        let spawned = std::thread::Builder::new()
+            .name("middleware".into())
+            .spawn(move || driver.run(config, records));
+        spawned.map_err(|error| StorageError::Io {
+            action: "start a thread for",
+            path: data_dir.to_owned(),
+            source: error,
+        })?;
         Ok(Self { inbox, notes })
     }
 
     /// Begins a transaction; what it hears comes through the receiver.
-    pub(super) async fn begin(&self, isolation: Isolation) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
+    pub(super) async fn begin(
+        &self,
+        isolation: Isolation,
+    ) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
         let (hears, hearing) = mpsc::unbounded_channel();
         let (reply, named) = oneshot::channel();
         self.inbox.push(Event::Begin(isolation, hears, reply));
         Some((named.await.ok()?, hearing))
     }
 
-    fn act(&self, act: impl FnOnce(&mut Middleware<Sql>, &mut Door<'_, Effect<Sql>>) + Send + 'static) {
+    fn act(
+        &self,
+        act: impl FnOnce(&mut Middleware<Sql>, &mut Door<'_, Effect<Sql>>) + Send + 'static,
+    ) {
         self.inbox.push(Event::Act(Box::new(act)));
     }
 
@@ -204,7 +218,10 @@ impl MiddlewareHost {
     }
 
     /// Asks the machine something, or changes a setting of it.
-    pub(super) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Middleware<Sql>) -> T + Send + 'static) -> Option<T> {
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Middleware<Sql>) -> T + Send + 'static,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.act(move |middleware, _| {
             // Whoever asked may have stopped waiting.
@@ -234,7 +251,12 @@ impl MiddlewareDriver {
     fn run(mut self, config: middleware::Config, records: Vec<Record>) {
         let mut rng = Rng::stream(Clocks::physical().0, "middleware", u64::from(self.node.0));
         let mut effects = Vec::new();
-        let mut door = Door { now: self.clocks.now(), clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+        let mut door = Door {
+            now: self.clocks.now(),
+            clock: Clocks::physical(),
+            rng: &mut rng,
+            effects: &mut effects,
+        };
         let mut middleware = Middleware::new(self.node, config, records, &mut door);
         self.carry_out(&mut effects);
         let mut events = Vec::new();
@@ -244,7 +266,8 @@ impl MiddlewareDriver {
                 return;
             }
             let now = self.clocks.now();
-            let mut door = Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+            let mut door =
+                Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
             for event in events.drain(..) {
                 match event {
                     Event::Message(from, msg) => middleware.on_message(from, msg, &mut door),
@@ -297,7 +320,8 @@ impl MiddlewareDriver {
                     self.timers.0.remove(&timer);
                 }
                 Effect::Note(note) => {
-                    let mut notes = self.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    let mut notes =
+                        self.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     *notes.entry(note).or_default() += 1;
                 }
             }
@@ -387,7 +411,12 @@ impl AgentDriver {
         let life = Clocks::physical().0;
         let mut rng = Rng::stream(life, "agent", u64::from(self.node.0));
         let mut effects = Vec::new();
-        let mut door = Door { now: self.clocks.now(), clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+        let mut door = Door {
+            now: self.clocks.now(),
+            clock: Clocks::physical(),
+            rng: &mut rng,
+            effects: &mut effects,
+        };
         let mut agent = Agent::new(config, life, &mut door);
         self.carry_out(&mut effects);
         let mut events = Vec::new();
@@ -398,7 +427,8 @@ impl AgentDriver {
                 return;
             }
             let now = self.clocks.now();
-            let mut door = Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+            let mut door =
+                Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
             for event in events.drain(..) {
                 match event {
                     AgentEvent::Message(from, msg) => agent.on_message(from, msg, &mut door),

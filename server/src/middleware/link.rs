@@ -30,7 +30,10 @@ impl Sender {
     }
 }
 
-async fn write_one(write: &mut (impl tokio::io::AsyncWrite + Unpin), link: &Link) -> io::Result<()> {
+async fn write_one(
+    write: &mut (impl tokio::io::AsyncWrite + Unpin),
+    link: &Link,
+) -> io::Result<()> {
     use tokio::io::AsyncWriteExt as _;
     let body = encode(link);
     let mut frame = Vec::with_capacity(body.len() + 4);
@@ -54,7 +57,12 @@ async fn read_one(stream: &mut Stream) -> io::Result<Link> {
 }
 
 /// Calls a partner for ever; `hear` gets what it says.
-pub(super) fn call(address: String, hello: Link, one_way: Duration, hear: impl Fn(Link) + Send + Sync + 'static) -> Sender {
+pub(super) fn call(
+    address: String,
+    hello: Link,
+    one_way: Duration,
+    hear: impl Fn(Link) + Send + Sync + 'static,
+) -> Sender {
     let (sender, mut queue) = mpsc::channel::<(Instant, Link)>(QUEUE_MAX);
     let hear = Arc::new(hear);
     tokio::spawn(async move {
@@ -140,7 +148,14 @@ pub(super) async fn answer(
     let kept = (node == NodeId(0)).then(|| sender.clone());
     tokio::spawn(async move {
         let _kept = kept;
-        let _ = talk(head.tcp, None, &mut queue, Duration::ZERO, Arc::new(move |link| hear(node, link))).await;
+        let _ = talk(
+            head.tcp,
+            None,
+            &mut queue,
+            Duration::ZERO,
+            Arc::new(move |link| hear(node, link)),
+        )
+        .await;
     });
     Ok((node, Sender(sender)))
 }

@@ -63,7 +63,9 @@ fn postgres_programs() -> Option<PathBuf> {
         .into_iter()
         .flatten()
         .flatten()
-        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
+        .filter_map(|entry| {
+            Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin")))
+        })
         .filter(|(version, path)| *version >= 15 && path.join("initdb").exists())
         .collect();
     found.sort();
@@ -71,13 +73,19 @@ fn postgres_programs() -> Option<PathBuf> {
 }
 
 fn mariadb_program() -> Option<PathBuf> {
-    let places = ["/usr/sbin/mariadbd", "/usr/bin/mariadbd", "/usr/local/sbin/mariadbd", "/usr/local/bin/mariadbd"];
+    let places = [
+        "/usr/sbin/mariadbd",
+        "/usr/bin/mariadbd",
+        "/usr/local/sbin/mariadbd",
+        "/usr/local/bin/mariadbd",
+    ];
     places.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
 /// A user without rights, if this process is root: neither server runs as root.
 fn lesser_user(names: &[&str]) -> Option<(u32, u32)> {
-    let is_root = fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0);
+    let is_root = fs::metadata("/proc/self")
+        .is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0);
     if !is_root {
         return None;
     }
@@ -106,7 +114,11 @@ fn run(command: &mut Command) -> Result<(), LocalError> {
     if output.status.success() {
         return Ok(());
     }
-    let why = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let why = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Err(LocalError::Failed { what: format!("{:?}", command.get_program()), why })
 }
 
@@ -119,7 +131,8 @@ impl LocalServer {
         fs::create_dir_all(directory)?;
         // A lesser user must be able to reach it.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
-        let mut server = Self { kind, port: free_port()?, directory: directory.to_owned(), child: None };
+        let mut server =
+            Self { kind, port: free_port()?, directory: directory.to_owned(), child: None };
         match kind {
             Dialect::PostgreSql => server.make_postgres()?,
             Dialect::MariaDb => server.make_mariadb()?,
@@ -155,7 +168,14 @@ impl LocalServer {
         self.own(&self.data())?;
         self.own(&secret)?;
         let mut initdb = Command::new(programs.join("initdb"));
-        initdb.arg("-D").arg(self.data()).args(["-U", USER, "-A", "scram-sha-256", "--locale=C", "--encoding=UTF8"]);
+        initdb.arg("-D").arg(self.data()).args([
+            "-U",
+            USER,
+            "-A",
+            "scram-sha-256",
+            "--locale=C",
+            "--encoding=UTF8",
+        ]);
         initdb.arg(format!("--pwfile={}", secret.display()));
         run(as_user(&mut initdb, self.user()))
     }
@@ -168,7 +188,11 @@ impl LocalServer {
         self.own(&self.data())?;
         self.own(&self.directory)?;
         let mut install = Command::new("mariadb-install-db");
-        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+        install.args([
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ]);
         install.arg(format!("--datadir={}", self.data().display()));
         run(as_user(&mut install, self.user()))?;
         let script = format!(
@@ -185,11 +209,14 @@ impl LocalServer {
     /// See [`LocalError`].
     pub fn restart(&mut self) -> Result<(), LocalError> {
         self.kill();
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.directory.join("log"))?;
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.directory.join("log"))?;
         let mut command = match self.kind {
             Dialect::PostgreSql => {
-                let missing = LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
-                let mut command = Command::new(postgres_programs().ok_or(missing)?.join("postgres"));
+                let missing =
+                    LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
+                let mut command =
+                    Command::new(postgres_programs().ok_or(missing)?.join("postgres"));
                 command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]);
                 for setting in [
                     "listen_addresses=127.0.0.1",
@@ -207,8 +234,16 @@ impl LocalServer {
                 let missing = LocalError::Missing { what: "MariaDB", package: "mariadb-server" };
                 let mut command = Command::new(mariadb_program().ok_or(missing)?);
                 // G2: read locks outlive XA PREPARE only at SERIALIZABLE.
-                command.args(["--no-defaults", "--bind-address=127.0.0.1", "--transaction-isolation=SERIALIZABLE"]);
-                command.args(["--character-set-server=utf8mb4", "--collation-server=utf8mb4_bin", "--max-connections=400"]);
+                command.args([
+                    "--no-defaults",
+                    "--bind-address=127.0.0.1",
+                    "--transaction-isolation=SERIALIZABLE",
+                ]);
+                command.args([
+                    "--character-set-server=utf8mb4",
+                    "--collation-server=utf8mb4_bin",
+                    "--max-connections=400",
+                ]);
                 command.arg(format!("--port={}", self.port));
                 command.arg(format!("--datadir={}", self.data().display()));
                 command.arg(format!("--socket={}", self.directory.join("socket").display()));
@@ -222,11 +257,15 @@ impl LocalServer {
         self.child = Some(child);
         let deadline = Instant::now() + START;
         while !self.answers() {
-            let has_ended = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))));
+            let has_ended =
+                self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_))));
             if has_ended || Instant::now() > deadline {
                 let said = fs::read_to_string(self.directory.join("log")).unwrap_or_default();
                 let last: Vec<&str> = said.lines().rev().take(5).collect();
-                return Err(LocalError::Failed { what: self.kind.to_string(), why: last.join("\n") });
+                return Err(LocalError::Failed {
+                    what: self.kind.to_string(),
+                    why: last.join("\n"),
+                });
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -239,7 +278,17 @@ impl LocalServer {
         let mut command = match self.kind {
             Dialect::PostgreSql => {
                 let mut command = Command::new("psql");
-                command.args(["-h", "127.0.0.1", "-p", &port, "-U", USER, "-d", "postgres", "-Atqc"]);
+                command.args([
+                    "-h",
+                    "127.0.0.1",
+                    "-p",
+                    &port,
+                    "-U",
+                    USER,
+                    "-d",
+                    "postgres",
+                    "-Atqc",
+                ]);
                 let made = "SELECT 'x' FROM pg_database WHERE datname = 'bank'";
                 command.arg(made).env("PGPASSWORD", PASSWORD);
                 let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -248,18 +297,45 @@ impl LocalServer {
                     return output.status.success();
                 }
                 let mut create = Command::new("psql");
-                create.args(["-h", "127.0.0.1", "-p", &port, "-U", USER, "-d", "postgres", "-qc", "CREATE DATABASE bank"]);
+                create.args([
+                    "-h",
+                    "127.0.0.1",
+                    "-p",
+                    &port,
+                    "-U",
+                    USER,
+                    "-d",
+                    "postgres",
+                    "-qc",
+                    "CREATE DATABASE bank",
+                ]);
                 create.env("PGPASSWORD", PASSWORD);
                 create
             }
             Dialect::MariaDb => {
                 let mut command = Command::new("mariadb");
-                command.args(["--no-defaults", "-h", "127.0.0.1", "-P", &port, "-u", USER, "-e", "SELECT 1", DATABASE]);
+                command.args([
+                    "--no-defaults",
+                    "-h",
+                    "127.0.0.1",
+                    "-P",
+                    &port,
+                    "-u",
+                    USER,
+                    "-e",
+                    "SELECT 1",
+                    DATABASE,
+                ]);
                 command.env("MYSQL_PWD", PASSWORD);
                 command
             }
         };
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
     }
 
     /// Kills the server as `kill -9` does, with all its processes.
@@ -271,7 +347,11 @@ impl LocalServer {
             let children = children.map(|output| output.stdout).unwrap_or_default();
             let _ = child.kill();
             let children = String::from_utf8_lossy(&children).into_owned();
-            let _ = Command::new("kill").arg("-KILL").args(children.split_whitespace()).stderr(Stdio::null()).status();
+            let _ = Command::new("kill")
+                .arg("-KILL")
+                .args(children.split_whitespace())
+                .stderr(Stdio::null())
+                .status();
             let _ = child.wait();
         }
     }

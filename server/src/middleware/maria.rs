@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 use super::auth::{caching_sha2, native};
 use super::driver::{Endpoint, Fault, Outcome, Trouble};
 use super::mysql_wire::{
-    Body, CONNECT_WITH_DB, FOUND_ROWS, LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PROTOCOL_41,
-    SECURE_CONNECTION, TRANSACTIONS, UTF8, kind, read, write,
+    Body, CONNECT_WITH_DB, FOUND_ROWS, LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS,
+    PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION, TRANSACTIONS, UTF8, kind, read, write,
 };
 use super::stream::{Stream, malformed};
 
@@ -26,7 +26,8 @@ fn fault(packet: &Bytes) -> Fault {
     let mut body = Body(packet.slice(1..));
     let number = body.uint(2).unwrap_or(0) as u16;
     let rest = String::from_utf8_lossy(&body.0).into_owned();
-    let (sqlstate, message) = match rest.strip_prefix('#').and_then(|rest| rest.split_at_checked(5)) {
+    let (sqlstate, message) = match rest.strip_prefix('#').and_then(|rest| rest.split_at_checked(5))
+    {
         Some((state, message)) => (state.to_owned(), message.to_owned()),
         None => ("HY000".to_owned(), rest),
     };
@@ -59,7 +60,9 @@ impl Maria {
         }
         let mut body = Body(greeting);
         if body.u8()? != 10 {
-            return Err(malformed("the server speaks another protocol than MySQL's version 10").into());
+            return Err(
+                malformed("the server speaks another protocol than MySQL's version 10").into()
+            );
         }
         body.zero_ended();
         self.id = body.uint(4)?;
@@ -70,7 +73,15 @@ impl Maria {
         nonce.extend(body.bytes(usize::from(length).saturating_sub(8).max(13))?);
         nonce.truncate(20);
         let plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
-        let flags = LONG | FOUND_ROWS | CONNECT_WITH_DB | PROTOCOL_41 | TRANSACTIONS | SECURE_CONNECTION | MULTI_STATEMENTS | MULTI_RESULTS | PLUGIN_AUTH;
+        let flags = LONG
+            | FOUND_ROWS
+            | CONNECT_WITH_DB
+            | PROTOCOL_41
+            | TRANSACTIONS
+            | SECURE_CONNECTION
+            | MULTI_STATEMENTS
+            | MULTI_RESULTS
+            | PLUGIN_AUTH;
         let mut out = BytesMut::new();
         out.put_u32_le(flags);
         out.put_u32_le(1 << 30);
@@ -107,7 +118,11 @@ impl Maria {
                     )
                     .into());
                 }
-                _ => return Err(malformed("the server's answer to the handshake makes no sense").into()),
+                _ => {
+                    return Err(
+                        malformed("the server's answer to the handshake makes no sense").into()
+                    );
+                }
             }
         }
     }
@@ -132,7 +147,10 @@ impl Maria {
                     let affected = body.length()?.unwrap_or(0);
                     let last_insert_id = body.length()?.unwrap_or(0);
                     let status = body.uint(2)? as u16;
-                    outcome.done.push((Answer { affected, last_insert_id, ..Answer::default() }, String::new()));
+                    outcome.done.push((
+                        Answer { affected, last_insert_id, ..Answer::default() },
+                        String::new(),
+                    ));
                     status
                 }
                 Some(0xff) => {

@@ -71,7 +71,10 @@ pub(super) fn encode_record(record: &Record) -> Bytes {
             what: COMMIT,
             xid: Some((*xid).into()),
             at: at.0,
-            branches: branches.iter().map(|(source, wrote)| BranchMessage { source: source.0, wrote: *wrote }).collect(),
+            branches: branches
+                .iter()
+                .map(|(source, wrote)| BranchMessage { source: source.0, wrote: *wrote })
+                .collect(),
             ..empty
         },
         Record::Ended(xid) => RecordMessage { what: ENDED, xid: Some((*xid).into()), ..empty },
@@ -86,7 +89,8 @@ pub(super) fn decode_record(bytes: &Bytes) -> Option<Record> {
     match message.what {
         EPOCH => Some(Record::Epoch(message.epoch)),
         COMMIT => {
-            let branches: BTreeMap<NodeId, bool> = message.branches.iter().map(|b| (NodeId(b.source), b.wrote)).collect();
+            let branches: BTreeMap<NodeId, bool> =
+                message.branches.iter().map(|b| (NodeId(b.source), b.wrote)).collect();
             Some(Record::Commit { xid: xid?, label: None, at: Timestamp(message.at), branches })
         }
         ENDED => Some(Record::Ended(xid?)),
@@ -204,15 +208,42 @@ pub(super) enum Link {
 }
 
 const KINDS: [Kind; 16] = [
-    Kind::Bool, Kind::Int2, Kind::Int4, Kind::Int8, Kind::Decimal, Kind::Float4, Kind::Float8, Kind::Text, Kind::Bytes, Kind::Date,
-    Kind::Time, Kind::Timestamp, Kind::TimestampTz, Kind::Json, Kind::Uuid, Kind::Other,
+    Kind::Bool,
+    Kind::Int2,
+    Kind::Int4,
+    Kind::Int8,
+    Kind::Decimal,
+    Kind::Float4,
+    Kind::Float8,
+    Kind::Text,
+    Kind::Bytes,
+    Kind::Date,
+    Kind::Time,
+    Kind::Timestamp,
+    Kind::TimestampTz,
+    Kind::Json,
+    Kind::Uuid,
+    Kind::Other,
 ];
 const REASONS: [Reason; 15] = [
-    Reason::Deadlock, Reason::LockTimeout, Reason::Serialization, Reason::Statement, Reason::Connection, Reason::Unprepared,
-    Reason::Restarted, Reason::Peer, Reason::Master, Reason::Ended, Reason::Unknown, Reason::Timeout, Reason::Refused, Reason::Session,
+    Reason::Deadlock,
+    Reason::LockTimeout,
+    Reason::Serialization,
+    Reason::Statement,
+    Reason::Connection,
+    Reason::Unprepared,
+    Reason::Restarted,
+    Reason::Peer,
+    Reason::Master,
+    Reason::Ended,
+    Reason::Unknown,
+    Reason::Timeout,
+    Reason::Refused,
+    Reason::Session,
     Reason::Marked,
 ];
-const ISOLATIONS: [Isolation; 3] = [Isolation::Serializable, Isolation::RepeatableRead, Isolation::ReadCommitted];
+const ISOLATIONS: [Isolation; 3] =
+    [Isolation::Serializable, Isolation::RepeatableRead, Isolation::ReadCommitted];
 const THENS: [Then; 3] = [Then::Wait, Then::Prepare, Then::Commit];
 
 fn place<T: PartialEq>(of: &T, all: &[T]) -> u32 {
@@ -241,8 +272,14 @@ fn failure(message: FailureMessage) -> Option<Failure<Sql>> {
 }
 
 fn answer_message(answer: &Answer) -> AnswerMessage {
-    let column = |c: &Column| ColumnMessage { name: c.name.clone(), kind: place(&c.kind, &KINDS), oid: c.oid };
-    let row = |row: &Vec<Option<Vec<u8>>>| RowMessage { cells: row.iter().map(|cell| CellMessage { value: cell.clone() }).collect() };
+    let column = |c: &Column| ColumnMessage {
+        name: c.name.clone(),
+        kind: place(&c.kind, &KINDS),
+        oid: c.oid,
+    };
+    let row = |row: &Vec<Option<Vec<u8>>>| RowMessage {
+        cells: row.iter().map(|cell| CellMessage { value: cell.clone() }).collect(),
+    };
     AnswerMessage {
         columns: answer.columns.iter().map(column).collect(),
         rows: answer.rows.iter().map(row).collect(),
@@ -252,10 +289,15 @@ fn answer_message(answer: &Answer) -> AnswerMessage {
 }
 
 fn answer(message: AnswerMessage) -> Option<Answer> {
-    let column = |c: ColumnMessage| Some(Column { name: c.name, kind: at(c.kind, &KINDS)?, oid: c.oid });
+    let column =
+        |c: ColumnMessage| Some(Column { name: c.name, kind: at(c.kind, &KINDS)?, oid: c.oid });
     Some(Answer {
         columns: message.columns.into_iter().map(column).collect::<Option<_>>()?,
-        rows: message.rows.into_iter().map(|row| row.cells.into_iter().map(|cell| cell.value).collect()).collect(),
+        rows: message
+            .rows
+            .into_iter()
+            .map(|row| row.cells.into_iter().map(|cell| cell.value).collect())
+            .collect(),
         affected: message.affected,
         last_insert_id: message.last_insert_id,
     })
@@ -264,7 +306,11 @@ fn answer(message: AnswerMessage) -> Option<Answer> {
 /// The bytes of a message.
 pub(super) fn encode(link: &Link) -> Vec<u8> {
     let empty = LinkMessage::default();
-    let of = |what: u32, xid: &Xid| LinkMessage { what, xid: Some((*xid).into()), ..LinkMessage::default() };
+    let of = |what: u32, xid: &Xid| LinkMessage {
+        what,
+        xid: Some((*xid).into()),
+        ..LinkMessage::default()
+    };
     let numbers = |peers: &[NodeId]| peers.iter().map(|peer| peer.0).collect();
     let message = match link {
         Link::Hello { node, secret } => LinkMessage {
@@ -279,28 +325,45 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
             ToAgent::Ping { epoch, sent, oldest } => {
                 LinkMessage { what: 11, epoch: *epoch, time: sent.0, oldest: *oldest, ..empty }
             }
-            ToAgent::Execute { xid, round, life, peers, isolation, statements, writes, then } => LinkMessage {
-                round: *round,
-                life: *life,
-                peers: numbers(peers),
-                isolation: place(isolation, &ISOLATIONS),
-                statements: statements.iter().map(|s| StatementMessage { text: s.text.clone(), prelude: s.prelude.clone() }).collect(),
-                flag: *writes,
-                then: place(then, &THENS),
-                ..of(12, xid)
-            },
+            ToAgent::Execute { xid, round, life, peers, isolation, statements, writes, then } => {
+                LinkMessage {
+                    round: *round,
+                    life: *life,
+                    peers: numbers(peers),
+                    isolation: place(isolation, &ISOLATIONS),
+                    statements: statements
+                        .iter()
+                        .map(|s| StatementMessage {
+                            text: s.text.clone(),
+                            prelude: s.prelude.clone(),
+                        })
+                        .collect(),
+                    flag: *writes,
+                    then: place(then, &THENS),
+                    ..of(12, xid)
+                }
+            }
             ToAgent::Prepare { xid, peers } => LinkMessage { peers: numbers(peers), ..of(13, xid) },
-            ToAgent::Commit { xid, at, one_phase } => LinkMessage { time: at.0, flag: *one_phase, ..of(14, xid) },
+            ToAgent::Commit { xid, at, one_phase } => {
+                LinkMessage { time: at.0, flag: *one_phase, ..of(14, xid) }
+            }
             ToAgent::Rollback { xid } => of(15, xid),
             ToAgent::Scan { epoch } => LinkMessage { what: 16, epoch: *epoch, ..empty },
         },
         Link::Word(word) => {
-            let lives = |message: LinkMessage, fence: &Fence| LinkMessage { life: fence.agent, source_life: fence.source, ..message };
+            let lives = |message: LinkMessage, fence: &Fence| LinkMessage {
+                life: fence.agent,
+                source_life: fence.source,
+                ..message
+            };
             match word {
-                FromAgent::Attached { epoch, fence } => lives(LinkMessage { what: 20, epoch: *epoch, ..empty }, fence),
-                FromAgent::Pong { sent, fence, is_attached } => {
-                    lives(LinkMessage { what: 21, time: sent.0, flag: *is_attached, ..empty }, fence)
+                FromAgent::Attached { epoch, fence } => {
+                    lives(LinkMessage { what: 20, epoch: *epoch, ..empty }, fence)
                 }
+                FromAgent::Pong { sent, fence, is_attached } => lives(
+                    LinkMessage { what: 21, time: sent.0, flag: *is_attached, ..empty },
+                    fence,
+                ),
                 FromAgent::Answered { xid, round, answers, fence, took } => lives(
                     LinkMessage {
                         round: *round,
@@ -316,7 +379,9 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
                     failure: Some(failure_message(failure)),
                     ..of(23, xid)
                 },
-                FromAgent::Failed { xid, failure } => LinkMessage { failure: Some(failure_message(failure)), ..of(24, xid) },
+                FromAgent::Failed { xid, failure } => {
+                    LinkMessage { failure: Some(failure_message(failure)), ..of(24, xid) }
+                }
                 FromAgent::Prepared { xid, fence, wrote, floor } => {
                     lives(LinkMessage { flag: *wrote, time: floor.0, ..of(25, xid) }, fence)
                 }
@@ -344,7 +409,10 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
     let order = |order| Some(Link::Order(order));
     let word = |word| Some(Link::Word(word));
     match m.what {
-        1 => Some(Link::Hello { node: NodeId(m.round), secret: m.statements.into_iter().next()?.text }),
+        1 => Some(Link::Hello {
+            node: NodeId(m.round),
+            secret: m.statements.into_iter().next()?.text,
+        }),
         2 => Some(Link::Peer(PeerRollback { xid: xid? })),
         10 => order(ToAgent::Attach { epoch: m.epoch }),
         11 => order(ToAgent::Ping { epoch: m.epoch, sent: Time(m.time), oldest: m.oldest }),
@@ -354,7 +422,11 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
             life: m.life,
             peers: peers(),
             isolation: at(m.isolation, &ISOLATIONS)?,
-            statements: m.statements.into_iter().map(|s| Statement { prelude: s.prelude, text: s.text }).collect(),
+            statements: m
+                .statements
+                .into_iter()
+                .map(|s| Statement { prelude: s.prelude, text: s.text })
+                .collect(),
             writes: m.flag,
             then: at(m.then, &THENS)?,
         }),
@@ -371,13 +443,23 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
             fence,
             took: std::time::Duration::from_nanos(m.time),
         }),
-        23 => word(FromAgent::StatementFailed { xid: xid?, round: m.round, statement: m.then, failure: failure(m.failure?)? }),
+        23 => word(FromAgent::StatementFailed {
+            xid: xid?,
+            round: m.round,
+            statement: m.then,
+            failure: failure(m.failure?)?,
+        }),
         24 => word(FromAgent::Failed { xid: xid?, failure: failure(m.failure?)? }),
-        25 => word(FromAgent::Prepared { xid: xid?, fence, wrote: m.flag, floor: Timestamp(m.time) }),
+        25 => {
+            word(FromAgent::Prepared { xid: xid?, fence, wrote: m.flag, floor: Timestamp(m.time) })
+        }
         26 => word(FromAgent::Committed { xid: xid?, at: Timestamp(m.time) }),
         27 => word(FromAgent::Lost { xid: xid? }),
         28 => word(FromAgent::RolledBack { xid: xid? }),
-        29 => word(FromAgent::Scanned { epoch: m.epoch, prepared: m.prepared.into_iter().map(Xid::from).collect() }),
+        29 => word(FromAgent::Scanned {
+            epoch: m.epoch,
+            prepared: m.prepared.into_iter().map(Xid::from).collect(),
+        }),
         _ => None,
     }
 }
@@ -393,7 +475,12 @@ mod tests {
         let fault = Fault { sqlstate: "40001".into(), number: 1213, message: "no".into() };
         let failed = Failure { reason: Reason::Marked, fault: Some(fault) };
         let column = Column { name: "id".into(), kind: Kind::Other, oid: 25 };
-        let answer = Answer { columns: vec![column], rows: vec![vec![None], vec![Some(vec![])]], affected: 2, last_insert_id: 5 };
+        let answer = Answer {
+            columns: vec![column],
+            rows: vec![vec![None], vec![Some(vec![])]],
+            affected: 2,
+            last_insert_id: 5,
+        };
         let statement = Statement { prelude: vec!["a".into()], text: "b".into() };
         let peers = vec![NodeId(2), NodeId(3)];
         for link in [
@@ -401,15 +488,35 @@ mod tests {
             Link::Peer(PeerRollback { xid }),
             Link::Order(ToAgent::Attach { epoch: 3 }),
             Link::Order(ToAgent::Ping { epoch: 3, sent: Time(4), oldest: 5 }),
-            Link::Order(ToAgent::Execute { xid, round: 0, life: 2, peers: peers.clone(), isolation: Isolation::ReadCommitted, statements: vec![statement], writes: true, then: Then::Commit }),
+            Link::Order(ToAgent::Execute {
+                xid,
+                round: 0,
+                life: 2,
+                peers: peers.clone(),
+                isolation: Isolation::ReadCommitted,
+                statements: vec![statement],
+                writes: true,
+                then: Then::Commit,
+            }),
             Link::Order(ToAgent::Prepare { xid, peers }),
             Link::Order(ToAgent::Commit { xid, at: Timestamp(6), one_phase: true }),
             Link::Order(ToAgent::Rollback { xid }),
             Link::Order(ToAgent::Scan { epoch: 3 }),
             Link::Word(FromAgent::Attached { epoch: 3, fence }),
             Link::Word(FromAgent::Pong { sent: Time(4), fence, is_attached: true }),
-            Link::Word(FromAgent::Answered { xid, round: 1, answers: vec![answer], fence, took: std::time::Duration::from_micros(5) }),
-            Link::Word(FromAgent::StatementFailed { xid, round: 1, statement: 2, failure: failed.clone() }),
+            Link::Word(FromAgent::Answered {
+                xid,
+                round: 1,
+                answers: vec![answer],
+                fence,
+                took: std::time::Duration::from_micros(5),
+            }),
+            Link::Word(FromAgent::StatementFailed {
+                xid,
+                round: 1,
+                statement: 2,
+                failure: failed.clone(),
+            }),
             Link::Word(FromAgent::Failed { xid, failure: Reason::Deadlock.into() }),
             Link::Word(FromAgent::Prepared { xid, fence, wrote: true, floor: Timestamp(9) }),
             Link::Word(FromAgent::Committed { xid, at: Timestamp(1) }),
@@ -421,7 +528,11 @@ mod tests {
         }
         assert_eq!(decode(b"\xff\xff"), None);
         let branches = BTreeMap::from([(NodeId(1), true), (NodeId(2), false)]);
-        for record in [Record::Epoch(4), Record::Commit { xid, label: None, at: Timestamp(5), branches }, Record::Ended(xid)] {
+        for record in [
+            Record::Epoch(4),
+            Record::Commit { xid, label: None, at: Timestamp(5), branches },
+            Record::Ended(xid),
+        ] {
             assert_eq!(decode_record(&encode_record(&record)), Some(record));
         }
     }

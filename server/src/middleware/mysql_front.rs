@@ -10,9 +10,10 @@ use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
 use super::front::Front;
 use super::mysql_wire::{
-    AUTOCOMMIT, Body, CONNECT_ATTRS, CONNECT_WITH_DB, DEPRECATE_EOF, FOUND_ROWS, IN_TRANSACTION, LONG, MORE_RESULTS,
-    MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PLUGIN_AUTH_LENENC, PROTOCOL_41, PS_MULTI_RESULTS, SECURE_CONNECTION, SSL,
-    TRANSACTIONS, UTF8, code, put_bytes, put_length, read, write,
+    AUTOCOMMIT, Body, CONNECT_ATTRS, CONNECT_WITH_DB, DEPRECATE_EOF, FOUND_ROWS, IN_TRANSACTION,
+    LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PLUGIN_AUTH_LENENC,
+    PROTOCOL_41, PS_MULTI_RESULTS, SECURE_CONNECTION, SSL, TRANSACTIONS, UTF8, code, put_bytes,
+    put_length, read, write,
 };
 use super::session::{Reply, Session, SqlError};
 use super::stream::{Stream, malformed};
@@ -41,8 +42,19 @@ struct Connection {
 pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<()> {
     let nonce = random_bytes::<20>();
     let mut number = 0;
-    let own = LONG | FOUND_ROWS | CONNECT_WITH_DB | PROTOCOL_41 | TRANSACTIONS | SECURE_CONNECTION | MULTI_STATEMENTS | MULTI_RESULTS
-        | PS_MULTI_RESULTS | PLUGIN_AUTH | CONNECT_ATTRS | PLUGIN_AUTH_LENENC | DEPRECATE_EOF
+    let own = LONG
+        | FOUND_ROWS
+        | CONNECT_WITH_DB
+        | PROTOCOL_41
+        | TRANSACTIONS
+        | SECURE_CONNECTION
+        | MULTI_STATEMENTS
+        | MULTI_RESULTS
+        | PS_MULTI_RESULTS
+        | PLUGIN_AUTH
+        | CONNECT_ATTRS
+        | PLUGIN_AUTH_LENENC
+        | DEPRECATE_EOF
         | if front.tls.is_some() { SSL } else { 0 };
     let (id, _) = front.enter(Arc::default());
     let mut hello = BytesMut::new();
@@ -108,10 +120,21 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     let is_in = expected.is_some_and(|expected| is_same(&expected, &proof));
     let session = Session::new(front.proxy.clone(), Dialect::MariaDb, database);
     let (id, _) = front.enter(session.cancelled.clone());
-    let mut connection = Connection { front: front.clone(), stream, number, flags, session, statements: BTreeMap::new(), last_statement: 0 };
+    let mut connection = Connection {
+        front: front.clone(),
+        stream,
+        number,
+        flags,
+        session,
+        statements: BTreeMap::new(),
+        last_statement: 0,
+    };
     let served = async {
         if !is_in {
-            connection.error(&SqlError::new("28000", format!("Access denied for user '{user}' (using password: YES)")));
+            connection.error(&SqlError::new(
+                "28000",
+                format!("Access denied for user '{user}' (using password: YES)"),
+            ));
             return connection.stream.flush().await;
         }
         if plugin == SHA2 {
@@ -224,7 +247,9 @@ impl Connection {
     fn reply(&mut self, reply: &Reply, more: bool, is_binary: bool) {
         match reply {
             Reply::Rows(answer, _) => self.rows(answer, more, is_binary),
-            Reply::Done { affected, last_insert_id, .. } => self.ok(*affected, *last_insert_id, more),
+            Reply::Done { affected, last_insert_id, .. } => {
+                self.ok(*affected, *last_insert_id, more)
+            }
             Reply::Error(error) => self.error(error),
         }
     }
@@ -304,7 +329,9 @@ impl Connection {
                 }
                 // COM_SET_OPTION: several statements in a text are always taken.
                 27 => self.end(false, false),
-                other => self.error(&SqlError::new("0A000", format!("command {other} is not supported"))),
+                other => {
+                    self.error(&SqlError::new("0A000", format!("command {other} is not supported")))
+                }
             }
             self.stream.flush().await?;
         }
@@ -337,7 +364,8 @@ impl Connection {
         }
         match parse(text, Dialect::MariaDb) {
             Ok(parsed) => {
-                let statements: Vec<_> = parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+                let statements: Vec<_> =
+                    parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
                 let replies = self.session.run(&statements).await;
                 self.replies(&replies, false);
             }
@@ -348,7 +376,9 @@ impl Connection {
     async fn prepare(&mut self, text: &str) {
         let parsed = match parse(text, Dialect::MariaDb) {
             Ok(mut parsed) if parsed.len() == 1 => parsed.remove(0),
-            Ok(_) => return self.error(&SqlError::new("42000", "a prepared statement is one statement")),
+            Ok(_) => {
+                return self.error(&SqlError::new("42000", "a prepared statement is one statement"));
+            }
             Err(refusal) => return self.error(&refusal.into()),
         };
         let columns = match self.session.describe(&parsed).await {
@@ -377,14 +407,21 @@ impl Connection {
             }
             self.end(false, true);
         }
-        self.statements.insert(self.last_statement, Prepared { parsed, types: Vec::new(), long: BTreeMap::new() });
+        self.statements.insert(
+            self.last_statement,
+            Prepared { parsed, types: Vec::new(), long: BTreeMap::new() },
+        );
     }
 
     fn bound(&mut self, body: &mut Body) -> io::Result<Result<(Parsed, Vec<Value>), SqlError>> {
         let id = body.uint(4)? as u32;
         body.bytes(5)?;
         let Some(statement) = self.statements.get_mut(&id) else {
-            return Ok(Err(SqlError { sqlstate: "HY000".into(), number: 1243, message: format!("Unknown prepared statement handler ({id})") }));
+            return Ok(Err(SqlError {
+                sqlstate: "HY000".into(),
+                number: 1243,
+                message: format!("Unknown prepared statement handler ({id})"),
+            }));
         };
         let count = statement.parsed.parameters;
         let mut values = Vec::new();
@@ -398,10 +435,13 @@ impl Connection {
                 statement.types = types;
             }
             for number in 0..count {
-                let is_null = nulls.get(number / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1);
+                let is_null =
+                    nulls.get(number / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1);
                 if let Some(long) = statement.long.get(&(number as u16)) {
                     let text = String::from_utf8(long.clone());
-                    values.push(text.map_or_else(|bytes| Value::Bytes(bytes.into_bytes()), Value::Text));
+                    values.push(
+                        text.map_or_else(|bytes| Value::Bytes(bytes.into_bytes()), Value::Text),
+                    );
                 } else if is_null {
                     values.push(Value::Null);
                 } else {
@@ -441,7 +481,12 @@ fn parameter(body: &mut Body, code: u8, is_unsigned: bool) -> io::Result<Value> 
             let (year, month, day) = (parts.uint(2)?, parts.u8()?, parts.u8()?);
             let mut text = format!("{year:04}-{month:02}-{day:02}");
             if length >= 7 {
-                text.push_str(&format!(" {:02}:{:02}:{:02}", parts.u8()?, parts.u8()?, parts.u8()?));
+                text.push_str(&format!(
+                    " {:02}:{:02}:{:02}",
+                    parts.u8()?,
+                    parts.u8()?,
+                    parts.u8()?
+                ));
             }
             if length >= 11 {
                 text.push_str(&format!(".{:06}", parts.uint(4)?));
@@ -513,16 +558,27 @@ fn put_binary(out: &mut BytesMut, row: &[Cell], columns: &[Column]) {
             Kind::Float8 => out.put_f64_le(text.parse().unwrap_or(f64::NAN)),
             Kind::Date | Kind::Timestamp | Kind::TimestampTz => put_date(out, &text),
             Kind::Time => put_time(out, &text),
-            Kind::Decimal | Kind::Text | Kind::Bytes | Kind::Json | Kind::Uuid | Kind::Other => put_bytes(out, &cell),
+            Kind::Decimal | Kind::Text | Kind::Bytes | Kind::Json | Kind::Uuid | Kind::Other => {
+                put_bytes(out, &cell)
+            }
         }
     }
 }
 
 fn put_date(out: &mut BytesMut, text: &str) {
-    let numbers: Vec<u32> = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect();
+    let numbers: Vec<u32> =
+        text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect();
     let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
-    let fraction = text.split_once('.').map_or(0, |(_, fraction)| format!("{fraction:0<6}").get(..6).and_then(|f| f.parse().ok()).unwrap_or(0));
-    let length: u8 = if fraction > 0 { 11 } else if numbers.len() > 3 { 7 } else { 4 };
+    let fraction = text.split_once('.').map_or(0, |(_, fraction)| {
+        format!("{fraction:0<6}").get(..6).and_then(|f| f.parse().ok()).unwrap_or(0)
+    });
+    let length: u8 = if fraction > 0 {
+        11
+    } else if numbers.len() > 3 {
+        7
+    } else {
+        4
+    };
     out.put_u8(length);
     out.put_u16_le(number(0) as u16);
     out.put_u8(number(1) as u8);
@@ -540,7 +596,8 @@ fn put_time(out: &mut BytesMut, text: &str) {
     let (clock, fraction) = text.split_once('.').unwrap_or((text, ""));
     let numbers: Vec<u32> = clock.split(':').map(|part| part.parse().unwrap_or(0)).collect();
     let number = |place: usize| numbers.get(place).copied().unwrap_or(0);
-    let fraction: u32 = format!("{fraction:0<6}").get(..6).and_then(|f| f.parse().ok()).unwrap_or(0);
+    let fraction: u32 =
+        format!("{fraction:0<6}").get(..6).and_then(|f| f.parse().ok()).unwrap_or(0);
     out.put_u8(if fraction > 0 { 12 } else { 8 });
     out.put_u8(u8::from(is_negative));
     out.put_u32_le(number(0) / 24);

@@ -165,9 +165,27 @@ pub(super) fn kind(code: u8, charset: u16, flags: u16) -> Kind {
     let is_unsigned = flags & 0x20 != 0;
     match code {
         1 | 13 => Kind::Int2,
-        2 => if is_unsigned { Kind::Int4 } else { Kind::Int2 },
-        3 | 9 => if is_unsigned { Kind::Int8 } else { Kind::Int4 },
-        8 => if is_unsigned { Kind::Decimal } else { Kind::Int8 },
+        2 => {
+            if is_unsigned {
+                Kind::Int4
+            } else {
+                Kind::Int2
+            }
+        }
+        3 | 9 => {
+            if is_unsigned {
+                Kind::Int8
+            } else {
+                Kind::Int4
+            }
+        }
+        8 => {
+            if is_unsigned {
+                Kind::Decimal
+            } else {
+                Kind::Int8
+            }
+        }
         0 | 246 => Kind::Decimal,
         4 => Kind::Float4,
         5 => Kind::Float8,
@@ -175,7 +193,13 @@ pub(super) fn kind(code: u8, charset: u16, flags: u16) -> Kind {
         11 => Kind::Time,
         7 | 12 => Kind::Timestamp,
         245 => Kind::Json,
-        249..=252 | 253 | 254 | 15 | 16 => if charset == BINARY { Kind::Bytes } else { Kind::Text },
+        249..=252 | 253 | 254 | 15 | 16 => {
+            if charset == BINARY {
+                Kind::Bytes
+            } else {
+                Kind::Text
+            }
+        }
         _ => Kind::Other,
     }
 }

@@ -80,8 +80,11 @@ impl Postgres {
                     }
                     11 => {
                         let text = String::from_utf8_lossy(&body.0).into_owned();
-                        let answer = scram.as_mut().and_then(|scram: &mut ScramClient| scram.answer(&text));
-                        let answer = answer.ok_or_else(|| malformed("the server's SCRAM message makes no sense"))?;
+                        let answer =
+                            scram.as_mut().and_then(|scram: &mut ScramClient| scram.answer(&text));
+                        let answer = answer.ok_or_else(|| {
+                            malformed("the server's SCRAM message makes no sense")
+                        })?;
                         self.send(b'p', |out| out.extend_from_slice(answer.as_bytes())).await?;
                     }
                     12 => {
@@ -167,8 +170,11 @@ fn row(body: &mut Body, columns: &[Column]) -> std::io::Result<Vec<Option<Vec<u8
     let mut row = Vec::with_capacity(columns.len());
     for number in 0..count {
         let cell = body.value()?;
-        let is_bytes = columns.get(number as usize).is_some_and(|column| column.kind == Kind::Bytes);
-        row.push(cell.map(|cell| if is_bytes { from_hex(&cell).unwrap_or_else(|| cell.to_vec()) } else { cell.to_vec() }));
+        let is_bytes =
+            columns.get(number as usize).is_some_and(|column| column.kind == Kind::Bytes);
+        row.push(cell.map(|cell| {
+            if is_bytes { from_hex(&cell).unwrap_or_else(|| cell.to_vec()) } else { cell.to_vec() }
+        }));
     }
     Ok(row)
 }

@@ -48,7 +48,9 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     let parameters = loop {
         stream.fill(8).await?;
         let (length, code) = match stream.peeked() {
-            [a, b, c, d, e, f, g, h, ..] => (i32::from_be_bytes([*a, *b, *c, *d]), i32::from_be_bytes([*e, *f, *g, *h])),
+            [a, b, c, d, e, f, g, h, ..] => {
+                (i32::from_be_bytes([*a, *b, *c, *d]), i32::from_be_bytes([*e, *f, *g, *h]))
+            }
             _ => return Err(malformed("the start is cut off")),
         };
         if !(8..=10_000).contains(&length) {
@@ -63,7 +65,9 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
                     stream.output.put_u8(b'S');
                     stream.flush().await?;
                     let tls = tls.clone();
-                    stream.upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) }).await?;
+                    stream
+                        .upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) })
+                        .await?;
                 }
                 None => {
                     stream.output.put_u8(b'N');
@@ -85,7 +89,11 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     };
     let user = parameters.get("user").cloned().unwrap_or_default();
     if !authenticate(&front, &mut stream, &user).await? {
-        error(&mut stream.output, &SqlError::new("28P01", format!("password authentication failed for user \"{user}\"")), true);
+        error(
+            &mut stream.output,
+            &SqlError::new("28P01", format!("password authentication failed for user \"{user}\"")),
+            true,
+        );
         return stream.flush().await;
     }
     let database = parameters.get("database").cloned().unwrap_or(user);
@@ -149,7 +157,9 @@ async fn authenticate(front: &Front, stream: &mut Stream, user: &str) -> io::Res
     }
     let text = body.value()?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let Some((scram, challenge)) = ScramServer::new(front.password(user), &text) else { return Ok(false) };
+    let Some((scram, challenge)) = ScramServer::new(front.password(user), &text) else {
+        return Ok(false);
+    };
     write(&mut stream.output, b'R', |out| {
         out.put_i32(11);
         out.extend_from_slice(challenge.as_bytes());
@@ -167,7 +177,9 @@ async fn authenticate(front: &Front, stream: &mut Stream, user: &str) -> io::Res
 fn error(out: &mut BytesMut, error: &SqlError, is_fatal: bool) {
     write(out, b'E', |out| {
         let severity = if is_fatal { "FATAL" } else { "ERROR" };
-        for (field, text) in [(b'S', severity), (b'V', severity), (b'C', &error.sqlstate), (b'M', &error.message)] {
+        for (field, text) in
+            [(b'S', severity), (b'V', severity), (b'C', &error.sqlstate), (b'M', &error.message)]
+        {
             out.put_u8(field);
             put_text(out, text);
         }
@@ -204,7 +216,9 @@ impl Connection {
     async fn handle(&mut self, message: Message) -> io::Result<Result<(), SqlError>> {
         let mut body = Body(message.body);
         // Executes of a pipeline wait for each other, so that a COMMIT among them makes one round.
-        if !matches!(message.tag, b'P' | b'B' | b'E' | b'D' | b'C') || (message.tag == b'D' && !self.queued.is_empty()) {
+        if !matches!(message.tag, b'P' | b'B' | b'E' | b'D' | b'C')
+            || (message.tag == b'D' && !self.queued.is_empty())
+        {
             if let Err(failed) = self.run_queued().await? {
                 if message.tag == b'S' {
                     error(&mut self.stream.output, &failed, false);
@@ -240,7 +254,12 @@ impl Connection {
             }
             b'H' => self.stream.flush().await?,
             b'd' | b'c' | b'f' => {}
-            b'F' => return Ok(Err(SqlError::new("0A000", "function calls of the old protocol are not supported"))),
+            b'F' => {
+                return Ok(Err(SqlError::new(
+                    "0A000",
+                    "function calls of the old protocol are not supported",
+                )));
+            }
             _ => return Err(malformed("an unknown message")),
         }
         Ok(Ok(()))
@@ -271,7 +290,9 @@ impl Connection {
                 Reply::Rows(answer, verb) => {
                     describe_rows(&mut self.stream.output, &answer.columns, &[]);
                     let count = answer.rows.len();
-                    if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, &answer.rows, &[]) {
+                    if let Err(failed) =
+                        put_rows(&mut self.stream.output, &answer.columns, &answer.rows, &[])
+                    {
                         error(&mut self.stream.output, &failed, false);
                         return Ok(());
                     }
@@ -296,7 +317,10 @@ impl Connection {
             Err(refusal) => return Ok(Err(refusal.into())),
         };
         if parsed.len() > 1 {
-            return Ok(Err(SqlError::new("42601", "cannot insert multiple commands into a prepared statement")));
+            return Ok(Err(SqlError::new(
+                "42601",
+                "cannot insert multiple commands into a prepared statement",
+            )));
         }
         let wanted = parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
         // What the client leaves open is text, which the source reads as whatever it needs.
@@ -309,7 +333,10 @@ impl Connection {
     fn bind(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
         let (portal, name) = (body.text()?, body.text()?);
         let Some(prepared) = self.statements.get(&name) else {
-            return Ok(Err(SqlError::new("26000", format!("prepared statement \"{name}\" does not exist"))));
+            return Ok(Err(SqlError::new(
+                "26000",
+                format!("prepared statement \"{name}\" does not exist"),
+            )));
         };
         let mut formats = Vec::new();
         for _ in 0..body.i16()? {
@@ -326,7 +353,10 @@ impl Connection {
                 None => {
                     return Ok(Err(SqlError::new(
                         "0A000",
-                        format!("parameter ${} of type {oid} is not understood in binary form; send it as text", number + 1),
+                        format!(
+                            "parameter ${} of type {oid} is not understood in binary form; send it as text",
+                            number + 1
+                        ),
                     )));
                 }
             }
@@ -338,7 +368,12 @@ impl Connection {
         let wanted = prepared.parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
         if values.len() != wanted {
             let sent = values.len();
-            return Ok(Err(SqlError::new("08P01", format!("bind message supplies {sent} parameters, but the statement requires {wanted}"))));
+            return Ok(Err(SqlError::new(
+                "08P01",
+                format!(
+                    "bind message supplies {sent} parameters, but the statement requires {wanted}"
+                ),
+            )));
         }
         let bound = Portal {
             parsed: prepared.parsed.clone(),
@@ -356,7 +391,10 @@ impl Connection {
         let (what, name) = (body.u8()?, body.text()?);
         let (parsed, formats, known) = if what == b'S' {
             let Some(prepared) = self.statements.get(&name) else {
-                return Ok(Err(SqlError::new("26000", format!("prepared statement \"{name}\" does not exist"))));
+                return Ok(Err(SqlError::new(
+                    "26000",
+                    format!("prepared statement \"{name}\" does not exist"),
+                )));
             };
             let types = prepared.types.clone();
             write(&mut self.stream.output, b't', |out| {
@@ -366,7 +404,10 @@ impl Connection {
             (prepared.parsed.first().cloned(), Vec::new(), prepared.columns.clone())
         } else {
             let Some(portal) = self.portals.get(&name) else {
-                return Ok(Err(SqlError::new("34000", format!("portal \"{name}\" does not exist"))));
+                return Ok(Err(SqlError::new(
+                    "34000",
+                    format!("portal \"{name}\" does not exist"),
+                )));
             };
             (portal.parsed.first().cloned(), portal.formats.clone(), portal.columns.clone())
         };
@@ -424,7 +465,11 @@ impl Connection {
                 None => return Ok(Ok(())),
             },
         };
-        let end = if limit > 0 { (at + limit as usize).min(answer.rows.len()) } else { answer.rows.len() };
+        let end = if limit > 0 {
+            (at + limit as usize).min(answer.rows.len())
+        } else {
+            answer.rows.len()
+        };
         let rows = answer.rows.get(at..end).unwrap_or_default();
         if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, rows, &formats) {
             return Ok(Err(failed));
@@ -446,13 +491,16 @@ impl Connection {
             return Ok(Ok(()));
         }
         let queued = std::mem::take(&mut self.queued);
-        let statements: Vec<_> = queued.iter().map(|(parsed, values, _)| (parsed.clone(), values.clone())).collect();
+        let statements: Vec<_> =
+            queued.iter().map(|(parsed, values, _)| (parsed.clone(), values.clone())).collect();
         let replies = self.session.run(&statements).await;
         for (reply, (_, _, formats)) in replies.into_iter().zip(&queued) {
             match reply {
                 Reply::Rows(answer, verb) => {
                     let count = answer.rows.len();
-                    if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, &answer.rows, formats) {
+                    if let Err(failed) =
+                        put_rows(&mut self.stream.output, &answer.columns, &answer.rows, formats)
+                    {
                         return Ok(Err(failed));
                     }
                     complete(&mut self.stream.output, &tag_of(verb, count));
@@ -504,7 +552,12 @@ fn describe_rows(out: &mut BytesMut, columns: &[Column], formats: &[i16]) {
     });
 }
 
-fn put_rows(out: &mut BytesMut, columns: &[Column], rows: &[Vec<Cell>], formats: &[i16]) -> Result<(), SqlError> {
+fn put_rows(
+    out: &mut BytesMut,
+    columns: &[Column],
+    rows: &[Vec<Cell>],
+    formats: &[i16],
+) -> Result<(), SqlError> {
     for row in rows {
         let mut cells = Vec::with_capacity(row.len());
         for (number, (cell, column)) in row.iter().zip(columns).enumerate() {
@@ -515,7 +568,13 @@ fn put_rows(out: &mut BytesMut, columns: &[Column], rows: &[Vec<Cell>], formats:
             };
             if format_of(formats, number) == 1 {
                 let binary = to_binary(cell, kind).ok_or_else(|| {
-                    SqlError::new("0A000", format!("column \"{}\" cannot be sent in binary form; ask for text", column.name))
+                    SqlError::new(
+                        "0A000",
+                        format!(
+                            "column \"{}\" cannot be sent in binary form; ask for text",
+                            column.name
+                        ),
+                    )
                 })?;
                 cells.push(Some(binary));
             } else if kind == Kind::Bytes {
@@ -576,7 +635,11 @@ fn numeric(text: &str) -> Option<Vec<u8>> {
     let whole = format!("{}{whole}", "0".repeat((4 - whole.len() % 4) % 4));
     let fraction = format!("{fraction}{}", "0".repeat((4 - fraction.len() % 4) % 4));
     let all = format!("{whole}{fraction}");
-    let groups: Option<Vec<i16>> = all.as_bytes().chunks(4).map(|group| std::str::from_utf8(group).ok()?.parse().ok()).collect();
+    let groups: Option<Vec<i16>> = all
+        .as_bytes()
+        .chunks(4)
+        .map(|group| std::str::from_utf8(group).ok()?.parse().ok())
+        .collect();
     let groups = groups?;
     let leading = groups.iter().take_while(|group| **group == 0).count();
     let weight = whole.len() as i64 / 4 - 1 - leading as i64;
@@ -628,7 +691,9 @@ fn parameter(value: Option<Bytes>, oid: u32, is_binary: bool) -> Option<Value> {
     if !is_binary {
         let text = String::from_utf8(bytes.to_vec()).ok()?;
         return Some(match kind {
-            Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Decimal => Value::Number(text.trim().to_owned()),
+            Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Decimal => {
+                Value::Number(text.trim().to_owned())
+            }
             Kind::Bool => Value::Bool(matches!(text.as_str(), "t" | "true" | "1" | "on" | "yes")),
             Kind::Bytes => Value::Bytes(super::postgres_wire::from_hex(text.as_bytes())?),
             _ => Value::Text(text),
@@ -650,7 +715,12 @@ fn parameter(value: Option<Bytes>, oid: u32, is_binary: bool) -> Option<Value> {
             let hex: String = array(16)?.iter().map(|byte| format!("{byte:02x}")).collect();
             Value::Text(hex)
         }
-        Kind::Decimal | Kind::Date | Kind::Time | Kind::Timestamp | Kind::TimestampTz | Kind::Other => return None,
+        Kind::Decimal
+        | Kind::Date
+        | Kind::Time
+        | Kind::Timestamp
+        | Kind::TimestampTz
+        | Kind::Other => return None,
     })
 }
 
@@ -662,7 +732,10 @@ mod tests {
     fn binary_forms_are_postgresql_s() {
         assert_eq!(to_binary(b"2000-01-02", Kind::Date).unwrap(), 1_i32.to_be_bytes());
         assert_eq!(to_binary(b"1999-12-31", Kind::Date).unwrap(), (-1_i32).to_be_bytes());
-        assert_eq!(to_binary(b"2000-01-01 00:00:01.5", Kind::Timestamp).unwrap(), 1_500_000_i64.to_be_bytes());
+        assert_eq!(
+            to_binary(b"2000-01-01 00:00:01.5", Kind::Timestamp).unwrap(),
+            1_500_000_i64.to_be_bytes()
+        );
         assert_eq!(numeric("12345.678").unwrap(), [0, 3, 0, 1, 0, 0, 0, 3, 0, 1, 9, 41, 26, 124]);
         assert_eq!(numeric("-0.0001").unwrap(), [0, 1, 255, 255, 64, 0, 0, 4, 0, 1]);
         assert_eq!(numeric("0").unwrap(), [0, 0, 0, 0, 0, 0, 0, 0]);
@@ -673,7 +746,10 @@ mod tests {
     fn parameters_of_both_forms_are_read() {
         let int = Bytes::copy_from_slice(&(-5_i32).to_be_bytes());
         assert_eq!(parameter(Some(int), 23, true), Some(Value::Number("-5".into())));
-        assert_eq!(parameter(Some(Bytes::from_static(b"7")), 0, false), Some(Value::Text("7".into())));
+        assert_eq!(
+            parameter(Some(Bytes::from_static(b"7")), 0, false),
+            Some(Value::Text("7".into()))
+        );
         assert_eq!(parameter(None, 23, true), Some(Value::Null));
         assert_eq!(parameter(Some(Bytes::from_static(b"123")), 23, true), None);
     }

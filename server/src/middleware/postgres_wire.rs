@@ -53,7 +53,11 @@ pub(super) struct Body(pub(super) Bytes);
 
 impl Body {
     pub(super) fn text(&mut self) -> io::Result<String> {
-        let end = self.0.iter().position(|byte| *byte == 0).ok_or_else(|| malformed("a text does not end"))?;
+        let end = self
+            .0
+            .iter()
+            .position(|byte| *byte == 0)
+            .ok_or_else(|| malformed("a text does not end"))?;
         let text = self.0.split_to(end);
         self.0.advance(1);
         String::from_utf8(text.to_vec()).map_err(|_| malformed("a text is not UTF-8"))

@@ -60,15 +60,21 @@ pub struct Addresses {
 }
 
 async fn listen(field: &'static str, address: &str) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address).await.map_err(|source| RunError::Listen { field, address: address.to_owned(), source })
+    TcpListener::bind(address).await.map_err(|source| RunError::Listen {
+        field,
+        address: address.to_owned(),
+        source,
+    })
 }
 
 fn acceptor(certificate: &std::path::Path, key: &std::path::Path) -> Result<TlsAcceptor, RunError> {
     let bad = |what: String| RunError::Tls(what);
-    let chain: Result<Vec<CertificateDer<'static>>, _> =
-        CertificateDer::pem_file_iter(certificate).map_err(|e| bad(format!("{}: {e}", certificate.display())))?.collect();
+    let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_file_iter(certificate)
+        .map_err(|e| bad(format!("{}: {e}", certificate.display())))?
+        .collect();
     let chain = chain.map_err(|e| bad(format!("{}: {e}", certificate.display())))?;
-    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| bad(format!("{}: {e}", key.display())))?;
+    let key =
+        PrivateKeyDer::from_pem_file(key).map_err(|e| bad(format!("{}: {e}", key.display())))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -81,8 +87,13 @@ fn acceptor(certificate: &std::path::Path, key: &std::path::Path) -> Result<TlsA
 ///
 /// # Errors
 /// See [`RunError`].
-pub async fn run_proxy(config: ProxyConfig, ready: impl FnOnce(Addresses), stop: impl Future<Output = ()>) -> Result<(), RunError> {
-    let tls = config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;
+pub async fn run_proxy(
+    config: ProxyConfig,
+    ready: impl FnOnce(Addresses),
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let tls =
+        config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;
     let mut listeners = Vec::new();
     let mut addresses = Addresses::default();
     if let Some(address) = &config.listen_postgresql {
@@ -119,7 +130,10 @@ pub async fn run_proxy(config: ProxyConfig, ready: impl FnOnce(Addresses), stop:
 }
 
 /// Starts the machines of a proxy.
-async fn start(config: &ProxyConfig, failed: tokio::sync::mpsc::UnboundedSender<String>) -> Result<Proxy, RunError> {
+async fn start(
+    config: &ProxyConfig,
+    failed: tokio::sync::mpsc::UnboundedSender<String>,
+) -> Result<Proxy, RunError> {
     let postbox = Postbox::new();
     let mut direct: BTreeMap<_, Arc<Source>> = BTreeMap::new();
     let mut links: BTreeMap<NodeId, ToAgentLink> = BTreeMap::new();
@@ -144,10 +158,13 @@ async fn start(config: &ProxyConfig, failed: tokio::sync::mpsc::UnboundedSender<
         if source.agent.is_some() {
             continue;
         }
-        let (node, postbox, inside_too, peers) = (source.node, postbox.clone(), inside.clone(), peers.clone());
+        let (node, postbox, inside_too, peers) =
+            (source.node, postbox.clone(), inside.clone(), peers.clone());
         let sessions = config.data_dir.join(format!("sessions-{node}"));
         let endpoint = source.endpoint.clone();
-        let connect = move |report: Box<dyn Fn(_) + Send + Sync>| Source::start(node, endpoint, Some(sessions), report);
+        let connect = move |report: Box<dyn Fn(_) + Send + Sync>| {
+            Source::start(node, endpoint, Some(sessions), report)
+        };
         let to_peer = move |to: NodeId, msg: PeerRollback| {
             let inside = inside_too.lock().unwrap_or_else(PoisonError::into_inner);
             match (inside.get(&to), peers.get(&to)) {
@@ -156,14 +173,21 @@ async fn start(config: &ProxyConfig, failed: tokio::sync::mpsc::UnboundedSender<
                 (None, None) => {}
             }
         };
-        let agent = AgentHost::start(node, config.agent.clone(), connect, move |_, word| postbox.deliver(node, word), to_peer)?;
+        let agent = AgentHost::start(
+            node,
+            config.agent.clone(),
+            connect,
+            move |_, word| postbox.deliver(node, word),
+            to_peer,
+        )?;
         let agent = Arc::new(agent);
         direct.insert(source.id, agent.source.clone());
         inside.lock().unwrap_or_else(PoisonError::into_inner).insert(node, agent.clone());
         let me = config.node;
         links.insert(node, Box::new(move |msg| agent.deliver(me, msg)));
     }
-    let (name, data_dir, node) = (config.name.clone(), config.data_dir.join("decisions"), config.node);
+    let (name, data_dir, node) =
+        (config.name.clone(), config.data_dir.join("decisions"), config.node);
     let machine = config.middleware.clone();
     let opened = tokio::task::spawn_blocking(move || {
         MiddlewareHost::start(node, &name, machine, &data_dir, postbox, links, move |why| {
@@ -189,7 +213,11 @@ async fn start(config: &ProxyConfig, failed: tokio::sync::mpsc::UnboundedSender<
 ///
 /// # Errors
 /// See [`RunError`].
-pub async fn run_agent(config: AgentConfig, ready: impl FnOnce(SocketAddr), stop: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run_agent(
+    config: AgentConfig,
+    ready: impl FnOnce(SocketAddr),
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
     let listener = listen("listen", &config.listen).await?;
     std::fs::create_dir_all(&config.data_dir)?;
     let masters: Arc<Mutex<BTreeMap<NodeId, Sender>>> = Arc::default();
@@ -197,7 +225,9 @@ pub async fn run_agent(config: AgentConfig, ready: impl FnOnce(SocketAddr), stop
     let peers: BTreeMap<NodeId, Sender> = config
         .peers
         .iter()
-        .map(|(node, address)| (*node, link::call(address.clone(), hello.clone(), std::time::Duration::ZERO, |_| {})))
+        .map(|(node, address)| {
+            (*node, link::call(address.clone(), hello.clone(), std::time::Duration::ZERO, |_| {}))
+        })
         .collect();
     let (node, endpoint) = (config.node, config.endpoint.clone());
     let sessions = config.data_dir.join(format!("sessions-{node}"));
@@ -236,7 +266,10 @@ pub async fn run_agent(config: AgentConfig, ready: impl FnOnce(SocketAddr), stop
                 };
                 match link::answer(tcp, &secret, hear).await {
                     Ok((caller, sender)) if caller != NodeId(0) => {
-                        masters.lock().unwrap_or_else(PoisonError::into_inner).insert(caller, sender);
+                        masters
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .insert(caller, sender);
                     }
                     // Agents only speak.
                     Ok(_) => {}

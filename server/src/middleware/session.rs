@@ -10,7 +10,8 @@ use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, Xid};
 use orthodrome_geotp::middleware::Optimizations;
 use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::{
-    Answer, Catalogue, Column, Context, Dialect, Isolation, Kind, Parsed, Plan, Refusal, SourceId, Value, Verb, plan,
+    Answer, Catalogue, Column, Context, Dialect, Isolation, Kind, Parsed, Plan, Refusal, SourceId,
+    Value, Verb, plan,
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -70,7 +71,9 @@ impl From<Trouble> for SqlError {
     fn from(trouble: Trouble) -> Self {
         match trouble {
             Trouble::Fault(fault) => fault.into(),
-            Trouble::Broken(error) => Self::new("08006", format!("the source cannot be reached: {error}; try again")),
+            Trouble::Broken(error) => {
+                Self::new("08006", format!("the source cannot be reached: {error}; try again"))
+            }
         }
     }
 }
@@ -115,6 +118,22 @@ struct Open {
     hearing: mpsc::UnboundedReceiver<Heard>,
     isolation: Isolation,
     touched: BTreeSet<SourceId>,
+}
+
+/// How often a transaction's first round is sent.
+const TRIES: u32 = 8;
+
+/// Why a round came to nothing.
+struct Missed {
+    error: SqlError,
+    /// It lost to another transaction, and is rolled back.
+    lost: bool,
+}
+
+impl From<SqlError> for Missed {
+    fn from(error: SqlError) -> Self {
+        Self { error, lost: false }
+    }
 }
 
 /// A client's session.
@@ -164,8 +183,14 @@ fn text_answer(name: &str, lines: impl IntoIterator<Item = String>) -> Answer {
 }
 
 fn table(names: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Answer {
-    let columns = names.iter().map(|name| Column { name: (*name).to_owned(), kind: Kind::Text, oid: 25 }).collect();
-    let rows: Vec<Vec<_>> = rows.into_iter().map(|row| row.into_iter().map(|cell| Some(cell.into_bytes())).collect()).collect();
+    let columns = names
+        .iter()
+        .map(|name| Column { name: (*name).to_owned(), kind: Kind::Text, oid: 25 })
+        .collect();
+    let rows: Vec<Vec<_>> = rows
+        .into_iter()
+        .map(|row| row.into_iter().map(|cell| Some(cell.into_bytes())).collect())
+        .collect();
     Answer { columns, affected: rows.len() as u64, rows, last_insert_id: 0 }
 }
 
@@ -205,7 +230,7 @@ impl Session {
     }
 
     pub(super) async fn reset(&mut self) {
-        self.end(false).await;
+        self.end().await;
         self.in_block = false;
         self.is_failed = false;
         self.autocommit = true;
@@ -228,7 +253,8 @@ impl Session {
                 let batch = statements.get(at..at + count).unwrap_or_default();
                 at += count;
                 // In PostgreSQL a text of several statements is one transaction.
-                let ends = self.client == Dialect::PostgreSql && !self.in_block && at == statements.len();
+                let ends =
+                    self.client == Dialect::PostgreSql && !self.in_block && at == statements.len();
                 let next = statements.get(at).map(|(next, _)| &next.verb);
                 let commits = self.in_block && matches!(next, Some(Verb::Commit { chain: false }));
                 self.data(batch, ends, commits).await
@@ -255,7 +281,9 @@ impl Session {
         for (parsed, _) in data {
             count += 1;
             // MySQL commits each statement of a text by itself.
-            if parsed.is_last || (self.client == Dialect::MariaDb && self.autocommit && !self.in_block) {
+            if parsed.is_last
+                || (self.client == Dialect::MariaDb && self.autocommit && !self.in_block)
+            {
                 break;
             }
         }
@@ -266,12 +294,12 @@ impl Session {
     async fn fail(&mut self) {
         if self.client == Dialect::PostgreSql {
             self.is_failed = self.in_block;
-            self.end(false).await;
+            self.end().await;
         }
     }
 
     /// Rolls back what is open, if anything.
-    async fn end(&mut self, _commit: bool) {
+    async fn end(&mut self) {
         if let Some(mut open) = self.open.take() {
             self.proxy.middleware.rollback(open.xid);
             while let Some(heard) = open.hearing.recv().await {
@@ -284,7 +312,10 @@ impl Session {
 
     fn check_failed(&self) -> Result<(), SqlError> {
         if self.is_failed {
-            return Err(SqlError::new("25P02", "current transaction is aborted, commands ignored until end of transaction block"));
+            return Err(SqlError::new(
+                "25P02",
+                "current transaction is aborted, commands ignored until end of transaction block",
+            ));
         }
         Ok(())
     }
@@ -304,7 +335,12 @@ impl Session {
     }
 
     /// Statements that read or change rows, in one round.
-    async fn data(&mut self, batch: &[(Parsed, Vec<Value>)], ends: bool, commits: bool) -> Result<Vec<Reply>, SqlError> {
+    async fn data(
+        &mut self,
+        batch: &[(Parsed, Vec<Value>)],
+        ends: bool,
+        commits: bool,
+    ) -> Result<Vec<Reply>, SqlError> {
         self.check_failed()?;
         let mut placed: Vec<Placed> = Vec::new();
         let mut parts: BTreeMap<NodeId, Part<Sql>> = BTreeMap::new();
@@ -321,7 +357,9 @@ impl Session {
         }
         let mut by_statement: BTreeMap<usize, Placed> = BTreeMap::new();
         for index in order {
-            let (Some(plan), Some((parsed, values))) = (plans.get(index), batch.get(index)) else { continue };
+            let (Some(plan), Some((parsed, values))) = (plans.get(index), batch.get(index)) else {
+                continue;
+            };
             if plan.parts.is_empty() {
                 let answer = self.elsewhere(parsed, values).await?;
                 replies.resize(index, None);
@@ -331,20 +369,35 @@ impl Session {
             let mut places = Vec::new();
             for part in &plan.parts {
                 let Some(&node) = self.proxy.nodes.get(&part.source) else { continue };
-                let there = parts.entry(node).or_insert_with(|| Part { statements: Vec::new(), records: Vec::new(), writes: false });
+                let there = parts.entry(node).or_insert_with(|| Part {
+                    statements: Vec::new(),
+                    records: Vec::new(),
+                    writes: false,
+                });
                 places.push((node, there.statements.len()));
-                there.statements.push(Statement { prelude: part.prelude.clone(), text: part.text.clone() });
-                there.records.extend(part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))));
+                there
+                    .statements
+                    .push(Statement { prelude: part.prelude.clone(), text: part.text.clone() });
+                there.records.extend(
+                    part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
+                );
                 there.writes |= plan.is_write;
             }
-            by_statement.insert(index, Placed { plan: plan.clone(), verb: verb_of(parsed), places });
+            by_statement
+                .insert(index, Placed { plan: plan.clone(), verb: verb_of(parsed), places });
         }
         placed.extend(by_statement.into_values());
         let is_implicit = !self.in_block && self.autocommit;
         if !parts.is_empty() {
             let finishes = (is_implicit && (ends || self.client == Dialect::MariaDb)) || commits;
-            let last = if finishes { Last::Commit } else if is_last { Last::Marked } else { Last::No };
-            let mut answers = self.round(parts, &placed, last, finishes, commits).await?;
+            let last = if finishes {
+                Last::Commit
+            } else if is_last {
+                Last::Marked
+            } else {
+                Last::No
+            };
+            let mut answers = self.round(parts, &placed, last, finishes).await?;
             let mut found = placed.iter();
             for index in 0..batch.len() {
                 if replies.get(index).is_some_and(Option::is_some) {
@@ -365,28 +418,61 @@ impl Session {
         Ok(replies.into_iter().flatten().collect())
     }
 
-    /// Sends a round and waits for what comes of it.
+    /// Sends a round, again if it was the transaction's first and it lost to another transaction: its client
+    /// has seen nothing of it.
     async fn round(
         &mut self,
         parts: BTreeMap<NodeId, Part<Sql>>,
         placed: &[Placed],
         last: Last,
         finishes: bool,
-        in_commit: bool,
     ) -> Result<BTreeMap<NodeId, Vec<Answer>>, SqlError> {
+        let is_first = self.open.is_none();
+        let isolation = self.isolation();
+        for _ in 1..TRIES {
+            match self.attempt(parts.clone(), placed, last, finishes).await {
+                Ok(answers) => return Ok(answers),
+                Err(missed) if !(is_first && missed.lost) => return Err(self.missed(missed)),
+                Err(_) => self.next_isolation = Some(isolation),
+            }
+        }
+        let missed = self.attempt(parts, placed, last, finishes).await;
+        missed.map_err(|missed| self.missed(missed))
+    }
+
+    /// What the client hears. MySQL's transaction is over with a failure that rolled it back.
+    fn missed(&mut self, missed: Missed) -> SqlError {
+        if self.client == Dialect::MariaDb && self.open.is_none() {
+            self.in_block = false;
+        }
+        missed.error
+    }
+
+    /// Sends a round and waits for what comes of it.
+    async fn attempt(
+        &mut self,
+        parts: BTreeMap<NodeId, Part<Sql>>,
+        placed: &[Placed],
+        last: Last,
+        finishes: bool,
+    ) -> Result<BTreeMap<NodeId, Vec<Answer>>, Missed> {
         if self.open.is_none() {
             let isolation = self.isolation();
             self.next_isolation = None;
             let begun = self.proxy.middleware.begin(level(isolation)).await;
-            let (xid, hearing) = begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
+            let (xid, hearing) =
+                begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
             self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new() });
         }
         let several = placed.len() > 1 || parts.len() > 1 || finishes;
         let proxy = self.proxy.clone();
         let cancelled = self.cancelled.clone();
         let client = self.client;
-        let Some(open) = self.open.as_mut() else { return Err(SqlError::new("XX000", "no transaction")) };
-        open.touched.extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
+        let Some(open) = self.open.as_mut() else {
+            return Err(SqlError::new("XX000", "no transaction").into());
+        };
+        open.touched
+            .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
         let xid = open.xid;
         proxy.middleware.round(xid, parts, last);
         let mut answers = None;
@@ -403,7 +489,8 @@ impl Session {
             match heard {
                 None => {
                     self.open = None;
-                    return Err(SqlError::new("08007", "the proxy stopped; whether the transaction committed is not known"));
+                    let why = "the proxy stopped; whether the transaction committed is not known";
+                    return Err(SqlError::new("08007", why).into());
                 }
                 Some(Heard::Answers(found)) => {
                     if !finishes {
@@ -414,27 +501,25 @@ impl Session {
                 Some(Heard::StatementFailed(source, failure)) => {
                     let error = self.error(source, failure);
                     if several || client == Dialect::PostgreSql {
-                        self.end(false).await;
+                        self.end().await;
                         self.in_block = self.in_block && client == Dialect::PostgreSql;
                     }
-                    return Err(error);
+                    return Err(error.into());
                 }
                 Some(Heard::Finished(outcome, failure)) => {
                     self.open = None;
-                    if client == Dialect::MariaDb && !matches!(outcome, Outcome::Committed(_)) {
-                        self.in_block = false;
+                    if let (Outcome::Committed(_), Some(answers)) = (outcome, answers.take()) {
+                        return Ok(answers);
                     }
-                    return match (outcome, answers) {
-                        (Outcome::Committed(_), Some(answers)) => {
-                            // The COMMIT that follows in the text finds nothing more to do.
-                            let _ = in_commit;
-                            Ok(answers)
-                        }
-                        (Outcome::Aborted(_), _) if is_cancelled => {
-                            Err(SqlError::new("57014", "canceling statement due to user request"))
-                        }
-                        (outcome, _) => Err(self.ended(outcome, failure)),
-                    };
+                    if is_cancelled && matches!(outcome, Outcome::Aborted(_)) {
+                        let why = "canceling statement due to user request";
+                        return Err(SqlError::new("57014", why).into());
+                    }
+                    let lost = matches!(outcome, Outcome::Aborted(_))
+                        && failure.as_ref().is_some_and(|(_, failure)| {
+                            matches!(failure.reason, Reason::Serialization | Reason::Deadlock | Reason::Peer)
+                        });
+                    return Err(Missed { error: self.ended(outcome, failure), lost });
                 }
             }
         }
@@ -442,7 +527,9 @@ impl Session {
 
     fn source_name(&self, node: NodeId) -> String {
         let found = self.proxy.nodes.iter().find(|(_, n)| **n == node);
-        found.and_then(|(id, _)| self.proxy.catalogue.source(*id)).map_or_else(|| node.to_string(), |s| s.name.clone())
+        found
+            .and_then(|(id, _)| self.proxy.catalogue.source(*id))
+            .map_or_else(|| node.to_string(), |s| s.name.clone())
     }
 
     fn error(&self, source: NodeId, failure: Failure<Sql>) -> SqlError {
@@ -451,12 +538,24 @@ impl Session {
         }
         let name = self.source_name(source);
         let (sqlstate, why) = match failure.reason {
-            Reason::Marked => ("25000", "a statement came after the one that was marked as the last".to_owned()),
+            Reason::Marked => {
+                ("25000", "a statement came after the one that was marked as the last".to_owned())
+            }
             Reason::Session => ("40000", "it was rolled back".to_owned()),
-            Reason::Restarted => ("40001", format!("source {name} started again, so its locks may be gone")),
-            Reason::Connection | Reason::Unknown => ("08006", format!("the connection to source {name} broke")),
+            Reason::Restarted => {
+                ("40001", format!("source {name} started again, so its locks may be gone"))
+            }
+            Reason::Connection | Reason::Unknown => {
+                ("40001", format!("the connection to source {name} broke"))
+            }
             Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
-            Reason::Refused => ("40001", "too many transactions are on the same records".to_owned()),
+            Reason::Peer => ("40001", "another transaction was in its way at another source".to_owned()),
+            Reason::Deadlock | Reason::Serialization | Reason::LockTimeout => {
+                ("40001", format!("another transaction was in its way at source {name}"))
+            }
+            Reason::Refused => {
+                ("40001", "too many transactions are on the same records".to_owned())
+            }
             Reason::Timeout => ("40001", format!("source {name} did not answer in time")),
             reason => ("40001", format!("source {name}: {reason:?}")),
         };
@@ -470,14 +569,16 @@ impl Session {
                 "the connection to the source broke while it committed; whether the transaction took place is not known",
             ),
             (_, Some((source, failure))) => self.error(source, failure),
-            (outcome, None) => SqlError::new("40001", format!("transaction rolled back: {outcome}; try again")),
+            (outcome, None) => {
+                SqlError::new("40001", format!("transaction rolled back: {outcome}; try again"))
+            }
         }
     }
 
     async fn commit(&mut self) -> Result<Reply, SqlError> {
         self.in_block = false;
         if std::mem::take(&mut self.is_failed) {
-            self.end(false).await;
+            self.end().await;
             return Ok(Reply::done("ROLLBACK"));
         }
         let Some(mut open) = self.open.take() else { return Ok(Reply::done("COMMIT")) };
@@ -486,11 +587,16 @@ impl Session {
             if let Heard::Finished(outcome, failure) = heard {
                 return match outcome {
                     Outcome::Committed(_) => Ok(Reply::done("COMMIT")),
-                    outcome @ (Outcome::Aborted(_) | Outcome::Unknown) => Err(self.ended(outcome, failure)),
+                    outcome @ (Outcome::Aborted(_) | Outcome::Unknown) => {
+                        Err(self.ended(outcome, failure))
+                    }
                 };
             }
         }
-        Err(SqlError::new("08007", "the proxy stopped; whether the transaction committed is not known"))
+        Err(SqlError::new(
+            "08007",
+            "the proxy stopped; whether the transaction committed is not known",
+        ))
     }
 
     /// Everything that is not about rows.
@@ -514,7 +620,7 @@ impl Session {
                 Ok(reply)
             }
             Verb::Rollback { chain } => {
-                self.end(false).await;
+                self.end().await;
                 self.is_failed = false;
                 self.in_block = *chain;
                 self.next_isolation = None;
@@ -531,7 +637,10 @@ impl Session {
         match &parsed.verb {
             Verb::Isolation { level, is_session } => {
                 if !is_session && self.open.is_some() {
-                    return Err(SqlError::new("25001", "the isolation level must be set before any query of the transaction"));
+                    return Err(SqlError::new(
+                        "25001",
+                        "the isolation level must be set before any query of the transaction",
+                    ));
                 }
                 if *is_session {
                     self.session_isolation = *level;
@@ -569,18 +678,28 @@ impl Session {
                 }
                 Ok(Reply::done(tag))
             }
-            Verb::Savepoint(..) => Err(SqlError::new("0A000", "savepoints are not supported: a branch that fails ends its transaction; begin a new one")),
-            Verb::Copy { .. } => Err(SqlError::new("0A000", "COPY is not supported here; use INSERT with many rows")),
-            Verb::Other => self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT")),
-            Verb::Data(_) | Verb::Begin { .. } | Verb::Commit { .. } | Verb::Rollback { .. } | Verb::Empty => {
-                Err(SqlError::new("XX000", "a statement was misplaced"))
+            Verb::Savepoint(..) => Err(SqlError::new(
+                "0A000",
+                "savepoints are not supported: a branch that fails ends its transaction; begin a new one",
+            )),
+            Verb::Copy { .. } => {
+                Err(SqlError::new("0A000", "COPY is not supported here; use INSERT with many rows"))
             }
+            Verb::Other => {
+                self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT"))
+            }
+            Verb::Data(_)
+            | Verb::Begin { .. }
+            | Verb::Commit { .. }
+            | Verb::Rollback { .. }
+            | Verb::Empty => Err(SqlError::new("XX000", "a statement was misplaced")),
         }
     }
 
     async fn show(&mut self, name: &str, parsed: &Parsed) -> Result<Reply, SqlError> {
         if matches!(name, "transaction_isolation" | "default_transaction_isolation") {
-            let isolation = self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
+            let isolation =
+                self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
             return Ok(Reply::Rows(text_answer(name, [isolation.name().to_lowercase()]), "SHOW"));
         }
         if let Some(value) = self.settings.get(name) {
@@ -593,7 +712,8 @@ impl Session {
     fn home(&self) -> Option<(SourceId, Dialect)> {
         let kind = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| (*id, s.kind));
         let mut all = self.proxy.by_distance.iter().filter_map(kind);
-        all.find(|(_, kind)| *kind == self.client).or_else(|| self.proxy.by_distance.iter().find_map(kind))
+        all.find(|(_, kind)| *kind == self.client)
+            .or_else(|| self.proxy.by_distance.iter().find_map(kind))
     }
 
     /// Answered by a source, outside of every transaction: what concerns no table of the catalogue.
@@ -604,13 +724,19 @@ impl Session {
                 return Ok(answer);
             }
         }
-        let (home, kind) = self.home().ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+        let (home, kind) =
+            self.home().ok_or_else(|| SqlError::new("08006", "there is no source"))?;
         let mut at = home;
         let text = match &parsed.verb {
             Verb::Data(statement) => {
                 let mut statement = (**statement).clone();
                 orthodrome_geotp::sql::dialect::bind(&mut statement, values, kind)?;
-                orthodrome_geotp::sql::dialect::translate(&mut statement, self.client, kind, &self.proxy.catalogue)?;
+                orthodrome_geotp::sql::dialect::translate(
+                    &mut statement,
+                    self.client,
+                    kind,
+                    &self.proxy.catalogue,
+                )?;
                 orthodrome_geotp::sql::dialect::render(&statement, self.client, kind)
             }
             _ => {
@@ -620,25 +746,47 @@ impl Session {
                 let table = words.filter_map(|word| self.proxy.catalogue.table(word)).next();
                 if let Some(table) = table {
                     if !is_metadata {
-                        return Err(SqlError::new("0A000", format!("this statement about \"{}\" cannot be read; put it more plainly", table.name)));
+                        return Err(SqlError::new(
+                            "0A000",
+                            format!(
+                                "this statement about \"{}\" cannot be read; put it more plainly",
+                                table.name
+                            ),
+                        ));
                     }
                     let kind_of = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| s.kind);
-                    at = table.sources().into_iter().find(|id| kind_of(id) == Some(self.client)).unwrap_or(home);
+                    at = table
+                        .sources()
+                        .into_iter()
+                        .find(|id| kind_of(id) == Some(self.client))
+                        .unwrap_or(home);
                 }
                 if !is_metadata && !matches!(first, "select" | "with" | "table" | "explain") {
-                    return Err(SqlError::new("0A000", "this statement is not supported by the proxy; send it to a source"));
+                    return Err(SqlError::new(
+                        "0A000",
+                        "this statement is not supported by the proxy; send it to a source",
+                    ));
                 }
                 if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
-                    return Err(SqlError::new("0A000", format!("no source speaks {}, so this cannot be answered", self.client)));
+                    return Err(SqlError::new(
+                        "0A000",
+                        format!("no source speaks {}, so this cannot be answered", self.client),
+                    ));
                 }
                 parsed.text.clone()
             }
         };
-        let source = self.proxy.direct.get(&at).ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+        let source = self
+            .proxy
+            .direct
+            .get(&at)
+            .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
         let outcome = source.ask(&text).await?;
         match outcome.fault {
             Some(fault) => Err(fault.into()),
-            None => Ok(outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default()),
+            None => {
+                Ok(outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default())
+            }
         }
     }
 
@@ -659,11 +807,18 @@ impl Session {
         if self.client == Dialect::MariaDb {
             self.commit().await?;
         } else if self.in_block {
-            return Err(SqlError::new("25001", "a change of the schema cannot be part of a distributed transaction; send it outside of one"));
+            return Err(SqlError::new(
+                "25001",
+                "a change of the schema cannot be part of a distributed transaction; send it outside of one",
+            ));
         }
         let plan = self.planned(parsed, values)?;
         for part in &plan.parts {
-            let source = self.proxy.direct.get(&part.source).ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+            let source = self
+                .proxy
+                .direct
+                .get(&part.source)
+                .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
             if let Some(fault) = source.ask(&part.text).await?.fault {
                 return Err(fault.into());
             }
@@ -678,13 +833,21 @@ impl Session {
         let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for part in &plan.parts {
             if let Some(node) = self.proxy.nodes.get(&part.source) {
-                let keys = part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key))));
+                let keys =
+                    part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key))));
                 records.entry(*node).or_default().extend(keys);
             }
         }
-        let planned = self.proxy.middleware.ask(move |middleware| middleware.plan(&records)).await.unwrap_or_default();
+        let planned = self
+            .proxy
+            .middleware
+            .ask(move |middleware| middleware.plan(&records))
+            .await
+            .unwrap_or_default();
         for one in planned {
-            let rtt = one.rtt.map_or("not measured yet".into(), |rtt| format!("{:.1} ms", rtt.as_secs_f64() * 1e3));
+            let rtt = one.rtt.map_or("not measured yet".into(), |rtt| {
+                format!("{:.1} ms", rtt.as_secs_f64() * 1e3)
+            });
             lines.push(format!(
                 "Schedule: {} round trip {rtt}, forecast {:.1} ms, starts after {:.1} ms",
                 self.source_name(one.source),
@@ -701,52 +864,97 @@ impl Session {
         let gone = || SqlError::new("57P01", "the proxy is shutting down");
         let answer = match words.as_slice() {
             ["show", "transactions"] => {
-                let found = proxy.middleware.ask(|middleware| middleware.in_doubt()).await.ok_or_else(gone)?;
+                let found = proxy
+                    .middleware
+                    .ask(|middleware| middleware.in_doubt())
+                    .await
+                    .ok_or_else(gone)?;
                 let rows = found.into_iter().map(|one| {
-                    let sources: Vec<String> = one.sources.iter().map(|node| self.source_name(*node)).collect();
-                    vec![one.xid.to_string(), if one.commits { "commits" } else { "rolls back" }.into(), sources.join(", ")]
+                    let sources: Vec<String> =
+                        one.sources.iter().map(|node| self.source_name(*node)).collect();
+                    vec![
+                        one.xid.to_string(),
+                        if one.commits { "commits" } else { "rolls back" }.into(),
+                        sources.join(", "),
+                    ]
                 });
                 table(&["transaction", "outcome", "waits for"], rows.collect::<Vec<_>>())
             }
             ["show", "hot"] => {
-                let found = proxy.middleware.ask(|middleware| middleware.hottest(20)).await.ok_or_else(gone)?;
+                let found = proxy
+                    .middleware
+                    .ask(|middleware| middleware.hottest(20))
+                    .await
+                    .ok_or_else(gone)?;
                 let rows = found.into_iter().map(|((node, key), spot)| {
-                    vec![self.source_name(node), String::from_utf8_lossy(&key.0).into_owned(), format!("{spot:?}")]
+                    vec![
+                        self.source_name(node),
+                        String::from_utf8_lossy(&key.0).into_owned(),
+                        format!("{spot:?}"),
+                    ]
                 });
                 table(&["source", "record", "footprint"], rows.collect::<Vec<_>>())
             }
             ["show", "pools"] => {
                 let rows = proxy.direct.iter().map(|(id, source)| {
                     let (busy, idle) = source.pool();
-                    let name = proxy.catalogue.source(*id).map_or_else(String::new, |s| s.name.clone());
+                    let name =
+                        proxy.catalogue.source(*id).map_or_else(String::new, |s| s.name.clone());
                     vec![name, busy.to_string(), idle.to_string()]
                 });
                 table(&["source", "branches", "idle"], rows.collect::<Vec<_>>())
             }
             ["show", "schedule"] => {
-                let records: BTreeMap<NodeId, Vec<Key>> = proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
-                let found = proxy.middleware.ask(move |middleware| middleware.plan(&records)).await.ok_or_else(gone)?;
+                let records: BTreeMap<NodeId, Vec<Key>> =
+                    proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
+                let found = proxy
+                    .middleware
+                    .ask(move |middleware| middleware.plan(&records))
+                    .await
+                    .ok_or_else(gone)?;
                 let rows = found.into_iter().map(|one| {
                     let ms = |span: std::time::Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
-                    vec![self.source_name(one.source), one.rtt.map_or_else(String::new, ms), ms(one.postponed)]
+                    vec![
+                        self.source_name(one.source),
+                        one.rtt.map_or_else(String::new, ms),
+                        ms(one.postponed),
+                    ]
                 });
                 table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>())
             }
             ["show", "notes"] => {
                 let notes = proxy.middleware.notes();
-                table(&["note", "count"], notes.into_iter().map(|(note, count)| vec![format!("{note:?}"), count.to_string()]))
+                table(
+                    &["note", "count"],
+                    notes
+                        .into_iter()
+                        .map(|(note, count)| vec![format!("{note:?}"), count.to_string()]),
+                )
             }
             ["alter", "set", name] => {
                 let optimizations = optimizations(name).ok_or_else(|| {
-                    SqlError::new("22023", format!("`{name}` is not known; use xa, geotp-o1, geotp-o2 or geotp"))
+                    SqlError::new(
+                        "22023",
+                        format!("`{name}` is not known; use xa, geotp-o1, geotp-o2 or geotp"),
+                    )
                 })?;
-                proxy.middleware.ask(move |middleware| middleware.optimize(optimizations)).await.ok_or_else(gone)?;
+                proxy
+                    .middleware
+                    .ask(move |middleware| middleware.optimize(optimizations))
+                    .await
+                    .ok_or_else(gone)?;
                 return Ok(Reply::done("SET"));
             }
             ["resolve", verb @ ("commit" | "rollback"), xid, "at", source] => {
-                let xid: Xid = xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
-                let id = proxy.catalogue.find_source(source).and_then(|id| proxy.nodes.get(&id).copied());
-                let node = id.ok_or_else(|| SqlError::new("22023", format!("there is no source `{source}`")))?;
+                let xid: Xid =
+                    xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
+                let id = proxy
+                    .catalogue
+                    .find_source(source)
+                    .and_then(|id| proxy.nodes.get(&id).copied());
+                let node = id.ok_or_else(|| {
+                    SqlError::new("22023", format!("there is no source `{source}`"))
+                })?;
                 proxy.middleware.settle(xid, node, *verb == "commit");
                 return Ok(Reply::done("RESOLVE"));
             }
@@ -767,7 +975,11 @@ impl Session {
             Verb::Data(statement) => {
                 let nulls = vec![Value::Null; parsed.parameters];
                 // No key is NULL, so any source may be asked, and no row is read.
-                let context = Context { client: self.client, isolation: Isolation::ReadCommitted, prefer: self.prefer() };
+                let context = Context {
+                    client: self.client,
+                    isolation: Isolation::ReadCommitted,
+                    prefer: self.prefer(),
+                };
                 let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
                 if !plan.has_rows {
                     return Ok(Vec::new());
@@ -791,11 +1003,19 @@ impl Session {
         };
         if plan.is_write && !parsed.text.trim_start().to_lowercase().starts_with("select") {
             // RETURNING: asking would change rows.
-            return Err(SqlError::new("0A000", "RETURNING cannot be described before it runs; use the simple protocol"));
+            return Err(SqlError::new(
+                "0A000",
+                "RETURNING cannot be described before it runs; use the simple protocol",
+            ));
         }
-        let source = self.proxy.direct.get(&part.source).ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+        let source = self
+            .proxy
+            .direct
+            .get(&part.source)
+            .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
         let text = part.text.trim_end_matches(" FOR UPDATE");
-        let outcome = source.ask(&format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0")).await?;
+        let outcome =
+            source.ask(&format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0")).await?;
         if let Some(fault) = outcome.fault {
             return Err(fault.into());
         }
@@ -823,7 +1043,8 @@ fn verb_of(parsed: &Parsed) -> &'static str {
     let text = parsed.text.trim_start();
     let mut rest = text;
     while let Some(after) = rest.strip_prefix("/*") {
-        rest = after.find("*/").and_then(|end| after.get(end + 2..)).unwrap_or_default().trim_start();
+        rest =
+            after.find("*/").and_then(|end| after.get(end + 2..)).unwrap_or_default().trim_start();
     }
     match rest.split_whitespace().next().unwrap_or_default().to_uppercase().as_str() {
         "INSERT" | "REPLACE" => "INSERT",
@@ -837,8 +1058,11 @@ fn verb_of(parsed: &Parsed) -> &'static str {
 fn reply(placed: &Placed, answers: &mut BTreeMap<NodeId, Vec<Answer>>) -> Result<Reply, SqlError> {
     let mut own = Vec::new();
     for (node, place) in &placed.places {
-        let answer = answers.get_mut(node).and_then(|answers| answers.get_mut(*place)).map(std::mem::take);
-        own.push(answer.ok_or_else(|| SqlError::new("XX000", "a source answered fewer statements than it was sent"))?);
+        let answer =
+            answers.get_mut(node).and_then(|answers| answers.get_mut(*place)).map(std::mem::take);
+        own.push(answer.ok_or_else(|| {
+            SqlError::new("XX000", "a source answered fewer statements than it was sent")
+        })?);
     }
     let how = if own.len() == 1 { &Merge::Only } else { &placed.plan.merge };
     let how = if matches!(placed.plan.merge, Merge::Rows(_)) { &placed.plan.merge } else { how };
@@ -847,6 +1071,10 @@ fn reply(placed: &Placed, answers: &mut BTreeMap<NodeId, Vec<Answer>>) -> Result
         return Ok(Reply::Rows(answer, placed.verb));
     }
     let count = answer.affected;
-    let tag = if placed.verb == "INSERT" { format!("INSERT 0 {count}") } else { format!("{} {count}", placed.verb) };
+    let tag = if placed.verb == "INSERT" {
+        format!("INSERT 0 {count}")
+    } else {
+        format!("{} {count}", placed.verb)
+    };
     Ok(Reply::Done { tag, affected: count, last_insert_id: answer.last_insert_id })
 }

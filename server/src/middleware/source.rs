@@ -113,8 +113,14 @@ impl Source {
         (self.report)(FromSource::Up { start });
         loop {
             tokio::time::sleep(LOOK).await;
-            let alive = tokio::time::timeout(Duration::from_secs(5), session.text("SELECT 1", Duration::ZERO)).await;
-            alive.map_err(|_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
+            let alive = tokio::time::timeout(
+                Duration::from_secs(5),
+                session.text("SELECT 1", Duration::ZERO),
+            )
+            .await;
+            alive.map_err(|_| {
+                Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut))
+            })??;
         }
     }
 
@@ -124,7 +130,10 @@ impl Source {
         let start = self.start.load(Ordering::Relaxed);
         let left = std::fs::read_to_string(path).unwrap_or_default();
         let _ = std::fs::remove_file(path);
-        let own: Vec<u64> = locked(&self.slots).values().filter_map(|slot| locked(&slot.interrupt).as_ref().map(Interrupt::id)).collect();
+        let own: Vec<u64> = locked(&self.slots)
+            .values()
+            .filter_map(|slot| locked(&slot.interrupt).as_ref().map(Interrupt::id))
+            .collect();
         for line in left.lines() {
             let Some((at, id)) = line.split_once(' ') else { continue };
             // Numbers of another life of the server are somebody else's by now.
@@ -195,10 +204,14 @@ impl Source {
                 tokio::spawn(async move { source.run(xid, slot, begin, statements, then).await });
             }
             ToSource::Prepare { xid, wrote: _ } => {
-                tokio::spawn(async move { source.run(xid, source.slot(xid), None, Vec::new(), Then::Prepare).await });
+                tokio::spawn(async move {
+                    source.run(xid, source.slot(xid), None, Vec::new(), Then::Prepare).await
+                });
             }
             ToSource::CommitOnePhase { xid, at: _ } => {
-                tokio::spawn(async move { source.run(xid, source.slot(xid), None, Vec::new(), Then::Commit).await });
+                tokio::spawn(async move {
+                    source.run(xid, source.slot(xid), None, Vec::new(), Then::Commit).await
+                });
             }
             ToSource::CommitPrepared { xid, at } => {
                 tokio::spawn(async move { source.commit_prepared(xid, at).await });
@@ -216,7 +229,14 @@ impl Source {
         locked(&self.slots).get(&xid).cloned()
     }
 
-    async fn run(&self, xid: Xid, slot: Option<Arc<Slot>>, begin: Option<Isolation>, statements: Vec<Statement>, then: Then) {
+    async fn run(
+        &self,
+        xid: Xid,
+        slot: Option<Arc<Slot>>,
+        begin: Option<Isolation>,
+        statements: Vec<Statement>,
+        then: Then,
+    ) {
         let lost = || (self.report)(FromSource::SessionLost { xid });
         let Some(slot) = slot else { return lost() };
         let mut place = slot.session.lock().await;
@@ -251,11 +271,20 @@ impl Source {
     }
 
     /// A text, and what each of its statements is.
-    fn compose(&self, xid: Xid, begin: Option<Isolation>, statements: Vec<Statement>, then: Then, _is_failed: bool) -> (String, Vec<Piece>) {
+    fn compose(
+        &self,
+        xid: Xid,
+        begin: Option<Isolation>,
+        statements: Vec<Statement>,
+        then: Then,
+        _is_failed: bool,
+    ) -> (String, Vec<Piece>) {
         let name = xid.at(self.node);
         let mut texts: Vec<String> = Vec::new();
         let mut pieces = Vec::new();
-        let count = |text: &str| if self.endpoint.kind == Dialect::MariaDb { text.split(';').count() } else { 1 };
+        let count = |text: &str| {
+            if self.endpoint.kind == Dialect::MariaDb { text.split(';').count() } else { 1 }
+        };
         let own = |piece: Piece, text: String, texts: &mut Vec<String>, pieces: &mut Vec<Piece>| {
             pieces.extend(std::iter::repeat_n(piece, count(&text)));
             texts.push(text);
@@ -273,14 +302,26 @@ impl Source {
         }
         match then {
             Then::Wait => {}
-            Then::Prepare => own(Piece::Prepare, self.endpoint.prepare(&name), &mut texts, &mut pieces),
-            Then::Commit => own(Piece::Commit, self.endpoint.commit(&name), &mut texts, &mut pieces),
+            Then::Prepare => {
+                own(Piece::Prepare, self.endpoint.prepare(&name), &mut texts, &mut pieces)
+            }
+            Then::Commit => {
+                own(Piece::Commit, self.endpoint.commit(&name), &mut texts, &mut pieces)
+            }
         }
         (texts.join(";\n"), pieces)
     }
 
     /// Tells the agent what came of a text.
-    async fn judge(&self, xid: Xid, slot: &Slot, place: &mut Option<Session>, pieces: &[Piece], outcome: Outcome, then: Then) {
+    async fn judge(
+        &self,
+        xid: Xid,
+        slot: &Slot,
+        place: &mut Option<Session>,
+        pieces: &[Piece],
+        outcome: Outcome,
+        then: Then,
+    ) {
         let mut answers: Vec<Answer> = Vec::new();
         let mut tag = String::new();
         for (piece, (answer, its)) in pieces.iter().zip(outcome.done.iter().cloned()) {
@@ -300,7 +341,12 @@ impl Source {
             let (failure, goes_on) = self.endpoint.judge(fault);
             match pieces.get(outcome.done.len()) {
                 Some(Piece::Prelude(statement) | Piece::Statement(statement)) => {
-                    (self.report)(FromSource::RunFailed { xid, statement: *statement, failure, goes_on });
+                    (self.report)(FromSource::RunFailed {
+                        xid,
+                        statement: *statement,
+                        failure,
+                        goes_on,
+                    });
                 }
                 Some(Piece::Prepare | Piece::Commit) => {
                     ran();
@@ -334,7 +380,9 @@ impl Source {
                 self.finish(xid, place);
                 (self.report)(FromSource::Committed { xid, at: Timestamp::ZERO });
             }
-            Then::Prepare | Then::Commit => self.refuse(xid, place, Reason::Unprepared.into()).await,
+            Then::Prepare | Then::Commit => {
+                self.refuse(xid, place, Reason::Unprepared.into()).await
+            }
         }
     }
 
@@ -359,7 +407,9 @@ impl Source {
         let name = xid.at(self.node);
         let text = self.endpoint.rollback(&name);
         let mut outcome = session.text(&text, self.endpoint.one_way).await;
-        if self.endpoint.kind == Dialect::MariaDb && matches!(&outcome, Ok(Outcome { fault: Some(_), .. })) {
+        if self.endpoint.kind == Dialect::MariaDb
+            && matches!(&outcome, Ok(Outcome { fault: Some(_), .. }))
+        {
             // `XA END` fails where the server has rolled back already, or where it was done before.
             outcome = session.text(&format!("XA ROLLBACK '{name}'"), self.endpoint.one_way).await;
         }
@@ -386,7 +436,9 @@ impl Source {
                 }
             };
             let begun = locked(&slot.interrupt).clone();
-            if let (None, Some(begun), false) = (&*place, begun, slot.is_prepared.load(Ordering::Acquire)) {
+            if let (None, Some(begun), false) =
+                (&*place, begun, slot.is_prepared.load(Ordering::Acquire))
+            {
                 // Its connection broke; the server may still be at work, and prepare.
                 self.bury(&begun).await;
                 slot.is_prepared.store(true, Ordering::Release);
