@@ -158,9 +158,9 @@ impl Client {
                 Effect::StatementFailed { .. } => {
                     unreachable!("a modelled source never goes on after a failure")
                 }
-                Effect::Finished { label, outcome, path, .. } => {
+                Effect::Finished { xid, label, outcome, path, .. } => {
                     if let Some(txn) = label {
-                        self.on_finished(txn, outcome, path, cx);
+                        self.on_finished(txn, xid, outcome, path, cx);
                     }
                 }
                 Effect::Persist { ticket, record } => {
@@ -310,7 +310,18 @@ impl Client {
     }
 
     /// The transaction has ended.
-    fn on_finished(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+    fn on_finished(
+        &mut self,
+        id: TxnId,
+        xid: Xid,
+        outcome: Outcome,
+        path: &'static str,
+        cx: &mut Way<'_>,
+    ) {
+        // One that only read may have been begun anew under its name.
+        if self.open.get(&id).is_none_or(|open| open.xid != xid) {
+            return;
+        }
         let Some(open) = self.open.remove(&id) else { return };
         for asker in self.askers.remove(&id).unwrap_or_default() {
             cx.send(asker, Msg::Told { txn: id, outcome: Some(outcome) });
