@@ -284,10 +284,22 @@ impl Store {
     /// than [`PIECE_BYTES`], but one at least if there is any.
     #[must_use]
     pub fn piece(&self, partition: PartitionId, after: Option<&Key>, keys_max: usize) -> Piece {
+        self.piece_within(partition, after, (keys_max, PIECE_BYTES))
+    }
+
+    /// The keys after `after`: at most `keys_max`, and not much more than `bytes_max`, but one at least if
+    /// there is any.
+    #[must_use]
+    pub fn piece_within(
+        &self,
+        partition: PartitionId,
+        after: Option<&Key>,
+        (keys_max, bytes_max): (usize, usize),
+    ) -> Piece {
         let mut keys = self.scan(partition, after, keys_max);
         let mut bytes = 0;
         let fits = keys.iter().take_while(|(key, versions)| {
-            let is_over = bytes >= PIECE_BYTES;
+            let is_over = bytes >= bytes_max;
             bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
             !is_over
         });
