@@ -33,6 +33,8 @@ pub struct Config {
 pub struct Teeth {
     /// G5: no tombstone is left for a branch that is ended before its statements come.
     pub no_tombstones: bool,
+    /// G4: a prepared branch that is nowhere, since it only read, is taken for one that could not be committed.
+    pub waits_for_vanished: bool,
     /// G6: a middleware that has started again finds what it left still running.
     pub ignores_epochs: bool,
     /// A branch is said to be prepared as soon as its statements have been executed.
@@ -492,7 +494,11 @@ impl<W: Work> Agent<W> {
             FromSource::Refused { xid, failure } => self.on_refused(xid, failure, door),
             FromSource::Committed { xid, at } => self.on_committed(xid, at, door),
             FromSource::RolledBack { xid } => self.on_rolled_back(xid, door),
-            FromSource::Gone { xid } => self.on_committed(xid, Timestamp::ZERO, door),
+            FromSource::Gone { xid } => {
+                if !self.config.teeth.waits_for_vanished {
+                    self.on_committed(xid, Timestamp::ZERO, door);
+                }
+            }
             FromSource::SessionLost { xid } => self.on_session_lost(xid, door),
             FromSource::Listed { prepared } => self.on_listed(prepared, door),
         }

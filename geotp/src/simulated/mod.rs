@@ -145,6 +145,7 @@ impl Protocol for GeoTp {
             "G1",
             "G2",
             "G3",
+            "G4",
             "G5",
             "G6",
             "early-vote",
@@ -222,6 +223,12 @@ impl Protocol for GeoTp {
                 }
             }
             "G3" => config.middleware.teeth.no_fence = true,
+            "G4" => {
+                config.agent.teeth.waits_for_vanished = true;
+                for kind in config.middleware.sources.values_mut() {
+                    *kind = Kind::MariaDb;
+                }
+            }
             "G5" => config.agent.teeth.no_tombstones = true,
             "G6" => config.agent.teeth.ignores_epochs = true,
             "early-vote" => config.agent.teeth.votes_early = true,
