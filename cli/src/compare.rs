@@ -183,7 +183,7 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
 }
 
 fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::Result<()> {
-    let Placement { topology, partitions, replicas, servers_per_region } = &args.placement;
+    let Placement { topology, partitions, replicas, servers_per_region, .. } = &args.placement;
     output::print_json(&Printed {
         figures: "simulated",
         commit: output::COMMIT,
@@ -249,7 +249,7 @@ pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
 
 /// The figures for people.
 fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
-    let Placement { topology, partitions, replicas, servers_per_region } = &args.placement;
+    let Placement { topology, partitions, replicas, servers_per_region, .. } = &args.placement;
     let Course { duration, seed, .. } = &args.course;
     let seeds = match args.seeds {
         1 => format!("seed {seed}"),
