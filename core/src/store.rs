@@ -174,6 +174,19 @@ fn from(after: Option<&Key>) -> Bound<&Key> {
 /// have, so that a piece of long values is one, too.
 pub const PIECE_BYTES: usize = 1 << 20;
 
+/// How many of `keys`, from the first on, one message can carry: not much more than [`PIECE_BYTES`], but one
+/// at least if there is any.
+#[must_use]
+pub fn piece_len(keys: &[(Key, Versions)]) -> usize {
+    let mut bytes = 0;
+    let fits = keys.iter().take_while(|(key, versions)| {
+        let is_over = bytes >= PIECE_BYTES;
+        bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
+        !is_over
+    });
+    fits.count()
+}
+
 /// A piece of a partition's state, for another replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
@@ -285,13 +298,7 @@ impl Store {
     #[must_use]
     pub fn piece(&self, partition: PartitionId, after: Option<&Key>, keys_max: usize) -> Piece {
         let mut keys = self.scan(partition, after, keys_max);
-        let mut bytes = 0;
-        let fits = keys.iter().take_while(|(key, versions)| {
-            let is_over = bytes >= PIECE_BYTES;
-            bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
-            !is_over
-        });
-        let fits = fits.count();
+        let fits = piece_len(&keys);
         let is_last = fits == keys.len() && keys.len() < keys_max;
         keys.truncate(fits);
         let next = if is_last { None } else { keys.last().map(|(key, _)| key.clone()) };

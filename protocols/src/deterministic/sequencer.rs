@@ -18,6 +18,8 @@ use crate::replication::Index;
 
 /// So many keys are watched for a move at a time.
 const GUESTS_MAX: usize = 65_536;
+/// No more keys are moved than about so many: every server remembers where each of them is, in every image.
+const MOVED_MAX: usize = 65_536;
 
 /// A stream's leader.
 #[derive(Debug, Default)]
@@ -72,6 +74,12 @@ impl View<'_> {
         closes_circles && !self.state.merge.contains(entry.name())
     }
 
+    /// True if `entry` is to be given to this stream: it is one of its homes, and does not take it from an orderer.
+    fn expects(&self, entry: &Sequenced) -> bool {
+        let first = self.placement.orderer().filter(|_| entry.is_multi_home());
+        first.map_or_else(|| entry.homes.contains(&self.stream), |first| first == self.stream)
+    }
+
     /// True if this stream orders who touches `key`, as `entry` supposes.
     fn orders(&self, entry: &Sequenced, key: &Key) -> bool {
         entry.is_ordered_by(self.stream, key, |key| self.placement.stream_of(key))
@@ -106,6 +114,7 @@ impl Sequencer {
     /// Somebody wants `entry` in the stream.
     pub fn take(&mut self, entry: Arc<Sequenced>, view: &View<'_>) -> Option<Note> {
         let name = entry.name();
+        assert!(view.expects(&entry), "{name} has no business in {}: {entry:?}", view.stream);
         if view.state.is_sequenced(view.stream, &entry) || self.taken.contains(&name) {
             return Some(Note::RepeatedSequence);
         }
@@ -228,7 +237,7 @@ impl Sequencer {
     /// to move there (SLOG §3.4; Sloth §6.2.2). Returns the keys for which it is time, and where to.
     pub fn observe(&mut self, entry: &Sequenced, view: &View<'_>) -> Vec<(Key, PartitionId)> {
         let Some(patience) = view.config.migrate_after else { return Vec::new() };
-        if entry.target.is_some() {
+        if entry.target.is_some() || view.state.moved_count() >= MOVED_MAX {
             return Vec::new();
         }
         let keys: BTreeSet<&Key> =

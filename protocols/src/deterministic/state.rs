@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId, TxnId};
-use orthodrome_core::store::{Store, Versions};
+use orthodrome_core::store::{Store, Versions, piece_len};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
 
@@ -84,6 +84,12 @@ impl State {
     pub fn home(&self, key: &Key, placement: &Placement) -> Home {
         let placed = || Home { stream: placement.stream_of(key), ..Home::default() };
         self.moved.get(key).copied().unwrap_or_else(placed)
+    }
+
+    /// How many keys have moved.
+    #[must_use]
+    pub fn moved_count(&self) -> usize {
+        self.moved.len()
     }
 
     /// How a transaction is to be sequenced, as of what has run here.
@@ -401,7 +407,8 @@ impl State {
             // S10: whether it is void follows from what it comes after on its keys. If of one transaction
             // two names are not, the same one comes first everywhere.
             let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
-            if !self.is_right(&merged.entry) {
+            let is_checked = merged.entry.target.is_some() || !self.teeth.runs_void;
+            if is_checked && !self.is_right(&merged.entry) {
                 applied.void.push(name);
             } else if merged.entry.target.is_some() {
                 self.relocate(&merged, placement, store);
@@ -520,6 +527,19 @@ fn acknowledged(streams: &BTreeMap<PartitionId, StreamImage>) -> BTreeMap<Client
         *known = (*known).max(below);
     }
     acknowledged
+}
+
+/// The keys of a state from `from` on that one message can carry, `keys_max` at most, and where to go on.
+pub fn piece_from(
+    all: &[(Key, Versions)],
+    from: usize,
+    keys_max: usize,
+) -> (Vec<(Key, Versions)>, Option<usize>) {
+    let rest = all.get(from..).unwrap_or_default();
+    let rest = rest.get(..keys_max).unwrap_or(rest);
+    let keys = rest.get(..piece_len(rest)).unwrap_or(rest).to_vec();
+    let next = Some(from + keys.len()).filter(|&next| next < all.len());
+    (keys, next)
 }
 
 /// What a transaction sees: a key that was deleted is one that was never written, for servers forget
