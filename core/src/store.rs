@@ -27,7 +27,7 @@ pub type Versions = SmallVec<[Versioned; 1]>;
 ///
 /// Reads cannot fail: an engine that cannot read its medium must stop the process and say why,
 /// for a machine has no safe way to go on without its state.
-pub trait StateEngine: Debug + Send {
+pub trait StateEngine: Debug + Send + Sync {
     /// The newest version of `key` that is not after `at`.
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned>;
 

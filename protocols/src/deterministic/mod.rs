@@ -45,6 +45,8 @@
 //! - **States join** (S3, S8): what a server has run is closed under *goes before*, so that of two servers, each ahead of the
 //!   other in some stream, either can take what the other knows (`state.rs`). A server that is behind
 //!   by more than logs keep takes the state of whoever leads that stream, however far behind that one is elsewhere.
+//! - **Reads of old states** ([`orthodrome_core::txn::Kind::StaleReadOnly`]) take what the nearest server has run, which is closed under *goes
+//!   before*; they are no part of strict serializability.
 //! - **Interactive and general transactions** look at what the nearest server holds, however old, and are
 //!   submitted as *if all that was read still is so, write this*.
 //!
@@ -63,7 +65,8 @@
 //!   implementation it is not. Pieces wait for it to be chosen, and are chosen themselves: four trips more than `sloth`.
 //! - **A key's move** (SLOG's remastering) is a transaction of both homes; SLOG puts it into the old one's log alone and makes
 //!   those wait that come too early.
-//! - **Every server holds everything.** The papers partition each region's copy over machines.
+//! - **Every server holds everything** and runs everything, on as many threads as it has workers (ADR 23). The papers partition each
+//!   region's copy over machines.
 //! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the
 //!   operator gives ([`crate::replication::Quorums`]); the thesis has all regions vote, K + 1 to write. Machine
 //!   failures and region failures are the same to it.
@@ -74,8 +77,6 @@
 //!   orders them as they come.
 //!
 //! # Not implemented
-//! - Partitions inside a region, and with them parallel execution: a transaction runs when its turn comes, on one thread.
-//! - Local reads of a consistent but old state as an option of read-only transactions.
 //! - A change of the map: streams and homes are fixed for a cluster's epoch, but for moves of single keys.
 //! - Outcomes for clients that never come back are kept for ever.
 
@@ -83,6 +84,7 @@ mod client;
 pub mod merge;
 mod message;
 mod placement;
+mod scheduler;
 mod sequencer;
 mod server;
 mod state;
@@ -254,6 +256,7 @@ pub enum Timer {
 impl Protocol for Deterministic {
     const NAMES: &'static [&'static str] = &[CALVIN, SLOG, SLOG_CONSENSUS, SLOTH];
     const GENERAL: bool = true;
+    const STALE_READS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

@@ -167,7 +167,7 @@ impl replication::Door<Log> for Door<'_, '_> {
 
 impl Machine<Deterministic> for Server {
     fn new(setup: Setup<Deterministic>, recovered: Vec<Record>, cx: &mut Cx<'_>) -> Self {
-        let Setup { node, cluster, config, engine } = setup;
+        let Setup { node, cluster, config, engine, workers } = setup;
         let store = Store::new(engine);
         let mut images = BTreeMap::from([(0, Arc::new(Image::default()))]);
         let mut logs: BTreeMap<PartitionId, Vec<replication::Record<Log>>> = BTreeMap::new();
@@ -191,7 +191,7 @@ impl Machine<Deterministic> for Server {
         let mut server = Self {
             node,
             routes: Routes::new(cluster.clone()),
-            state: State::new(image, &placement, config.teeth, cx.now()),
+            state: State::new(image, &placement, config.teeth, workers, cx.now()),
             streams: BTreeMap::new(),
             waiting: BTreeMap::new(),
             forwarded: BTreeMap::new(),

@@ -31,6 +31,8 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
         "Held",
         "Closed",
         "Acknowledged",
+        "Relocated",
+        "Void",
     ];
     expect(&notes, &expected);
 }
@@ -39,7 +41,7 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
 fn seeds_with_faults_hold_every_promise_with_pieces_of_what_is_ordered_before() {
     for (name, first) in [(SLOG, 300_000), (SLOG_CONSENSUS, 400_000)] {
         let notes = hold_every_promise(name, first..first + seeds(200) / 4, 4);
-        expect(&notes, &["Resolved", "AskedAgain", "Checkpoint", "Deposed"]);
+        expect(&notes, &["Resolved", "AskedAgain", "Checkpoint", "Deposed", "Relocated", "Void"]);
         // They cannot close a circle: no component, asserted by every server, and none forwards anything.
         assert!(!notes.contains_key("Component") && !notes.contains_key("Forwarded"), "{notes:?}");
     }
@@ -74,17 +76,19 @@ fn servers_that_are_far_behind_take_a_state() {
 }
 
 /// Unsafe variants, and within how many seeds they are caught.
-const CAUGHT_WITHIN: [(&str, &str, u64); 11] = [
+const CAUGHT_WITHIN: [(&str, &str, u64); 13] = [
     (CALVIN, "S2", 10),
     (CALVIN, "S7", 10),
     (CALVIN, "S9", 150),
     (CALVIN, "R6", 20),
     (SLOG, "S2", 20),
     (SLOG, "S7", 10),
+    (SLOG, "S10", 60),
     (SLOTH, "S1", 60),
     (SLOTH, "S2", 20),
     (SLOTH, "S6", 80),
     (SLOTH, "S7", 10),
+    (SLOTH, "S10", 50),
     (SLOTH, "R6", 60),
 ];
 

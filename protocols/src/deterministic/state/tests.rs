@@ -6,6 +6,7 @@ use orthodrome_core::store::{MemoryEngine, PIECE_BYTES};
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op};
+use orthodrome_core::workers::Alone;
 
 use super::super::Ordering;
 use super::*;
@@ -185,7 +186,8 @@ struct Held {
 impl Held {
     fn new(placement: &Placement) -> Self {
         let engine = MemoryEngine::default();
-        let state = State::new(&Image::default(), placement, Teeth::default(), Time(0));
+        let state =
+            State::new(&Image::default(), placement, Teeth::default(), Arc::new(Alone), Time(0));
         Self { state, store: Store::new(Box::new(engine.clone())), engine, counts: [0; 3] }
     }
 
