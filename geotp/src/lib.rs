@@ -1,0 +1,8 @@
+//! Transactions across the PostgreSQL and MariaDB servers that somebody already has, after GeoTP
+//! (Zhuang et al., "GeoTP: Latency-aware Geo-Distributed Transaction Processing in Database
+//! Middlewares", extended version 2025). Pure: no clock, no I/O, no threads.
+
+pub mod contract;
+pub mod hotspot;
+pub mod schedule;
+pub mod sql;

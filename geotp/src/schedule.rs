@@ -1,0 +1,85 @@
+//! When the statements of each source start, so that locks are held no longer than they must
+//! (GeoTP §IV-B, Eq. 3; with forecasts §IV-C, Eq. 8), and how far away each source is.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::id::NodeId;
+use orthodrome_core::time::{Duration, nanos};
+
+/// An exponentially weighted average of durations.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Average {
+    mean: Option<u64>,
+}
+
+impl Average {
+    /// One more measurement, which counts for `weight_percent` of the average.
+    pub fn add(&mut self, measured: Duration, weight_percent: u64) {
+        let measured = nanos(measured);
+        let weight = weight_percent.min(100);
+        self.mean = Some(match self.mean {
+            None => measured,
+            Some(mean) => (mean / 100)
+                .saturating_mul(100 - weight)
+                .saturating_add((measured / 100).saturating_mul(weight)),
+        });
+    }
+
+    /// The average so far; none before the first measurement.
+    #[must_use]
+    pub fn get(&self) -> Option<Duration> {
+        self.mean.map(Duration::from_nanos)
+    }
+}
+
+/// How long each source's statements are postponed, from the time each will take until its answer is here: the
+/// round trip, and with forecasts the local execution. The slowest starts at once; the others so that they end when it does.
+#[must_use]
+pub fn postpone(latencies: &BTreeMap<NodeId, Duration>) -> BTreeMap<NodeId, Duration> {
+    let slowest = latencies.values().max().copied().unwrap_or_default();
+    latencies.iter().map(|(&source, &latency)| (source, slowest.saturating_sub(latency))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn the_example_of_the_paper() {
+        // §IV-B: 10 and 100 ms away; the nearer one starts 90 ms later.
+        let latencies = BTreeMap::from([(NodeId(1), ms(10)), (NodeId(2), ms(100))]);
+        assert_eq!(postpone(&latencies), BTreeMap::from([(NodeId(1), ms(90)), (NodeId(2), ms(0))]));
+    }
+
+    #[test]
+    fn everybody_ends_when_the_slowest_does() {
+        let latencies: BTreeMap<_, _> = [0, 27, 73, 251]
+            .into_iter()
+            .enumerate()
+            .map(|(at, rtt)| (NodeId(at as u32), ms(rtt)))
+            .collect();
+        for (source, wait) in postpone(&latencies) {
+            assert_eq!(wait + latencies[&source], ms(251));
+        }
+        assert!(postpone(&BTreeMap::new()).is_empty());
+    }
+
+    #[test]
+    fn averages_follow_what_is_measured() {
+        let mut average = Average::default();
+        assert_eq!(average.get(), None);
+        average.add(ms(100), 10);
+        assert_eq!(average.get(), Some(ms(100)));
+        average.add(ms(200), 10);
+        assert_eq!(average.get(), Some(ms(110)));
+        for _ in 0..200 {
+            average.add(ms(200), 10);
+        }
+        let end = average.get().unwrap();
+        assert!(end > ms(199) && end <= ms(200), "{end:?}");
+    }
+}
