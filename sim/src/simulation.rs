@@ -231,6 +231,8 @@ pub struct Simulation<P: Protocol> {
     pub(crate) plan: Plan,
     /// How often each kind of fault was injected.
     pub(crate) injected: BTreeMap<&'static str, u64>,
+    /// The database was read at the end, and the workload found nothing wrong.
+    is_audited: bool,
 }
 
 /// What a run amounted to.
@@ -252,6 +254,9 @@ pub struct Report {
     pub outstanding: u32,
     /// Core time of all nodes, of the whole run, by the CPU-time model.
     pub cpu: Duration,
+    /// Whether the workload's own audit of the database held at the end; none if it has no audit. False if it was not made,
+    /// because not everything had ended, or found something wrong.
+    pub audited: Option<bool>,
 }
 
 /// A simulation, whatever its protocol.
@@ -372,7 +377,9 @@ impl<P: Protocol> Simulation<P> {
         };
         let config = Arc::new(config);
         let injected = BTreeMap::new();
-        let mut simulation = Self { cluster, config, options, nodes, world, plan, injected };
+        let is_audited = false;
+        let mut simulation =
+            Self { cluster, config, options, nodes, world, plan, injected, is_audited };
         simulation.schedule_faults();
         Ok(simulation)
     }
@@ -411,6 +418,7 @@ impl<P: Protocol> Simulation<P> {
         self.drain(self.options.drain)?;
         if self.world.load.outstanding() == 0 {
             self.audit()?;
+            self.is_audited = true;
         }
         Ok(self.report())
     }
@@ -596,6 +604,7 @@ impl<P: Protocol> Simulation<P> {
             trace_hash: self.trace_hash(),
             outstanding,
             cpu: self.nodes.iter().map(|node| node.cpu.busy()).sum(),
+            audited: (!self.world.load.final_requests().is_empty()).then_some(self.is_audited),
         }
     }
 

@@ -21,6 +21,9 @@ const GUESTS_MAX: usize = 65_536;
 /// No more keys are moved than about so many: every server remembers where each of them is, in every image.
 const MOVED_MAX: usize = 65_536;
 
+/// How often the number of transactions that a key moves for is doubled.
+const DOUBLED_MAX: u64 = 10;
+
 /// A stream's leader.
 #[derive(Debug, Default)]
 pub(super) struct Sequencer {
@@ -255,9 +258,13 @@ impl Sequencer {
             if *region != entry.origin {
                 (*region, *times) = (entry.origin, 0);
             }
-            *times += 1;
-            if *times >= patience
-                && view.state.home(key, view.placement).stream == view.stream
+            *times = times.saturating_add(1);
+            let home = view.state.home(key, view.placement);
+            // Twice as many each time: what is sequenced by a move's old home is void, and nothing would ever run of what
+            // two regions pull at.
+            let doubled = patience.saturating_mul(1 << home.counter.min(DOUBLED_MAX));
+            if *times >= doubled
+                && home.stream == view.stream
                 && let Some(target) = view.placement.stream_in(entry.origin)
             {
                 self.guests.remove(key);
