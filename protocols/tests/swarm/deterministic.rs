@@ -3,7 +3,7 @@
 use orthodrome_protocols::deterministic::{
     CALVIN, Config, Deterministic, SLOG, SLOG_CONSENSUS, SLOTH,
 };
-use orthodrome_sim::swarm::{Scenario, SwarmOptions, run_seed_with};
+use orthodrome_sim::swarm::{Scenario, SwarmOptions, Temper, run_seed_with};
 
 use super::support::{catch, expect, hold_every_promise, seeds};
 
@@ -97,4 +97,6 @@ fn unsafe_variants_are_caught() {
     for (name, tooth, within) in CAUGHT_WITHIN {
         catch(name, tooth, None, within);
     }
+    // A leader that is cut off from the others and not from its callers goes on with its log for a while.
+    catch(SLOTH, "S4", Some(Temper::Islands), 80);
 }
