@@ -79,17 +79,17 @@ fn servers_that_are_far_behind_take_a_state() {
 const CAUGHT_WITHIN: [(&str, &str, u64); 13] = [
     (CALVIN, "S2", 10),
     (CALVIN, "S7", 10),
-    (CALVIN, "S9", 150),
+    (CALVIN, "S9", 300),
     (CALVIN, "R6", 20),
     (SLOG, "S2", 20),
     (SLOG, "S7", 10),
     (SLOG, "S10", 60),
     (SLOTH, "S1", 60),
     (SLOTH, "S2", 20),
-    (SLOTH, "S6", 80),
+    (SLOTH, "S6", 100),
     (SLOTH, "S7", 10),
-    (SLOTH, "S10", 50),
-    (SLOTH, "R6", 60),
+    (SLOTH, "S10", 100),
+    (SLOTH, "R6", 100),
 ];
 
 #[test]

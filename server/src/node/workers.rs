@@ -12,14 +12,14 @@ const KEYS_PER_THREAD: usize = 64;
 
 /// The machine's own thread, and as many others as there is work for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Threads {
+pub struct Threads {
     /// The machine's own counts.
     most: NonZero<usize>,
 }
 
 impl Threads {
     /// At most so many; one for each processor if not said.
-    pub(super) fn new(most: Option<NonZero<usize>>) -> Self {
+    pub fn new(most: Option<NonZero<usize>>) -> Self {
         let processors = || thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
         Self { most: most.unwrap_or_else(processors) }
     }
