@@ -174,13 +174,13 @@ fn from(after: Option<&Key>) -> Bound<&Key> {
 /// have, so that a piece of long values is one, too.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// How many of `keys`, from the first on, one message can carry: not much more than [`PIECE_BYTES`], but one
-/// at least if there is any.
+/// How many of `keys`, from the first on, are not much more than `bytes_max` bytes together; one at least if
+/// there is any.
 #[must_use]
-pub fn piece_len(keys: &[(Key, Versions)]) -> usize {
+pub fn piece_len(keys: &[(Key, Versions)], bytes_max: usize) -> usize {
     let mut bytes = 0;
     let fits = keys.iter().take_while(|(key, versions)| {
-        let is_over = bytes >= PIECE_BYTES;
+        let is_over = bytes >= bytes_max;
         bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
         !is_over
     });
@@ -297,8 +297,20 @@ impl Store {
     /// than [`PIECE_BYTES`], but one at least if there is any.
     #[must_use]
     pub fn piece(&self, partition: PartitionId, after: Option<&Key>, keys_max: usize) -> Piece {
+        self.piece_within(partition, after, (keys_max, PIECE_BYTES))
+    }
+
+    /// The keys after `after`: at most `keys_max`, and not much more than `bytes_max`, but one at least if
+    /// there is any.
+    #[must_use]
+    pub fn piece_within(
+        &self,
+        partition: PartitionId,
+        after: Option<&Key>,
+        (keys_max, bytes_max): (usize, usize),
+    ) -> Piece {
         let mut keys = self.scan(partition, after, keys_max);
-        let fits = piece_len(&keys);
+        let fits = piece_len(&keys, bytes_max);
         let is_last = fits == keys.len() && keys.len() < keys_max;
         keys.truncate(fits);
         let next = if is_last { None } else { keys.last().map(|(key, _)| key.clone()) };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
 
 /// When and how often somebody was asked.
@@ -152,6 +152,48 @@ impl Helpers {
     }
 }
 
+/// How many bytes there are in a piece of a long answer: what else is said to a peer waits until the piece
+/// has left, and a link that loses packets carries little. Pieces grow while the next one is asked for soon,
+/// and shrink when it is asked for late.
+#[derive(Debug)]
+pub(crate) struct Paces {
+    most: usize,
+    /// Of each answer that is under way, or was, to a peer: how long the last piece was, and when it left.
+    answers: BTreeMap<(NodeId, PartitionId), (usize, Time)>,
+}
+
+impl Paces {
+    const FIRST: usize = 16 << 10;
+    const LEAST: usize = 4 << 10;
+
+    /// Pieces of `most` bytes at most.
+    pub fn new(most: usize) -> Self {
+        Self { most, answers: BTreeMap::new() }
+    }
+
+    /// The length of a piece that leaves now: the first of an answer, or else one that was asked for by a peer
+    /// who is expected to do that within so long.
+    pub fn next(
+        &mut self,
+        answer: (NodeId, PartitionId),
+        is_first: bool,
+        now: Time,
+        within: Duration,
+    ) -> usize {
+        let (bytes, left) =
+            self.answers.get(&answer).copied().unwrap_or((Self::FIRST.min(self.most), now));
+        let bytes = if is_first {
+            bytes
+        } else if now.since(left) <= within {
+            (bytes * 2).min(self.most)
+        } else {
+            (bytes / 2).max(Self::LEAST.min(self.most))
+        };
+        self.answers.insert(answer, (bytes, now));
+        bytes
+    }
+}
+
 /// Transactions named in one housekeeping message or log entry.
 pub(crate) const BATCH: usize = 4_096;
 
@@ -214,6 +256,24 @@ mod tests {
         assert_eq!(waits(1_000)[..4], [1_000, 2_000, 4_000, 4_000]);
         assert_eq!(waits(3)[..4], [3, 6, 12, 24]);
         assert_eq!(waits(3)[11], 1_000);
+    }
+
+    #[test]
+    fn pieces_grow_while_they_arrive_soon() {
+        let mut paces = Paces::new(50_000);
+        let (peer, within) = ((NodeId(1), PartitionId(0)), Duration::from_millis(100));
+        let at = |ms: u64| Time(ms * 1_000_000);
+        assert_eq!(paces.next(peer, true, at(0), within), 16_384);
+        assert_eq!(paces.next(peer, false, at(50), within), 32_768);
+        assert_eq!(paces.next(peer, false, at(150), within), 50_000);
+        assert_eq!(paces.next(peer, true, at(1_000), within), 50_000, "a new answer");
+        assert_eq!(paces.next(peer, false, at(2_000), within), 25_000);
+        for late in 3..9 {
+            paces.next(peer, false, at(late * 1_000), within);
+        }
+        assert_eq!(paces.next(peer, false, at(9_000), within), 4_096);
+        assert_eq!(paces.next((NodeId(2), PartitionId(0)), true, at(9_000), within), 16_384);
+        assert_eq!(Paces::new(100).next(peer, false, at(9_000), within), 100);
     }
 
     #[test]

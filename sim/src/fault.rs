@@ -473,8 +473,15 @@ fn draw_straggler(
             let others: Vec<String> =
                 servers.into_iter().filter(|other| *other != server).collect();
             let to = vec![rng.pick(&others)?.clone()];
-            let extra_ms = u32::try_from(rng.range(200, 3_000)).unwrap_or(200);
-            let late = Fault::Delay { from: vec![server], to, extra_ms, both_ways: false };
+            let from = vec![server];
+            let late = if rng.chance(1, 2) {
+                let extra_ms = u32::try_from(rng.range(200, 3_000)).unwrap_or(200);
+                Fault::Delay { from, to, extra_ms, both_ways: false }
+            } else {
+                // Of what is said one after the other, some is late.
+                let percent = u8::try_from(rng.range(10, 50)).unwrap_or(10);
+                Fault::Loss { from, to, percent }
+            };
             Some((rng.range(300, 3_000), vec![late]))
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId, TxnId};
-use orthodrome_core::store::{Store, Versions, piece_len};
+use orthodrome_core::store::{PIECE_BYTES, Store, Versions, piece_len};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
 use orthodrome_core::workers::{self, Workers};
@@ -598,7 +598,7 @@ pub fn piece_from(
 ) -> (Vec<(Key, Versions)>, Option<usize>) {
     let rest = all.get(from..).unwrap_or_default();
     let rest = rest.get(..keys_max).unwrap_or(rest);
-    let keys = rest.get(..piece_len(rest)).unwrap_or(rest).to_vec();
+    let keys = rest.get(..piece_len(rest, PIECE_BYTES)).unwrap_or(rest).to_vec();
     let next = Some(from + keys.len()).filter(|&next| next < all.len());
     (keys, next)
 }

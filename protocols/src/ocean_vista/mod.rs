@@ -123,9 +123,9 @@ pub struct Config {
     pub checkpoint_bytes: usize,
     /// Versions are kept for so long after they were replaced, for callers that think.
     pub version_retention: Duration,
-    /// Keys per piece of a copy.
+    /// Keys per piece of a copy of what is settled.
     pub chunk_keys: usize,
-    /// Bytes per piece of what is not settled.
+    /// Bytes per piece of a copy, at most: over slow links it has fewer.
     pub piece_bytes: usize,
     /// Settings of the directory.
     pub directory: directory::Config,
@@ -336,6 +336,6 @@ impl Protocol for OceanVista {
         }
         let lease = vary(config.directory.lease, 75, 150, rng);
         config.directory = directory::Config::for_round_trip(lease / 6);
-        config.piece_bytes = size(4_000, 1 << 20, rng);
+        config.piece_bytes = size(32_000, 1 << 20, rng);
     }
 }

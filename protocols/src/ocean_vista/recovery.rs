@@ -218,8 +218,10 @@ impl Recoveries {
     /// Says again what has not been answered: for ever (V4).
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
         let (now, patience) = (world.cx.now(), world.config.resend_after);
+        // What is promised is long: links that are slow must carry other things as well.
+        let long = patience.max(world.config.directory.lease);
         for takeover in self.running.values_mut() {
-            if takeover.is_due(patience, now) {
+            if takeover.is_due(long, now) {
                 say(takeover, world);
             }
         }

@@ -22,7 +22,7 @@ use super::message::{Change, Functor, Msg, Output, Reason, Record};
 use super::recovery::Recoveries;
 use super::replica::{Get, Replica};
 use super::state::State;
-use super::sync::{Answer, Done, Syncs, scan};
+use super::sync::{Answer, Done, Syncs};
 use super::takeover::{self, Acceptor, Backup, Closed};
 use super::tid::Tids;
 use super::watermark::{Members, Report, Watermarks};
@@ -233,7 +233,7 @@ impl Machine<OceanVista> for Server {
         let (mut local, mut ledger) = (VecDeque::new(), Ledger::default());
         let membership =
             Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
-        let syncs = Syncs::new(membership.life());
+        let syncs = Syncs::new(membership.life(), &config);
         let is_voter = directory::voters(&cluster).contains(&node);
         let keeper = is_voter.then(|| {
             let mut door = Door { node, local: &mut local, ledger: &mut ledger, cx };
@@ -528,14 +528,15 @@ impl Server {
                 });
             }
             Msg::Scan { partition, round, from: first, after } => {
-                self.acceptor(cx, |replica, world| {
-                    let limit = world.config.chunk_keys;
-                    let (keys, next) = scan(replica, partition, (first, after.as_ref()), limit);
+                if self.control.is_acceptor() {
+                    let (Roles { syncs, replica, .. }, mut world) = self.split(cx);
+                    let of = (first, after.as_ref());
+                    let (keys, next) = syncs.on_scan(from, partition, of, replica, &world);
                     let settled = replica.state.settled_of(partition);
                     let collected = replica.state.collected;
                     let msg = Msg::Scanned { partition, round, keys, next, collected, settled };
                     world.send(from, msg);
-                });
+                }
             }
             Msg::Scanned { partition, round, keys, next, collected, settled } => {
                 self.sync(cx, |syncs, replica, world| {

@@ -17,7 +17,6 @@ use orthodrome_core::store::{Piece, Versions};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
 
-use super::Note;
 use super::directory::Life;
 use super::message::{Msg, NAME, Rest, image_size};
 use super::replica::Replica;
@@ -25,7 +24,8 @@ use super::server::World;
 use super::state::{Image, Name, Phase};
 use super::takeover::{self, Acceptor};
 use super::watermark::Members;
-use crate::waiting::Asked;
+use super::{Config, Note};
+use crate::waiting::{Asked, Paces};
 
 /// What a node is getting.
 #[derive(Debug)]
@@ -38,6 +38,7 @@ pub(super) struct Syncs {
     doublings: u32,
     /// Long answers that peers have not been told all of, and to which of their questions.
     leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
+    paces: Paces,
 }
 
 #[derive(Debug)]
@@ -153,8 +154,9 @@ pub(super) struct Answer {
 
 impl Syncs {
     /// Nothing is lacking yet.
-    pub(super) fn new(life: Life) -> Self {
-        Self { round: life.0, current: None, doublings: 0, leaving: BTreeMap::new() }
+    pub(super) fn new(life: Life, config: &Config) -> Self {
+        let paces = Paces::new(config.piece_bytes);
+        Self { round: life.0, current: None, doublings: 0, leaving: BTreeMap::new(), paces }
     }
 
     /// True if nothing is under way.
@@ -281,12 +283,13 @@ impl Syncs {
         let kept = self.leaving.remove(&(peer, partition)).filter(|&(of, ..)| of == round);
         let is_of = |rest: &Rest| kept.as_ref().is_some_and(|&(_, as_of, _)| as_of == rest.as_of);
         let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
+        let bytes = self.pace((peer, partition), kept.is_none(), world);
         let (_, as_of, answer) = kept.unwrap_or_else(|| {
             let promises = world.promises(partition);
             let answer = replica.answer(partition, range, world.cluster);
             (round, world.cx.clock().now, Answer { promises, ..answer })
         });
-        let (piece, told) = answer.piece(skip, world.config.piece_bytes);
+        let (piece, told) = answer.piece(skip, bytes);
         let is_all = told == answer.len();
         let Answer { settled, entries, names, promises } = piece;
         let entries = entries.into_iter().collect();
@@ -296,6 +299,35 @@ impl Syncs {
         }
         let msg = Msg::Pulled { partition, round, piece, next, settled, entries, names, promises };
         world.reply(peer, msg);
+    }
+
+    /// How long a piece of an answer is now.
+    fn pace(
+        &mut self,
+        answer: (NodeId, PartitionId),
+        is_first: bool,
+        world: &World<'_, '_>,
+    ) -> usize {
+        self.paces.next(answer, is_first, world.cx.now(), world.config.resend_after)
+    }
+
+    /// What this replica has settled, for one that asks for the next piece of it.
+    pub(super) fn on_scan(
+        &mut self,
+        peer: NodeId,
+        partition: PartitionId,
+        (from, after): (Timestamp, Option<&Key>),
+        replica: &Replica,
+        world: &World<'_, '_>,
+    ) -> (Vec<(Key, Versions)>, Option<Key>) {
+        let bytes = self.pace((peer, partition), after.is_none(), world);
+        let most = (world.config.chunk_keys, bytes);
+        let Piece { keys, next } = replica.store.piece_within(partition, after, most);
+        let keys = keys.into_iter().filter_map(|(key, mut versions)| {
+            versions.retain(|(version, _)| version.timestamp >= from);
+            (!versions.is_empty()).then_some((key, versions))
+        });
+        (keys.collect(), next)
     }
 
     /// A replica says what it holds, piece by piece.
@@ -601,21 +633,6 @@ const ATTEMPTS: u32 = 4;
 
 /// The same of a peer whom the directory has put out.
 const ATTEMPTS_OUT: u32 = 2;
-
-/// What a replica answers to [`Msg::Scan`].
-pub(super) fn scan(
-    replica: &Replica,
-    partition: PartitionId,
-    (from, after): (Timestamp, Option<&Key>),
-    limit: usize,
-) -> (Vec<(Key, Versions)>, Option<Key>) {
-    let Piece { keys, next } = replica.store.piece(partition, after, limit);
-    let keys = keys.into_iter().filter_map(|(key, mut versions)| {
-        versions.retain(|(version, _)| version.timestamp >= from);
-        (!versions.is_empty()).then_some((key, versions))
-    });
-    (keys.collect(), next)
-}
 
 #[cfg(test)]
 mod tests {

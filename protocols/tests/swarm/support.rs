@@ -59,16 +59,21 @@ const FIRST: u64 = 10_000;
 /// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
 /// that fails with it and passes without.
 pub fn catch(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
+    catch_among(name, tooth, temper, FIRST..FIRST + within);
+}
+
+/// The unsafe variant `tooth` is caught by one of these seeds.
+pub fn catch_among(name: &'static str, tooth: &str, temper: Option<Temper>, seeds: Range<u64>) {
     let subject = orthodrome_lab::find(name).unwrap();
     assert!(subject.teeth.contains(&tooth));
     let sound = SwarmOptions { temper, shrink_budget: 0, ..SwarmOptions::of(name) };
     let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
-    let caught = (FIRST..FIRST + within).find_map(|seed| {
+    let caught = seeds.clone().find_map(|seed| {
         let found = subject.run_seed(seed, &options).unwrap().found?;
         subject.run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
     });
-    let Some((seed, found)) = caught else { panic!("{tooth} was not caught in {within} seeds") };
-    println!("{tooth}: seed {seed}, the {}th: {}", seed - FIRST + 1, found.failure);
+    let Some((seed, found)) = caught else { panic!("{tooth} was not caught by {seeds:?}") };
+    println!("{tooth}: seed {seed}, the {}th: {}", seed - seeds.start + 1, found.failure);
 }
 
 /// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::rng::Rng;
-use orthodrome_core::store::{MemoryEngine, PIECE_BYTES};
+use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op};
