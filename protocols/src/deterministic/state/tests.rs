@@ -303,7 +303,8 @@ fn joined_states_are_what_the_longer_prefixes_give() {
 #[test]
 fn a_state_leaves_in_pieces_that_messages_can_carry() {
     let long = |number: usize| {
-        let versions = vec![(Version::INITIAL, Some(vec![b'x'; number * PIECE_BYTES / 3].into()))];
+        let value = Some(vec![b'x'; number * PIECE_BYTES / 3].into());
+        let versions: Versions = [(Version::INITIAL, value)].into_iter().collect();
         (Key::from(format!("k{number}")), versions)
     };
     let all: Vec<(Key, Versions)> = [0, 0, 0, 9, 1, 1, 1, 1, 0].map(long).into();
