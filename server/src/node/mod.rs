@@ -275,10 +275,12 @@ impl<P: WireProtocol> Backend for Shared<P> {
         self.server.push(Event::Admin(order));
     }
 
-    fn gauges(&self) -> oneshot::Receiver<Vec<Gauge>> {
-        let (reply, gauges) = oneshot::channel();
+    fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2] {
+        let (reply, of_gateway) = oneshot::channel();
         self.gateway.push(Event::Gauges(reply));
-        gauges
+        let (reply, of_server) = oneshot::channel();
+        self.server.push(Event::Gauges(reply));
+        [of_gateway, of_server]
     }
 
     fn health(&self) -> Health {
