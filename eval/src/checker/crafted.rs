@@ -514,7 +514,7 @@ fn reads_of_old_states_are_held_to_one_state_each() {
     // Through several keys and other readers of the same versions.
     let text = "c1.1 ok 0 1 | a x 1
                 c1.2 ok 2 3 | r x 1 | a y 1
-                c5.1 ok 2 3 | r x | a z 1
+                c5.1 ok 0 3 | r x | a z 1
                 c1.3 ok 4 5 | r y 1 | a w 1
                 c2.1 stale 0 9 | r w 1 | !r x";
     always_caught(text, &["G-single"]);
