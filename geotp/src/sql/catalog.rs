@@ -1,0 +1,485 @@
+//! The catalogue: which sources there are, and where the rows of each table live.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Deserialize;
+
+use super::value::Key;
+
+/// A data source, by its place in the catalogue: `s0`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SourceId(pub u16);
+
+impl fmt::Display for SourceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s{}", self.0)
+    }
+}
+
+/// Which SQL a client or a source speaks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
+pub enum Dialect {
+    /// PostgreSQL's.
+    #[serde(rename = "postgresql")]
+    PostgreSql,
+    /// MariaDB's and MySQL's.
+    #[serde(rename = "mariadb", alias = "mysql")]
+    MariaDb,
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PostgreSql => "PostgreSQL",
+            Self::MariaDb => "MariaDB",
+        })
+    }
+}
+
+/// A source as the catalogue knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Its name in the file.
+    pub name: String,
+    /// What it speaks.
+    pub kind: Dialect,
+    /// The region it is in.
+    pub region: String,
+}
+
+/// What a sharding key is, so that `5`, `'5'` and a bound parameter mean the same row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyType {
+    /// Whole numbers.
+    #[default]
+    Integer,
+    /// Text, compared byte by byte: its columns need a binary collation.
+    Text,
+}
+
+/// How the rows of a table are spread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Placement {
+    /// By a column.
+    Sharded(Sharding),
+    /// Every source listed has every row.
+    Broadcast(BTreeSet<SourceId>),
+    /// One source has all.
+    Single(SourceId),
+}
+
+/// Rows by a column.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sharding {
+    /// The column, lower case.
+    pub column: String,
+    /// What it holds.
+    pub key: KeyType,
+    /// Which value lives where. Tables with equal layouts are co-sharded.
+    pub layout: Layout,
+}
+
+/// Which key lives where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// The hash of a key chooses.
+    Hash(Vec<SourceId>),
+    /// Below each bound, which is exclusive; the last source has the rest. Bounds ascend.
+    Range(Vec<(Key, SourceId)>, SourceId),
+    /// Values named one by one, and a source for all others where there is one.
+    List(BTreeMap<Key, SourceId>, Option<SourceId>),
+}
+
+impl Layout {
+    /// Where a key lives; nowhere, if the list has no such value.
+    #[must_use]
+    pub fn place(&self, key: &Key) -> Option<SourceId> {
+        match self {
+            Self::Hash(sources) => {
+                let count = sources.len() as u64;
+                sources.get((key.hash() % count) as usize).copied()
+            }
+            Self::Range(bounds, last) => {
+                Some(bounds.iter().find(|(bound, _)| key < bound).map_or(*last, |(_, s)| *s))
+            }
+            Self::List(values, default) => values.get(key).copied().or(*default),
+        }
+    }
+
+    /// Every source that may hold a row.
+    #[must_use]
+    pub fn sources(&self) -> BTreeSet<SourceId> {
+        match self {
+            Self::Hash(sources) => sources.iter().copied().collect(),
+            Self::Range(bounds, last) => bounds.iter().map(|(_, s)| *s).chain([*last]).collect(),
+            Self::List(values, default) => values.values().copied().chain(*default).collect(),
+        }
+    }
+
+    /// Every source that may hold a key from `low` to `high`, both included.
+    #[must_use]
+    pub fn between(&self, low: Option<&Key>, high: Option<&Key>) -> BTreeSet<SourceId> {
+        if low.zip(high).is_some_and(|(low, high)| low > high) {
+            return BTreeSet::new();
+        }
+        match self {
+            Self::Hash(_) => match (low, high) {
+                (Some(Key::Int(low)), Some(Key::Int(high))) if high - low < 64 => {
+                    (*low..=*high).filter_map(|key| self.place(&Key::Int(key))).collect()
+                }
+                _ => self.sources(),
+            },
+            Self::Range(bounds, last) => {
+                let mut found = BTreeSet::new();
+                let mut from: Option<&Key> = None;
+                for (bound, source) in bounds {
+                    // This part is [from, bound).
+                    if low.is_none_or(|low| low < bound)
+                        && high.zip(from).is_none_or(|(high, from)| high >= from)
+                    {
+                        found.insert(*source);
+                    }
+                    from = Some(bound);
+                }
+                if high.zip(from).is_none_or(|(high, from)| high >= from) {
+                    found.insert(*last);
+                }
+                found
+            }
+            Self::List(values, default) => values
+                .iter()
+                .filter(|(key, _)| {
+                    low.is_none_or(|low| *key >= low) && high.is_none_or(|high| *key <= high)
+                })
+                .map(|(_, source)| *source)
+                .chain(*default)
+                .collect(),
+        }
+    }
+}
+
+/// A table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    /// Its name, lower case, the same at every source.
+    pub name: String,
+    /// Where its rows are.
+    pub placement: Placement,
+    /// The columns that name a row, lower case: what the hotspot footprint knows records by.
+    pub primary: Vec<String>,
+    /// All columns in order, lower case, where the file lists them: for inserts without a list.
+    pub columns: Vec<String>,
+}
+
+impl Table {
+    /// Every source that holds rows of it.
+    #[must_use]
+    pub fn sources(&self) -> BTreeSet<SourceId> {
+        match &self.placement {
+            Placement::Sharded(sharding) => sharding.layout.sources(),
+            Placement::Broadcast(sources) => sources.clone(),
+            Placement::Single(source) => [*source].into(),
+        }
+    }
+}
+
+/// Sources and tables, checked.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Catalogue {
+    sources: Vec<Source>,
+    tables: BTreeMap<String, Table>,
+}
+
+/// What is wrong with a catalogue: the field, the fault, and the remedy.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CatalogueError(pub String);
+
+/// A source, as the file has it. What only a connection needs is read by whoever connects.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SourceEntry {
+    /// Its name.
+    pub name: String,
+    /// What it speaks.
+    pub kind: Dialect,
+    /// The region it is in.
+    #[serde(default)]
+    pub region: String,
+}
+
+/// A table, as the file has it: one of `shard`, `broadcast` and `single`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableEntry {
+    name: String,
+    shard: Option<ShardEntry>,
+    broadcast: Option<Vec<String>>,
+    single: Option<String>,
+    #[serde(default)]
+    primary: Vec<String>,
+    #[serde(default)]
+    columns: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Method {
+    Hash,
+    Range,
+    List,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShardEntry {
+    by: Method,
+    column: String,
+    #[serde(default, rename = "type")]
+    key: KeyType,
+    /// Hash: the sources, in an order that must not change.
+    #[serde(default)]
+    sources: Vec<String>,
+    /// Range and list.
+    #[serde(default)]
+    parts: Vec<PartEntry>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartEntry {
+    source: String,
+    below: Option<Scalar>,
+    #[serde(default)]
+    values: Vec<Scalar>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Scalar {
+    Int(i64),
+    Text(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    sources: Vec<SourceEntry>,
+    #[serde(default)]
+    tables: Vec<TableEntry>,
+}
+
+impl Catalogue {
+    /// From a text that has sources and tables only.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn parse(text: &str) -> Result<Self, CatalogueError> {
+        let file: File = toml::from_str(text)
+            .map_err(|error| CatalogueError(error.message().replace('\n', " ")))?;
+        Self::new(&file.sources, &file.tables)
+    }
+
+    /// From entries of a file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn new(sources: &[SourceEntry], tables: &[TableEntry]) -> Result<Self, CatalogueError> {
+        let bad = |text: String| Err(CatalogueError(text));
+        if sources.is_empty() {
+            return bad(
+                "sources: there are none; add `[[sources]]` with name, kind, address".into()
+            );
+        }
+        let mut catalogue = Self::default();
+        for entry in sources {
+            if entry.name.is_empty()
+                || !entry.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+            {
+                return bad(format!(
+                    "sources.{}: a name has letters, digits, `-` and `_` only; rename it",
+                    entry.name
+                ));
+            }
+            if catalogue.find_source(&entry.name).is_some() {
+                return bad(format!(
+                    "sources.{}: listed twice; give each its own name",
+                    entry.name
+                ));
+            }
+            catalogue.sources.push(Source {
+                name: entry.name.clone(),
+                kind: entry.kind,
+                region: entry.region.clone(),
+            });
+        }
+        for entry in tables {
+            let name = entry.name.to_lowercase();
+            let placement = catalogue
+                .placement(entry)
+                .map_err(|text| CatalogueError(format!("tables.{name}.{text}")))?;
+            let lower = |list: &[String]| list.iter().map(|c| c.to_lowercase()).collect::<Vec<_>>();
+            let mut primary = lower(&entry.primary);
+            if primary.is_empty()
+                && let Placement::Sharded(sharding) = &placement
+            {
+                primary.push(sharding.column.clone());
+            }
+            let columns = lower(&entry.columns);
+            let table = Table { name: name.clone(), placement, primary, columns };
+            if catalogue.tables.insert(name.clone(), table).is_some() {
+                return bad(format!("tables.{name}: listed twice; remove one"));
+            }
+        }
+        Ok(catalogue)
+    }
+
+    fn named(&self, name: &str) -> Result<SourceId, String> {
+        self.find_source(name).ok_or_else(|| {
+            let known: Vec<_> = self.sources.iter().map(|s| s.name.as_str()).collect();
+            format!("there is no source `{name}`; use one of {}", known.join(", "))
+        })
+    }
+
+    fn placement(&self, entry: &TableEntry) -> Result<Placement, String> {
+        match (&entry.shard, &entry.broadcast, &entry.single) {
+            (Some(shard), None, None) => self.sharding(shard).map(Placement::Sharded),
+            (None, Some(sources), None) => {
+                let found: Result<BTreeSet<_>, _> =
+                    sources.iter().map(|name| self.named(name)).collect();
+                let found = found.map_err(|e| format!("broadcast: {e}"))?;
+                if found.is_empty() {
+                    return Err(
+                        "broadcast: it lists no source; list those that have the table".into()
+                    );
+                }
+                Ok(Placement::Broadcast(found))
+            }
+            (None, None, Some(source)) => {
+                self.named(source).map(Placement::Single).map_err(|e| format!("single: {e}"))
+            }
+            (None, None, None) => {
+                Err("shard: where its rows are is missing; give `shard`, `broadcast` or `single`"
+                    .into())
+            }
+            _ => Err("shard: give only one of `shard`, `broadcast` and `single`".into()),
+        }
+    }
+
+    fn sharding(&self, shard: &ShardEntry) -> Result<Sharding, String> {
+        let key = |scalar: &Scalar| match (shard.key, scalar) {
+            (KeyType::Integer, Scalar::Int(value)) => Ok(Key::Int(i128::from(*value))),
+            (KeyType::Text, Scalar::Text(value)) => Ok(Key::Text(value.clone())),
+            (KeyType::Integer, Scalar::Text(value)) => Err(format!(
+                "shard.parts: `{value}` is not a number; correct it, or set type = \"text\""
+            )),
+            (KeyType::Text, Scalar::Int(value)) => Err(format!(
+                "shard.parts: {value} is not text; quote it, or set type = \"integer\""
+            )),
+        };
+        let layout = match shard.by {
+            Method::Hash => {
+                if !shard.parts.is_empty() {
+                    return Err("shard.parts: a hash has no parts; list `sources`".into());
+                }
+                let sources: Result<Vec<_>, _> =
+                    shard.sources.iter().map(|name| self.named(name)).collect();
+                let sources = sources.map_err(|e| format!("shard.sources: {e}"))?;
+                if sources.is_empty() {
+                    return Err(
+                        "shard.sources: it is empty; list the sources that share the rows".into()
+                    );
+                }
+                Layout::Hash(sources)
+            }
+            Method::Range => {
+                let Some((last, bounded)) = shard.parts.split_last() else {
+                    return Err("shard.parts: it is empty; give [{ below = …, source = … }, …, { source = … }]".into());
+                };
+                let mut bounds: Vec<(Key, SourceId)> = Vec::new();
+                for part in bounded {
+                    let Some(below) = &part.below else {
+                        return Err("shard.parts: only the last part has no `below`; add it".into());
+                    };
+                    let bound = key(below)?;
+                    if bounds.last().is_some_and(|(before, _)| *before >= bound) {
+                        return Err(format!(
+                            "shard.parts: below = {bound} does not ascend; sort the parts"
+                        ));
+                    }
+                    bounds.push((
+                        bound,
+                        self.named(&part.source).map_err(|e| format!("shard.parts: {e}"))?,
+                    ));
+                }
+                if last.below.is_some() {
+                    return Err("shard.parts: the last part has a `below`, so nothing holds the rest; remove it".into());
+                }
+                Layout::Range(
+                    bounds,
+                    self.named(&last.source).map_err(|e| format!("shard.parts: {e}"))?,
+                )
+            }
+            Method::List => {
+                let mut values = BTreeMap::new();
+                let mut default = None;
+                for part in &shard.parts {
+                    let source =
+                        self.named(&part.source).map_err(|e| format!("shard.parts: {e}"))?;
+                    if part.values.is_empty() && default.replace(source).is_some() {
+                        return Err(
+                            "shard.parts: two parts have no `values`; only one can hold the rest"
+                                .into(),
+                        );
+                    }
+                    for value in &part.values {
+                        let value = key(value)?;
+                        if values.insert(value.clone(), source).is_some() {
+                            return Err(format!(
+                                "shard.parts: {value} is listed twice; remove one"
+                            ));
+                        }
+                    }
+                }
+                if values.is_empty() {
+                    return Err("shard.parts: no part has `values`; list them".into());
+                }
+                Layout::List(values, default)
+            }
+        };
+        if shard.column.is_empty() {
+            return Err("shard.column: it is empty; name the column".into());
+        }
+        Ok(Sharding { column: shard.column.to_lowercase(), key: shard.key, layout })
+    }
+
+    /// The source called `name`.
+    #[must_use]
+    pub fn find_source(&self, name: &str) -> Option<SourceId> {
+        self.sources.iter().position(|s| s.name == name).map(|i| SourceId(i as u16))
+    }
+
+    /// A source.
+    #[must_use]
+    pub fn source(&self, id: SourceId) -> Option<&Source> {
+        self.sources.get(usize::from(id.0))
+    }
+
+    /// All sources, in order.
+    pub fn sources(&self) -> impl Iterator<Item = (SourceId, &Source)> {
+        self.sources.iter().enumerate().map(|(i, source)| (SourceId(i as u16), source))
+    }
+
+    /// The table called `name`, in any case.
+    #[must_use]
+    pub fn table(&self, name: &str) -> Option<&Table> {
+        self.tables.get(&name.to_lowercase())
+    }
+
+    /// All tables, by name.
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.tables.values()
+    }
+}

@@ -1,0 +1,470 @@
+//! PostgreSQL's words in MariaDB's, and the reverse; and values as constants of a statement.
+//!
+//! Connections to MariaDB run with `NO_BACKSLASH_ESCAPES`, those to PostgreSQL with
+//! `standard_conforming_strings`, so that a text constant is written one way: quotes are doubled,
+//! nothing else is special.
+
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{
+    BinaryOperator, CastKind, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
+    FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LockType, ObjectName,
+    ObjectNamePart, OrderByExpr, OrderByKind, OrderBySort, Query, SetExpr, Statement,
+    UnaryOperator, Value as SqlValue, VisitMut, VisitorMut,
+};
+use sqlparser::tokenizer::Span;
+
+use super::Refusal;
+use super::catalog::{Catalogue, Dialect};
+use super::route::table_name;
+use super::value::Value;
+
+/// Puts parameters in the places of `$n`.
+///
+/// # Errors
+/// A parameter is missing, or its bytes cannot be text.
+pub fn bind(statement: &mut Statement, parameters: &[Value], to: Dialect) -> Result<(), Refusal> {
+    struct Binder<'a>(&'a [Value], Dialect);
+    impl VisitorMut for Binder<'_> {
+        type Break = Refusal;
+        fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Refusal> {
+            let Expr::Value(value) = &expr else { return ControlFlow::Continue(()) };
+            let SqlValue::Placeholder(name) = &value.value else {
+                return ControlFlow::Continue(());
+            };
+            let index = name.strip_prefix('$').and_then(|n| n.parse::<usize>().ok());
+            let found = index.and_then(|n| n.checked_sub(1)).and_then(|n| self.0.get(n));
+            let Some(found) = found else {
+                return ControlFlow::Break(Refusal {
+                    message: format!("there is no parameter {name}"),
+                    sqlstate: "42P02",
+                });
+            };
+            *expr = literal(found, self.1);
+            ControlFlow::Continue(())
+        }
+    }
+    match statement.visit(&mut Binder(parameters, to)) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(refusal) => Err(refusal),
+    }
+}
+
+fn value(value: SqlValue) -> Expr {
+    Expr::Value(value.with_span(Span::empty()))
+}
+
+/// A value as a constant.
+#[must_use]
+pub fn literal(of: &Value, to: Dialect) -> Expr {
+    match of {
+        Value::Null => value(SqlValue::Null),
+        Value::Bool(is) => value(SqlValue::Boolean(*is)),
+        // Parentheses, so that no sign meets another and becomes a comment.
+        Value::Number(text) if is_number(text) => match text.strip_prefix('-') {
+            Some(digits) => Expr::Nested(Box::new(Expr::UnaryOp {
+                op: UnaryOperator::Minus,
+                expr: Box::new(value(SqlValue::Number(digits.to_owned(), false))),
+            })),
+            None => value(SqlValue::Number(text.trim_start_matches('+').to_owned(), false)),
+        },
+        Value::Number(text) | Value::Text(text) => {
+            value(SqlValue::SingleQuotedString(text.clone()))
+        }
+        Value::Bytes(bytes) => {
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            match to {
+                Dialect::MariaDb => value(SqlValue::HexStringLiteral(hex)),
+                Dialect::PostgreSql => Expr::Cast {
+                    kind: CastKind::Cast,
+                    expr: Box::new(value(SqlValue::SingleQuotedString(format!("\\x{hex}")))),
+                    data_type: DataType::Bytea,
+                    format: None,
+                },
+            }
+        }
+    }
+}
+
+/// Whether a text is a number as SQL writes one. `NaN` and `Infinity` are texts.
+fn is_number(text: &str) -> bool {
+    let digits = text.trim_start_matches(['-', '+']);
+    text.len() - digits.len() <= 1
+        && digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+        && digits.contains(|c: char| c.is_ascii_digit())
+        && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-'))
+}
+
+/// Turns a statement of a client that speaks `from` into one for a source that speaks `to`.
+///
+/// # Errors
+/// It uses something that `to` does not have.
+pub fn translate(
+    statement: &mut Statement,
+    from: Dialect,
+    to: Dialect,
+    catalogue: &Catalogue,
+) -> Result<(), Refusal> {
+    match statement.visit(&mut Translator { from, to, catalogue }) {
+        ControlFlow::Continue(()) => {}
+        ControlFlow::Break(refusal) => return Err(refusal),
+    }
+    if from == to {
+        return Ok(());
+    }
+    check(statement, from, to)
+}
+
+/// Refuses what the other kind of source has no words for, or other meanings.
+fn check(statement: &Statement, from: Dialect, to: Dialect) -> Result<(), Refusal> {
+    let refuse = |message: String| Err(Refusal::unsupported(message));
+    match statement {
+        Statement::Insert(insert)
+            if insert.on.is_some() || insert.ignore || insert.replace_into =>
+        {
+            refuse(format!(
+                "what an insert does with rows that are there already is not the same in {from} and {to}; use \
+                 UPDATE, then INSERT",
+            ))
+        }
+        Statement::Update(update) if update.returning.is_some() => refuse(
+            "MariaDB has no UPDATE … RETURNING; read the rows in a statement of its own".into(),
+        ),
+        Statement::Update(update) if update.limit.is_some() || !update.order_by.is_empty() => {
+            refuse("PostgreSQL has no UPDATE … LIMIT; restrict the rows by a condition".into())
+        }
+        Statement::Update(update) if update.from.is_some() || !update.table.joins.is_empty() => {
+            refuse(format!(
+                "an UPDATE of several tables is not the same in {from} and {to}; use a subquery"
+            ))
+        }
+        Statement::Delete(delete)
+            if delete.using.is_some()
+                || delete.limit.is_some()
+                || !delete.order_by.is_empty()
+                || !delete.tables.is_empty() =>
+        {
+            refuse(format!(
+                "this DELETE is not the same in {from} and {to}; restrict the rows by a condition"
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Translator<'a> {
+    from: Dialect,
+    to: Dialect,
+    catalogue: &'a Catalogue,
+}
+
+type Flow = ControlFlow<Refusal>;
+
+impl VisitorMut for Translator<'_> {
+    type Break = Refusal;
+
+    fn pre_visit_relation(&mut self, name: &mut ObjectName) -> Flow {
+        // A client's schema or database is the proxy's, not the source's.
+        if name.0.len() > 1 && self.catalogue.table(&table_name(name)).is_some() {
+            let last = name.0.pop();
+            name.0 = last.into_iter().collect();
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
+        if let Some(order) = &mut query.order_by
+            && let OrderByKind::Expressions(keys) = &mut order.kind
+        {
+            let is_distinct =
+                matches!(&*query.body, SetExpr::Select(select) if select.distinct.is_some());
+            *keys = std::mem::take(keys)
+                .into_iter()
+                .flat_map(|key| self.order(key, is_distinct))
+                .collect();
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        if let Expr::Value(found) = expr {
+            match &found.value {
+                SqlValue::DoubleQuotedString(text) | SqlValue::NationalStringLiteral(text)
+                    if self.from == Dialect::MariaDb =>
+                {
+                    found.value = SqlValue::SingleQuotedString(text.clone());
+                }
+                SqlValue::EscapedStringLiteral(text) | SqlValue::UnicodeStringLiteral(text) => {
+                    found.value = SqlValue::SingleQuotedString(text.clone());
+                }
+                SqlValue::DollarQuotedString(text) => {
+                    found.value = SqlValue::SingleQuotedString(text.value.clone())
+                }
+                SqlValue::HexStringLiteral(hex)
+                    if self.from != self.to && self.to == Dialect::PostgreSql =>
+                {
+                    let bytes = format!("\\x{hex}");
+                    *expr = cast(value(SqlValue::SingleQuotedString(bytes)), DataType::Bytea);
+                }
+                _ => {}
+            }
+            return ControlFlow::Continue(());
+        }
+        if self.from == self.to {
+            // Two bars are OR to a client of MariaDB, whatever the parser says.
+            return ControlFlow::Continue(());
+        }
+        match self.expr(expr) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(refusal) => ControlFlow::Break(refusal),
+        }
+    }
+}
+
+fn cast(expr: Expr, data_type: DataType) -> Expr {
+    Expr::Cast { kind: CastKind::Cast, expr: Box::new(expr), data_type, format: None }
+}
+
+fn call(name: &str, args: Vec<Expr>) -> Expr {
+    Expr::Function(Function {
+        name: ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args: FunctionArguments::List(FunctionArgumentList {
+            duplicate_treatment: None,
+            args: args
+                .into_iter()
+                .map(|e| FunctionArg::Unnamed(FunctionArgExpr::Expr(e)))
+                .collect(),
+            clauses: Vec::new(),
+        }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
+/// Whether NULLs come first, for a client of `dialect`.
+#[must_use]
+pub(super) fn nulls_first(key: &OrderByExpr, dialect: Dialect) -> bool {
+    let is_descending = matches!(key.options.sort, Some(OrderBySort::Desc));
+    // NULL is above everything in PostgreSQL, below everything in MariaDB.
+    key.options.nulls_first.unwrap_or(is_descending == (dialect == Dialect::PostgreSql))
+}
+
+impl Translator<'_> {
+    /// The same order at the source, whichever end it puts NULLs at.
+    fn order(&self, mut key: OrderByExpr, is_distinct: bool) -> Vec<OrderByExpr> {
+        if self.from == self.to
+            && (self.to == Dialect::PostgreSql || key.options.nulls_first.is_none())
+        {
+            return vec![key];
+        }
+        let wanted = nulls_first(&key, self.from);
+        key.options.nulls_first = None;
+        let given = nulls_first(&key, self.to);
+        match self.to {
+            Dialect::PostgreSql => {
+                key.options.nulls_first = (wanted != given).then_some(wanted);
+                vec![key]
+            }
+            // An ordinal, and a key that DISTINCT removed, cannot be tested for NULL.
+            Dialect::MariaDb
+                if wanted != given && !is_distinct && !matches!(key.expr, Expr::Value(_)) =>
+            {
+                let mut test = key.clone();
+                test.expr = Expr::IsNull(Box::new(key.expr.clone()));
+                test.options.sort = wanted.then_some(OrderBySort::Desc);
+                vec![test, key]
+            }
+            Dialect::MariaDb => vec![key],
+        }
+    }
+
+    fn expr(&self, expr: &mut Expr) -> Result<(), Refusal> {
+        match (self.to, &mut *expr) {
+            (Dialect::MariaDb, Expr::Cast { kind, data_type, .. }) => {
+                *kind = CastKind::Cast;
+                *data_type = for_mariadb(data_type)?;
+            }
+            (Dialect::PostgreSql, Expr::Cast { data_type, .. }) => {
+                *data_type = for_postgresql(data_type)
+            }
+            (
+                Dialect::MariaDb,
+                Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right },
+            ) => {
+                *expr = call("concat", vec![(**left).clone(), (**right).clone()]);
+            }
+            (Dialect::PostgreSql, Expr::BinaryOp { op: op @ BinaryOperator::StringConcat, .. }) => {
+                *op = BinaryOperator::Or
+            }
+            (
+                Dialect::PostgreSql,
+                Expr::BinaryOp { left, op: BinaryOperator::Spaceship, right },
+            ) => {
+                *expr = Expr::IsNotDistinctFrom(left.clone(), right.clone());
+            }
+            (
+                Dialect::PostgreSql,
+                Expr::BinaryOp { op: BinaryOperator::MyIntegerDivide, left, right },
+            ) => {
+                *expr = call("div", vec![(**left).clone(), (**right).clone()]);
+            }
+            (
+                Dialect::PostgreSql,
+                Expr::BinaryOp { op: BinaryOperator::Divide, left, right: _ },
+            ) => {
+                // MariaDB's quotient of whole numbers is not whole.
+                **left = cast((**left).clone(), DataType::Numeric(ExactNumberInfo::None));
+            }
+            (Dialect::MariaDb, Expr::BinaryOp { op: BinaryOperator::Divide, .. }) => {
+                return Err(Refusal::unsupported(
+                    "the quotient of whole numbers is whole in PostgreSQL and not in MariaDB; compute it in the client",
+                ));
+            }
+            (Dialect::MariaDb, Expr::ILike { .. } | Expr::SimilarTo { .. }) => {
+                return Err(Refusal::unsupported(
+                    "MariaDB has no ILIKE or SIMILAR TO; use lower(…) LIKE",
+                ));
+            }
+            (Dialect::PostgreSql, Expr::RLike { .. }) => {
+                return Err(Refusal::unsupported("PostgreSQL has no RLIKE; use LIKE"));
+            }
+            (_, Expr::Function(function)) => {
+                let name = table_name(&function.name);
+                if let Some(other) = other_function(&name, self.to) {
+                    function.name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(other))]);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The other dialect's name of a function.
+fn other_function(name: &str, to: Dialect) -> Option<&'static str> {
+    const PAIRS: [(&str, &str); 6] = [
+        ("random", "rand"),
+        ("coalesce", "ifnull"),
+        ("octet_length", "lengthb"),
+        ("char_length", "character_length"),
+        ("substr", "mid"),
+        ("clock_timestamp", "sysdate"),
+    ];
+    let mut pairs = PAIRS.iter();
+    match to {
+        Dialect::PostgreSql => {
+            pairs.find(|(_, maria)| *maria == name).map(|(postgres, _)| *postgres)
+        }
+        Dialect::MariaDb => pairs
+            .find(|(postgres, _)| *postgres == name && *postgres != "coalesce")
+            .map(|(_, maria)| *maria),
+    }
+}
+
+fn for_mariadb(data_type: &DataType) -> Result<DataType, Refusal> {
+    let text = data_type.to_string().to_uppercase();
+    let bare = text.split('(').next().unwrap_or_default().trim();
+    Ok(match bare {
+        "INT" | "INTEGER" | "INT4" | "INT8" | "INT2" | "BIGINT" | "SMALLINT" => DataType::Signed,
+        "TEXT" | "VARCHAR" | "CHARACTER VARYING" | "BPCHAR" | "CHAR" | "CHARACTER" => {
+            DataType::Char(None)
+        }
+        "NUMERIC" | "DECIMAL" => match data_type {
+            DataType::Numeric(info) | DataType::Decimal(info) if *info != ExactNumberInfo::None => {
+                DataType::Decimal(*info)
+            }
+            _ => DataType::Decimal(ExactNumberInfo::PrecisionAndScale(65, 20)),
+        },
+        "REAL" | "DOUBLE PRECISION" | "FLOAT8" | "FLOAT4" | "FLOAT" => {
+            DataType::Double(ExactNumberInfo::None)
+        }
+        "BYTEA" => DataType::Binary(None),
+        "DATE" => DataType::Date,
+        "TIMESTAMP" | "TIMESTAMP WITHOUT TIME ZONE" => DataType::Datetime(Some(6)),
+        _ => {
+            return Err(Refusal::unsupported(format!(
+                "MariaDB has no cast to {text}; cast in the client"
+            )));
+        }
+    })
+}
+
+fn for_postgresql(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Signed | DataType::SignedInteger => DataType::BigInt(None),
+        DataType::Unsigned | DataType::UnsignedInteger => DataType::Numeric(ExactNumberInfo::None),
+        DataType::Char(None) => DataType::Text,
+        DataType::Datetime(precision) => {
+            DataType::Timestamp(*precision, sqlparser::ast::TimezoneInfo::None)
+        }
+        DataType::Binary(_) => DataType::Bytea,
+        DataType::Double(_) => DataType::DoublePrecision,
+        other => other.clone(),
+    }
+}
+
+/// The text of a statement, with `to`'s quotes around names and its words for locks.
+#[must_use]
+pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
+    let mut statement = statement.clone();
+    let mut lock = "";
+    if to == Dialect::MariaDb
+        && let Statement::Query(query) = &mut statement
+        && query.locks.iter().any(|l| l.lock_type == LockType::Share)
+    {
+        query.locks.clear();
+        lock = " LOCK IN SHARE MODE";
+    }
+    let mut text = statement.to_string();
+    text.push_str(lock);
+    if from == to { text } else { requote(&text, from, to) }
+}
+
+/// Changes the quotes of names; texts in single quotes stay as they are.
+fn requote(text: &str, from: Dialect, to: Dialect) -> String {
+    let quote = |dialect| if dialect == Dialect::PostgreSql { '"' } else { '`' };
+    let (old, new) = (quote(from), quote(to));
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    let mut inside: Option<char> = None;
+    while let Some(c) = chars.next() {
+        match inside {
+            Some('\'') => {
+                out.push(c);
+                if c == '\'' {
+                    inside = None;
+                }
+            }
+            Some(_) if c == old => {
+                if chars.peek() == Some(&old) {
+                    chars.next();
+                    out.push(old);
+                } else {
+                    out.push(new);
+                    inside = None;
+                }
+            }
+            Some(_) => {
+                out.push(c);
+                if c == new {
+                    out.push(c);
+                }
+            }
+            None if c == old => {
+                out.push(new);
+                inside = Some(old);
+            }
+            None => {
+                out.push(c);
+                if c == '\'' {
+                    inside = Some(c);
+                }
+            }
+        }
+    }
+    out
+}

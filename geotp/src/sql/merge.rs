@@ -1,0 +1,484 @@
+//! Answers of several sources become one: sorted, grouped, counted, cut.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::Refusal;
+use super::catalog::Dialect;
+use super::decimal::Decimal;
+use super::value::{Answer, Cell, Column, Kind};
+
+/// How answers become one.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Merge {
+    /// There is one.
+    Only,
+    /// Rows one after the other; changed rows are added up.
+    Concatenate,
+    /// All sources did the same; the first speaks for all.
+    Same,
+    /// Rows of a SELECT.
+    Rows(RowMerge),
+}
+
+impl fmt::Display for Merge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Only => f.write_str("no merge"),
+            Self::Concatenate => f.write_str("each has its own rows"),
+            Self::Same => f.write_str("all do the same"),
+            Self::Rows(rows) => {
+                let mut steps = vec!["merged"];
+                if rows.is_aggregated {
+                    steps.push(if rows.groups.is_empty() { "aggregated" } else { "grouped" });
+                }
+                if rows.is_distinct {
+                    steps.push("made distinct");
+                }
+                if !rows.order.is_empty() {
+                    steps.push("sorted");
+                }
+                if rows.limit.is_some() || rows.offset > 0 {
+                    steps.push("cut");
+                }
+                f.write_str(&steps.join(", "))
+            }
+        }
+    }
+}
+
+/// Where a sort key is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum At {
+    /// In this column.
+    Column(usize),
+    /// In the hidden column of this number.
+    Hidden(usize),
+    /// In the column of this name, lower case.
+    Named(String),
+}
+
+/// One key of an order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SortKey {
+    /// Where it is.
+    pub at: At,
+    /// Largest first.
+    pub is_descending: bool,
+    /// NULLs before all else.
+    pub nulls_first: bool,
+}
+
+/// How a column of groups is put together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// The same in the whole group.
+    Group,
+    /// Added up; NULL adds nothing.
+    Sum,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+    /// A sum, to be divided by the column `count`.
+    Average {
+        /// Where the number of values is.
+        count: usize,
+    },
+}
+
+/// How rows of a SELECT are merged.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RowMerge {
+    /// The order.
+    pub order: Vec<SortKey>,
+    /// The columns that make a group.
+    pub groups: Vec<usize>,
+    /// What each column is, if rows are groups.
+    pub ops: Vec<Op>,
+    /// Rows are groups.
+    pub is_aggregated: bool,
+    /// Equal rows are one.
+    pub is_distinct: bool,
+    /// At most so many.
+    pub limit: Option<usize>,
+    /// After so many.
+    pub offset: usize,
+    /// The last columns are not the client's.
+    pub hidden: usize,
+    /// What the client speaks: how long averages are.
+    pub client: Dialect,
+}
+
+/// Merges answers in the order of a plan's parts.
+///
+/// # Errors
+/// The sources do not agree on what a result is, or a sum is too large.
+pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
+    match how {
+        Merge::Only => Ok(answers.pop().unwrap_or_default()),
+        Merge::Same => {
+            if let [first, rest @ ..] = answers.as_slice()
+                && let Some(other) = rest.iter().find(|a| a.affected != first.affected)
+            {
+                return Err(Refusal::data(format!(
+                    "copies of a broadcast table differ: {} rows changed at one source, {} at another; compare the \
+                     copies and mend them",
+                    first.affected, other.affected,
+                )));
+            }
+            answers.truncate(1);
+            Ok(answers.pop().unwrap_or_default())
+        }
+        Merge::Concatenate => {
+            let mut all = answers.drain(..);
+            let mut whole = all.next().unwrap_or_default();
+            for answer in all {
+                whole.affected += answer.affected;
+                whole.rows.extend(answer.rows);
+                if whole.last_insert_id == 0 {
+                    whole.last_insert_id = answer.last_insert_id;
+                }
+            }
+            Ok(whole)
+        }
+        Merge::Rows(rows) => rows.merge(answers),
+    }
+}
+
+impl RowMerge {
+    fn merge(&self, answers: Vec<Answer>) -> Result<Answer, Refusal> {
+        let columns = common_columns(&answers)?;
+        let order = self.resolved(&columns)?;
+        if !self.is_aggregated {
+            check_sorted(&answers, &columns, &order)?;
+        }
+        let mut rows: Vec<Vec<Cell>> = answers.into_iter().flat_map(|a| a.rows).collect();
+        let mut columns = columns;
+        if self.is_aggregated {
+            rows = self.group(rows, &mut columns)?;
+        }
+        rows.sort_by(|left, right| compare_rows(left, right, &columns, &order));
+        let visible = columns.len().saturating_sub(self.hidden);
+        columns.truncate(visible);
+        rows.iter_mut().for_each(|row| row.truncate(visible));
+        if self.is_distinct {
+            let mut seen: BTreeSet<Vec<Cell>> = BTreeSet::new();
+            rows.retain(|row| {
+                let key = row
+                    .iter()
+                    .zip(&columns)
+                    .map(|(cell, column)| canonical(cell, column.kind))
+                    .collect();
+                seen.insert(key)
+            });
+        }
+        let rows: Vec<_> =
+            rows.into_iter().skip(self.offset).take(self.limit.unwrap_or(usize::MAX)).collect();
+        let affected = rows.len() as u64;
+        Ok(Answer { columns, rows, affected, last_insert_id: 0 })
+    }
+
+    /// The order with the number of each column.
+    fn resolved(&self, columns: &[Column]) -> Result<Vec<(usize, &SortKey)>, Refusal> {
+        let mut found = Vec::new();
+        for key in &self.order {
+            let index = match &key.at {
+                At::Column(index) => Some(*index),
+                At::Hidden(number) => (columns.len() + number).checked_sub(self.hidden),
+                At::Named(name) => columns.iter().position(|c| c.name.to_lowercase() == *name),
+            };
+            let index = index.filter(|i| *i < columns.len());
+            found.push((
+                index.ok_or_else(|| {
+                    Refusal::syntax("ORDER BY names a column that the result does not have")
+                })?,
+                key,
+            ));
+        }
+        Ok(found)
+    }
+
+    fn group(
+        &self,
+        rows: Vec<Vec<Cell>>,
+        columns: &mut [Column],
+    ) -> Result<Vec<Vec<Cell>>, Refusal> {
+        let mut groups: BTreeMap<Vec<Cell>, Vec<Cell>> = BTreeMap::new();
+        for row in rows {
+            let key = self.groups.iter().map(|&at| {
+                let kind = columns.get(at).map_or(Kind::Other, |c| c.kind);
+                row.get(at).and_then(|cell| canonical(cell, kind))
+            });
+            let key: Vec<Cell> = key.collect();
+            match groups.get_mut(&key) {
+                None => {
+                    groups.insert(key, row);
+                }
+                Some(whole) => {
+                    for (index, op) in self.ops.iter().enumerate() {
+                        let kind = columns.get(index).map_or(Kind::Other, |c| c.kind);
+                        let (Some(into), Some(from)) = (whole.get_mut(index), row.get(index))
+                        else {
+                            continue;
+                        };
+                        *into = op.put(into.take(), from.clone(), kind)?;
+                    }
+                }
+            }
+        }
+        let mut rows: Vec<Vec<Cell>> = groups.into_values().collect();
+        for (index, op) in self.ops.iter().enumerate() {
+            let Op::Average { count } = *op else { continue };
+            let kind = columns.get(index).map_or(Kind::Other, |c| c.kind);
+            for row in &mut rows {
+                let divided =
+                    match (row.get(index).cloned().flatten(), row.get(count).cloned().flatten()) {
+                        (Some(sum), Some(count)) => Some(self.average(&sum, &count, kind)?),
+                        _ => None,
+                    };
+                if let Some(cell) = row.get_mut(index) {
+                    *cell = divided;
+                }
+            }
+            if let Some(column) = columns.get_mut(index)
+                && !column.kind.is_float()
+            {
+                (column.kind, column.oid) =
+                    (Kind::Decimal, if column.oid == 0 { 0 } else { NUMERIC });
+            }
+        }
+        Ok(rows)
+    }
+
+    fn average(&self, sum: &[u8], count: &[u8], kind: Kind) -> Result<Vec<u8>, Refusal> {
+        let bad = || Refusal {
+            message: "an average is too long to be computed here".into(),
+            sqlstate: "22003",
+        };
+        if kind.is_float() {
+            let (sum, count) = (float(sum).ok_or_else(bad)?, float(count).ok_or_else(bad)?);
+            return Ok(print_float(sum / count).into_bytes());
+        }
+        let (sum, count) = (decimal(sum).ok_or_else(bad)?, decimal(count).ok_or_else(bad)?);
+        let scale = match self.client {
+            Dialect::PostgreSql => sum.postgres_scale(count),
+            // `div_precision_increment` is 4.
+            Dialect::MariaDb => sum.scale() + 4,
+        };
+        Ok(sum.divide(count, scale).ok_or_else(bad)?.to_string().into_bytes())
+    }
+}
+
+/// PostgreSQL's number of `numeric`.
+const NUMERIC: u32 = 1700;
+
+/// The columns of all answers; kinds of two sources are widened to one that holds both.
+fn common_columns(answers: &[Answer]) -> Result<Vec<Column>, Refusal> {
+    let mut answers = answers.iter();
+    let mut columns = answers.next().map_or_else(Vec::new, |a| a.columns.clone());
+    for answer in answers {
+        if answer.columns.len() != columns.len() {
+            return Err(Refusal::data(
+                "the sources answer with different columns; compare the table's definitions",
+            ));
+        }
+        for (column, other) in columns.iter_mut().zip(&answer.columns) {
+            if column.kind != other.kind {
+                column.kind = wider(column.kind, other.kind);
+            }
+            if column.oid != other.oid {
+                column.oid = 0;
+            }
+        }
+    }
+    Ok(columns)
+}
+
+fn wider(left: Kind, right: Kind) -> Kind {
+    let rank = |kind: Kind| match kind {
+        Kind::Bool => 1,
+        Kind::Int2 => 2,
+        Kind::Int4 => 3,
+        Kind::Int8 => 4,
+        Kind::Decimal => 5,
+        Kind::Float4 => 6,
+        Kind::Float8 => 7,
+        _ => 0,
+    };
+    match (rank(left), rank(right)) {
+        (0, _) | (_, 0)
+            if matches!(
+                (left, right),
+                (Kind::Timestamp, Kind::TimestampTz) | (Kind::TimestampTz, Kind::Timestamp)
+            ) =>
+        {
+            Kind::Timestamp
+        }
+        (0, _) | (_, 0) => Kind::Text,
+        (one, other) => {
+            if one >= other {
+                left
+            } else {
+                right
+            }
+        }
+    }
+}
+
+fn text(cell: &[u8]) -> Option<&str> {
+    std::str::from_utf8(cell).ok()
+}
+
+fn decimal(cell: &[u8]) -> Option<Decimal> {
+    Decimal::parse(text(cell)?)
+}
+
+fn float(cell: &[u8]) -> Option<f64> {
+    text(cell)?.trim().parse().ok()
+}
+
+fn print_float(value: f64) -> String {
+    if value.is_infinite() {
+        return if value > 0.0 { "Infinity".into() } else { "-Infinity".into() };
+    }
+    // The shortest text that is read back as the same number, as PostgreSQL 12 and later print it.
+    let plain = value.to_string();
+    if plain.len() <= 20 { plain } else { format!("{value:e}") }
+}
+
+/// A form that equal values share.
+fn canonical(cell: &Cell, kind: Kind) -> Cell {
+    let bytes = cell.as_ref()?;
+    if kind.is_exact()
+        && let Some(text) = text(bytes)
+    {
+        let trimmed = if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.')
+        } else {
+            text
+        };
+        let trimmed = if trimmed == "-0" { "0" } else { trimmed };
+        return Some(trimmed.as_bytes().to_vec());
+    }
+    if kind.is_float()
+        && let Some(value) = float(bytes)
+    {
+        return Some(print_float(value).into_bytes());
+    }
+    if kind == Kind::Bool {
+        return Some(if is_true(bytes) { b"t".to_vec() } else { b"f".to_vec() });
+    }
+    Some(bytes.clone())
+}
+
+fn is_true(cell: &[u8]) -> bool {
+    !matches!(cell, b"f" | b"0" | b"false" | b"")
+}
+
+/// Compares two values of a kind. Text compares byte by byte.
+fn compare(left: &[u8], right: &[u8], kind: Kind) -> Ordering {
+    if kind.is_exact()
+        && let (Some(left), Some(right)) = (decimal(left), decimal(right))
+    {
+        return left.cmp(&right);
+    }
+    if (kind.is_exact() || kind.is_float())
+        && let (Some(left), Some(right)) = (float(left), float(right))
+    {
+        // PostgreSQL has NaN above everything, as this order does.
+        return left.total_cmp(&right);
+    }
+    if kind == Kind::Bool {
+        return is_true(left).cmp(&is_true(right));
+    }
+    left.cmp(right)
+}
+
+fn compare_rows(
+    left: &[Cell],
+    right: &[Cell],
+    columns: &[Column],
+    order: &[(usize, &SortKey)],
+) -> Ordering {
+    for (index, key) in order {
+        let kind = columns.get(*index).map_or(Kind::Other, |c| c.kind);
+        let found = match (
+            left.get(*index).and_then(Option::as_ref),
+            right.get(*index).and_then(Option::as_ref),
+        ) {
+            (None, None) => Ordering::Equal,
+            (None, Some(_)) => {
+                if key.nulls_first {
+                    Ordering::Less
+                } else {
+                    Ordering::Greater
+                }
+            }
+            (Some(_), None) => {
+                if key.nulls_first {
+                    Ordering::Greater
+                } else {
+                    Ordering::Less
+                }
+            }
+            (Some(left), Some(right)) => {
+                let found = compare(left, right, kind);
+                if key.is_descending { found.reverse() } else { found }
+            }
+        };
+        if found != Ordering::Equal {
+            return found;
+        }
+    }
+    Ordering::Equal
+}
+
+/// Each source must sort as the proxy does, or the first rows of each are not the first of all.
+fn check_sorted(
+    answers: &[Answer],
+    columns: &[Column],
+    order: &[(usize, &SortKey)],
+) -> Result<(), Refusal> {
+    if order.is_empty() {
+        return Ok(());
+    }
+    for answer in answers {
+        for pair in answer.rows.windows(2) {
+            if let [one, next] = pair
+                && compare_rows(one, next, columns, order) == Ordering::Greater
+            {
+                return Err(Refusal::unsupported(
+                    "a source sorts this column by other rules than byte by byte, so rows of several sources cannot be put \
+                     in one order; give the column a binary collation (COLLATE \"C\", utf8mb4_bin) at every source",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Op {
+    fn put(self, into: Cell, from: Cell, kind: Kind) -> Result<Cell, Refusal> {
+        let (Some(left), Some(right)) = (&into, &from) else { return Ok(into.or(from)) };
+        let keep_left = |is: bool| Ok(if is { into.clone() } else { from.clone() });
+        match self {
+            Self::Group => Ok(into),
+            Self::Min => keep_left(compare(left, right, kind) != Ordering::Greater),
+            Self::Max => keep_left(compare(left, right, kind) != Ordering::Less),
+            Self::Sum | Self::Average { .. } => add(left, right, kind).map(Some),
+        }
+    }
+}
+
+fn add(left: &[u8], right: &[u8], kind: Kind) -> Result<Vec<u8>, Refusal> {
+    let bad =
+        || Refusal { message: "a sum is too long to be computed here".into(), sqlstate: "22003" };
+    if kind.is_float() {
+        let (left, right) = (float(left).ok_or_else(bad)?, float(right).ok_or_else(bad)?);
+        return Ok(print_float(left + right).into_bytes());
+    }
+    let (left, right) = (decimal(left).ok_or_else(bad)?, decimal(right).ok_or_else(bad)?);
+    Ok(left.add(right).ok_or_else(bad)?.to_string().into_bytes())
+}

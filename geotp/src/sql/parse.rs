@@ -1,0 +1,560 @@
+//! From a client's text to statements: a text may hold several, and comments may mark the last.
+
+use sqlparser::ast::{
+    ContextModifier, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
+    TransactionMode, Value as SqlValue,
+};
+use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
+use sqlparser::parser::Parser;
+use sqlparser::tokenizer::{Token, Tokenizer};
+
+use super::Refusal;
+use super::catalog::Dialect;
+
+/// How deep expressions may nest.
+const DEPTH_MAX: usize = 200;
+
+/// The comment that marks a transaction's last statement, without its delimiters.
+const LAST: &str = "last query";
+
+/// How well a transaction is kept from others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Isolation {
+    /// Each statement sees what was committed when it began. Between sources, halves can be seen.
+    ReadCommitted,
+    /// Each source gives one snapshot; the snapshots of two sources are not of one moment.
+    RepeatableRead,
+    /// Globally serializable: every read locks.
+    Serializable,
+}
+
+impl Isolation {
+    /// As SQL names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadCommitted => "READ COMMITTED",
+            Self::RepeatableRead => "REPEATABLE READ",
+            Self::Serializable => "SERIALIZABLE",
+        }
+    }
+
+    /// From a name in any case, with spaces or dashes.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name.trim().to_uppercase().replace('-', " ").as_str() {
+            // PostgreSQL has no weaker level either.
+            "READ UNCOMMITTED" | "READ COMMITTED" => Some(Self::ReadCommitted),
+            "REPEATABLE READ" => Some(Self::RepeatableRead),
+            "SERIALIZABLE" => Some(Self::Serializable),
+            _ => None,
+        }
+    }
+}
+
+impl From<TransactionIsolationLevel> for Isolation {
+    fn from(level: TransactionIsolationLevel) -> Self {
+        match level {
+            TransactionIsolationLevel::ReadUncommitted
+            | TransactionIsolationLevel::ReadCommitted => Self::ReadCommitted,
+            TransactionIsolationLevel::RepeatableRead | TransactionIsolationLevel::Snapshot => {
+                Self::RepeatableRead
+            }
+            TransactionIsolationLevel::Serializable => Self::Serializable,
+        }
+    }
+}
+
+/// What a statement asks for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Verb {
+    /// Nothing: only blanks and comments.
+    Empty,
+    /// Begin a transaction.
+    Begin {
+        /// At this level, if it says.
+        isolation: Option<Isolation>,
+        /// It will not write.
+        is_read_only: bool,
+    },
+    /// Commit; `chain` begins another.
+    Commit {
+        /// `AND CHAIN`.
+        chain: bool,
+    },
+    /// Roll back everything.
+    Rollback {
+        /// `AND CHAIN`.
+        chain: bool,
+    },
+    /// Something with a savepoint, with its name; carried out at every branch.
+    Savepoint(Savepoint, String),
+    /// The level of this transaction, or of all that follow in the session.
+    Isolation {
+        /// The level.
+        level: Isolation,
+        /// For the session, not only for the transaction under way or next.
+        is_session: bool,
+    },
+    /// `SET autocommit = …`.
+    Autocommit(bool),
+    /// A setting of the session, by name, with its value's text.
+    Set(String, String),
+    /// `RESET name`, or all.
+    Reset(Option<String>),
+    /// `SHOW name`: PostgreSQL's way to ask for one setting.
+    Show(String),
+    /// `USE database`.
+    Use(String),
+    /// Rows: SELECT, INSERT, UPDATE, DELETE.
+    Data(Box<Statement>),
+    /// A change of the schema, or another statement that every source with the table gets.
+    Schema(Box<Statement>),
+    /// The plan of a statement.
+    Explain(Box<Parsed>),
+    /// `SHOW ORTHODROME …` and its kin: what follows the word, in lower case.
+    Admin(Vec<String>),
+    /// COPY … FROM STDIN: the table and columns.
+    Copy {
+        /// The table.
+        table: String,
+        /// Its columns; none means all.
+        columns: Vec<String>,
+    },
+    /// VACUUM, ANALYZE, DISCARD, DEALLOCATE and such: nothing to do here, by their name.
+    Housekeeping(&'static str),
+    /// Not understood, or not about tables that the catalogue knows; a source may understand it.
+    Other,
+}
+
+/// What is done with a savepoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Savepoint {
+    /// Set it.
+    Set,
+    /// Go back to it.
+    RollbackTo,
+    /// Forget it.
+    Release,
+}
+
+/// One statement of a text.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Parsed {
+    /// As the client wrote it, without the semicolon.
+    pub text: String,
+    /// What it asks for.
+    pub verb: Verb,
+    /// The client says that it is its transaction's last.
+    pub is_last: bool,
+    /// How many parameters it has.
+    pub parameters: usize,
+}
+
+/// Reads a text of any number of statements.
+///
+/// # Errors
+/// A quote or comment that does not end. A statement that the parser cannot read is [`Verb::Other`].
+pub fn parse(text: &str, dialect: Dialect) -> Result<Vec<Parsed>, Refusal> {
+    let pieces = split(text, dialect)?;
+    let mut parsed = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let one = parse_one(piece.text, dialect, piece.is_last)?;
+        if one.verb != Verb::Empty {
+            parsed.push(one);
+        }
+    }
+    Ok(parsed)
+}
+
+struct Piece<'a> {
+    text: &'a str,
+    is_last: bool,
+}
+
+/// Cuts at the semicolons that are not inside quotes or comments.
+fn split(text: &str, dialect: Dialect) -> Result<Vec<Piece<'_>>, Refusal> {
+    let mut pieces = Vec::new();
+    let mut scan = Scan { text, at: 0, dialect };
+    let (mut start, mut is_last) = (0, false);
+    while let Some(part) = scan.next_part()? {
+        match part {
+            Lexeme::Semicolon => {
+                let piece = text.get(start..scan.at - 1).unwrap_or_default().trim();
+                pieces.push(Piece { text: piece, is_last });
+                (start, is_last) = (scan.at, false);
+            }
+            Lexeme::Comment(comment) => is_last |= comment.trim().eq_ignore_ascii_case(LAST),
+            Lexeme::Quoted | Lexeme::Plain => {}
+        }
+    }
+    let piece = text.get(start..).unwrap_or_default().trim();
+    if !piece.is_empty() {
+        pieces.push(Piece { text: piece, is_last });
+    }
+    Ok(pieces)
+}
+
+enum Lexeme<'a> {
+    Semicolon,
+    Comment(&'a str),
+    Quoted,
+    Plain,
+}
+
+struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+    dialect: Dialect,
+}
+
+impl<'a> Scan<'a> {
+    fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    fn next_part(&mut self) -> Result<Option<Lexeme<'a>>, Refusal> {
+        let rest = self.rest();
+        let Some(first) = rest.chars().next() else { return Ok(None) };
+        let is_maria = self.dialect == Dialect::MariaDb;
+        if rest.starts_with("--") || (first == '#' && is_maria) {
+            let length = rest.find('\n').unwrap_or(rest.len());
+            self.at += length;
+            let skip = if first == '#' { 1 } else { 2 };
+            return Ok(Some(Lexeme::Comment(rest.get(skip..length).unwrap_or_default())));
+        }
+        if rest.starts_with("/*") {
+            return self.comment().map(Some);
+        }
+        if first == '$'
+            && !is_maria
+            && let Some(tag) = dollar_tag(rest)
+        {
+            let body = rest.get(tag.len()..).unwrap_or_default();
+            let end = body
+                .find(tag)
+                .ok_or_else(|| Refusal::syntax(format!("the text quoted by {tag} does not end")))?;
+            self.at += tag.len() * 2 + end;
+            return Ok(Some(Lexeme::Quoted));
+        }
+        if matches!(first, '\'' | '"' | '`') {
+            let before = self.text.get(..self.at).and_then(|t| t.chars().next_back());
+            let has_escapes = if is_maria {
+                first != '`'
+            } else {
+                first == '\'' && matches!(before, Some('e' | 'E'))
+            };
+            self.at += quoted(rest, first, has_escapes)
+                .ok_or_else(|| Refusal::syntax(format!("a text quoted by {first} does not end")))?;
+            return Ok(Some(Lexeme::Quoted));
+        }
+        self.at += first.len_utf8();
+        Ok(Some(if first == ';' { Lexeme::Semicolon } else { Lexeme::Plain }))
+    }
+
+    fn comment(&mut self) -> Result<Lexeme<'a>, Refusal> {
+        let rest = self.rest();
+        let nests = self.dialect == Dialect::PostgreSql;
+        let (mut depth, mut at) = (1, 2);
+        while depth > 0 {
+            let left = rest.get(at..).unwrap_or_default();
+            let end = left.find("*/").ok_or_else(|| Refusal::syntax("a comment does not end"))?;
+            match left.find("/*").filter(|&inner| nests && inner < end) {
+                Some(inner) => (depth, at) = (depth + 1, at + inner + 2),
+                None => (depth, at) = (depth - 1, at + end + 2),
+            }
+        }
+        self.at += at;
+        Ok(Lexeme::Comment(rest.get(2..at - 2).unwrap_or_default()))
+    }
+}
+
+/// `$tag$` at the beginning of a text.
+fn dollar_tag(text: &str) -> Option<&str> {
+    let end = text.get(1..)?.find('$')? + 2;
+    let tag = text.get(..end)?;
+    let name = tag.get(1..end - 1)?;
+    let is_name = name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    (is_name && !name.starts_with(|c: char| c.is_ascii_digit())).then_some(tag)
+}
+
+/// The length of a quoted text, with its quotes. Two quotes within it are one.
+fn quoted(text: &str, quote: char, has_escapes: bool) -> Option<usize> {
+    let mut chars = text.char_indices().skip(1).peekable();
+    while let Some((at, c)) = chars.next() {
+        if c == '\\' && has_escapes {
+            chars.next();
+        } else if c == quote {
+            if chars.peek().is_some_and(|(_, next)| *next == quote) {
+                chars.next();
+            } else {
+                return Some(at + quote.len_utf8());
+            }
+        }
+    }
+    None
+}
+
+/// Reads one statement.
+fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refusal> {
+    let done = |verb, parameters| Ok(Parsed { text: text.to_owned(), verb, is_last, parameters });
+    let words = words(text, 6);
+    if words.is_empty() {
+        return done(Verb::Empty, 0);
+    }
+    if let Some(verb) = by_words(&words, text, dialect)? {
+        return done(verb, 0);
+    }
+    let tokens = match dialect {
+        Dialect::PostgreSql => Tokenizer::new(&PostgreSqlDialect {}, text).tokenize(),
+        Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize(),
+    };
+    let Ok(mut tokens) = tokens else { return done(Verb::Other, 0) };
+    let parameters = number_placeholders(&mut tokens);
+    let parsed = match dialect {
+        Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
+        Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
+    };
+    let Some(statement) = parsed else { return done(Verb::Other, parameters) };
+    done(verb(statement, text, dialect)?, parameters)
+}
+
+fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Option<Statement> {
+    let mut parser = parser.with_recursion_limit(DEPTH_MAX).with_tokens(tokens);
+    let statement = parser.parse_statement().ok()?;
+    (parser.peek_token().token == Token::EOF).then_some(statement)
+}
+
+/// Gives each `?` the number of its place, so that `?` and `$n` are one thing from here on.
+fn number_placeholders(tokens: &mut [Token]) -> usize {
+    let (mut count, mut highest) = (0, 0);
+    for token in tokens {
+        if let Token::Placeholder(name) = token {
+            if name == "?" {
+                count += 1;
+                *name = format!("${count}");
+            } else if let Some(number) = name.strip_prefix('$').and_then(|n| n.parse().ok()) {
+                highest = highest.max(number);
+            }
+        }
+    }
+    highest.max(count)
+}
+
+/// The first words of a text, upper case, without comments.
+fn words(text: &str, count: usize) -> Vec<String> {
+    let mut bare = String::new();
+    let mut rest = text.trim_start();
+    while let Some(after) = rest.strip_prefix("/*") {
+        rest =
+            after.find("*/").and_then(|end| after.get(end + 2..)).unwrap_or_default().trim_start();
+    }
+    while let Some(start) = rest.find("/*") {
+        bare.push_str(rest.get(..start).unwrap_or_default());
+        bare.push(' ');
+        let after = rest.get(start + 2..).unwrap_or_default();
+        rest = after.find("*/").and_then(|end| after.get(end + 2..)).unwrap_or_default();
+    }
+    bare.push_str(rest);
+    let lines: Vec<&str> =
+        bare.lines().filter(|line| !line.trim_start().starts_with("--")).collect();
+    lines
+        .join(" ")
+        .split(|c: char| c.is_whitespace() || c == '(' || c == ',')
+        .filter(|word| !word.is_empty())
+        .take(count)
+        .map(str::to_uppercase)
+        .collect()
+}
+
+/// What is known by its first words, whatever a parser would make of it.
+fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Verb>, Refusal> {
+    let word = |n: usize| words.get(n).map_or("", String::as_str);
+    let lower = || {
+        let words = text.split_whitespace().skip(2);
+        words.map(|w| w.trim_matches(|c| c == '\'' || c == '"').to_lowercase()).collect()
+    };
+    let verb = match (word(0), word(1)) {
+        ("SHOW" | "RESOLVE" | "ALTER", "ORTHODROME") => {
+            let mut order: Vec<String> = lower();
+            order.insert(0, word(0).to_lowercase());
+            Verb::Admin(order)
+        }
+        ("EXPLAIN", next) if !next.is_empty() => {
+            let body = text.trim_start().get("EXPLAIN".len()..).unwrap_or_default();
+            let inner = parse_one(body.trim(), dialect, false)?;
+            if !matches!(inner.verb, Verb::Data(_)) {
+                return Ok(None);
+            }
+            Verb::Explain(Box::new(inner))
+        }
+        ("VACUUM", _) => Verb::Housekeeping("VACUUM"),
+        ("CHECKPOINT", _) => Verb::Housekeeping("CHECKPOINT"),
+        ("DISCARD", _) => Verb::Housekeeping("DISCARD ALL"),
+        ("DEALLOCATE", _) => Verb::Housekeeping("DEALLOCATE"),
+        ("UNLISTEN", _) => Verb::Housekeeping("UNLISTEN"),
+        ("CLOSE", "ALL") => Verb::Housekeeping("CLOSE CURSOR ALL"),
+        ("ANALYZE", _) if dialect == Dialect::PostgreSql => Verb::Housekeeping("ANALYZE"),
+        ("END", "") if dialect == Dialect::PostgreSql => Verb::Commit { chain: false },
+        ("ABORT", "") if dialect == Dialect::PostgreSql => Verb::Rollback { chain: false },
+        ("PREPARE", "TRANSACTION") | ("COMMIT" | "ROLLBACK", "PREPARED") | ("XA", _) => {
+            return Err(Refusal::unsupported(
+                "the proxy prepares and decides transactions itself; use BEGIN and COMMIT",
+            ));
+        }
+        ("LOCK", "TABLES") | ("UNLOCK", "TABLES") => {
+            return Err(Refusal::unsupported(
+                "LOCK TABLES is not part of a transaction; use SELECT … FOR UPDATE",
+            ));
+        }
+        ("SHOW", name) if dialect == Dialect::PostgreSql && !name.is_empty() => {
+            Verb::Show(if name == "TRANSACTION" {
+                "transaction_isolation".into()
+            } else {
+                name.to_lowercase()
+            })
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(verb))
+}
+
+fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refusal> {
+    Ok(match statement {
+        Statement::StartTransaction { modes, .. } => {
+            let (isolation, is_read_only) = modes_of(&modes);
+            Verb::Begin { isolation, is_read_only }
+        }
+        Statement::Commit { chain, .. } => Verb::Commit { chain },
+        Statement::Rollback { chain, savepoint: None } => Verb::Rollback { chain },
+        Statement::Rollback { savepoint: Some(name), .. } => {
+            Verb::Savepoint(Savepoint::RollbackTo, name.value)
+        }
+        Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, name.value),
+        Statement::ReleaseSavepoint { name } => Verb::Savepoint(Savepoint::Release, name.value),
+        Statement::Set(set) => set_verb(set, text)?,
+        Statement::Reset(reset) => Verb::Reset(match reset.reset {
+            sqlparser::ast::Reset::ConfigurationParameter(name) => {
+                Some(name.to_string().to_lowercase())
+            }
+            _ => None,
+        }),
+        Statement::Use(name) => {
+            let name = name.to_string();
+            let name = name.strip_prefix("USE ").unwrap_or(&name);
+            Verb::Use(name.trim_matches('`').to_owned())
+        }
+        Statement::Copy {
+            source: sqlparser::ast::CopySource::Table { table_name, columns },
+            to: false,
+            target: sqlparser::ast::CopyTarget::Stdin,
+            ..
+        } => Verb::Copy {
+            table: super::route::table_name(&table_name),
+            columns: columns.iter().map(|c| c.value.to_lowercase()).collect(),
+        },
+        Statement::Query(_)
+        | Statement::Insert(_)
+        | Statement::Update(_)
+        | Statement::Delete(_) => Verb::Data(Box::new(statement)),
+        Statement::CreateTable(_)
+        | Statement::CreateIndex(_)
+        | Statement::AlterTable { .. }
+        | Statement::Drop { .. }
+        | Statement::Truncate(_) => Verb::Schema(Box::new(statement)),
+        _ if dialect == Dialect::MariaDb
+            && matches!(
+                statement,
+                Statement::ShowVariables { .. }
+                    | Statement::ShowVariable { .. }
+                    | Statement::ShowStatus { .. }
+            ) =>
+        {
+            Verb::Other
+        }
+        _ => Verb::Other,
+    })
+}
+
+fn modes_of(modes: &[TransactionMode]) -> (Option<Isolation>, bool) {
+    let (mut isolation, mut is_read_only) = (None, false);
+    for mode in modes {
+        match mode {
+            TransactionMode::IsolationLevel(level) => isolation = Some((*level).into()),
+            TransactionMode::AccessMode(mode) => {
+                is_read_only = *mode == TransactionAccessMode::ReadOnly
+            }
+        }
+    }
+    (isolation, is_read_only)
+}
+
+fn set_verb(set: Set, text: &str) -> Result<Verb, Refusal> {
+    Ok(match set {
+        Set::SetTransaction { modes, session, .. } => match modes_of(&modes).0 {
+            Some(level) => Verb::Isolation {
+                level,
+                is_session: session || text.to_uppercase().contains(" SESSION "),
+            },
+            None => Verb::Set("transaction_read_only".into(), modes_of(&modes).1.to_string()),
+        },
+        Set::SingleAssignment { variable, values, scope, .. } => {
+            let name = variable.to_string().to_lowercase();
+            let name = name
+                .trim_start_matches("@@")
+                .trim_start_matches("session.")
+                .replace(['`', '"'], "");
+            let value = values.iter().map(setting).collect::<Vec<_>>().join(", ");
+            if scope == Some(ContextModifier::Global) || name.starts_with("global.") {
+                return Err(Refusal::unsupported(
+                    "global settings belong to the sources; set them there",
+                ));
+            }
+            match name.as_str() {
+                "autocommit" => Verb::Autocommit(is_true(&value)),
+                "tx_isolation" | "transaction_isolation" | "default_transaction_isolation" => {
+                    let level = Isolation::from_name(&value).ok_or_else(|| {
+                        Refusal::data(format!("`{value}` is not an isolation level; use serializable, repeatable read or read committed"))
+                    })?;
+                    // PostgreSQL's `transaction_isolation` is of the transaction under way.
+                    Verb::Isolation {
+                        level,
+                        is_session: name != "transaction_isolation" || text.contains('@'),
+                    }
+                }
+                _ => Verb::Set(name, value),
+            }
+        }
+        Set::SetNames { charset_name, .. } => Verb::Set("names".into(), charset_name.value),
+        Set::SetNamesDefault {} => Verb::Set("names".into(), "default".into()),
+        Set::SetTimeZone { value, .. } => Verb::Set("timezone".into(), setting(&value)),
+        Set::MultipleAssignments { assignments } => {
+            // JDBC sends several at once; none of them may be one that matters.
+            for one in &assignments {
+                let name = one.name.to_string().to_lowercase();
+                if name.contains("autocommit") || name.contains("isolation") {
+                    return Err(Refusal::unsupported(format!(
+                        "set {name} in a statement of its own"
+                    )));
+                }
+            }
+            Verb::Set("several".into(), String::new())
+        }
+        _ => Verb::Other,
+    })
+}
+
+fn setting(value: &Expr) -> String {
+    match value {
+        Expr::Value(value) => match &value.value {
+            SqlValue::SingleQuotedString(text) | SqlValue::DoubleQuotedString(text) => text.clone(),
+            other => other.to_string(),
+        },
+        Expr::Identifier(name) => name.value.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn is_true(text: &str) -> bool {
+    matches!(text.to_lowercase().as_str(), "1" | "on" | "true")
+}

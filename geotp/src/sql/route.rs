@@ -1,0 +1,746 @@
+//! Which sources a statement concerns, from its tables and what its conditions say of their keys.
+//!
+//! Whatever is not understood restricts nothing: a route may be wider than it need be, never
+//! narrower. A result of several sources is right only if no row of it needs rows of two; what
+//! cannot be shown to be so is refused.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{
+    BinaryOperator, CastKind, Expr, Join, JoinConstraint, JoinOperator, ObjectName, Query, Select,
+    SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value as SqlValue, Visit, Visitor,
+};
+
+use super::Refusal;
+use super::catalog::{Catalogue, KeyType, Placement, Sharding, SourceId, Table};
+use super::plan::Record;
+use super::value::Key;
+
+/// Records of one statement that the hotspot footprint is told of, at most.
+const RECORDS_MAX: usize = 256;
+
+/// Where a statement or a part of it can be answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// Anywhere: it concerns no table.
+    Free,
+    /// At any one of these.
+    AnyOf(BTreeSet<SourceId>),
+    /// At all of these, and the results belong together.
+    All(BTreeSet<SourceId>),
+}
+
+impl Route {
+    /// The only source, if there is no choice and no more than one.
+    #[must_use]
+    pub fn only(&self) -> Option<SourceId> {
+        match self {
+            Self::All(sources) | Self::AnyOf(sources) if sources.len() == 1 => {
+                sources.first().copied()
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What conditions say of one column.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Constraint {
+    Any,
+    In(BTreeSet<Key>),
+    Between(Option<Key>, Option<Key>),
+}
+
+impl Constraint {
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Any, one) | (one, Self::Any) => one,
+            (Self::In(left), Self::In(right)) => {
+                Self::In(left.intersection(&right).cloned().collect())
+            }
+            (Self::In(keys), Self::Between(low, high))
+            | (Self::Between(low, high), Self::In(keys)) => {
+                let is_within = |key: &Key| {
+                    low.as_ref().is_none_or(|low| key >= low)
+                        && high.as_ref().is_none_or(|high| key <= high)
+                };
+                Self::In(keys.into_iter().filter(is_within).collect())
+            }
+            (Self::Between(l1, h1), Self::Between(l2, h2)) => {
+                // `None` is below every low bound and above every high one.
+                let high = match (h1, h2) {
+                    (Some(one), Some(other)) => Some(one.min(other)),
+                    (one, other) => one.or(other),
+                };
+                Self::Between(l1.max(l2), high)
+            }
+        }
+    }
+
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::In(mut left), Self::In(right)) => {
+                left.extend(right);
+                Self::In(left)
+            }
+            _ => Self::Any,
+        }
+    }
+
+    fn sources(&self, sharding: &Sharding) -> BTreeSet<SourceId> {
+        match self {
+            Self::Any => sharding.layout.sources(),
+            Self::In(keys) => keys.iter().filter_map(|key| sharding.layout.place(key)).collect(),
+            Self::Between(low, high) => sharding.layout.between(low.as_ref(), high.as_ref()),
+        }
+    }
+}
+
+/// The last part of a name, lower case: schemas are not looked at.
+#[must_use]
+pub fn table_name(name: &ObjectName) -> String {
+    name.0
+        .last()
+        .and_then(|part| part.as_ident())
+        .map_or_else(String::new, |ident| ident.value.to_lowercase())
+}
+
+/// A constant as a key of `key` type; `None` if it is none, or cannot be compared safely.
+pub(super) fn constant(expr: &Expr, key: KeyType) -> Option<Key> {
+    match expr {
+        Expr::Nested(inner) => constant(inner, key),
+        Expr::Cast { expr, kind: CastKind::Cast | CastKind::DoubleColon, .. } => {
+            constant(expr, key)
+        }
+        Expr::UnaryOp { op: UnaryOperator::Minus, expr } if key == KeyType::Integer => {
+            match constant(expr, key)? {
+                Key::Int(value) => Some(Key::Int(-value)),
+                Key::Text(_) => None,
+            }
+        }
+        Expr::UnaryOp { op: UnaryOperator::Plus, expr } => constant(expr, key),
+        Expr::Value(value) => match (&value.value, key) {
+            (SqlValue::Number(text, _), KeyType::Integer) => text.parse().ok().map(Key::Int),
+            (
+                SqlValue::SingleQuotedString(text)
+                | SqlValue::EscapedStringLiteral(text)
+                | SqlValue::DoubleQuotedString(text),
+                key,
+            ) => match key {
+                KeyType::Integer => text.trim().parse().ok().map(Key::Int),
+                KeyType::Text => Some(Key::Text(text.clone())),
+            },
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A table of a FROM clause.
+pub(super) struct Scoped<'a> {
+    alias: String,
+    pub(super) table: &'a Table,
+    /// An outer join may fill it with NULLs.
+    pub(super) is_nullable: bool,
+}
+
+impl Scoped<'_> {
+    fn sharding(&self) -> Option<&Sharding> {
+        match &self.table.placement {
+            Placement::Sharded(sharding) => Some(sharding),
+            Placement::Broadcast(_) | Placement::Single(_) => None,
+        }
+    }
+
+    /// Whether `expr` is this table's `column`.
+    fn is_column(&self, expr: &Expr, column: &str) -> bool {
+        match expr {
+            Expr::Nested(inner) => self.is_column(inner, column),
+            Expr::Identifier(name) => name.value.to_lowercase() == column,
+            Expr::CompoundIdentifier(names) => match names.as_slice() {
+                [.., table, name] => {
+                    name.value.to_lowercase() == column && table.value.to_lowercase() == self.alias
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    pub(super) fn constrain(&self, expr: &Expr, column: &str, key: KeyType) -> Constraint {
+        let on_column = |e: &Expr| self.is_column(e, column);
+        let any = Constraint::Any;
+        match expr {
+            Expr::Nested(inner) => self.constrain(inner, column, key),
+            Expr::BinaryOp { left, op: BinaryOperator::And, right } => {
+                self.constrain(left, column, key).and(self.constrain(right, column, key))
+            }
+            Expr::BinaryOp { left, op: BinaryOperator::Or, right } => {
+                self.constrain(left, column, key).or(self.constrain(right, column, key))
+            }
+            Expr::BinaryOp { left, op, right } => {
+                let (value, op) = if on_column(left) {
+                    (constant(right, key), op.clone())
+                } else if on_column(right) {
+                    (constant(left, key), mirrored(op))
+                } else {
+                    return any;
+                };
+                let Some(value) = value else { return any };
+                match op {
+                    BinaryOperator::Eq => Constraint::In([value].into()),
+                    BinaryOperator::Lt => Constraint::Between(None, Some(before(value))),
+                    BinaryOperator::LtEq => Constraint::Between(None, Some(value)),
+                    BinaryOperator::Gt => Constraint::Between(Some(after(value)), None),
+                    BinaryOperator::GtEq => Constraint::Between(Some(value), None),
+                    _ => any,
+                }
+            }
+            Expr::InList { expr, list, negated: false } if on_column(expr) => {
+                let keys: Option<BTreeSet<Key>> =
+                    list.iter().map(|item| constant(item, key)).collect();
+                keys.map_or(any, Constraint::In)
+            }
+            Expr::Between { expr, negated: false, low, high } if on_column(expr) => {
+                match (constant(low, key), constant(high, key)) {
+                    (Some(low), Some(high)) => Constraint::Between(Some(low), Some(high)),
+                    _ => any,
+                }
+            }
+            _ => any,
+        }
+    }
+}
+
+fn before(key: Key) -> Key {
+    match key {
+        Key::Int(value) => Key::Int(value.saturating_sub(1)),
+        // Wider by the bound itself, which is safe.
+        text @ Key::Text(_) => text,
+    }
+}
+
+fn after(key: Key) -> Key {
+    match key {
+        Key::Int(value) => Key::Int(value.saturating_add(1)),
+        text @ Key::Text(_) => text,
+    }
+}
+
+fn mirrored(op: &BinaryOperator) -> BinaryOperator {
+    match op {
+        BinaryOperator::Lt => BinaryOperator::Gt,
+        BinaryOperator::LtEq => BinaryOperator::GtEq,
+        BinaryOperator::Gt => BinaryOperator::Lt,
+        BinaryOperator::GtEq => BinaryOperator::LtEq,
+        other => other.clone(),
+    }
+}
+
+/// The tables of one FROM clause, and what joins them.
+pub(super) struct Scope<'a> {
+    pub(super) tables: Vec<Scoped<'a>>,
+    /// Conditions that every row of the result meets.
+    conditions: Vec<&'a Expr>,
+    /// Conditions of outer joins: they tell which rows meet, not which there are.
+    outer: Vec<&'a Expr>,
+    /// `USING (column)`.
+    using: Vec<String>,
+    pub(super) has_outer: bool,
+    /// A table function, a derived table: not a plain list of tables.
+    pub(super) has_other: bool,
+}
+
+/// Names that stand for parts of the statement itself.
+#[derive(Clone, Default)]
+pub(super) struct Names(BTreeSet<String>);
+
+impl Names {
+    /// The CTEs of a query.
+    pub(super) fn of(query: &Query) -> Self {
+        let ctes = query.with.iter().flat_map(|with| &with.cte_tables);
+        Self(ctes.map(|cte| cte.alias.name.value.to_lowercase()).collect())
+    }
+}
+
+/// Builds scopes and routes with one catalogue.
+pub(super) struct Router<'a> {
+    pub(super) catalogue: &'a Catalogue,
+}
+
+impl Router<'_> {
+    /// The table, or why it is unknown; `None` for the sources' own catalogues.
+    pub(super) fn table(&self, name: &ObjectName) -> Result<Option<&Table>, Refusal> {
+        let bare = table_name(name);
+        if let Some(table) = self.catalogue.table(&bare) {
+            return Ok(Some(table));
+        }
+        if is_system(name) {
+            return Ok(None);
+        }
+        Err(Refusal {
+            message: format!(
+                "table \"{bare}\" is not in the catalogue; add it to [[tables]] of the proxy's file"
+            ),
+            sqlstate: "42P01",
+        })
+    }
+
+    /// The scope of a FROM clause and a WHERE clause.
+    pub(super) fn scope<'a>(
+        &'a self,
+        from: &'a [TableWithJoins],
+        selection: Option<&'a Expr>,
+        names: &Names,
+    ) -> Result<Scope<'a>, Refusal> {
+        let mut scope = Scope {
+            tables: Vec::new(),
+            conditions: selection.into_iter().collect(),
+            outer: Vec::new(),
+            using: Vec::new(),
+            has_outer: false,
+            has_other: false,
+        };
+        for item in from {
+            self.add_joined(&mut scope, item, names)?;
+        }
+        Ok(scope)
+    }
+
+    fn add_joined<'a>(
+        &'a self,
+        scope: &mut Scope<'a>,
+        item: &'a TableWithJoins,
+        names: &Names,
+    ) -> Result<(), Refusal> {
+        let first = scope.tables.len();
+        self.add_factor(scope, &item.relation, names)?;
+        for Join { relation, join_operator, .. } in &item.joins {
+            let joined = scope.tables.len();
+            self.add_factor(scope, relation, names)?;
+            let constraint = match join_operator {
+                JoinOperator::Join(c)
+                | JoinOperator::Inner(c)
+                | JoinOperator::CrossJoin(c)
+                | JoinOperator::StraightJoin(c) => {
+                    if let JoinConstraint::On(on) = c {
+                        scope.conditions.push(on);
+                    }
+                    c
+                }
+                JoinOperator::Left(c) | JoinOperator::LeftOuter(c) => {
+                    scope.has_outer = true;
+                    scope.tables.iter_mut().skip(joined).for_each(|t| t.is_nullable = true);
+                    if let JoinConstraint::On(on) = c {
+                        scope.outer.push(on);
+                    }
+                    c
+                }
+                JoinOperator::Right(c) | JoinOperator::RightOuter(c) => {
+                    scope.has_outer = true;
+                    scope
+                        .tables
+                        .iter_mut()
+                        .take(joined)
+                        .skip(first)
+                        .for_each(|t| t.is_nullable = true);
+                    if let JoinConstraint::On(on) = c {
+                        scope.outer.push(on);
+                    }
+                    c
+                }
+                JoinOperator::FullOuter(c) => {
+                    scope.has_outer = true;
+                    scope.tables.iter_mut().skip(first).for_each(|t| t.is_nullable = true);
+                    if let JoinConstraint::On(on) = c {
+                        scope.outer.push(on);
+                    }
+                    c
+                }
+                _ => {
+                    return Err(Refusal::unsupported(
+                        "this kind of join is not supported; use INNER, LEFT or RIGHT JOIN",
+                    ));
+                }
+            };
+            match constraint {
+                JoinConstraint::Using(columns) => {
+                    scope.using.extend(columns.iter().map(table_name))
+                }
+                JoinConstraint::Natural if scope.tables.len() > 1 => {
+                    // What a natural join compares depends on columns that are not known here.
+                    scope.has_other = true;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn add_factor<'a>(
+        &'a self,
+        scope: &mut Scope<'a>,
+        factor: &'a TableFactor,
+        names: &Names,
+    ) -> Result<(), Refusal> {
+        match factor {
+            TableFactor::Table { name, alias, args: None, .. } => {
+                if name.0.len() == 1 && names.0.contains(&table_name(name)) {
+                    scope.has_other = true;
+                    return Ok(());
+                }
+                match self.table(name)? {
+                    Some(table) => {
+                        let alias = alias
+                            .as_ref()
+                            .map_or_else(|| table_name(name), |a| a.name.value.to_lowercase());
+                        scope.tables.push(Scoped { alias, table, is_nullable: false });
+                    }
+                    None => scope.has_other = true,
+                }
+                Ok(())
+            }
+            TableFactor::NestedJoin { table_with_joins, .. } => {
+                self.add_joined(scope, table_with_joins, names)
+            }
+            _ => {
+                scope.has_other = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Where rows of a scope can be found. `what` is for messages.
+    pub(super) fn route_scope(&self, scope: &Scope<'_>) -> Result<Route, Refusal> {
+        if scope.tables.is_empty() {
+            return Ok(Route::Free);
+        }
+        let classes = scope.classes();
+        let mut route = Route::Free;
+        for class in &classes {
+            let mut found: Option<BTreeSet<SourceId>> = None;
+            for &index in class {
+                let Some(scoped) = scope.tables.get(index) else { continue };
+                let Some(sharding) = scoped.sharding() else { continue };
+                let constraint = scope.constraint(scoped, &sharding.column, sharding.key);
+                let sources = constraint.sources(sharding);
+                // A condition on the side that may be missing removes no row of the other side.
+                if scoped.is_nullable && class.len() > 1 {
+                    found.get_or_insert_with(|| sharding.layout.sources());
+                    continue;
+                }
+                found = Some(match found {
+                    None => sources,
+                    Some(before) => before.intersection(&sources).copied().collect(),
+                });
+            }
+            let mut sources = found.unwrap_or_default();
+            if sources.is_empty() {
+                // No row can match; any one source says so, with the right columns.
+                let first = class
+                    .iter()
+                    .find_map(|&i| scope.tables.get(i))
+                    .and_then(|t| t.table.sources().first().copied());
+                sources.extend(first);
+            }
+            route = match route {
+                Route::Free => Route::All(sources),
+                before => {
+                    let next = Route::All(sources);
+                    if before.only().is_none() || before.only() != next.only() {
+                        return Err(Refusal::unsupported(
+                            "this joins tables that are not sharded alike, over several sources; join on both \
+                             sharding columns, or restrict both to keys of one source",
+                        ));
+                    }
+                    before
+                }
+            };
+        }
+        let spreads = matches!(&route, Route::All(sources) if sources.len() > 1);
+        if spreads && scope.has_outer {
+            // Each source would fill in NULLs for rows that another has.
+            let is_kept_whole =
+                scope.tables.iter().any(|t| !t.is_nullable && t.sharding().is_none());
+            let all_nullable = scope.tables.iter().all(|t| t.is_nullable);
+            if is_kept_whole || all_nullable {
+                let all_sharded = scope.tables.iter().all(|t| t.sharding().is_some());
+                if !(all_nullable && all_sharded && classes.len() == 1) {
+                    return Err(Refusal::unsupported(
+                        "this outer join keeps rows of a table that is not sharded, once per source; \
+                         turn it round, or restrict it to keys of one source",
+                    ));
+                }
+            }
+        }
+        for scoped in &scope.tables {
+            let here = match &scoped.table.placement {
+                Placement::Sharded(_) => continue,
+                Placement::Single(source) => Route::All([*source].into()),
+                Placement::Broadcast(sources) => Route::AnyOf(sources.clone()),
+            };
+            route = together(route, here, &scoped.table.name)?;
+        }
+        Ok(route)
+    }
+
+    /// Where a whole query can be answered, subqueries included.
+    pub(super) fn route_query(&self, query: &Query, names: &Names) -> Result<Route, Refusal> {
+        let mut names = names.clone();
+        let mut nested = Route::Free;
+        if let Some(with) = &query.with {
+            for cte in &with.cte_tables {
+                if with.recursive {
+                    names.0.insert(cte.alias.name.value.to_lowercase());
+                }
+                nested = one_place(nested, self.route_query(&cte.query, &names)?)?;
+                names.0.insert(cte.alias.name.value.to_lowercase());
+            }
+        }
+        let body = self.route_body(&query.body, &names)?;
+        one_place(nested, body)
+    }
+
+    fn route_body(&self, body: &SetExpr, names: &Names) -> Result<Route, Refusal> {
+        match body {
+            SetExpr::Select(select) => self.route_select(select, names),
+            SetExpr::Query(query) => self.route_query(query, names),
+            SetExpr::SetOperation { left, right, .. } => {
+                one_place(self.route_body(left, names)?, self.route_body(right, names)?)
+            }
+            SetExpr::Values(_) => Ok(Route::Free),
+            _ => Err(Refusal::unsupported(
+                "statements that change rows inside a query are not supported; send them apart",
+            )),
+        }
+    }
+
+    fn route_select(&self, select: &Select, names: &Names) -> Result<Route, Refusal> {
+        let scope = self.scope(&select.from, select.selection.as_ref(), names)?;
+        let own = self.route_scope(&scope)?;
+        let mut nested = Route::Free;
+        for query in subqueries(select) {
+            nested = one_place(nested, self.route_query(&query, names)?)?;
+        }
+        if scope.has_other && matches!(&own, Route::All(sources) if sources.len() > 1) {
+            return Err(Refusal::unsupported(
+                "a part of this FROM clause is not a plain table, and the rest is on several sources; \
+                 restrict it to keys of one source",
+            ));
+        }
+        one_place(nested, own)
+    }
+}
+
+/// Both routes where they must be answered in one place together; a free one does not matter.
+pub(super) fn one_place(left: Route, right: Route) -> Result<Route, Refusal> {
+    match (left, right) {
+        (Route::Free, route) | (route, Route::Free) => Ok(route),
+        (Route::AnyOf(left), Route::AnyOf(right)) => {
+            let both: BTreeSet<_> = left.intersection(&right).copied().collect();
+            if both.is_empty() {
+                return Err(Refusal::unsupported(
+                    "no single source has all the tables of this statement; split it",
+                ));
+            }
+            Ok(Route::AnyOf(both))
+        }
+        (Route::AnyOf(any), Route::All(all)) | (Route::All(all), Route::AnyOf(any)) => {
+            if all.len() == 1 && all.is_subset(&any) {
+                return Ok(Route::All(all));
+            }
+            Err(Refusal::unsupported(
+                "a subquery, CTE or set operation would need rows of several sources; split the statement, or \
+                 restrict it to keys of one source",
+            ))
+        }
+        (Route::All(left), Route::All(right)) => {
+            if left == right && left.len() == 1 {
+                return Ok(Route::All(left));
+            }
+            Err(Refusal::unsupported(
+                "a subquery, CTE or set operation would need rows of several sources; split the statement, or \
+                 restrict it to keys of one source",
+            ))
+        }
+    }
+}
+
+/// A table that is not sharded beside what is there already.
+fn together(route: Route, here: Route, name: &str) -> Result<Route, Refusal> {
+    match (&route, &here) {
+        (Route::Free, _) => Ok(here),
+        (Route::All(sources), Route::AnyOf(copies))
+        | (Route::AnyOf(copies), Route::All(sources)) => {
+            if sources.is_subset(copies) {
+                return Ok(Route::All(sources.clone()));
+            }
+            Err(Refusal::unsupported(format!(
+                "table \"{name}\" is not at every source that this statement needs"
+            )))
+        }
+        (Route::All(one), Route::All(other)) if one == other => Ok(route),
+        (Route::AnyOf(_), Route::AnyOf(_)) => one_place(route, here),
+        _ => Err(Refusal::unsupported(format!(
+            "table \"{name}\" is at one source and this statement needs rows of others; make it a broadcast table, or \
+             restrict the statement to that source",
+        ))),
+    }
+}
+
+impl Scope<'_> {
+    /// What all conditions say of a column.
+    pub(super) fn constraint(&self, scoped: &Scoped<'_>, column: &str, key: KeyType) -> Constraint {
+        let all = self.conditions.iter();
+        all.fold(Constraint::Any, |found, condition| {
+            found.and(scoped.constrain(condition, column, key))
+        })
+    }
+
+    /// Sharded tables in classes that are joined on their sharding columns and have one layout.
+    fn classes(&self) -> Vec<Vec<usize>> {
+        let mut classes: Vec<Vec<usize>> = Vec::new();
+        for (index, scoped) in self.tables.iter().enumerate() {
+            let Some(sharding) = scoped.sharding() else { continue };
+            let meets = |other: &usize| {
+                let Some(other) = self.tables.get(*other) else { return false };
+                other.sharding().is_some_and(|there| {
+                    there.layout == sharding.layout
+                        && there.key == sharding.key
+                        && (self.is_joined(scoped, sharding, other, there)
+                            || (there.column == sharding.column
+                                && self.using.contains(&sharding.column)))
+                })
+            };
+            let (mut with, without): (Vec<_>, Vec<_>) =
+                classes.into_iter().partition(|class| class.iter().any(meets));
+            let mut class: Vec<usize> = with.drain(..).flatten().collect();
+            class.push(index);
+            classes = without;
+            classes.push(class);
+        }
+        classes
+    }
+
+    /// The name each table goes by.
+    pub(super) fn aliases(&self) -> impl Iterator<Item = &str> {
+        self.tables.iter().map(|scoped| scoped.alias.as_str())
+    }
+
+    /// Whether an expression is the column that some table of the scope is sharded by.
+    pub(super) fn is_sharding_column(&self, expr: &Expr) -> bool {
+        self.tables
+            .iter()
+            .any(|scoped| scoped.sharding().is_some_and(|s| scoped.is_column(expr, &s.column)))
+    }
+
+    fn is_joined(
+        &self,
+        one: &Scoped<'_>,
+        here: &Sharding,
+        other: &Scoped<'_>,
+        there: &Sharding,
+    ) -> bool {
+        let mut all = self.conditions.iter().chain(&self.outer);
+        all.any(|condition| {
+            equates(condition, &|left, right| {
+                (one.is_column(left, &here.column) && other.is_column(right, &there.column))
+                    || (one.is_column(right, &here.column) && other.is_column(left, &there.column))
+            })
+        })
+    }
+
+    /// The records that conditions name, for the hotspot footprint.
+    pub(super) fn records(&self, source: SourceId) -> Vec<Record> {
+        let mut records = Vec::new();
+        for scoped in &self.tables {
+            let key_type = scoped.sharding().map_or(KeyType::Integer, |s| s.key);
+            let mut names = vec![String::new()];
+            for column in &scoped.table.primary {
+                let is_key = scoped.sharding().is_some_and(|s| s.column == *column);
+                let mut found = self.constraint(
+                    scoped,
+                    column,
+                    if is_key { key_type } else { KeyType::Integer },
+                );
+                if found == Constraint::Any && !is_key {
+                    found = self.constraint(scoped, column, KeyType::Text);
+                }
+                let Constraint::In(keys) = found else {
+                    names.clear();
+                    break;
+                };
+                let here = |key: &&Key| {
+                    !is_key || scoped.sharding().is_none_or(|s| s.layout.place(key) == Some(source))
+                };
+                let keys: Vec<&Key> = keys.iter().filter(here).collect();
+                names = names
+                    .iter()
+                    .flat_map(|name| {
+                        keys.iter().map(move |key| {
+                            if name.is_empty() { key.to_string() } else { format!("{name},{key}") }
+                        })
+                    })
+                    .take(RECORDS_MAX)
+                    .collect();
+            }
+            if scoped.table.primary.is_empty() {
+                continue;
+            }
+            records.extend(
+                names.into_iter().map(|key| Record { table: scoped.table.name.clone(), key }),
+            );
+            if records.len() >= RECORDS_MAX {
+                records.truncate(RECORDS_MAX);
+                break;
+            }
+        }
+        records
+    }
+}
+
+/// Whether a condition requires an equality that `is` accepts.
+fn equates(condition: &Expr, is: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
+    match condition {
+        Expr::Nested(inner) => equates(inner, is),
+        Expr::BinaryOp { left, op: BinaryOperator::And, right } => {
+            equates(left, is) || equates(right, is)
+        }
+        Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => is(left, right),
+        _ => false,
+    }
+}
+
+/// Whether a name is of the sources' own catalogues.
+fn is_system(name: &ObjectName) -> bool {
+    const SCHEMAS: [&str; 5] =
+        ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
+    let mut parts =
+        name.0.iter().filter_map(|part| part.as_ident()).map(|i| i.value.to_lowercase());
+    let first = parts.next().unwrap_or_default();
+    SCHEMAS.contains(&first.as_str()) || table_name(name).starts_with("pg_") || first == "dual"
+}
+
+/// The queries directly within a part of a statement, as derived tables and in expressions; not
+/// those inside them. Copies, because a visitor's references end with its calls.
+pub(super) fn subqueries(part: &impl Visit) -> Vec<Query> {
+    struct Outermost(usize, Vec<Query>);
+    impl Visitor for Outermost {
+        type Break = ();
+        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+            if self.0 == 0 {
+                self.1.push(query.clone());
+            }
+            self.0 += 1;
+            ControlFlow::Continue(())
+        }
+        fn post_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+            self.0 -= 1;
+            ControlFlow::Continue(())
+        }
+    }
+    let mut seen = Outermost(0, Vec::new());
+    let _ = part.visit(&mut seen);
+    seen.1
+}

@@ -1,0 +1,653 @@
+//! Statements through the whole of this module. Merged results are compared with those of one
+//! unsharded SQLite database, which understands both kinds of quotes.
+
+use proptest::prelude::*;
+use rusqlite::Connection;
+use rusqlite::types::ValueRef;
+
+use super::Refusal;
+use super::catalog::{Catalogue, Dialect, SourceId};
+use super::merge::merge;
+use super::parse::{Isolation, Savepoint, Verb, parse};
+use super::plan::{Context, Plan, plan};
+use super::value::{Answer, Cell, Column, Kind, Value};
+
+const FILE: &str = r#"
+    [[sources]]
+    name = "pg"
+    kind = "postgresql"
+    [[sources]]
+    name = "maria"
+    kind = "mariadb"
+    [[sources]]
+    name = "far"
+    kind = "postgresql"
+    [[tables]]
+    name = "accounts"
+    shard = { by = "hash", column = "id", sources = ["pg", "maria", "far"] }
+    columns = ["id", "owner", "balance"]
+    [[tables]]
+    name = "entries"
+    shard = { by = "hash", column = "account", sources = ["pg", "maria", "far"] }
+    primary = ["account", "n"]
+    [[tables]]
+    name = "orders"
+    shard = { by = "range", column = "id", parts = [
+      { below = 100, source = "pg" }, { below = 200, source = "maria" }, { source = "far" }] }
+    [[tables]]
+    name = "offices"
+    shard = { by = "list", column = "country", type = "text", parts = [
+      { values = ["DE", "FR"], source = "pg" }, { values = ["JP"], source = "maria" }] }
+    [[tables]]
+    name = "currencies"
+    broadcast = ["pg", "maria", "far"]
+    [[tables]]
+    name = "audit"
+    single = "maria"
+"#;
+
+fn catalogue() -> Catalogue {
+    Catalogue::parse(FILE).unwrap()
+}
+
+fn context(client: Dialect, isolation: Isolation) -> Context {
+    Context { client, isolation, prefer: vec![] }
+}
+
+fn planned(
+    text: &str,
+    client: Dialect,
+    isolation: Isolation,
+    parameters: &[Value],
+) -> Result<Plan, Refusal> {
+    let mut parsed = parse(text, client)?;
+    assert_eq!(parsed.len(), 1, "{text}");
+    let (Verb::Data(statement) | Verb::Schema(statement)) = parsed.remove(0).verb else {
+        panic!("{text}: not read")
+    };
+    plan(&catalogue(), &statement, parameters, &context(client, isolation))
+}
+
+fn texts(text: &str, client: Dialect, isolation: Isolation) -> Vec<(u16, String)> {
+    let plan = planned(text, client, isolation, &[]).unwrap_or_else(|e| panic!("{text}: {e}"));
+    plan.parts.into_iter().map(|p| (p.source.0, p.text)).collect()
+}
+
+fn sources(text: &str) -> Vec<u16> {
+    texts(text, Dialect::PostgreSql, Isolation::RepeatableRead)
+        .into_iter()
+        .map(|(s, _)| s)
+        .collect()
+}
+
+fn refused(text: &str, client: Dialect, isolation: Isolation, because: &str) {
+    match planned(text, client, isolation, &[]) {
+        Ok(plan) => panic!("{text}: planned as {plan:?}"),
+        Err(refusal) => assert!(refusal.message.contains(because), "{text}: {refusal}"),
+    }
+}
+
+const PG: Dialect = Dialect::PostgreSql;
+const MARIA: Dialect = Dialect::MariaDb;
+const SER: Isolation = Isolation::Serializable;
+const RR: Isolation = Isolation::RepeatableRead;
+
+#[test]
+fn a_text_is_cut_at_semicolons_that_are_not_quoted() {
+    let text = "BEGIN; SELECT ';', \";\" /* ; */ -- ;\n; /*last query*/ SELECT $a$;$a$; COMMIT;";
+    let parsed = parse(text, PG).unwrap();
+    assert_eq!(parsed.len(), 4);
+    assert_eq!(parsed.iter().map(|p| p.is_last).collect::<Vec<_>>(), [false, false, true, false]);
+    let maria = parse(
+        r"SELECT 'a\';b'; # ;
+        SELECT `;`",
+        MARIA,
+    )
+    .unwrap();
+    assert_eq!(maria.len(), 2);
+    assert!(parse("SELECT 'open", PG).is_err() && parse("/* open", PG).is_err());
+}
+
+#[test]
+fn words_that_are_not_about_rows() {
+    let verb = |text: &str, dialect| parse(text, dialect).unwrap().remove(0).verb;
+    assert!(matches!(
+        verb("START TRANSACTION ISOLATION LEVEL READ COMMITTED", PG),
+        Verb::Begin { isolation: Some(Isolation::ReadCommitted), .. }
+    ));
+    assert!(matches!(verb("BEGIN", MARIA), Verb::Begin { isolation: None, .. }));
+    assert!(matches!(verb("END", PG), Verb::Commit { .. }));
+    assert!(matches!(
+        verb("ROLLBACK TO SAVEPOINT a", PG),
+        Verb::Savepoint(Savepoint::RollbackTo, _)
+    ));
+    assert!(matches!(verb("SET autocommit=0", MARIA), Verb::Autocommit(false)));
+    assert!(matches!(
+        verb("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", MARIA),
+        Verb::Isolation { level: SER, is_session: true }
+    ));
+    assert!(matches!(
+        verb("SET default_transaction_isolation = 'repeatable read'", PG),
+        Verb::Isolation { level: RR, is_session: true }
+    ));
+    assert!(
+        matches!(verb("SHOW TRANSACTION ISOLATION LEVEL", PG), Verb::Show(name) if name == "transaction_isolation")
+    );
+    assert!(
+        matches!(verb("SHOW ORTHODROME TRANSACTIONS", MARIA), Verb::Admin(words) if words == ["show", "transactions"])
+    );
+    assert!(matches!(verb("USE bank", MARIA), Verb::Use(name) if name == "bank"));
+    assert!(parse("PREPARE TRANSACTION 'x'", PG).is_err() && parse("XA START 'x'", MARIA).is_err());
+}
+
+#[test]
+fn keys_choose_sources() {
+    assert_eq!(sources("SELECT * FROM orders WHERE id = 5"), [0]);
+    assert_eq!(sources("SELECT * FROM orders WHERE id = '150'"), [1]);
+    assert_eq!(sources("SELECT * FROM orders o WHERE o.id BETWEEN 90 AND 110"), [0, 1]);
+    assert_eq!(
+        sources("SELECT * FROM orders WHERE id >= 200 OR id = 7"),
+        [0, 1, 2],
+        "a range in an OR is not used"
+    );
+    assert_eq!(sources("SELECT * FROM orders WHERE id = 300 OR id IN (7, 8)"), [0, 2]);
+    assert_eq!(sources("SELECT * FROM orders WHERE id < 100"), [0]);
+    assert_eq!(sources("SELECT * FROM orders WHERE 199 < id"), [2]);
+    assert_eq!(sources("SELECT * FROM orders WHERE id > 150 AND id < 180"), [1]);
+    assert_eq!(
+        sources("SELECT * FROM orders WHERE id = 1 AND id = 101"),
+        [0],
+        "no row can match; one source says so"
+    );
+    assert_eq!(sources("SELECT * FROM orders WHERE id = -5"), [0]);
+    assert_eq!(sources("SELECT * FROM offices WHERE country = 'JP'"), [1]);
+    assert_eq!(sources("SELECT * FROM audit"), [1]);
+    assert_eq!(sources("SELECT * FROM currencies"), [0]);
+    assert_eq!(sources("UPDATE currencies SET rate = 2"), [0, 1, 2]);
+    assert_eq!(sources("DELETE FROM orders WHERE total = 0"), [0, 1, 2]);
+    assert_eq!(sources("SELECT 1").len(), 0);
+    let bound =
+        planned("SELECT * FROM orders WHERE id = $1", PG, RR, &[Value::Number("150".into())])
+            .unwrap();
+    assert_eq!(bound.parts[0].source, SourceId(1));
+    assert_eq!(bound.parts[0].text, "SELECT * FROM orders WHERE id = 150");
+}
+
+#[test]
+fn joins_that_one_source_can_answer() {
+    let all = [0, 1, 2];
+    assert_eq!(sources("SELECT * FROM accounts a JOIN entries e ON a.id = e.account"), all);
+    assert_eq!(
+        sources("SELECT * FROM accounts a, entries e WHERE e.account = a.id AND a.id = 7").len(),
+        1
+    );
+    assert_eq!(
+        sources("SELECT * FROM accounts a, entries e WHERE e.account = a.id AND a.id = 7"),
+        sources("SELECT * FROM accounts a, entries e WHERE e.account = a.id AND e.account = 7"),
+    );
+    assert_eq!(sources("SELECT * FROM accounts a LEFT JOIN entries e ON a.id = e.account"), all);
+    assert_eq!(sources("SELECT * FROM accounts a JOIN currencies c ON a.currency = c.id"), all);
+    assert_eq!(sources("SELECT * FROM orders o JOIN audit a ON a.id = o.id WHERE o.id = 150"), [1]);
+    refused("SELECT * FROM accounts a JOIN entries e ON a.id = e.n", PG, RR, "not sharded alike");
+    refused("SELECT * FROM accounts a JOIN orders o ON a.id = o.id", PG, RR, "not sharded alike");
+    refused(
+        "SELECT * FROM currencies c LEFT JOIN accounts a ON a.currency = c.id",
+        PG,
+        RR,
+        "outer join keeps rows",
+    );
+    refused("SELECT * FROM accounts a JOIN audit x ON x.id = a.id", PG, RR, "is at one source");
+    refused("SELECT * FROM orders WHERE id IN (SELECT id FROM audit)", PG, RR, "several sources");
+    assert_eq!(
+        sources("SELECT * FROM orders WHERE id = 150 AND id IN (SELECT id FROM audit)"),
+        [1]
+    );
+    assert_eq!(sources("WITH x AS (SELECT * FROM audit) SELECT * FROM x"), [1]);
+    refused("SELECT * FROM nowhere", PG, RR, "not in the catalogue");
+    refused("SELECT id FROM orders UNION SELECT id FROM accounts", PG, RR, "several sources");
+    // A condition of an outer join does not restrict the rows that it keeps.
+    assert_eq!(
+        sources(
+            "SELECT * FROM accounts a LEFT JOIN entries e ON a.id = e.account AND e.account = 7"
+        ),
+        all
+    );
+}
+
+#[test]
+fn rows_of_an_insert_go_where_they_live() {
+    let parts = texts(
+        "INSERT INTO orders (id, t) VALUES (1, 'a'), (150, 'b'), (2, 'c'), (250, 'd')",
+        PG,
+        SER,
+    );
+    assert_eq!(
+        parts,
+        [
+            (0, "INSERT INTO orders (id, t) VALUES (1, 'a'), (2, 'c')".to_owned()),
+            (1, "INSERT INTO orders (id, t) VALUES (150, 'b')".to_owned()),
+            (2, "INSERT INTO orders (id, t) VALUES (250, 'd')".to_owned()),
+        ]
+    );
+    assert_eq!(
+        texts("INSERT INTO accounts VALUES (1, 'x', 2)", PG, SER).len(),
+        1,
+        "columns from the catalogue"
+    );
+    refused("INSERT INTO orders VALUES (1)", PG, SER, "list the columns");
+    refused("INSERT INTO orders (t) VALUES ('a')", PG, SER, "gives no \"id\"");
+    refused("INSERT INTO orders (id) VALUES (now())", PG, SER, "must be a constant");
+    refused("INSERT INTO offices (country) VALUES ('US')", PG, SER, "no source is listed");
+    refused("INSERT INTO orders (id) SELECT id FROM audit", PG, SER, "placed one by one");
+    refused("INSERT INTO currencies (id, at) VALUES (1, now())", PG, SER, "now()");
+    refused("UPDATE orders SET id = 7 WHERE id = 5", PG, SER, "cannot be changed");
+    refused(
+        "INSERT INTO orders (id, n) VALUES (150, 1) ON CONFLICT (id) DO UPDATE SET n = 2",
+        PG,
+        SER,
+        "not the same",
+    );
+    assert_eq!(
+        texts(
+            "INSERT INTO orders (id, n) VALUES (5, 1) ON CONFLICT (id) DO UPDATE SET n = 2",
+            PG,
+            SER
+        )
+        .len(),
+        1
+    );
+}
+
+#[test]
+fn each_source_is_told_in_its_own_words() {
+    let text = |text: &str, client| texts(text, client, RR).remove(0).1;
+    assert_eq!(
+        text(r#"SELECT "Name" FROM audit WHERE note = 'it''s \n "x"'"#, PG),
+        r#"SELECT `Name` FROM audit WHERE note = 'it''s \n "x"'"#
+    );
+    assert_eq!(
+        text(r#"SELECT `a``b` FROM orders WHERE id = 1 AND t = "x'y""#, MARIA),
+        r#"SELECT "a`b" FROM orders WHERE id = 1 AND t = 'x''y'"#
+    );
+    assert_eq!(text(r"SELECT 'a\'b' FROM audit", MARIA), "SELECT 'a''b' FROM audit");
+    assert_eq!(
+        text("SELECT a || b, c::int FROM public.audit", PG),
+        "SELECT concat(a, b), CAST(c AS SIGNED) FROM audit"
+    );
+    assert_eq!(
+        text("SELECT ifnull(a, 0) FROM orders WHERE id = 1", MARIA),
+        "SELECT coalesce(a, 0) FROM orders WHERE id = 1"
+    );
+    assert_eq!(
+        text("SELECT id FROM audit ORDER BY id", PG),
+        "SELECT id FROM audit ORDER BY id IS NULL, id"
+    );
+    assert_eq!(
+        text("SELECT id FROM audit ORDER BY id DESC", PG),
+        "SELECT id FROM audit ORDER BY id IS NULL DESC, id DESC"
+    );
+    assert_eq!(
+        text("SELECT n FROM orders WHERE id = 1 ORDER BY n", MARIA),
+        "SELECT n FROM orders WHERE id = 1 ORDER BY n NULLS FIRST"
+    );
+    refused("SELECT a / 2 FROM audit", PG, RR, "quotient");
+}
+
+#[test]
+fn parameters_cannot_become_anything_but_values() {
+    let text = |value: Value| {
+        let plan = planned(
+            "SELECT -$1 FROM audit WHERE note = $2",
+            PG,
+            RR,
+            &[value, Value::Text("'; DROP TABLE audit; --".into())],
+        );
+        plan.unwrap().parts.remove(0).text
+    };
+    assert_eq!(
+        text(Value::Number("-5".into())),
+        "SELECT -(-5) FROM audit WHERE note = '''; DROP TABLE audit; --'"
+    );
+    assert!(text(Value::Number("1; DROP".into())).starts_with("SELECT -'1; DROP'"));
+    assert!(text(Value::Bytes(vec![0, 39])).starts_with("SELECT -X'0027'"));
+    assert!(planned("SELECT $1 FROM audit", PG, RR, &[]).is_err());
+}
+
+#[test]
+fn serializable_reads_lock() {
+    let text = |text: &str| texts(text, PG, SER).remove(0).1;
+    assert_eq!(
+        text("SELECT * FROM orders WHERE id = 1"),
+        "SELECT * FROM orders WHERE id = 1 FOR SHARE"
+    );
+    assert_eq!(
+        text("SELECT * FROM orders WHERE id = 1 FOR UPDATE"),
+        "SELECT * FROM orders WHERE id = 1 FOR UPDATE"
+    );
+    assert_eq!(
+        text("SELECT * FROM audit WHERE id = 1"),
+        "SELECT * FROM audit WHERE id = 1 LOCK IN SHARE MODE"
+    );
+    assert_eq!(
+        texts("SELECT * FROM orders WHERE id = 1", PG, RR).remove(0).1,
+        "SELECT * FROM orders WHERE id = 1"
+    );
+    let plan =
+        planned("SELECT count(*) FROM orders WHERE id = 1 AND total > 5", PG, SER, &[]).unwrap();
+    assert_eq!(
+        plan.parts[0].prelude,
+        [
+            "SELECT count(*) FROM (SELECT 1 FROM orders WHERE id = 1 AND total > 5 FOR SHARE) AS orthodrome_locked"
+        ]
+    );
+    assert_eq!(plan.parts[0].text, "SELECT count(*) FROM orders WHERE id = 1 AND total > 5");
+    refused(
+        "SELECT * FROM orders o LEFT JOIN currencies c ON c.id = o.c WHERE o.id = 1",
+        PG,
+        SER,
+        "outer join",
+    );
+    assert_eq!(
+        text("UPDATE orders SET n = (SELECT max FROM currencies WHERE id = 2) WHERE id = 1"),
+        "UPDATE orders SET n = (SELECT max FROM currencies WHERE id = 2 FOR SHARE) WHERE id = 1",
+    );
+}
+
+#[test]
+fn records_are_known_by_their_keys() {
+    let records = |text: &str| -> Vec<String> {
+        let plan = planned(text, PG, SER, &[]).unwrap();
+        plan.parts
+            .iter()
+            .flat_map(|p| p.records.iter().map(|r| format!("{}:{}[{}]", p.source, r.table, r.key)))
+            .collect()
+    };
+    assert_eq!(
+        records("UPDATE orders SET n = 1 WHERE id IN (1, 150)"),
+        ["s0:orders[1]", "s1:orders[150]"]
+    );
+    assert_eq!(records("SELECT * FROM entries WHERE account = 7 AND n IN (1, 2)").len(), 2);
+    assert!(records("SELECT * FROM orders WHERE total = 5").is_empty());
+    assert_eq!(
+        records("INSERT INTO orders (id) VALUES (1), (2)"),
+        ["s0:orders[1]", "s0:orders[2]"]
+    );
+}
+
+#[test]
+fn what_cannot_be_merged_is_refused() {
+    for (text, because) in [
+        ("SELECT sum(total) / count(*) FROM orders", "expression of aggregates"),
+        ("SELECT count(DISTINCT t) FROM orders", "DISTINCT"),
+        ("SELECT t, count(*) FROM orders GROUP BY t HAVING count(*) > 1", "HAVING"),
+        ("SELECT row_number() OVER (ORDER BY t) FROM orders", "window"),
+        ("SELECT DISTINCT ON (t) t FROM orders", "DISTINCT ON"),
+        ("SELECT string_agg(t, ',') FROM orders", "string_agg"),
+        ("SELECT t, count(*) FROM orders", "neither grouped nor aggregated"),
+        ("SELECT DISTINCT t FROM orders ORDER BY id", "must name columns"),
+    ] {
+        refused(text, PG, RR, because);
+    }
+    let explained =
+        planned("SELECT t, count(*) FROM orders GROUP BY t ORDER BY 2 DESC LIMIT 3", PG, RR, &[])
+            .unwrap();
+    assert_eq!(
+        explained.explain(&catalogue())[0],
+        "Route: 3 sources, merged, grouped, sorted, cut"
+    );
+}
+
+#[test]
+fn a_catalogue_that_cannot_be_right_is_refused() {
+    for (from, to, field) in [
+        ("kind = \"mariadb\"", "kind = \"oracle\"", "oracle"),
+        ("name = \"far\"", "name = \"pg\"", "sources.pg: listed twice"),
+        (
+            "single = \"maria\"",
+            "single = \"mars\"",
+            "tables.audit.single: there is no source `mars`",
+        ),
+        ("single = \"maria\"", "", "tables.audit.shard: where its rows are is missing"),
+        ("below = 200", "below = 50", "tables.orders.shard.parts: below = 50 does not ascend"),
+        ("values = [\"JP\"]", "values = [\"DE\"]", "DE is listed twice"),
+        ("values = [\"JP\"]", "values = [81]", "81 is not text"),
+        ("name = \"entries\"", "name = \"Accounts\"", "tables.accounts: listed twice"),
+    ] {
+        let error = Catalogue::parse(&FILE.replacen(from, to, 1)).unwrap_err();
+        assert!(error.to_string().contains(field), "{error}");
+    }
+}
+
+/// Rows that were placed must be found for ever.
+#[test]
+fn hashes_do_not_change() {
+    use super::value::Key;
+    assert_eq!(Key::Int(0).hash(), HASHES[0]);
+    assert_eq!(Key::Int(-1).hash(), HASHES[1]);
+    assert_eq!(Key::Text("Zürich".into()).hash(), HASHES[2]);
+    let mut counts = [0_u32; 4];
+    (0..10_000).for_each(|n| counts[(Key::Int(n).hash() % 4) as usize] += 1);
+    assert!(counts.iter().all(|n| (2_300..2_700).contains(n)), "{counts:?}");
+}
+
+const HASHES: [u64; 3] = [0x68752350ae1d483f, 0xbe9bb22066375ef1, 0xc65e9341af283a5d];
+
+/// Three shards and an unsharded copy, all in SQLite.
+struct World {
+    catalogue: Catalogue,
+    shards: Vec<Connection>,
+    whole: Connection,
+}
+
+const SHARDED: &str = r#"
+    [[sources]]
+    name = "a"
+    kind = "mariadb"
+    [[sources]]
+    name = "b"
+    kind = "mariadb"
+    [[sources]]
+    name = "c"
+    kind = "mariadb"
+    [[tables]]
+    name = "t"
+    shard = { by = "hash", column = "id", sources = ["a", "b", "c"] }
+    [[tables]]
+    name = "u"
+    shard = { by = "hash", column = "tid", sources = ["a", "b", "c"] }
+"#;
+
+type RowT = (i64, Option<i64>, Option<String>, Option<i64>);
+
+impl World {
+    fn new(rows: &[RowT], others: &[(i64, i64)]) -> Self {
+        let catalogue = Catalogue::parse(SHARDED).unwrap();
+        let open = || {
+            let db = Connection::open_in_memory().unwrap();
+            db.execute_batch("CREATE TABLE t (id INTEGER, g INTEGER, s TEXT, n INTEGER); CREATE TABLE u (tid INTEGER, v INTEGER)").unwrap();
+            db
+        };
+        let world = Self { catalogue, shards: (0..3).map(|_| open()).collect(), whole: open() };
+        let number = |v: &Option<i64>| v.map_or("NULL".to_owned(), |v| v.to_string());
+        for (id, g, s, n) in rows {
+            let s = s.as_ref().map_or("NULL".to_owned(), |s| format!("'{s}'"));
+            world.change(&format!(
+                "INSERT INTO t (id, g, s, n) VALUES ({id}, {}, {s}, {})",
+                number(g),
+                number(n)
+            ));
+        }
+        for (tid, v) in others {
+            world.change(&format!("INSERT INTO u (tid, v) VALUES ({tid}, {v})"));
+        }
+        world
+    }
+
+    fn plan(&self, text: &str) -> Plan {
+        let Verb::Data(statement) = parse(text, MARIA).unwrap().remove(0).verb else {
+            panic!("{text}: not read")
+        };
+        plan(&self.catalogue, &statement, &[], &context(MARIA, RR))
+            .unwrap_or_else(|e| panic!("{text}: {e}"))
+    }
+
+    fn change(&self, text: &str) {
+        for part in self.plan(text).parts {
+            self.shards[usize::from(part.source.0)].execute_batch(&part.text).unwrap();
+        }
+        self.whole.execute_batch(text).unwrap();
+    }
+
+    fn ask(db: &Connection, text: &str) -> Answer {
+        let mut statement = db.prepare(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let names: Vec<String> = statement.column_names().iter().map(|n| (*n).to_owned()).collect();
+        let mut kinds = vec![Kind::Other; names.len()];
+        let mut found = Vec::new();
+        let mut rows = statement.query([]).unwrap();
+        while let Some(row) = rows.next().unwrap() {
+            let mut cells: Vec<Cell> = Vec::new();
+            for (i, kind) in kinds.iter_mut().enumerate() {
+                let (cell, found) = match row.get_ref(i).unwrap() {
+                    ValueRef::Null => (None, *kind),
+                    ValueRef::Integer(n) => (Some(n.to_string().into_bytes()), Kind::Int8),
+                    ValueRef::Real(x) => (Some(x.to_string().into_bytes()), Kind::Float8),
+                    ValueRef::Text(t) => (Some(t.to_vec()), Kind::Text),
+                    ValueRef::Blob(b) => (Some(b.to_vec()), Kind::Bytes),
+                };
+                *kind = found;
+                cells.push(cell);
+            }
+            found.push(cells);
+        }
+        let columns = names
+            .into_iter()
+            .zip(kinds)
+            .map(|(name, kind)| Column { name, kind, oid: 0 })
+            .collect();
+        Answer { columns, affected: found.len() as u64, rows: found, last_insert_id: 0 }
+    }
+
+    /// The merged answer and the whole one.
+    fn both(&self, text: &str) -> (Answer, Answer) {
+        let plan = self.plan(text);
+        let mut answers: Vec<Answer> = plan
+            .parts
+            .iter()
+            .map(|p| Self::ask(&self.shards[usize::from(p.source.0)], &p.text))
+            .collect();
+        // A source knows its columns' kinds with no row to look at; SQLite does not.
+        let width = answers[0].columns.len();
+        for i in 0..width {
+            let kind = answers
+                .iter()
+                .map(|a| a.columns[i].kind)
+                .find(|k| *k != Kind::Other)
+                .unwrap_or(Kind::Other);
+            answers.iter_mut().for_each(|a| a.columns[i].kind = kind);
+        }
+        (
+            merge(&plan.merge, answers).unwrap_or_else(|e| panic!("{text}: {e}")),
+            Self::ask(&self.whole, text),
+        )
+    }
+}
+
+/// SQL without order in it, by what is compared: a bag of rows, or rows in order.
+const BAGS: [&str; 13] = [
+    "SELECT * FROM t",
+    "SELECT s, id FROM t WHERE n > 3",
+    "SELECT DISTINCT g FROM t",
+    "SELECT DISTINCT g, s FROM t WHERE id > 4",
+    "SELECT count(*), sum(n), min(n), max(n), min(s), max(s) FROM t",
+    "SELECT count(n), coalesce(sum(n), 0) FROM t WHERE g = 1",
+    "SELECT g, count(*), sum(n) FROM t GROUP BY g",
+    "SELECT count(*) AS k, s FROM t GROUP BY g, s",
+    "SELECT id, count(*) FROM t GROUP BY id HAVING count(*) > 1",
+    "SELECT count(DISTINCT id) FROM t",
+    "SELECT t.s, u.v FROM t JOIN u ON t.id = u.tid",
+    "SELECT t.id, u.v FROM t LEFT JOIN u ON t.id = u.tid WHERE t.id IN (1, 2, 3, 4, 5)",
+    "SELECT sum(u.v), t.g FROM t, u WHERE t.id = u.tid GROUP BY t.g",
+];
+const LISTS: [&str; 10] = [
+    "SELECT id, g FROM t ORDER BY id, g, s, n",
+    "SELECT * FROM t ORDER BY n, id, g, s",
+    "SELECT s FROM t ORDER BY s DESC, id, n LIMIT 5",
+    "SELECT id, s FROM t ORDER BY s, id, g, n LIMIT 4 OFFSET 3",
+    "SELECT id FROM t ORDER BY n DESC, id LIMIT 2, 3",
+    "SELECT g, sum(n) AS total FROM t GROUP BY g ORDER BY total DESC, g LIMIT 2",
+    "SELECT g FROM t GROUP BY g ORDER BY count(*), g",
+    "SELECT DISTINCT s FROM t ORDER BY s LIMIT 3",
+    "SELECT id, count(*) FROM t GROUP BY id ORDER BY 2 DESC, 1 LIMIT 3",
+    "SELECT s, count(*) FROM t WHERE id < 6 GROUP BY s ORDER BY s LIMIT 2 OFFSET 1",
+];
+
+fn text_of(row: &[Cell]) -> Vec<Option<String>> {
+    row.iter().map(|c| c.as_ref().map(|c| String::from_utf8_lossy(c).into_owned())).collect()
+}
+
+proptest! {
+    #![proptest_config(proptest::test_runner::Config { cases: 64, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn merged_answers_are_those_of_one_database(
+        rows in prop::collection::vec((0..12_i64, prop::option::of(0..3_i64), prop::option::of("[ab]{0,2}"), prop::option::of(-5..9_i64)), 0..30),
+        others in prop::collection::vec((0..12_i64, -5..9_i64), 0..12),
+    ) {
+        let world = World::new(&rows, &others);
+        for text in BAGS {
+            let (merged, whole) = world.both(text);
+            let sorted = |answer: &Answer| {
+                let mut rows: Vec<_> = answer.rows.iter().map(|r| text_of(r)).collect();
+                rows.sort();
+                rows
+            };
+            prop_assert_eq!(sorted(&merged), sorted(&whole), "{}", text);
+            let names = |a: &Answer| a.columns.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
+            prop_assert_eq!(names(&merged), names(&whole), "{}", text);
+        }
+        for text in LISTS {
+            let (merged, whole) = world.both(text);
+            let all = |a: &Answer| a.rows.iter().map(|r| text_of(r)).collect::<Vec<_>>();
+            prop_assert_eq!(all(&merged), all(&whole), "{}", text);
+        }
+        // Averages: SQLite's are binary, ours decimal with four more digits.
+        let (merged, whole) = world.both("SELECT g, avg(n) FROM t GROUP BY g ORDER BY g");
+        for (ours, theirs) in merged.rows.iter().zip(&whole.rows) {
+            let value = |row: &Vec<Cell>| row[1].as_ref().map(|c| String::from_utf8_lossy(c).parse::<f64>().unwrap());
+            prop_assert_eq!(&ours[0], &theirs[0]);
+            match (value(ours), value(theirs)) {
+                (Some(ours), Some(theirs)) => prop_assert!((ours - theirs).abs() < 0.0001),
+                (ours, theirs) => prop_assert_eq!(ours, theirs),
+            }
+        }
+    }
+
+    #[test]
+    fn changes_reach_every_row_once(
+        rows in prop::collection::vec((0..12_i64, prop::option::of(0..3_i64), prop::option::of("[ab]{0,2}"), prop::option::of(-5..9_i64)), 0..20),
+    ) {
+        let world = World::new(&rows, &[]);
+        for text in [
+            "UPDATE t SET n = n + 1 WHERE g = 1",
+            "UPDATE t SET s = 'x' WHERE id IN (1, 5, 7)",
+            "DELETE FROM t WHERE id BETWEEN 3 AND 5 OR n < 0",
+            "INSERT INTO t (id, n) VALUES (1, 1), (2, 2), (3, 3), (4, 4)",
+        ] {
+            world.change(text);
+            let (merged, whole) = world.both("SELECT * FROM t ORDER BY id, g, s, n");
+            prop_assert_eq!(merged.rows, whole.rows, "{}", text);
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in "[a-zA-Z0-9 ;'\"`$/*#().,=<>-]{0,60}", is_maria in any::<bool>()) {
+        let dialect = if is_maria { MARIA } else { PG };
+        if let Ok(parsed) = parse(&text, dialect) {
+            for one in parsed {
+                if let Verb::Data(statement) = one.verb {
+                    let _ = plan(&catalogue(), &statement, &[], &context(dialect, SER));
+                }
+            }
+        }
+    }
+}
