@@ -88,6 +88,8 @@ pub struct Run {
     pub result: RunResult,
     /// Requests that had not ended when the run did.
     pub outstanding: u32,
+    /// Whether the workload's audit of the database held at the end; null if it has none.
+    pub audited: Option<bool>,
     /// The promise that the run broke.
     pub failure: Option<String>,
 }
@@ -111,6 +113,7 @@ pub fn once(args: &Args, name: &str, seed: u64) -> anyhow::Result<Run> {
     Ok(Run {
         result: report.result,
         outstanding: report.outstanding,
+        audited: report.audited,
         failure: failure.as_ref().map(Failure::to_string),
     })
 }
@@ -282,7 +285,7 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
     }
     let mut remarks = Vec::new();
     for one in compared {
-        for Run { result, outstanding, failure } in &one.runs {
+        for Run { result, outstanding, failure, .. } in &one.runs {
             if let Some(failure) = failure {
                 remarks.push(format!(
                     "{} LOST ITS PROMISE with seed {}: {failure}",

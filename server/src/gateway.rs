@@ -368,6 +368,6 @@ impl Gateway {
 pub(crate) fn is_interactive(txn: &Txn) -> bool {
     match txn.kind {
         Kind::Interactive | Kind::General => true,
-        Kind::Procedure(_) | Kind::ReadOnly => false,
+        Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => false,
     }
 }
