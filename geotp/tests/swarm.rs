@@ -80,4 +80,13 @@ fn unsafe_variants_are_caught() {
     }
 }
 
-const CAUGHT_WITHIN: [(&str, u64); 0] = [];
+const CAUGHT_WITHIN: [(&str, u64); 8] = [
+    ("G1", 10),
+    ("G2", 10),
+    ("G5", 30),
+    ("G6", 30),
+    ("early-vote", 20),
+    ("early-answer", 10),
+    ("forgotten-decision", 10),
+    ("skipped-vote", 20),
+];

@@ -228,7 +228,9 @@ impl Client {
                 (Stage::Ending, parts, Last::Commit)
             }
             Kind::Procedure(_) => (Stage::Computing, self.parts(id, lock_all(&txn)), Last::No),
-            Kind::ReadOnly => (Stage::Ending, self.parts(id, lock_all(&txn)), Last::Commit),
+            Kind::ReadOnly | Kind::StaleReadOnly => {
+                (Stage::Ending, self.parts(id, lock_all(&txn)), Last::Commit)
+            }
             Kind::Interactive | Kind::General => {
                 let reads = reads_of(&txn, txn.reads.clone());
                 (Stage::Reading(txn.reads.clone()), self.parts(id, reads), Last::No)
@@ -329,7 +331,7 @@ impl Client {
             cx.send(asker, Msg::Told { txn: id, outcome: Some(outcome) });
         }
         if let Outcome::Committed(_) = outcome
-            && matches!(open.txn.kind, Kind::Procedure(_) | Kind::ReadOnly)
+            && matches!(open.txn.kind, Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly)
             && !open.is_resolved
         {
             cx.reads(id, open.reads);
