@@ -149,7 +149,8 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "HOW", value_parser = form)]
     pub form: Option<Form>,
     /// How transactions that only read are sent: read-only, for what they are; read-write, to prepare
-    /// and commit like any other, as in prototypes that have no other way [default: read-only]
+    /// and commit like any other, as in prototypes that have no other way; stale, to take any consistent state, however
+    /// old, which promises less [default: read-only]
     #[arg(long, value_name = "HOW", value_parser = read_only_as)]
     pub read_only_as: Option<ReadOnlyAs>,
     /// tpcc: warehouses of each region [default: 16]
@@ -247,7 +248,8 @@ fn read_only_as(text: &str) -> Result<ReadOnlyAs, String> {
     match text {
         "read-only" => Ok(ReadOnlyAs::ReadOnly),
         "read-write" => Ok(ReadOnlyAs::ReadWrite),
-        _ => Err("use read-only or read-write".into()),
+        "stale" => Ok(ReadOnlyAs::Stale),
+        _ => Err("use read-only, read-write or stale".into()),
     }
 }
 

@@ -88,6 +88,8 @@ pub struct Run {
     pub result: RunResult,
     /// Requests that had not ended when the run did.
     pub outstanding: u32,
+    /// Whether the workload's audit of the database held at the end; null if it has none.
+    pub audited: Option<bool>,
     /// The promise that the run broke.
     pub failure: Option<String>,
 }
@@ -111,6 +113,7 @@ pub fn once(args: &Args, name: &str, seed: u64) -> anyhow::Result<Run> {
     Ok(Run {
         result: report.result,
         outstanding: report.outstanding,
+        audited: report.audited,
         failure: failure.as_ref().map(Failure::to_string),
     })
 }
@@ -183,7 +186,7 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
 }
 
 fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::Result<()> {
-    let Placement { topology, partitions, replicas, servers_per_region } = &args.placement;
+    let Placement { topology, partitions, replicas, servers_per_region, .. } = &args.placement;
     output::print_json(&Printed {
         figures: "simulated",
         commit: output::COMMIT,
@@ -249,7 +252,7 @@ pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
 
 /// The figures for people.
 fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
-    let Placement { topology, partitions, replicas, servers_per_region } = &args.placement;
+    let Placement { topology, partitions, replicas, servers_per_region, .. } = &args.placement;
     let Course { duration, seed, .. } = &args.course;
     let seeds = match args.seeds {
         1 => format!("seed {seed}"),
@@ -282,7 +285,7 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
     }
     let mut remarks = Vec::new();
     for one in compared {
-        for Run { result, outstanding, failure } in &one.runs {
+        for Run { result, outstanding, failure, .. } in &one.runs {
             if let Some(failure) = failure {
                 remarks.push(format!(
                     "{} LOST ITS PROMISE with seed {}: {failure}",

@@ -83,6 +83,9 @@ pub struct Course {
     #[arg(long, value_name = "N", default_value_t = CpuModel::default().cores,
         value_parser = clap::value_parser!(u32).range(1..=1_024))]
     pub cores: u32,
+    /// How many of them run transactions that do not conflict, with the protocols that order them first [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    pub workers: Option<u32>,
     /// Draw delays between nodes from a Pareto distribution with this ratio of deviation to mean;
     /// otherwise they are constant
     #[arg(long, value_name = "D", value_parser = deviation, help_heading = "Network")]
@@ -102,6 +105,10 @@ pub struct Course {
     /// against it
     #[arg(long)]
     pub verify: bool,
+    /// Run an unsafe variant of the protocol, by its name in the table of the protocol's document: to see
+    /// what becomes of a promise, or of a figure, without the mechanism that keeps it
+    #[arg(long, value_name = "NAME")]
+    pub tooth: Option<String>,
 }
 
 fn deviation(text: &str) -> Result<f64, String> {
@@ -142,7 +149,7 @@ impl Course {
                 },
                 ..LoadModel::default()
             },
-            cpu: Some(CpuModel { cores: self.cores, ..CpuModel::default() }),
+            cpu: Some(CpuModel { cores: self.cores, workers: self.workers, ..CpuModel::default() }),
             network: NetworkModel {
                 delay: self.pareto.map_or(Delay::Constant, Delay::Pareto),
                 loss: self.loss,
@@ -175,8 +182,16 @@ impl Course {
             None => Schedule::default(),
         };
         let workload = workload.workload()?;
+        let known = subject.teeth;
+        if let Some(tooth) = self.tooth.as_deref().filter(|tooth| !known.contains(tooth)) {
+            let name = subject.row.name;
+            bail!(
+                "--tooth {tooth}: {name} has no such unsafe variant; it has {}",
+                known.join(", ")
+            );
+        }
         subject
-            .simulation(cluster, workload, &schedule, options)
+            .simulation(cluster, workload, &schedule, options, self.tooth.as_deref())
             .map_err(|error| anyhow!("{}: {error}", place(self.faults.as_deref())))
     }
 }

@@ -12,6 +12,7 @@
 mod processes;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use orthodrome_core::NodeId;
 use orthodrome_server::tls::Authority;
@@ -21,7 +22,8 @@ use processes::{Cluster, Load, run, text};
 /// under load while a node dies.
 #[test]
 fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
-    for protocol in ["2pl", "carousel-basic", "ocean-vista", "calvin", "slog", "sloth"] {
+    let ordered_first = ["calvin", "slog", "slog-consensus", "sloth"];
+    for protocol in ["2pl", "carousel-basic", "ocean-vista"].into_iter().chain(ordered_first) {
         let arguments = ["--topology", "local3", "--protocol", protocol];
         let mut cluster = Cluster::init(3, &arguments, &[]);
         cluster.start(1..=3);
@@ -46,6 +48,48 @@ fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
         assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
         assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
     }
+}
+
+/// A server is lost with its disk; an empty one takes its place under load, and is needed soon after:
+/// of two partitions, only the new one and one other are left.
+#[test]
+fn an_empty_server_of_ocean_vista_takes_the_place_of_a_lost_one() {
+    let arguments = ["--topology", "local5", "--protocol", "ocean-vista", "--partitions", "5"];
+    let mut cluster = Cluster::init(5, &arguments, &[]);
+    cluster.start(1..=5);
+    let all = cluster.endpoints(1..=5);
+    let load = Load::start(&[
+        "--connect",
+        &all,
+        "--workload",
+        "list-append",
+        "--clients",
+        "6",
+        "--duration",
+        "1h",
+    ]);
+    load.commits(40);
+    cluster.kill([4]);
+    std::fs::remove_dir_all(cluster.dir().join("data/n4")).unwrap();
+    load.commits(20);
+    cluster.start([4]);
+    let new = cluster.endpoint(4);
+    let is_complete = || {
+        let output = run(&["shell", "--deadline", "20s", "--connect", &new, "-e", "status"]);
+        text(&output.stdout)
+            .lines()
+            .any(|line| line.split_whitespace().collect::<Vec<_>>() == ["n4", "incomplete", "0"])
+    };
+    let began = Instant::now();
+    while !is_complete() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the new server is not complete");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    cluster.kill([5]);
+    load.commits(20);
+    let (result, status, said) = load.stop();
+    assert_eq!(status, Some(0), "{result}\n{said}");
+    assert_eq!(result["check"]["ok"], true, "{result}");
 }
 
 #[test]

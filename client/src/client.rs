@@ -437,6 +437,7 @@ pub struct Query {
     keys: Vec<Key>,
     priority: Priority,
     deadline: Duration,
+    is_stale: bool,
 }
 
 /// What keys held at one moment.
@@ -455,7 +456,7 @@ impl Query {
         priority: Priority,
         deadline: Duration,
     ) -> Self {
-        Self { client: Arc::clone(client), keys, priority, deadline }
+        Self { client: Arc::clone(client), keys, priority, deadline, is_stale: false }
     }
 
     /// How much it matters. The default is low.
@@ -470,13 +471,23 @@ impl Query {
         self
     }
 
+    /// Any consistent snapshot will do, however old: what the nearest copy has, without asking other regions. It shows
+    /// all of a transaction or nothing, and what that one saw; but what was told before may be missing, also what
+    /// this client wrote, and two of them may disagree on which of two independent transactions came first.
+    /// Only the protocols that order transactions first (`calvin`, `slog`, `sloth`) have a shorter way for it.
+    pub fn stale(mut self) -> Self {
+        self.is_stale = true;
+        self
+    }
+
     async fn run(mut self) -> Result<Snapshot, Error> {
         self.keys.sort_unstable();
         self.keys.dedup();
-        let Self { client, keys, priority, deadline } = self;
+        let Self { client, keys, priority, deadline, is_stale } = self;
         let mut pace = Pace::new(deadline);
         let mut name = client.names.take();
         let mut request = api::ReadRequest {
+            stale: is_stale,
             keys: wire::keys(keys),
             priority: wire::priority(priority)?,
             ..Default::default()

@@ -20,6 +20,7 @@ pub mod time;
 pub mod topology;
 pub mod trace;
 pub mod txn;
+pub mod workers;
 
 pub use cluster::Cluster;
 pub use host::{Host, Output};

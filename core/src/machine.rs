@@ -16,6 +16,7 @@ use crate::rng::Rng;
 use crate::store::{Memtable, StateEngine};
 use crate::time::{Clock, Time};
 use crate::txn::{Decision, Key, Outcome, Reads, Txn};
+use crate::workers::Workers;
 
 /// A zero-sized name for a family of types: one transaction protocol.
 pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
@@ -30,6 +31,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Runs general transactions ([`crate::txn::Kind::General`]), whose keys are not declared. One
     /// that does not refuses them as invalid.
     const GENERAL: bool = false;
+    /// It has a shorter way for reads of old states ([`crate::txn::Kind::StaleReadOnly`]). One that does not
+    /// treats them as any read-only transaction.
+    const STALE_READS: bool = false;
     /// What it does with priorities needs coincidences of its own to go wrong: a swarm then draws seeds
     /// that are mostly about those.
     const RANKS: bool = false;
@@ -105,6 +109,8 @@ pub struct Setup<P: Protocol> {
     pub config: Arc<P::Config>,
     /// Where versions live that earlier checkpoints made durable; empty for a client.
     pub engine: Box<dyn StateEngine>,
+    /// Who does pieces of its work at once.
+    pub workers: Arc<dyn Workers>,
 }
 
 /// A protocol's client side or server side. `Display` is its one-line state, shown in goldens.

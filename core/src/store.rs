@@ -27,7 +27,7 @@ pub type Versions = SmallVec<[Versioned; 1]>;
 ///
 /// Reads cannot fail: an engine that cannot read its medium must stop the process and say why,
 /// for a machine has no safe way to go on without its state.
-pub trait StateEngine: Debug + Send {
+pub trait StateEngine: Debug + Send + Sync {
     /// The newest version of `key` that is not after `at`.
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned>;
 
@@ -174,6 +174,19 @@ fn from(after: Option<&Key>) -> Bound<&Key> {
 /// have, so that a piece of long values is one, too.
 pub const PIECE_BYTES: usize = 1 << 20;
 
+/// How many of `keys`, from the first on, are not much more than `bytes_max` bytes together; one at least if
+/// there is any.
+#[must_use]
+pub fn piece_len(keys: &[(Key, Versions)], bytes_max: usize) -> usize {
+    let mut bytes = 0;
+    let fits = keys.iter().take_while(|(key, versions)| {
+        let is_over = bytes >= bytes_max;
+        bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
+        !is_over
+    });
+    fits.count()
+}
+
 /// A piece of a partition's state, for another replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
@@ -297,13 +310,7 @@ impl Store {
         (keys_max, bytes_max): (usize, usize),
     ) -> Piece {
         let mut keys = self.scan(partition, after, keys_max);
-        let mut bytes = 0;
-        let fits = keys.iter().take_while(|(key, versions)| {
-            let is_over = bytes >= bytes_max;
-            bytes += versions.iter().map(|(_, value)| size(key, value.as_ref())).sum::<usize>();
-            !is_over
-        });
-        let fits = fits.count();
+        let fits = piece_len(&keys, bytes_max);
         let is_last = fits == keys.len() && keys.len() < keys_max;
         keys.truncate(fits);
         let next = if is_last { None } else { keys.last().map(|(key, _)| key.clone()) };

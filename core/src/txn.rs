@@ -206,6 +206,11 @@ pub enum Kind {
     Procedure(Vec<Op>),
     /// Reads only; one consistent snapshot.
     ReadOnly,
+    /// Reads only; one consistent snapshot that may be old: what the nearest copy has. It sees nothing of a transaction or all of
+    /// it, and what that one saw; but what was told before it began may be missing, and two of them need not
+    /// agree on which of two independent transactions came first. Protocols that have no shorter way for it treat it as
+    /// [`Kind::ReadOnly`], which promises more.
+    StaleReadOnly,
 }
 
 /// One attempt at a transaction, as its client declares it.
@@ -250,6 +255,12 @@ impl Txn {
         Self::new(id, home, Kind::ReadOnly, reads, Vec::new())
     }
 
+    /// A read-only transaction that takes what the nearest copy has ([`Kind::StaleReadOnly`]).
+    #[must_use]
+    pub fn stale_read_only(id: TxnId, home: RegionId, reads: Vec<Key>) -> Self {
+        Self::new(id, home, Kind::StaleReadOnly, reads, Vec::new())
+    }
+
     /// A procedure of guarded operations; its key sets follow from the operations. One that writes
     /// nothing is a read-only transaction whose comparisons the caller's host checks.
     #[must_use]
@@ -274,7 +285,7 @@ impl Txn {
     pub fn is_read_only(&self) -> bool {
         match self.kind {
             Kind::Interactive | Kind::General => false,
-            Kind::Procedure(_) | Kind::ReadOnly => self.writes.is_empty(),
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => self.writes.is_empty(),
         }
     }
 

@@ -48,6 +48,7 @@ fn generate(form: Form, count: u64, mut take: impl FnMut(&Entry)) {
             process: client,
             region: "VA".into(),
             priority: "low".into(),
+            stale: false,
             invoke_us: at - rng.below(CLIENTS * 5),
             complete_us: Some(at + rng.below(CLIENTS * 5)),
             status: match rng.below(100) {

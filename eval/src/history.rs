@@ -50,6 +50,10 @@ pub struct Entry {
     pub complete_us: Option<u64>,
     /// What the caller was told.
     pub status: Status,
+    /// It asked for any consistent state, however old: no model's order of all transactions is held against what it read, only
+    /// the order of those that write ([`crate::checker`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stale: bool,
     /// What it did, reads first.
     pub ops: Vec<Op>,
 }

@@ -79,6 +79,7 @@ pub fn entry(attempt: &Attempt<'_>, values: Values) -> Result<Entry, RecordError
         invoke_us: invoked.as_micros(),
         complete_us: completed.map(|(at, _)| at.as_micros()),
         status,
+        stale: request.kind == Kind::StaleReadOnly,
         ops,
     })
 }
@@ -127,7 +128,7 @@ fn write_ops(
         (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) => Vec::new(),
         // A procedure whose guards hold writes every key that it declared.
         (Kind::Procedure(_), _) => attempt.request.writes.iter().collect(),
-        (Kind::ReadOnly, _) => Vec::new(),
+        (Kind::ReadOnly | Kind::StaleReadOnly, _) => Vec::new(),
     };
     let version = match attempt.completed {
         Some((_, Outcome::Committed(timestamp))) => {

@@ -33,6 +33,8 @@ pub struct Config {
 pub struct Teeth {
     /// G5: no tombstone is left for a branch that is ended before its statements come.
     pub no_tombstones: bool,
+    /// G4: a prepared branch that is nowhere, since it only read, is taken for one that could not be committed.
+    pub waits_for_vanished: bool,
     /// G6: a middleware that has started again finds what it left still running.
     pub ignores_epochs: bool,
     /// A branch is said to be prepared as soon as its statements have been executed.
@@ -96,6 +98,8 @@ pub struct Agent<W: Work> {
     branches: BTreeMap<Xid, Branch<W>>,
     /// What ended, until its middleware says that nobody will speak of it any more (G5, R6).
     ended: BTreeMap<Xid, End>,
+    /// What the only branches of those that committed had answered, in case it was lost on the way.
+    answers: BTreeMap<Xid, FromAgent<W>>,
     /// Statements that came before it was time.
     held: Vec<(NodeId, ToAgent<W>)>,
     /// Who asked for prepared branches.
@@ -116,6 +120,7 @@ impl<W: Work> Agent<W> {
             masters: BTreeMap::new(),
             branches: BTreeMap::new(),
             ended: BTreeMap::new(),
+            answers: BTreeMap::new(),
             held: Vec::new(),
             scanners: BTreeMap::new(),
             config,
@@ -151,6 +156,7 @@ impl<W: Work> Agent<W> {
         self.masters.insert(from, Master { epoch, heard: door.now, oldest });
         if !self.config.teeth.ignores_epochs {
             self.ended.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
+            self.answers.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
             self.held.retain(|(at, _)| *at != from);
             self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, door);
         }
@@ -188,6 +194,7 @@ impl<W: Work> Agent<W> {
             let passed =
                 |xid: &Xid| xid.middleware == from && (xid.epoch, xid.number) < (epoch, oldest);
             self.ended.retain(|xid, _| !passed(xid));
+            self.answers.retain(|xid, _| !passed(xid));
         }
         if self.is_up {
             door.push(AgentEffect::Send {
@@ -215,7 +222,7 @@ impl<W: Work> Agent<W> {
         let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
         if !is_current && !self.config.teeth.ignores_epochs {
             door.push(AgentEffect::Note(Note::OldEpoch));
-            door.push(failed(xid, Reason::Master));
+            door.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Master) });
             return;
         }
         if is_current && master.is_some_and(|master| xid.number < master.oldest) {
@@ -226,17 +233,19 @@ impl<W: Work> Agent<W> {
                 door.push(AgentEffect::Note(Note::LateStatements));
             }
             if end != End::RolledBack || !self.config.teeth.no_tombstones {
+                let answered = self.answers.get(&xid).cloned();
+                door.effects.extend(answered.map(|msg| AgentEffect::Send { to: from, msg }));
                 self.say_end(xid, end, door);
                 return;
             }
         }
         if life != self.fence.agent {
             // The agent of that life may have carried it out, or not.
-            if then == Then::Commit {
-                door.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
+            door.push(if then == Then::Commit {
+                lost(xid)
             } else {
-                door.push(failed(xid, Reason::Restarted));
-            }
+                failed(xid, Reason::Restarted)
+            });
             return;
         }
         if let Some(branch) = self.branches.get_mut(&xid) {
@@ -485,7 +494,11 @@ impl<W: Work> Agent<W> {
             FromSource::Refused { xid, failure } => self.on_refused(xid, failure, door),
             FromSource::Committed { xid, at } => self.on_committed(xid, at, door),
             FromSource::RolledBack { xid } => self.on_rolled_back(xid, door),
-            FromSource::Gone { xid } => self.on_committed(xid, Timestamp::ZERO, door),
+            FromSource::Gone { xid } => {
+                if !self.config.teeth.waits_for_vanished {
+                    self.on_committed(xid, Timestamp::ZERO, door);
+                }
+            }
             FromSource::SessionLost { xid } => self.on_session_lost(xid, door),
             FromSource::Listed { prepared } => self.on_listed(prepared, door),
         }
@@ -703,7 +716,7 @@ impl<W: Work> Agent<W> {
     }
 
     fn end(&mut self, xid: Xid, end: End) {
-        self.branches.remove(&xid);
+        let branch = self.branches.remove(&xid);
         let master = self.masters.get(&xid.middleware);
         let is_kept = master.is_none_or(|m| {
             m.epoch < xid.epoch || (m.epoch == xid.epoch && m.oldest <= xid.number)
@@ -711,6 +724,10 @@ impl<W: Work> Agent<W> {
         let is_tombstone = end == End::RolledBack && self.config.teeth.no_tombstones;
         if is_kept && !is_tombstone {
             self.ended.insert(xid, end);
+            let is_only = |branch: &Branch<W>| branch.state == State::Committing;
+            if let (End::Committed(_), Some(branch)) = (end, branch.filter(is_only)) {
+                self.answers.extend(branch.answered.map(|answered| (xid, answered)));
+            }
         }
     }
 
@@ -784,6 +801,10 @@ impl<W: Work> Agent<W> {
             );
         }
     }
+}
+
+fn lost<W: Work>(xid: Xid) -> AgentEffect<W> {
+    AgentEffect::Send { to: xid.middleware, msg: FromAgent::Lost { xid } }
 }
 
 fn failed<W: Work>(xid: Xid, reason: Reason) -> AgentEffect<W> {

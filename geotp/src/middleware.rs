@@ -56,6 +56,9 @@ pub struct Config {
     pub inner_below: Option<Duration>,
     /// A `COMMIT` in the text of a transaction of one source goes to the source in the same text.
     pub commit_in_text: bool,
+    /// The session is told when the decision is durable; otherwise when every branch has committed, as
+    /// ShardingSphere does.
+    pub answers_at_decision: bool,
     /// How often each agent is measured, and told that this middleware lives.
     pub ping_interval: Duration,
     /// How much one measurement counts in the average, in per cent.
@@ -66,6 +69,8 @@ pub struct Config {
     pub hot_keep_percent: u64,
     /// How much of a forecast is believed, in per cent (GeoTP §IV-C: scale down).
     pub forecast_percent: u32,
+    /// No forecast is longer: what would be postponed for longer than others can wait would be lost to them.
+    pub forecast_max: Duration,
     /// A transaction that is held back is looked at again after this.
     pub admission_wait: Duration,
     /// It is refused when it has been held back so often.
@@ -201,11 +206,13 @@ struct Open<W: Work> {
 
 /// A decision to commit that some branch has not acknowledged.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Decided {
+struct Decided<W: Work> {
     label: Option<TxnId>,
     at: Timestamp,
     branches: BTreeMap<NodeId, bool>,
     unacknowledged: BTreeSet<NodeId>,
+    /// What the session is told when every branch has committed.
+    news: Option<Effect<W>>,
 }
 
 /// What is known of a transaction that a caller asks about.
@@ -257,7 +264,7 @@ pub struct Middleware<W: Work> {
     ticket: Ticket,
     sources: BTreeMap<NodeId, Source>,
     open: BTreeMap<Xid, Open<W>>,
-    decided: BTreeMap<Xid, Decided>,
+    decided: BTreeMap<Xid, Decided<W>>,
     /// Sources that have not said that they have rolled back.
     aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
     /// What committed, by its caller's name for it.
@@ -278,7 +285,7 @@ impl<W: Work> Middleware<W> {
     #[must_use]
     pub fn new(node: NodeId, config: Config, recovered: Vec<Record>, door: Out<'_, '_, W>) -> Self {
         let mut epoch = 0;
-        let mut decided: BTreeMap<Xid, Decided> = BTreeMap::new();
+        let mut decided: BTreeMap<Xid, Decided<W>> = BTreeMap::new();
         let mut labels = BTreeMap::new();
         for record in recovered {
             match record {
@@ -286,7 +293,8 @@ impl<W: Work> Middleware<W> {
                 Record::Commit { xid, label, at, branches } => {
                     labels.extend(label.map(|label| (label, at)));
                     let unacknowledged = branches.keys().copied().collect();
-                    decided.insert(xid, Decided { label, at, branches, unacknowledged });
+                    decided
+                        .insert(xid, Decided { label, at, branches, unacknowledged, news: None });
                 }
                 Record::Ended(xid) => drop(decided.remove(&xid)),
             }
@@ -323,6 +331,8 @@ impl<W: Work> Middleware<W> {
         }
         for xid in middleware.decided.keys().copied().collect::<Vec<_>>() {
             middleware.send_commit(xid, door);
+            let again = door.now + middleware.config.resend_after;
+            door.push(Effect::SetTimer(Timer::Resend(xid), again));
         }
         middleware.on_ping_timeout(door);
         middleware.on_scan_timeout(door);
@@ -671,7 +681,8 @@ impl<W: Work> Middleware<W> {
     /// How long until the answer of statements on these records is here: Eq. 3, or Eq. 8.
     fn latency(&self, source: NodeId, places: &[Place]) -> Duration {
         let forecast = if self.optimizations.high_contention {
-            self.hot.forecast(places.iter()) / 100 * self.config.forecast_percent
+            let forecast = self.hot.forecast(places.iter()) / 100 * self.config.forecast_percent;
+            forecast.min(self.config.forecast_max)
         } else {
             Duration::ZERO
         };
@@ -975,9 +986,16 @@ impl<W: Work> Middleware<W> {
         let path = if open.is_decentralized { "decentralized" } else { "two-phase" };
         let unacknowledged = branches.keys().copied().collect();
         self.labels.extend(open.label.map(|label| (label, at)));
-        self.decided.insert(xid, Decided { label: open.label, at, branches, unacknowledged });
+        let label = open.label;
+        self.decided.insert(xid, Decided { label, at, branches, unacknowledged, news: None });
         self.send_commit(xid, door);
         self.finish(xid, Outcome::Committed(at), None, path, door);
+        if !self.config.answers_at_decision {
+            let news = door.effects.pop();
+            if let Some(decided) = self.decided.get_mut(&xid) {
+                decided.news = news;
+            }
+        }
         door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
     }
 
@@ -993,7 +1011,8 @@ impl<W: Work> Middleware<W> {
         if let Some(decided) = self.decided.get_mut(&xid) {
             decided.unacknowledged.remove(&from);
             if decided.unacknowledged.is_empty() {
-                self.decided.remove(&xid);
+                let news = self.decided.remove(&xid).and_then(|decided| decided.news);
+                door.effects.extend(news);
                 door.push(Effect::CancelTimer(Timer::Resend(xid)));
                 self.persist(Record::Ended(xid), door);
                 self.checkpoint_if_due(door);
@@ -1002,14 +1021,13 @@ impl<W: Work> Middleware<W> {
         }
         let Some(open) = self.open.get_mut(&xid) else { return };
         let Some(branch) = open.branches.get_mut(&from) else { return };
-        if branch.stage != Stage::Running(Then::Commit) {
+        // Its answers may be missing: then both come again.
+        if branch.stage != Stage::Running(Then::Commit) || open.phase != Phase::Committing {
             return;
         }
         (branch.stage, branch.outbox) = (Stage::Idle, None);
         branch.floor = branch.floor.max(at);
-        if open.phase == Phase::Committing
-            && open.branches.values().all(|branch| !branch.is_committing())
-        {
+        if open.branches.values().all(|branch| !branch.is_committing()) {
             let at = open.branches.values().map(|branch| branch.floor).max().unwrap_or(at);
             self.finish(xid, Outcome::Committed(at), None, "one-phase", door);
         }
@@ -1069,7 +1087,9 @@ impl<W: Work> Middleware<W> {
             self.hot.leave(branch.places.iter(), is_committed);
         }
         if let Some(label) = open.label {
-            self.by_label.remove(&label);
+            if self.by_label.get(&label) == Some(&xid) {
+                self.by_label.remove(&label);
+            }
             if let Outcome::Committed(at) = outcome {
                 self.labels.insert(label, at);
             }
@@ -1132,11 +1152,14 @@ impl<W: Work> Middleware<W> {
     ) {
         let Some(source) = self.sources.get_mut(&from) else { return };
         source.rtt.add(door.now.since(sent), self.config.rtt_weight_percent);
-        if !is_attached {
-            source.is_attached = false;
-            self.send(from, ToAgent::Attach { epoch: self.epoch }, door);
-        }
+        let was_attached = std::mem::replace(&mut source.is_attached, is_attached);
         self.learn_fence(from, fence, Some(sent), door);
+        match (was_attached, is_attached) {
+            (_, false) => self.send(from, ToAgent::Attach { epoch: self.epoch }, door),
+            // The answer to that was lost.
+            (false, true) => self.on_attached(from, self.epoch, fence, door),
+            (true, true) => {}
+        }
     }
 
     /// The life of a source and its agent. In a new one, what was open there and not prepared is lost.

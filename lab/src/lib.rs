@@ -46,6 +46,7 @@ struct Setup<'a> {
     name: &'static str,
     schedule: &'a Schedule,
     options: Options,
+    tooth: Option<&'a str>,
 }
 
 /// The protocol called `name`.
@@ -91,24 +92,33 @@ fn simulation<P: Protocol>(
     cluster: Cluster,
     workload: Box<dyn Workload>,
 ) -> Result<Box<dyn Simulated>, ScheduleError> {
-    let config = P::configure(&cluster, setup.name);
+    let mut config = P::configure(&cluster, setup.name);
+    if let Some(tooth) = setup.tooth {
+        P::bare(&mut config, tooth);
+    }
     let options = setup.options.clone();
     Ok(Box::new(Simulation::<P>::new(cluster, config, workload, setup.schedule, options)?))
 }
 
 impl Subject {
-    /// A simulation with the settings that suit the cluster, about to begin.
+    /// A simulation with the settings that suit the cluster, about to begin; of an unsafe variant, if `tooth`
+    /// names one of [`Subject::teeth`].
     ///
     /// # Errors
     /// What in the schedule does not fit the cluster.
+    ///
+    /// # Panics
+    /// If the protocol has no such variant.
     pub fn simulation(
         &self,
         cluster: Cluster,
         workload: Box<dyn Workload>,
         schedule: &Schedule,
         options: Options,
+        tooth: Option<&str>,
     ) -> Result<Box<dyn Simulated>, ScheduleError> {
-        (self.simulation)(&Setup { name: self.row.name, schedule, options }, cluster, workload)
+        let setup = Setup { name: self.row.name, schedule, options, tooth };
+        (self.simulation)(&setup, cluster, workload)
     }
 
     /// What `seed` draws for this protocol.

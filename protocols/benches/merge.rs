@@ -1,11 +1,14 @@
-//! What the merge of streams costs a transaction, against the backlog: so many transactions wait all the time.
-//! `cargo bench -p orthodrome-protocols --bench merge`
+//! What the merge of streams costs a transaction, against the backlog and against contention: so many transactions wait all the time.
+//! `cargo bench -p orthodrome-protocols --bench merge`, of which the table at the beginning says how many a core merges a second
+//! and what the slowest hundredth takes.
 //!
 //! Two regions; the second one's stream is `backlog` transactions behind the first one's, so that what has its
 //! home in both waits as long. `disjoint`: no two touch a key. `contended`: all that wait touch one of
 //! ten keys of each region, and each waits for those before it.
 #![allow(
     clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::disallowed_types,
     missing_docs,
     reason = "a benchmark: a failed assumption should stop it"
 )]
@@ -13,6 +16,7 @@
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
@@ -111,6 +115,43 @@ fn contended(bencher: Bencher<'_, '_>, backlog: u64) {
     run(bencher, backlog, 10);
 }
 
+/// One core, so many transactions; how long each keeps the merge busy: both its streams, and what runs because of it.
+const SINGLY: usize = 100_000;
+
+/// Processor time of this process so far, in seconds.
+fn processor() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    // Fields are counted after the name, which is in parentheses.
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
+    // USER_HZ is 100 on every Linux.
+    fields.map(|ticks| ticks.parse::<f64>().unwrap() / 100.0).sum()
+}
+
+fn singly(backlog: u64, keys: u64) {
+    let mut streams = Streams::new(backlog, keys);
+    let mut took = Vec::with_capacity(SINGLY);
+    let before = processor();
+    for _ in 0..SINGLY {
+        let at = Instant::now();
+        streams.sequence();
+        streams.follow();
+        took.push(at.elapsed().as_nanos());
+    }
+    // What else the machine does makes it longer, and no more work.
+    let rate = SINGLY as f64 / (processor() - before);
+    took.sort_unstable();
+    let quantile = |share: f64| took[(SINGLY as f64 * share) as usize] as f64 / 1e3;
+    let keys = if keys < 1 << 40 { keys.to_string() } else { "∞".into() };
+    let (median, slow) = (quantile(0.5), quantile(0.99));
+    println!("{backlog:>8} {keys:>6} {rate:>12.0} {median:>9.1} {slow:>9.1}");
+}
+
 fn main() {
+    println!("{:>8} {:>6} {:>12} {:>9} {:>9}", "backlog", "keys", "txn/core-s", "p50 µs", "p99 µs");
+    for keys in [1 << 40, 1_000, 10, 1] {
+        for backlog in [10, 1_000, 100_000] {
+            singly(backlog, keys);
+        }
+    }
     divan::main();
 }

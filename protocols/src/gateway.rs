@@ -120,7 +120,9 @@ impl Snapshots {
                 Ok(_) => Outcome::Committed(at),
                 Err(reason) => Outcome::Aborted(reason),
             },
-            Kind::Interactive | Kind::General | Kind::ReadOnly => Outcome::Committed(at),
+            Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
+                Outcome::Committed(at)
+            }
         };
         Ok((reads, outcome))
     }

@@ -158,8 +158,8 @@ pub(crate) trait Backend: Send + Sync {
     fn admin(&self, order: Admin);
     /// Health, and everything else that can change.
     fn describe(&self) -> Description;
-    /// What the client machine has to show.
-    fn gauges(&self) -> oneshot::Receiver<Vec<Gauge>>;
+    /// What the client machine has to show, and what the server machine has.
+    fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2];
     /// Whether the node serves.
     fn health(&self) -> Health;
     /// A client id that no other call, process or restart ever returns.
@@ -311,11 +311,13 @@ impl Gateway {
         Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
     }
 
-    /// What the protocol's client side has to show an operator; nothing if the node has ended, or is
-    /// so busy that it does not answer within a second: whoever asks how it does must be told the rest.
+    /// What the protocol's two sides have to show an operator; nothing of one that has ended, or is so busy
+    /// that it does not answer within a second: whoever asks how it does must be told the rest.
     pub async fn gauges(&self) -> Vec<Gauge> {
-        let gauges = tokio::time::timeout(Duration::from_secs(1), self.backend.gauges()).await;
-        gauges.ok().and_then(Result::ok).unwrap_or_default()
+        let most = Duration::from_secs(1);
+        let [client, server] = self.backend.gauges().map(|side| tokio::time::timeout(most, side));
+        let (client, server) = tokio::join!(client, server);
+        [client, server].into_iter().flatten().flatten().flatten().collect()
     }
 
     /// Hands an operator's order to the node's server side. It is carried out in the background;
@@ -366,6 +368,6 @@ impl Gateway {
 pub(crate) fn is_interactive(txn: &Txn) -> bool {
     match txn.kind {
         Kind::Interactive | Kind::General => true,
-        Kind::Procedure(_) | Kind::ReadOnly => false,
+        Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => false,
     }
 }

@@ -1,6 +1,9 @@
 //! The CPU-time model: a node is one queue served by its cores.
 
+use std::sync::{Mutex, PoisonError};
+
 use orthodrome_core::time::{Duration, Time, nanos};
+use orthodrome_core::workers::Workers;
 
 /// What handling a message costs. The defaults are fitted to the processor time that real servers
 /// spent (`docs/simulator.md` says how).
@@ -8,6 +11,8 @@ use orthodrome_core::time::{Duration, Time, nanos};
 pub struct CpuModel {
     /// Cores of each node.
     pub cores: u32,
+    /// How many of them a machine's workers use at most ([`Workers`]); all if not said.
+    pub workers: Option<u32>,
     /// Receiving and handling one message, whatever it says.
     pub message: Duration,
     /// Encoding and sending one message.
@@ -22,6 +27,7 @@ impl Default for CpuModel {
     fn default() -> Self {
         Self {
             cores: 4,
+            workers: None,
             message: Duration::from_nanos(9_000),
             send: Duration::from_nanos(4_500),
             byte_ps: 1_000,
@@ -100,6 +106,29 @@ impl Cpu {
         }
     }
 
+    /// Charges for what a machine's workers did in a step: all pieces of a round at once, as far as there are
+    /// workers, and one round after the other. It delays what comes after the step, as sending does.
+    pub fn charge_work(&mut self, now: Time, rounds: &[Vec<usize>]) {
+        if self.costs_nothing() {
+            return;
+        }
+        let CpuModel { key, workers, .. } = self.costs();
+        let workers = workers.map_or(self.idle_at.len(), |workers| workers.max(1) as usize);
+        let mut begins = now;
+        for round in rounds {
+            // The cores that are idle first; the others go on with something else.
+            let mut cores: Vec<usize> = (0..self.idle_at.len()).collect();
+            cores.sort_by_key(|&core| self.idle_at.get(core).copied());
+            cores.truncate(workers);
+            let mut ends = begins;
+            for &keys in round {
+                let cost = key * u32::try_from(keys).unwrap_or(u32::MAX);
+                ends = ends.max(self.occupy_one_of(&cores, begins, cost));
+            }
+            begins = ends;
+        }
+    }
+
     /// Core time spent so far.
     #[must_use]
     pub fn busy(&self) -> Duration {
@@ -132,12 +161,43 @@ impl Cpu {
     }
 
     fn occupy(&mut self, now: Time, cost: Duration) -> Time {
+        let first = self.idle_at.iter_mut().min();
+        let core = first.unwrap_or_else(|| unreachable!("a node has at least one core"));
         let cost = cost * self.slowdown;
         self.busy += cost;
-        let core = self.idle_at.iter_mut().min();
-        let core = core.unwrap_or_else(|| unreachable!("a node has at least one core"));
         *core = (*core).max(now) + cost;
         *core
+    }
+
+    fn occupy_one_of(&mut self, cores: &[usize], now: Time, cost: Duration) -> Time {
+        let first = cores.iter().copied().min_by_key(|&core| self.idle_at.get(core).copied());
+        let core = first.and_then(|core| self.idle_at.get_mut(core));
+        let core = core.unwrap_or_else(|| unreachable!("a node has at least one core"));
+        let cost = cost * self.slowdown;
+        self.busy += cost;
+        *core = (*core).max(now) + cost;
+        *core
+    }
+}
+
+/// Does a machine's work piece by piece, for time stands still in a step, and keeps what there was to do for the
+/// CPU-time model: the keys of each piece, by rounds.
+#[derive(Debug, Default)]
+pub struct Tally(Mutex<Vec<Vec<usize>>>);
+
+impl Tally {
+    /// What was done since the last time somebody asked.
+    pub fn take(&self) -> Vec<Vec<usize>> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Workers for Tally {
+    fn each(&self, costs: &[usize], work: &(dyn Fn(usize) + Sync)) {
+        (0..costs.len()).for_each(work);
+        if !costs.is_empty() {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(costs.to_vec());
+        }
     }
 }
 
@@ -154,8 +214,14 @@ mod tests {
     /// Mean waiting time, in units of the service time, of Poisson arrivals at a given load.
     fn mean_wait(cores: u32, load: f64) -> f64 {
         let service = Duration::from_micros(10);
-        let model =
-            CpuModel { cores, message: service, send: Duration::ZERO, byte_ps: 0, key: service };
+        let model = CpuModel {
+            cores,
+            workers: None,
+            message: service,
+            send: Duration::ZERO,
+            byte_ps: 0,
+            key: service,
+        };
         let mut cpu = Cpu::new(Some(model));
         let mut rng = Rng::stream(3, "test", 0);
         let gap = 10_000.0 / (load * f64::from(cores));
@@ -215,5 +281,40 @@ mod tests {
         );
         assert_eq!(cpu.admit(now, 0, 0).since(now).as_nanos(), 99_000, "after those that wait");
         assert_eq!(sooner(Time(5), now, 100), Time(5), "what is past stays");
+    }
+
+    #[test]
+    fn workers_share_a_round_and_rounds_follow_each_other() {
+        let key = CpuModel::default().key;
+        let ends = |cores, workers, rounds: &[Vec<usize>]| {
+            let mut cpu = Cpu::new(Some(CpuModel { cores, workers, ..CpuModel::default() }));
+            cpu.charge_work(Time::ZERO, rounds);
+            let last = cpu.idle_at.iter().max().unwrap().since(Time::ZERO);
+            assert_eq!(
+                cpu.busy() / key.as_nanos() as u32,
+                Duration::from_nanos(rounds.iter().flatten().sum::<usize>() as u64)
+            );
+            last.as_nanos() / key.as_nanos()
+        };
+        let free = [vec![2, 2, 2, 2]];
+        let chain = [vec![2], vec![2], vec![2], vec![2]];
+        assert_eq!(ends(4, None, &free), 2);
+        assert_eq!(ends(2, None, &free), 4);
+        assert_eq!(ends(4, Some(2), &free), 4, "as many as there are workers");
+        assert_eq!(ends(4, Some(1), &free), 8);
+        assert_eq!(
+            ends(4, None, &chain),
+            8,
+            "what conflicts waits for each other on any number of cores"
+        );
+        assert_eq!(ends(4, None, &[vec![1, 1], vec![3, 1], vec![1]]), 5);
+    }
+
+    #[test]
+    fn a_tally_does_everything_once_and_says_what_it_was() {
+        let tally = Tally::default();
+        let squares = orthodrome_core::workers::each(&tally, &[1, 2, 3], |n| *n, |n| n * n);
+        assert_eq!(squares, [1, 4, 9]);
+        assert_eq!((tally.take(), tally.take()), (vec![vec![1, 2, 3]], vec![]));
     }
 }

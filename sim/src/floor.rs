@@ -56,7 +56,7 @@ impl Floor {
         let durable = self.durable.get(&home).copied().unwrap_or_default();
         match &request.kind {
             _ if request.writes.is_empty() => read,
-            Kind::ReadOnly => read,
+            Kind::ReadOnly | Kind::StaleReadOnly => read,
             Kind::Procedure(_) => reach.max(durable),
             Kind::Interactive => reach.max(read + durable),
             Kind::General => read + durable,

@@ -7,7 +7,7 @@
 //! | command | effect |
 //! |---|---|
 //! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [tooth=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
-//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N]` | begins a transaction: interactive; read-only with `ro`; general with `general`; a procedure with `put` or `add` |
+//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add` |
 //! | `read TXN KEY…` | the next round of a general transaction |
 //! | `decide TXN [k=v …] [abort]` | answers the reads of an interactive or general transaction |
 //! | `resolve GATEWAY TXN` | asks another gateway what became of a transaction |
@@ -680,12 +680,15 @@ fn transaction(id: TxnId, home: RegionId, args: &mut ArgumentConsumer<'_>) -> Ou
         Txn::procedure(id, home, ops)
     } else if words.contains(&"ro") {
         Txn::read_only(id, home, reads)
+    } else if words.contains(&"stale") {
+        Txn::stale_read_only(id, home, reads)
     } else if words.contains(&"general") {
         Txn::general(id, home, reads)
     } else {
         Txn::interactive(id, home, reads, writes)
     };
-    if let Some(other) = words.iter().find(|word| !["ro", "general", "high"].contains(word)) {
+    let known = ["ro", "stale", "general", "high"];
+    if let Some(other) = words.iter().find(|word| !known.contains(word)) {
         return Err(format!("unexpected argument {other:?}").into());
     }
     if words.contains(&"high") {

@@ -579,7 +579,9 @@ impl Load {
         let active = active.filter(|active| active.txn == txn);
         active.is_some_and(|active| match active.request.kind {
             Kind::Interactive | Kind::General => false,
-            Kind::Procedure(_) | Kind::ReadOnly => active.request.writes.is_empty(),
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => {
+                active.request.writes.is_empty()
+            }
         })
     }
 
@@ -604,7 +606,7 @@ impl Load {
         let mut all = active.reads.take().unwrap_or_default();
         all.extend(reads);
         let next = match active.request.kind {
-            Kind::Procedure(_) | Kind::ReadOnly => None,
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => None,
             Kind::Interactive => {
                 active.decision = Some(match &mut active.ahead {
                     Some(ahead) => ahead.decide(&all),
@@ -895,7 +897,7 @@ impl Load {
 /// The keys that a transaction wrote if it committed with those reads.
 fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
     match (&active.request.kind, &active.decision) {
-        (Kind::ReadOnly, _) => BTreeSet::new(),
+        (Kind::ReadOnly | Kind::StaleReadOnly, _) => BTreeSet::new(),
         (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeSet::new(),
         (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
             writes.keys().cloned().collect()

@@ -17,7 +17,7 @@ use orthodrome_eval::metrics::{Run, RunResult, Summary};
 use orthodrome_eval::workload::Workload;
 
 use crate::clock::{ClockModel, NodeClock};
-use crate::cpu::{Cpu, CpuModel, sooner};
+use crate::cpu::{Cpu, CpuModel, Tally, sooner};
 use crate::disk::{Disk, DiskFailure, DiskModel};
 use crate::fault::{Plan, Schedule, ScheduleError};
 use crate::load::{HistorySink, Load, LoadModel};
@@ -131,6 +131,8 @@ pub(crate) struct Node<P: Protocol> {
     pub(crate) disk: Disk<P>,
     pub(crate) clock: NodeClock,
     pub(crate) cpu: Cpu,
+    /// What its machine's workers did.
+    work: Arc<Tally>,
     /// The wake-up that counts; others are outdated.
     wake: Option<Time>,
     /// How many faults keep the node down.
@@ -229,6 +231,8 @@ pub struct Simulation<P: Protocol> {
     pub(crate) plan: Plan,
     /// How often each kind of fault was injected.
     pub(crate) injected: BTreeMap<&'static str, u64>,
+    /// The database was read at the end, and the workload found nothing wrong.
+    is_audited: bool,
 }
 
 /// What a run amounted to.
@@ -250,6 +254,9 @@ pub struct Report {
     pub outstanding: u32,
     /// Core time of all nodes, of the whole run, by the CPU-time model.
     pub cpu: Duration,
+    /// Whether the workload's own audit of the database held at the end; none if it has no audit. False if it was not made,
+    /// because not everything had ended, or found something wrong.
+    pub audited: Option<bool>,
 }
 
 /// A simulation, whatever its protocol.
@@ -328,6 +335,7 @@ impl<P: Protocol> Simulation<P> {
                 disk: Disk::new(options.disk),
                 clock: NodeClock::draw(&options.clock, &mut rng),
                 cpu: Cpu::new(options.cpu),
+                work: Arc::default(),
                 wake: None,
                 held_down: 0,
                 paused: 0,
@@ -369,7 +377,9 @@ impl<P: Protocol> Simulation<P> {
         };
         let config = Arc::new(config);
         let injected = BTreeMap::new();
-        let mut simulation = Self { cluster, config, options, nodes, world, plan, injected };
+        let is_audited = false;
+        let mut simulation =
+            Self { cluster, config, options, nodes, world, plan, injected, is_audited };
         simulation.schedule_faults();
         Ok(simulation)
     }
@@ -408,6 +418,7 @@ impl<P: Protocol> Simulation<P> {
         self.drain(self.options.drain)?;
         if self.world.load.outstanding() == 0 {
             self.audit()?;
+            self.is_audited = true;
         }
         Ok(self.report())
     }
@@ -593,6 +604,7 @@ impl<P: Protocol> Simulation<P> {
             trace_hash: self.trace_hash(),
             outstanding,
             cpu: self.nodes.iter().map(|node| node.cpu.busy()).sum(),
+            audited: (!self.world.load.final_requests().is_empty()).then_some(self.is_audited),
         }
     }
 
@@ -824,13 +836,14 @@ impl<P: Protocol> Simulation<P> {
         let every = options.invariants_every;
         let is_checked = every > 0 && world.events.is_multiple_of(every);
         let Some(node) = nodes.get_mut(index as usize) else { return };
-        let Node { process, disk, cpu, role, .. } = node;
+        let Node { process, disk, cpu, role, work, .. } = node;
         let effects = on_host!(process, host => {
             if is_checked {
                 host.machine().assert_invariants();
             }
             host.drain()
         }, return);
+        cpu.charge_work(world.now, &work.take());
         for effect in effects {
             world.carry_out(index, *role, (disk, cpu), effect, hops);
         }
@@ -900,7 +913,8 @@ impl<P: Protocol> Simulation<P> {
         if !matches!(node.process, Process::Down) || node.held_down > 0 {
             return;
         }
-        let setup = Setup { node: node.id, cluster, config, engine: Box::new(node.disk.engine()) };
+        let (engine, workers) = (Box::new(node.disk.engine()), node.work.clone());
+        let setup = Setup { node: node.id, cluster, config, engine, workers };
         let recovered = node.disk.records().to_vec();
         let clock = node.clock.read(now);
         let stream = (u64::from(life) << 32) | u64::from(node.id.0);

@@ -16,7 +16,7 @@ use orthodrome_core::topology::Topology;
 use orthodrome_eval::checker::{self, Model};
 use orthodrome_eval::history::History;
 use orthodrome_eval::metrics::Retry;
-use orthodrome_eval::workload::{self, Workload};
+use orthodrome_eval::workload::{self, ReadOnlyAs, Workload};
 
 use crate::clock::ClockModel;
 use crate::cpu::CpuModel;
@@ -453,6 +453,9 @@ impl Scenario {
             // From a stream of its own: of everything else a seed draws the same for every protocol.
             let mut rng = Rng::stream(seed, "general", 0);
             workload_options.dependent = rng.pick(&[0.0, 0.3, 0.7, 1.0]).copied();
+        }
+        if P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6) {
+            workload_options.read_only_as = Some(ReadOnlyAs::Stale);
         }
         let run = draw_options(seed, temper, options, rng);
         let varies_settings = rng.chance(if temper == Temper::Chairs { 3 } else { 2 }, 4);

@@ -229,6 +229,7 @@ fn a_saturated_cpu_caps_throughput_and_an_infinite_one_does_not() {
     };
     let slow = CpuModel {
         cores: 1,
+        workers: None,
         message: Duration::from_millis(4),
         send: Duration::ZERO,
         byte_ps: 0,

@@ -155,9 +155,11 @@ impl Caller {
                 let ops = ops.iter().map(|op| moved(op, place));
                 self.client.execute(ops).priority(request.priority).await
             }
-            Kind::ReadOnly => {
+            Kind::ReadOnly | Kind::StaleReadOnly => {
                 let keys = request.reads.iter().map(place);
-                let snapshot = self.client.read(keys).priority(request.priority).await?;
+                let query = self.client.read(keys).priority(request.priority);
+                let is_stale = request.kind == Kind::StaleReadOnly;
+                let snapshot = if is_stale { query.stale() } else { query }.await?;
                 let orthodrome_client::Snapshot { timestamp, reads } = snapshot;
                 Ok(Told::Committed(orthodrome_client::Committed { timestamp, reads: Some(reads) }))
             }
@@ -236,7 +238,7 @@ impl Shared {
                 Step::Decide(decision) => Some(decision),
             },
             (Kind::Interactive | Kind::General, None) => None,
-            (Kind::Procedure(_) | Kind::ReadOnly, _) => None,
+            (Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly, _) => None,
         };
         let completed = match seen.outcome {
             Outcome::Unknown => None,

@@ -1,7 +1,7 @@
 //! Figures as one page that opens offline.
 
 use super::verdict::Verdict;
-use super::{Done, tables};
+use super::{Done, by_reach, tables};
 use crate::output;
 
 /// The page. Everything on it is text or an SVG drawn here; nothing is loaded.
@@ -18,12 +18,17 @@ pub fn page(done: &[Done], is_full: bool, seeds: u64) -> String {
     for one in done {
         let experiment = &one.experiment;
         page.push_str(&format!(
-            "<section><h2>{} · {}</h2><p>{}</p><figure>{}</figure><pre>{}</pre>",
+            "<section><h2>{} · {}</h2><p>{}</p><figure>{}</figure>{}<pre>{}{}</pre>",
             escaped(&experiment.id),
             escaped(&experiment.title),
             escaped(&experiment.source),
             one.svg,
+            one.distributions
+                .iter()
+                .map(|svg| format!("<figure>{svg}</figure>"))
+                .collect::<String>(),
             escaped(&tables(one, is_full)),
+            escaped(&by_reach(one)),
         ));
         page.push_str("<table><tr><th>reported</th><th>measured</th><th>verdict</th></tr>");
         for claim in &one.claims {

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
+use orthodrome_eval::metrics::OfKind;
 use orthodrome_eval::plot::{Figure, Series};
 use serde::Serialize;
 
@@ -93,6 +94,9 @@ struct Point {
     /// Other figures that claims speak of, by the names of their columns.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     others: BTreeMap<String, Vec<f64>>,
+    /// Latencies by how far transactions reach, of the first seed; where they differ in that.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    kinds: BTreeMap<String, OfKind>,
     /// Requests that had not ended when their runs did, as a share of all.
     outstanding: f64,
     #[serde(skip)]
@@ -104,6 +108,23 @@ impl Point {
     fn figures(&self, column: &str) -> &[f64] {
         self.others.get(column).unwrap_or(&self.values)
     }
+
+    /// The distribution function of its latencies, whatever their kind: shares in per cent, and milliseconds.
+    fn distribution(&self) -> Vec<(f64, f64)> {
+        let of = |kind: &OfKind| {
+            let weight = kind.latency_ms.n as f64 / kind.cdf_ms.len().max(1) as f64;
+            kind.cdf_ms.iter().map(|&ms| (ms, weight)).collect::<Vec<_>>()
+        };
+        let mut steps: Vec<(f64, f64)> = self.kinds.values().flat_map(of).collect();
+        steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let all: f64 = steps.iter().map(|(_, weight)| weight).sum();
+        let mut below = 0.0;
+        let share = |(ms, weight): (f64, f64)| {
+            below += weight;
+            (100.0 * below / all, ms)
+        };
+        steps.into_iter().map(share).collect()
+    }
 }
 
 /// A figure, as measured.
@@ -113,7 +134,17 @@ struct Done {
     claims: Vec<Judged>,
     /// Promises that runs broke.
     failures: Vec<String>,
+    /// Runs after which the workload's audit of the database held; none if it has no audit.
+    audited: Option<usize>,
     svg: String,
+    /// Distribution functions at the last value of what is swept, where transactions differ in how far they reach.
+    distributions: Option<String>,
+}
+
+impl Done {
+    fn runs(&self) -> usize {
+        self.points.iter().map(|point| point.values.len()).sum()
+    }
 }
 
 /// Runs the figures and prints what came of them.
@@ -137,6 +168,10 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         if let Some(folder) = &args.plots {
             let path = folder.join(format!("{}.svg", one.experiment.id));
             fs::write(&path, &one.svg).with_context(|| format!("--plots {}", path.display()))?;
+            if let Some(svg) = &one.distributions {
+                let path = folder.join(format!("{}-cdf.svg", one.experiment.id));
+                fs::write(&path, svg).with_context(|| format!("--plots {}", path.display()))?;
+            }
         }
         done.push(one);
     }
@@ -198,6 +233,7 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
                 at,
                 values: Vec::new(),
                 others: BTreeMap::new(),
+                kinds: BTreeMap::new(),
                 outstanding: 0.0,
                 requests: 0.0,
             });
@@ -235,8 +271,12 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     // In the order of seeds, whichever ended first.
     results.sort_by_key(|(which, seed, _)| (*which, *seed));
     let mut failures = Vec::new();
+    let mut audited = None;
     for (which, seed, run) in results {
         let Some(point) = points.get_mut(which) else { continue };
+        if point.kinds.is_empty() && run.result.kinds.len() > 1 {
+            point.kinds = run.result.kinds.clone();
+        }
         for (at, (name, column)) in columns.iter().enumerate() {
             let figures = match at {
                 0 => &mut point.values,
@@ -247,6 +287,16 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
         point.outstanding += f64::from(run.outstanding);
         point.requests += run.result.committed as f64 + f64::from(run.outstanding);
         let Point { protocol, at, .. } = point;
+        if let Some(is_audited) = run.audited {
+            *audited.get_or_insert(0) += usize::from(is_audited);
+            if !is_audited && run.failure.is_none() {
+                failures.push(format!(
+                    "{protocol} at {at} with seed {seed}: the database was not audited, for {} \
+                     requests did not end",
+                    run.outstanding
+                ));
+            }
+        }
         failures.extend(run.failure.map(|failure| {
             format!("{protocol} at {at} with seed {seed} LOST ITS PROMISE: {failure}")
         }));
@@ -265,7 +315,14 @@ fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     let claims = experiment.claims.iter().map(judge).collect::<anyhow::Result<_>>()?;
     let drawn = measured.get(own).context("its own column was measured")?;
     let svg = figure(&experiment, &protocols, drawn).svg().context(experiment.id.clone())?;
-    Ok(Done { experiment, points, claims, failures, svg })
+    let last = values.last().copied().unwrap_or_default();
+    let ends: Vec<&Point> =
+        points.iter().filter(|point| point.at == last && !point.kinds.is_empty()).collect();
+    let distributions = match ends.as_slice() {
+        [] => None,
+        ends => Some(distributions(&experiment, ends).svg().context(experiment.id.clone())?),
+    };
+    Ok(Done { experiment, points, claims, failures, audited, svg, distributions })
 }
 
 /// One column of all points.
@@ -300,6 +357,56 @@ fn figure(experiment: &Experiment, protocols: &[&str], measured: &Measured) -> F
     }
 }
 
+/// Distribution functions, lying on their sides so that the slowest can be told apart.
+fn distributions(experiment: &Experiment, points: &[&Point]) -> Figure {
+    let at = points.first().map_or(0.0, |point| point.at);
+    let series = points.iter().map(|point| Series {
+        name: point.protocol.to_owned(),
+        measured: point.distribution(),
+        reported: Vec::new(),
+    });
+    Figure {
+        title: format!("{} at {at}, simulated: distribution", experiment.title),
+        x: "% of the transactions that are not slower".into(),
+        y: "ms".into(),
+        series: series.collect(),
+    }
+}
+
+/// Latencies by how far transactions reach, and how they are distributed over all; nothing where they do not differ in that.
+fn by_reach(done: &Done) -> String {
+    let points = || done.points.iter().filter(|point| !point.kinds.is_empty());
+    if points().next().is_none() {
+        return String::new();
+    }
+    let mut header = vec!["protocol", "at"];
+    header.extend(REACHES);
+    header.extend(QUANTILES.map(|(name, _)| name));
+    let rows = points().map(|point| {
+        let mean = |name: &str| {
+            let kind = point.kinds.get(name).filter(|kind| kind.latency_ms.n > 0);
+            compare::cell(&[kind.map_or(f64::NAN, |kind| kind.latency_ms.mean)], 1)
+        };
+        let distribution = point.distribution();
+        let quantile = |(_, share): (&str, f64)| {
+            let at = distribution.iter().find(|(below, _)| *below >= share - 1e-9);
+            compare::cell(&[at.map_or(f64::NAN, |(_, ms)| *ms)], 1)
+        };
+        let named = [point.protocol.to_owned(), point.at.to_string()].into_iter();
+        named.chain(REACHES.map(mean)).chain(QUANTILES.map(quantile)).collect::<Vec<_>>()
+    });
+    format!(
+        "\nmean ms by how far transactions reach, and the distribution over all\n{}\n",
+        output::table(&header, rows).trim_fmt()
+    )
+}
+
+/// How far transactions reach, by name.
+const REACHES: [&str; 3] = ["local", "close", "far"];
+/// The shares of all transactions that are not slower.
+const QUANTILES: [(&str, f64); 6] =
+    [("p25", 25.0), ("p50", 50.0), ("p75", 75.0), ("p90", 90.0), ("p95", 95.0), ("p99", 99.0)];
+
 fn list(all: &[Experiment]) -> String {
     let rows = all.iter().map(|one| {
         let (there, absent) = one.protocols();
@@ -320,6 +427,13 @@ fn describe(done: &Done, is_full: bool) -> String {
         output::COMMIT
     );
     text.push_str(&tables(done, is_full));
+    text.push_str(&by_reach(done));
+    if let Some(audited) = done.audited {
+        let runs = done.runs();
+        text.push_str(&format!(
+            "\nThe workload's audit of the whole database held after {audited} of {runs} runs.\n"
+        ));
+    }
     let rows = claims.iter().map(|claim| {
         [claim.reported.clone(), claim.measured.clone(), claim.verdict.name().to_owned()]
     });

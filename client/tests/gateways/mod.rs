@@ -115,7 +115,7 @@ impl State {
                 Ok(writes) => finished(self.commit(txn.id, writes), Some(reads)),
                 Err(reason) => finished(self.end(txn.id, Outcome::Aborted(reason)), None),
             },
-            Kind::ReadOnly => {
+            Kind::ReadOnly | Kind::StaleReadOnly => {
                 finished(self.end(txn.id, Outcome::Committed(Timestamp(self.clock))), Some(reads))
             }
         }

@@ -203,6 +203,7 @@ fn blank(number: u64, rng: &mut Rng) -> Entry {
         process,
         region: "VA".into(),
         priority: "low".into(),
+        stale: false,
         invoke_us,
         complete_us: Some(invoke_us + rng.below(8)),
         status: match rng.below(8) {

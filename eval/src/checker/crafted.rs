@@ -30,10 +30,11 @@ fn entry(line: &str, with_fault: bool) -> Entry {
         process: txn[1..].split('.').next().unwrap().parse().unwrap(),
         region: "VA".into(),
         priority: "low".into(),
+        stale: status == "stale",
         invoke_us: invoke.parse::<u64>().unwrap() * 1_000,
         complete_us: complete.parse::<u64>().ok().map(|ms| ms * 1_000),
         status: match status {
-            "ok" => Status::Ok,
+            "ok" | "stale" => Status::Ok,
             "fail" => Status::Fail,
             "info" => Status::Info,
             other => panic!("{other:?} is no status"),
@@ -476,6 +477,47 @@ fn a_deep_history_needs_no_deep_stack() {
     let verdict = judge(&text, Model::Serializable);
     assert_eq!(kinds(&verdict), ["G-single"]);
     assert_eq!(verdict.anomalies[0].cycle.len(), 200_000);
+}
+
+/// What such a read may not have seen, and what nobody may.
+#[test]
+fn reads_of_old_states_are_held_to_one_state_each() {
+    // Told before it began; and two of them that disagree on what does not conflict.
+    for text in [
+        "c1.1 ok 0 1 | a x 1
+         c2.1 stale 5 9 | r x",
+        "c1.1 ok 0 1 | a x 1
+         c2.1 ok 0 1 | a y 1
+         c3.1 stale 5 9 | r x 1 | r y
+         c4.1 stale 5 9 | r x | r y 1",
+        "c1.1 ok 0 1 | w x 5
+         c2.1 ok 3 4 | w y 7
+         c3.1 stale 5 9 | v x c0.0@0 | v y c2.1@7",
+    ] {
+        for model in [Model::StrictSerializable, Model::Serializable] {
+            let verdict = judge(text, model);
+            assert!(verdict.ok, "{verdict}");
+            assert!(verdict.transactions.stale > 0 && verdict.to_string().contains("old states"));
+            assert!(!judge(&text.replace("stale", "ok"), Model::StrictSerializable).ok);
+        }
+    }
+    // Half of a transaction.
+    let text = "c1.1 ok 0 9 | a x 1 | a y 1
+                c2.1 stale 0 9 | r x 1 | !r y";
+    always_caught(text, &["G-single"]);
+    // What somebody wrote who had read what it has not.
+    let text = "c1.1 ok 0 1 | w x 5
+                c1.2 ok 2 3 | v x c1.1@5 | w y 7
+                c5.1 ok 2 3 | v x c1.1@5 | v y c1.2@7
+                c2.1 stale 0 9 | v y c1.2@7 | !v x c0.0@0";
+    always_caught(text, &["G-single"]);
+    // Through several keys and other readers of the same versions.
+    let text = "c1.1 ok 0 1 | a x 1
+                c1.2 ok 2 3 | r x 1 | a y 1
+                c5.1 ok 0 3 | r x | a z 1
+                c1.3 ok 4 5 | r y 1 | a w 1
+                c2.1 stale 0 9 | r w 1 | !r x";
+    always_caught(text, &["G-single"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::graph::{Builder, Components, Edge, Graph, Label, Reason, Reasons};
+use super::graph::{Aside, Builder, Components, Edge, Graph, Label, Reason, Reasons};
 use super::verdict::{Findings, Kind, MAX_OF_A_KIND, Order, Phenomenon, Step};
 use super::words::Words;
 use crate::history::History;
@@ -40,6 +40,66 @@ pub(super) fn report(graph: &Graph, words: &Words<'_>, findings: &mut Findings) 
         group.report(words, &mut budget, findings);
     }
     findings.leave_out(groups.len().saturating_sub(MAX_GROUPS) as u64);
+}
+
+/// Reports those of the attempts that are no part of the graph that fit nowhere into it: one reads what another wrote, which depends
+/// on somebody that came after what it read elsewhere.
+pub(super) fn report_apart(graph: &Graph, words: &Words<'_>, findings: &mut Findings) {
+    let apart = graph.apart();
+    if apart.is_empty() {
+        return;
+    }
+    // The number of a component is greater than those of the components it leads to.
+    let components = graph.components(DEPENDENCIES);
+    let mut came = Dense::filled((NONE, NONE, Label::JUNCTION), graph.len());
+    for (reader, Aside { before, after }) in apart {
+        let lowest = before.iter().map(|(from, _)| components.of[*from]).min();
+        let Some(lowest) = lowest else { continue };
+        let mut queue = VecDeque::new();
+        let mut reached = None;
+        for edge in &after {
+            came[edge.to] = (reader, reader, edge.label);
+            queue.push_back(edge.to);
+        }
+        while let Some(node) = queue.pop_front() {
+            if let Some(&last) = before.iter().find(|(from, _)| *from == node) {
+                reached = Some(last);
+                break;
+            }
+            for next in graph.edges(node) {
+                let is_new = came[next.to].0 != reader;
+                if is_new
+                    && DEPENDENCIES.has(next.label.reason())
+                    && components.of[next.to] >= lowest
+                {
+                    came[next.to] = (reader, node, next.label);
+                    queue.push_back(next.to);
+                }
+            }
+        }
+        let Some((last, label)) = reached else { continue };
+        // From the reader and back, as a graph of its own.
+        let mut path = vec![(last, label)];
+        let mut node = last;
+        while node != reader {
+            let (_, from, label) = came[node];
+            path.push((from, label));
+            node = from;
+        }
+        path.reverse();
+        let mut nodes: Vec<u32> = path.iter().map(|(node, _)| *node).collect();
+        nodes.sort_unstable();
+        let number = |node| nodes.binary_search(&node).map_or(NONE, |number| number as u32);
+        let mut builder = Builder::new(nodes.len() as u32);
+        let ends = path.iter().skip(1).map(|(node, _)| *node).chain([reader]);
+        for (&(from, label), to) in path.iter().zip(ends) {
+            builder.edge(number(from), number(to), label);
+        }
+        let attempts = words.history.attempts().end;
+        let group = Group { graph: builder.build(), nodes: &nodes, attempts };
+        let mut budget = BUDGET;
+        group.report(words, &mut budget, findings);
+    }
 }
 
 /// One strongly connected component as a graph of its own.

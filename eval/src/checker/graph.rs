@@ -5,6 +5,8 @@
 //! others. An edge into a junction says why; edges out of one say [`Reason::Junction`] and cost
 //! nothing, so a path through junctions counts as the one edge that it stands for.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::history::KeyId;
 use crate::history::dense::Dense;
 
@@ -91,12 +93,21 @@ pub(super) struct Edge {
 pub(super) struct Builder {
     nodes: u32,
     edges: Vec<(u32, Edge)>,
+    /// Attempts that are no part of the graph.
+    apart: BTreeSet<u32>,
+    /// Edges to and from those.
+    aside: Vec<(u32, Edge)>,
 }
 
 impl Builder {
     /// A graph of that many attempts and no edges.
     pub(super) fn new(attempts: u32) -> Self {
-        Self { nodes: attempts, edges: Vec::new() }
+        Self { nodes: attempts, edges: Vec::new(), apart: BTreeSet::new(), aside: Vec::new() }
+    }
+
+    /// The same, of which some are looked at one by one: edges to and from them are kept aside.
+    pub(super) fn with_apart(attempts: u32, apart: BTreeSet<u32>) -> Self {
+        Self { apart, ..Self::new(attempts) }
     }
 
     /// A new junction.
@@ -108,7 +119,9 @@ impl Builder {
     /// Adds an edge. An attempt never precedes itself; callers leave such edges out.
     pub(super) fn edge(&mut self, from: u32, to: u32, label: Label) {
         assert!(from != to, "node {from} would precede itself");
-        self.edges.push((from, Edge { to, label }));
+        let is_apart = self.apart.contains(&from) || self.apart.contains(&to);
+        let edges = if is_apart { &mut self.aside } else { &mut self.edges };
+        edges.push((from, Edge { to, label }));
     }
 
     /// The graph, its edges sorted by where they start and otherwise in the order of addition.
@@ -127,7 +140,7 @@ impl Builder {
             edges[next[from]] = edge;
             next[from] += 1;
         }
-        Graph { starts, edges }
+        Graph { starts, edges, apart: self.apart, aside: self.aside }
     }
 }
 
@@ -136,6 +149,8 @@ impl Builder {
 pub(super) struct Graph {
     starts: Dense<u32>,
     edges: Dense<Edge>,
+    apart: BTreeSet<u32>,
+    aside: Vec<(u32, Edge)>,
 }
 
 impl Graph {
@@ -147,6 +162,21 @@ impl Graph {
     /// The edges that start at a node.
     pub(super) fn edges(&self, node: u32) -> &[Edge] {
         self.edges.slice(self.starts[node]..self.starts[node + 1])
+    }
+
+    /// The attempts that are no part of it, each with the edges that lead to it, by where they start, and those that start
+    /// at it.
+    pub(super) fn apart(&self) -> BTreeMap<u32, Aside> {
+        let mut apart: BTreeMap<u32, Aside> = BTreeMap::new();
+        for &(from, edge) in &self.aside {
+            match (self.apart.contains(&from), self.apart.contains(&edge.to)) {
+                (true, false) => apart.entry(from).or_default().after.push(edge),
+                (false, true) => apart.entry(edge.to).or_default().before.push((from, edge.label)),
+                // None of them writes, so that none depends on another.
+                (true, true) | (false, false) => {}
+            }
+        }
+        apart
     }
 
     /// The strongly connected components by edges of these reasons (Tarjan 1972, without
@@ -170,6 +200,13 @@ impl Graph {
         }
         search.found
     }
+}
+
+/// Edges of an attempt that is no part of the graph.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    pub(super) before: Vec<(u32, Label)>,
+    pub(super) after: Vec<Edge>,
 }
 
 const NONE: u32 = u32::MAX;

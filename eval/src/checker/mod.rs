@@ -20,6 +20,11 @@
 //!    linear in the history. No component, no anomaly.
 //! 5. `cycles`: in each component, the shortest cycle of each kind, from G0 down to G2-item.
 //!
+//! Reads of any consistent state, however old ([`crate::history::Entry::stale`]), are no part of that graph, whatever the model:
+//! each by itself must fit into the order of those that are, by dependencies alone. So each saw a state that could have
+//! been (update serializability, PL-3U: Adya); two of them may disagree on the order of what does not conflict, and none says
+//! anything of real time.
+//!
 //! # What a verdict is worth
 //! - *Sound*: what is reported is wrong in every order that could explain the history.
 //! - *Complete for lists*: if nothing is reported, then every topological order of the graph
@@ -77,14 +82,17 @@ pub fn check(history: &History, model: Model) -> Verdict {
             .collect::<Vec<_>>(),
     );
 
-    let mut builder = Builder::new(history.attempts().end);
+    let stale = history.attempts().filter(|attempt| history.is_stale(*attempt)).collect();
+    let mut builder = Builder::with_apart(history.attempts().end, stale);
     let mut lists = lists::Lists::new(history, &effects, &appends, trunks.clone(), &mut findings);
     lists.add_edges(&mut builder, &mut findings);
     let versions = versions::Versions::new(history, &effects, &mut findings);
     versions.add_edges(&mut builder, &mut findings);
     if model == Model::StrictSerializable {
-        let attempts: Vec<u32> =
-            history.attempts().filter(|attempt| effects.took[*attempt]).collect();
+        let attempts: Vec<u32> = history
+            .attempts()
+            .filter(|attempt| effects.took[*attempt] && !history.is_stale(*attempt))
+            .collect();
         order::process(history, &attempts, &mut builder);
         order::real_time(history, &attempts, &mut builder);
     }
@@ -93,7 +101,9 @@ pub fn check(history: &History, model: Model) -> Verdict {
     drop(versions);
 
     let words = words::Words { history, effects: &effects, trunks: &trunks };
-    cycles::report(&builder.build(), &words, &mut findings);
+    let graph = builder.build();
+    cycles::report(&graph, &words, &mut findings);
+    cycles::report_apart(&graph, &words, &mut findings);
     let (anomalies, unreported) = findings.finish();
     Verdict {
         model,
@@ -109,6 +119,7 @@ fn count(history: &History, effects: &Effects) -> Counts {
     let mut counts = Counts::default();
     for attempt in history.attempts() {
         match history.status(attempt) {
+            Status::Ok if history.is_stale(attempt) => counts.stale += 1,
             Status::Ok => counts.ok += 1,
             Status::Fail => counts.fail += 1,
             Status::Info => {

@@ -75,6 +75,7 @@ mod tests {
                     process: rng.below(2),
                     region: "VA".into(),
                     priority: "low".into(),
+                    stale: false,
                     invoke_us,
                     complete_us: Some(invoke_us + rng.below(6)),
                     status,

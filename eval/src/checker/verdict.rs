@@ -192,6 +192,9 @@ pub struct Counts {
     pub info: u64,
     /// Of the unknown, those whose writes a committed transaction read, so that they committed.
     pub info_committed: u64,
+    /// Reads of any consistent state, which are not among the committed: no model was held against them, but that each saw
+    /// one.
+    pub stale: u64,
 }
 
 /// The result of a check.
@@ -219,11 +222,14 @@ pub const MAX_OF_A_KIND: usize = 8;
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { ok, fail, info, info_committed } = self.transactions;
+        let Counts { ok, fail, info, info_committed, stale } = self.transactions;
         let word = if self.ok { "ok" } else { "NOT OK" };
         write!(f, "{}: {word}; {ok} committed, {fail} aborted, {info} unknown", self.model)?;
         if info > 0 {
             write!(f, " ({info_committed} of them committed)")?;
+        }
+        if stale > 0 {
+            write!(f, "; {stale} reads of old states, each held to be consistent alone")?;
         }
         writeln!(f)?;
         if self.unplaced_writes > 0 {

@@ -75,6 +75,7 @@ struct Attempt {
     name: u32,
     ops_end: u32,
     status: Status,
+    is_stale: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -206,6 +207,7 @@ impl History {
             name,
             ops_end: self.ops.len(),
             status: entry.status,
+            is_stale: entry.stale,
         });
         Ok(())
     }
@@ -356,6 +358,11 @@ impl History {
         self.attempts[attempt].status
     }
 
+    /// True if it asked for any consistent state.
+    pub(crate) fn is_stale(&self, attempt: u32) -> bool {
+        self.attempts[attempt].is_stale
+    }
+
     /// Whose it is.
     pub(crate) fn process(&self, attempt: u32) -> u64 {
         self.attempts[attempt].process
@@ -465,6 +472,7 @@ mod tests {
             process: 1,
             region: "VA".into(),
             priority: "low".into(),
+            stale: false,
             invoke_us: 5,
             complete_us: Some(9),
             status,

@@ -183,7 +183,7 @@ impl Workload for ListAppend {
         let mut writes = Writes::new();
         // Every second dependent transaction appends to both lists that it read.
         let is_wanted = |key: &&Key| match request.kind {
-            Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly => true,
+            Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => true,
             Kind::General => {
                 let leaves_first = request.parameter.is_multiple_of(2) && reads.len() > 1;
                 reads.contains_key(*key) && !(leaves_first && request.reads.contains(key))

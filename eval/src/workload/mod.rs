@@ -95,7 +95,9 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
     }?;
     Ok(match options.read_only_as.unwrap_or_default() {
         ReadOnlyAs::ReadOnly => workload,
-        ReadOnlyAs::ReadWrite => Box::new(read_write::ReadWrite(workload)),
+        how @ (ReadOnlyAs::ReadWrite | ReadOnlyAs::Stale) => {
+            Box::new(read_write::ReadAs { workload, how })
+        }
     })
 }
 
@@ -168,6 +170,7 @@ impl Request {
                 txn
             }
             Kind::ReadOnly => Txn::read_only(id, home, reads),
+            Kind::StaleReadOnly => Txn::stale_read_only(id, home, reads),
             Kind::Procedure(ops) => Txn::procedure(id, home, ops.clone()),
         };
         txn.priority = self.priority;

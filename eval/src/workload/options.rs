@@ -32,6 +32,8 @@ pub enum ReadOnlyAs {
     /// As interactive transactions that happen to write nothing, which prepare and commit like any
     /// other: what a prototype without a way of their own does.
     ReadWrite,
+    /// As reads of any consistent state, however old ([`orthodrome_core::txn::Kind::StaleReadOnly`]).
+    Stale,
 }
 
 /// How keys are chosen.

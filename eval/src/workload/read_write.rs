@@ -1,33 +1,41 @@
-//! Any workload with its read-only transactions put to the database like all others.
+//! Any workload with its read-only transactions put to the database in another way.
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Kind, Reads, Writes};
 
-use super::{Issuer, Request, Step, Values, Workload};
+use super::{Issuer, ReadOnlyAs, Request, Step, Values, Workload};
 
 /// The workload inside, except that what only reads is an interactive transaction that writes
-/// nothing: every partition that it reads prepares it, and it commits like any other.
+/// nothing, which every partition that it reads prepares and which commits like any other; or that it takes any consistent
+/// state. What is read at the end is read as ever.
 #[derive(Debug)]
-pub(super) struct ReadWrite(pub Box<dyn Workload>);
+pub(super) struct ReadAs {
+    pub workload: Box<dyn Workload>,
+    pub how: ReadOnlyAs,
+}
 
-impl Workload for ReadWrite {
+impl Workload for ReadAs {
     fn name(&self) -> String {
-        self.0.name()
+        self.workload.name()
     }
 
     fn values(&self) -> Values {
-        self.0.values()
+        self.workload.values()
     }
 
     fn place(&mut self, cluster: &Cluster) {
-        self.0.place(cluster);
+        self.workload.place(cluster);
     }
 
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
-        let mut request = self.0.next(issuer, rng);
+        let mut request = self.workload.next(issuer, rng);
         if request.kind == Kind::ReadOnly {
-            request.kind = Kind::Interactive;
+            request.kind = match self.how {
+                ReadOnlyAs::ReadOnly => Kind::ReadOnly,
+                ReadOnlyAs::ReadWrite => Kind::Interactive,
+                ReadOnlyAs::Stale => Kind::StaleReadOnly,
+            };
         }
         request
     }
@@ -36,26 +44,26 @@ impl Workload for ReadWrite {
         if request.writes.is_empty() {
             return Decision::Commit(Writes::new());
         }
-        self.0.decide(request, reads)
+        self.workload.decide(request, reads)
     }
 
     fn step(&self, request: &Request, reads: &Reads) -> Step {
-        self.0.step(request, reads)
+        self.workload.step(request, reads)
     }
 
     fn is_general(&self) -> bool {
-        self.0.is_general()
+        self.workload.is_general()
     }
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
-        self.0.audit(request, reads)
+        self.workload.audit(request, reads)
     }
 
     fn final_requests(&self) -> Vec<Request> {
-        self.0.final_requests()
+        self.workload.final_requests()
     }
 
     fn audit_end(&self, reads: &Reads) -> Result<(), String> {
-        self.0.audit_end(reads)
+        self.workload.audit_end(reads)
     }
 }

@@ -81,7 +81,7 @@ impl Serial {
                     Step::Decide(decision) => break Some(decision),
                 }
             },
-            Kind::Procedure(_) | Kind::ReadOnly => None,
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => None,
         };
         let writes = match (&request.kind, &decision) {
             (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
@@ -89,7 +89,7 @@ impl Serial {
             }
             (Kind::Interactive | Kind::General, _) => Err(AbortReason::Client),
             (Kind::Procedure(ops), _) => Txn::execute(ops, &reads),
-            (Kind::ReadOnly, _) => Ok(Writes::new()),
+            (Kind::ReadOnly | Kind::StaleReadOnly, _) => Ok(Writes::new()),
         };
         let timestamp = Timestamp(self.counter * 10);
         let outcome = match &writes {
@@ -201,6 +201,7 @@ fn a_serial_run_of_every_workload_keeps_its_invariants() {
                 Kind::Interactive | Kind::General => "interactive",
                 Kind::Procedure(_) => "procedure",
                 Kind::ReadOnly => "read-only",
+                Kind::StaleReadOnly => "stale",
             })
             .collect();
         if spec.starts_with("tpcc") || spec.starts_with("movr") {
@@ -387,8 +388,11 @@ fn keys_and_values_have_the_published_size() {
 
 #[test]
 fn read_only_transactions_sent_as_others_are_the_same_but_for_their_kind() {
-    let read_write = Options { read_only_as: Some(ReadOnlyAs::ReadWrite), ..Options::default() };
-    for spec in ["retwis", "bank", "list-append", "smallbank"] {
+    let ways =
+        [(ReadOnlyAs::ReadWrite, Kind::Interactive), (ReadOnlyAs::Stale, Kind::StaleReadOnly)];
+    let specs = ["retwis", "bank", "list-append", "smallbank"];
+    for (spec, (how, kind)) in specs.iter().flat_map(|spec| ways.clone().map(|way| (*spec, way))) {
+        let read_write = Options { read_only_as: Some(how), ..Options::default() };
         let mut plain = parse(spec, &Options::default()).unwrap();
         let mut other = parse(spec, &read_write).unwrap();
         let (mut rng, mut same) = (Rng::stream(5, "t", 0), Rng::stream(5, "t", 0));
@@ -400,7 +404,7 @@ fn read_only_transactions_sent_as_others_are_the_same_but_for_their_kind() {
                 changed += 1;
                 let decision = other.decide(&request, &Reads::new());
                 assert_eq!(decision, Decision::Commit(Writes::new()), "{spec}");
-                assert_eq!(request, Request { kind: Kind::Interactive, ..expected }, "{spec}");
+                assert_eq!(request, Request { kind: kind.clone(), ..expected }, "{spec}");
             } else {
                 assert_eq!(request, expected, "{spec}");
             }

@@ -417,7 +417,9 @@ impl Client {
                 };
                 self.end(id, decision, cx);
             }
-            (_, Kind::ReadOnly) => unreachable!("a read-only transaction takes its own path"),
+            (_, Kind::ReadOnly | Kind::StaleReadOnly) => {
+                unreachable!("a read-only transaction takes its own path")
+            }
             (_, Kind::General) => unreachable!("a general transaction is refused"),
         }
     }
@@ -551,9 +553,11 @@ impl Client {
                 Phase::Ending(Decision::Abort),
                 Outcome::Aborted(AbortReason::Client),
             ) => outcome = Outcome::Aborted(AbortReason::Guard),
-            (Kind::Procedure(_) | Kind::ReadOnly, _, Outcome::Committed(_))
-                if !open.is_resolved =>
-            {
+            (
+                Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly,
+                _,
+                Outcome::Committed(_),
+            ) if !open.is_resolved => {
                 cx.reads(id, open.reads);
             }
             _ => {}

@@ -46,7 +46,7 @@ enum Phase {
 
 impl Machine<Deterministic> for Client {
     fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
-        let Setup { node, cluster, config, engine: _ } = setup;
+        let Setup { node, cluster, config, engine: _, workers: _ } = setup;
         let helpers = Helpers::new(&cluster, node, config.answer_after);
         Self { config, helpers, open: BTreeMap::new() }
     }
@@ -91,7 +91,7 @@ impl Client {
                 Phase::Deciding
             }
             Kind::Interactive | Kind::General => Phase::Looking(txn.reads.clone()),
-            Kind::Procedure(_) | Kind::ReadOnly
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly
                 if txn.reads.is_empty() && txn.writes.is_empty() =>
             {
                 cx.reads(id, Reads::new());
@@ -100,6 +100,7 @@ impl Client {
             }
             Kind::Procedure(ops) => Phase::Submitted(Functor::procedure(&txn, ops.clone())),
             Kind::ReadOnly => Phase::Submitted(Functor::procedure(&txn, Vec::new())),
+            Kind::StaleReadOnly => Phase::Looking(txn.reads.clone()),
         };
         self.open(txn, phase, Reads::new(), cx);
     }
@@ -148,6 +149,13 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.round != round || !matches!(open.phase, Phase::Looking(_)) {
             // A second answer: the caller may have computed from the first.
+            return;
+        }
+        if open.txn.kind == Kind::StaleReadOnly {
+            // What a server has run is closed under *goes before*: a state that could have been.
+            let newest = reads.values().map(|read| read.version.timestamp).max();
+            cx.reads(id, reads);
+            self.finish(id, Outcome::Committed(newest.unwrap_or_default()), "stale", cx);
             return;
         }
         // What was read in an earlier round stays as it was then; the end shows whether it still is.
@@ -210,7 +218,7 @@ impl Client {
         cx.note(Note::Resolved);
         let functor = match (decision, &txn.kind) {
             (_, Kind::Procedure(ops)) => Functor::procedure(&txn, ops.clone()),
-            (_, Kind::ReadOnly) => Functor::procedure(&txn, Vec::new()),
+            (_, Kind::ReadOnly | Kind::StaleReadOnly) => Functor::procedure(&txn, Vec::new()),
             (Some(Decision::Commit(writes)), Kind::Interactive | Kind::General) => {
                 let is_free = matches!(txn.kind, Kind::General);
                 let has_reads = txn.reads.iter().all(|key| reads.contains_key(key));
@@ -236,7 +244,9 @@ impl Client {
     fn on_answer(&mut self, id: TxnId, outcome: Outcome, reads: Reads, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match (outcome, &open.txn.kind) {
-            (Outcome::Committed(_), Kind::Procedure(_) | Kind::ReadOnly) => cx.reads(id, reads),
+            (Outcome::Committed(_), Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly) => {
+                cx.reads(id, reads)
+            }
             (Outcome::Committed(_), Kind::Interactive | Kind::General)
             | (Outcome::Aborted(_) | Outcome::Unknown, _) => {}
         }

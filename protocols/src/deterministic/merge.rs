@@ -131,6 +131,10 @@ impl Merge {
         now: Time,
     ) {
         let txn = entry.name();
+        assert!(
+            entry.homes.contains(&stream),
+            "{txn} is in {stream}, which is no home of {entry:?}"
+        );
         let before = self.order(stream, entry, home);
         let vertex = self.vertices.entry(txn).or_insert_with(|| Vertex {
             entry: entry.clone(),

@@ -18,6 +18,11 @@ use crate::replication::Index;
 
 /// So many keys are watched for a move at a time.
 const GUESTS_MAX: usize = 65_536;
+/// No more keys are moved than about so many: every server remembers where each of them is, in every image.
+const MOVED_MAX: usize = 65_536;
+
+/// How often the number of transactions that a key moves for is doubled.
+const DOUBLED_MAX: u64 = 10;
 
 /// A stream's leader.
 #[derive(Debug, Default)]
@@ -72,6 +77,12 @@ impl View<'_> {
         closes_circles && !self.state.merge.contains(entry.name())
     }
 
+    /// True if `entry` is to be given to this stream: it is one of its homes, and does not take it from an orderer.
+    fn expects(&self, entry: &Sequenced) -> bool {
+        let first = self.placement.orderer().filter(|_| entry.is_multi_home());
+        first.map_or_else(|| entry.homes.contains(&self.stream), |first| first == self.stream)
+    }
+
     /// True if this stream orders who touches `key`, as `entry` supposes.
     fn orders(&self, entry: &Sequenced, key: &Key) -> bool {
         entry.is_ordered_by(self.stream, key, |key| self.placement.stream_of(key))
@@ -106,6 +117,7 @@ impl Sequencer {
     /// Somebody wants `entry` in the stream.
     pub fn take(&mut self, entry: Arc<Sequenced>, view: &View<'_>) -> Option<Note> {
         let name = entry.name();
+        assert!(view.expects(&entry), "{name} has no business in {}: {entry:?}", view.stream);
         if view.state.is_sequenced(view.stream, &entry) || self.taken.contains(&name) {
             return Some(Note::RepeatedSequence);
         }
@@ -228,7 +240,7 @@ impl Sequencer {
     /// to move there (SLOG §3.4; Sloth §6.2.2). Returns the keys for which it is time, and where to.
     pub fn observe(&mut self, entry: &Sequenced, view: &View<'_>) -> Vec<(Key, PartitionId)> {
         let Some(patience) = view.config.migrate_after else { return Vec::new() };
-        if entry.target.is_some() {
+        if entry.target.is_some() || view.state.moved_count() >= MOVED_MAX {
             return Vec::new();
         }
         let keys: BTreeSet<&Key> =
@@ -246,9 +258,13 @@ impl Sequencer {
             if *region != entry.origin {
                 (*region, *times) = (entry.origin, 0);
             }
-            *times += 1;
-            if *times >= patience
-                && view.state.home(key, view.placement).stream == view.stream
+            *times = times.saturating_add(1);
+            let home = view.state.home(key, view.placement);
+            // Twice as many each time: what is sequenced by a move's old home is void, and nothing would ever run of what
+            // two regions pull at.
+            let doubled = patience.saturating_mul(1 << home.counter.min(DOUBLED_MAX));
+            if *times >= doubled
+                && home.stream == view.stream
                 && let Some(target) = view.placement.stream_in(entry.origin)
             {
                 self.guests.remove(key);

@@ -19,7 +19,7 @@ use orthodrome_core::txn::{Key, Reads, Value, Version};
 use super::message::{Chunk, Command, Ended, Image, Log, Msg, Name, Record, Sequenced};
 use super::placement::Placement;
 use super::sequencer::{Sequencer, View};
-use super::state::{Applied, State, visible};
+use super::state::{Applied, State, piece_from, visible};
 use super::{Config, Cx, Deterministic, Note, Ordering, Timer};
 use crate::functor::Functor;
 use crate::replication::{self, Event, Group, Index, Payload, Replica};
@@ -167,7 +167,7 @@ impl replication::Door<Log> for Door<'_, '_> {
 
 impl Machine<Deterministic> for Server {
     fn new(setup: Setup<Deterministic>, recovered: Vec<Record>, cx: &mut Cx<'_>) -> Self {
-        let Setup { node, cluster, config, engine } = setup;
+        let Setup { node, cluster, config, engine, workers } = setup;
         let store = Store::new(engine);
         let mut images = BTreeMap::from([(0, Arc::new(Image::default()))]);
         let mut logs: BTreeMap<PartitionId, Vec<replication::Record<Log>>> = BTreeMap::new();
@@ -191,7 +191,7 @@ impl Machine<Deterministic> for Server {
         let mut server = Self {
             node,
             routes: Routes::new(cluster.clone()),
-            state: State::new(image, &placement, config.teeth, cx.now()),
+            state: State::new(image, &placement, config.teeth, workers, cx.now()),
             streams: BTreeMap::new(),
             waiting: BTreeMap::new(),
             forwarded: BTreeMap::new(),
@@ -609,8 +609,11 @@ impl Server {
         let Some(entry) = txn.and_then(|txn| Some(self.waiting.get(&txn)?.entry.clone())) else {
             return;
         };
-        let leader = self.routes.leader(stream);
-        self.send(leader, Msg::Sequence { stream, entry }, cx);
+        // Its keys may have moved since that stream was asked.
+        if self.asked(&entry).contains(&stream) {
+            let leader = self.routes.leader(stream);
+            self.send(leader, Msg::Sequence { stream, entry }, cx);
+        }
     }
 
     // What is overdue.
@@ -845,9 +848,7 @@ impl Server {
             }
             // Whoever is not in the list has been given up meanwhile, and so has the piece.
             let Some(all) = held.leaving.get(&to) else { return };
-            let from = cursor.unwrap_or(0);
-            let keys: Vec<_> = all.iter().skip(from).take(limit).cloned().collect();
-            let next = Some(from + keys.len()).filter(|&next| next < all.len());
+            let (keys, next) = piece_from(all, cursor.unwrap_or(0), limit);
             if next.is_none() {
                 held.leaving.remove(&to);
             }

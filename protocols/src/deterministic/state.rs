@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId, TxnId};
-use orthodrome_core::store::{Store, Versions};
+use orthodrome_core::store::{PIECE_BYTES, Store, Versions, piece_len};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
+use orthodrome_core::workers::{self, Workers};
 
 use super::Teeth;
 use super::merge::{Merge, Merged, Place};
 use super::message::{Command, Ended, Home, Image, Name, Sequenced, StreamImage};
 use super::placement::Placement;
+use super::scheduler;
 use crate::acknowledged::advance;
-use crate::functor::{Body, Functor};
+use crate::functor::{Body, Functor, Output};
 use crate::replication::Index;
 
 /// Everything but the data.
@@ -34,6 +36,8 @@ pub struct State {
     ran: BTreeSet<TxnId>,
     /// Counts checkpoints.
     pub number: u64,
+    /// Who runs transactions that do not conflict.
+    workers: Arc<dyn Workers>,
     teeth: Teeth,
 }
 
@@ -53,7 +57,13 @@ pub struct Applied {
 impl State {
     /// A server's state at a checkpoint; the data is in its store.
     #[must_use]
-    pub fn new(image: &Image, placement: &Placement, teeth: Teeth, now: Time) -> Self {
+    pub fn new(
+        image: &Image,
+        placement: &Placement,
+        teeth: Teeth,
+        workers: Arc<dyn Workers>,
+        now: Time,
+    ) -> Self {
         let mut streams: BTreeMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
@@ -63,7 +73,8 @@ impl State {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
         let (ended, moved, ran) = (image.ended.clone(), image.moved.clone(), image.ran.clone());
-        Self { streams, acknowledged, merge, ended, moved, ran, number: image.number, teeth }
+        let number = image.number;
+        Self { streams, acknowledged, merge, ended, moved, ran, number, workers, teeth }
     }
 
     /// Everything, to go on from later.
@@ -84,6 +95,12 @@ impl State {
     pub fn home(&self, key: &Key, placement: &Placement) -> Home {
         let placed = || Home { stream: placement.stream_of(key), ..Home::default() };
         self.moved.get(key).copied().unwrap_or_else(placed)
+    }
+
+    /// How many keys have moved.
+    #[must_use]
+    pub fn moved_count(&self) -> usize {
+        self.moved.len()
     }
 
     /// How a transaction is to be sequenced, as of what has run here.
@@ -394,21 +411,52 @@ impl State {
         known.is_some_and(|&below| txn.counter < below)
     }
 
-    /// Runs what has come so far and waits for nothing.
+    /// Runs what has come so far and waits for nothing: what does not conflict at once.
     fn run_ready(&mut self, applied: &mut Applied, placement: &Placement, store: &mut Store) {
-        while let Some(merged) = self.merge.pop() {
+        let due: Vec<Merged> = std::iter::from_fn(|| self.merge.pop()).collect();
+        let keys = due.iter().map(|merged| {
+            let Functor { reads, writes, .. } = &*merged.entry.functor;
+            (reads.as_slice(), writes.as_slice())
+        });
+        for round in scheduler::rounds(keys) {
+            let round = round.into_iter().filter_map(|place| due.get(place));
+            self.run_round(round, applied, placement, store);
+        }
+    }
+
+    /// Runs transactions of which none writes what another touches: workers read and compute, and then everything is
+    /// written.
+    fn run_round<'a>(
+        &mut self,
+        round: impl Iterator<Item = &'a Merged>,
+        applied: &mut Applied,
+        placement: &Placement,
+        store: &mut Store,
+    ) {
+        let mut granted: Vec<&Merged> = Vec::new();
+        for merged in round {
             let (name, txn) = (merged.entry.name(), merged.entry.functor.txn);
             // S10: whether it is void follows from what it comes after on its keys. If of one transaction
             // two names are not, the same one comes first everywhere.
             let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
-            if !self.is_right(&merged.entry) {
+            let is_checked = merged.entry.target.is_some() || !self.teeth.runs_void;
+            if is_checked && !self.is_right(&merged.entry) {
                 applied.void.push(name);
             } else if merged.entry.target.is_some() {
-                self.relocate(&merged, placement, store);
+                self.relocate(merged, placement, store);
                 applied.relocated += 1;
             } else if !has_run || self.teeth.runs_repeated {
-                applied.ran.push(self.run(&merged, placement, store));
+                granted.push(merged);
             }
+        }
+        let cost =
+            |merged: &&Merged| merged.entry.functor.reads.len() + merged.entry.functor.writes.len();
+        let held: &Store = store;
+        let all = workers::each(&*self.workers, &granted, cost, |merged| {
+            execute(merged, placement, held)
+        });
+        for (merged, executed) in granted.into_iter().zip(all) {
+            applied.ran.push(self.finish(merged, executed, placement, store));
         }
     }
 
@@ -423,26 +471,17 @@ impl State {
         self.moved.insert(key.clone(), Home { counter: from.counter + 1, stream, since });
     }
 
-    /// A transaction runs. Its timestamp follows from its places and from what it touches, so that it
-    /// is the same in every region, and grows along each key.
-    fn run(&mut self, merged: &Merged, placement: &Placement, store: &mut Store) -> (TxnId, Ended) {
+    /// A transaction has run: writes what it writes, and remembers what came of it.
+    fn finish(
+        &mut self,
+        merged: &Merged,
+        executed: Executed,
+        placement: &Placement,
+        store: &mut Store,
+    ) -> (TxnId, Ended) {
         let functor = &merged.entry.functor;
-        let txn = functor.txn;
-        let held = |key| store.read(placement.partition_of(key), key);
-        let mut timestamp = merged.stamp;
-        for (_, home) in &merged.entry.moved {
-            timestamp = timestamp.max(home.since.next());
-        }
-        let mut reads = Reads::new();
-        for key in &functor.reads {
-            let read = held(key);
-            timestamp = timestamp.max(read.version.timestamp.next());
-            reads.insert(key.clone(), visible(read));
-        }
-        for key in &functor.writes {
-            timestamp = timestamp.max(held(key).version.timestamp.next());
-        }
-        let outcome = match functor.execute(&reads) {
+        let (txn, Executed { timestamp, reads, writes }) = (functor.txn, executed);
+        let outcome = match writes {
             Ok(writes) => {
                 let version = Version { timestamp, writer: txn };
                 for (key, value) in writes {
@@ -512,6 +551,35 @@ impl State {
     }
 }
 
+/// What a transaction came to, before anything of it is written.
+struct Executed {
+    timestamp: Timestamp,
+    reads: Reads,
+    writes: Output,
+}
+
+/// A transaction reads and computes, on any thread. Its timestamp follows from its places and from what it
+/// touches, so that it is the same in every region, and grows along each key.
+fn execute(merged: &Merged, placement: &Placement, store: &Store) -> Executed {
+    let functor = &merged.entry.functor;
+    let held = |key| store.read(placement.partition_of(key), key);
+    let mut timestamp = merged.stamp;
+    for (_, home) in &merged.entry.moved {
+        timestamp = timestamp.max(home.since.next());
+    }
+    let mut reads = Reads::new();
+    for key in &functor.reads {
+        let read = held(key);
+        timestamp = timestamp.max(read.version.timestamp.next());
+        reads.insert(key.clone(), visible(read));
+    }
+    for key in &functor.writes {
+        timestamp = timestamp.max(held(key).version.timestamp.next());
+    }
+    let writes = functor.execute(&reads);
+    Executed { timestamp, reads, writes }
+}
+
 /// Below which counters clients know the outcomes, as any stream says.
 fn acknowledged(streams: &BTreeMap<PartitionId, StreamImage>) -> BTreeMap<ClientId, u64> {
     let mut acknowledged: BTreeMap<ClientId, u64> = BTreeMap::new();
@@ -520,6 +588,19 @@ fn acknowledged(streams: &BTreeMap<PartitionId, StreamImage>) -> BTreeMap<Client
         *known = (*known).max(below);
     }
     acknowledged
+}
+
+/// The keys of a state from `from` on that one message can carry, `keys_max` at most, and where to go on.
+pub fn piece_from(
+    all: &[(Key, Versions)],
+    from: usize,
+    keys_max: usize,
+) -> (Vec<(Key, Versions)>, Option<usize>) {
+    let rest = all.get(from..).unwrap_or_default();
+    let rest = rest.get(..keys_max).unwrap_or(rest);
+    let keys = rest.get(..piece_len(rest, PIECE_BYTES)).unwrap_or(rest).to_vec();
+    let next = Some(from + keys.len()).filter(|&next| next < all.len());
+    (keys, next)
 }
 
 /// What a transaction sees: a key that was deleted is one that was never written, for servers forget

@@ -51,7 +51,7 @@ where
         >,
 {
     fn new(setup: Setup<P>, recovered: Vec<RecordOf<R>>, cx: &mut Cx<'_, P>) -> Self {
-        let Setup { node, cluster, config, engine } = setup;
+        let Setup { node, cluster, config, engine, workers: _ } = setup;
         let mut server = Self::start(node, cluster, config, engine, recovered, cx);
         server.settle(cx);
         server

@@ -60,7 +60,7 @@ enum Phase {
 
 impl Machine<OceanVista> for Client {
     fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
-        let Setup { node, cluster, config, engine: _ } = setup;
+        let Setup { node, cluster, config, engine: _, workers: _ } = setup;
         let servers = Helpers::new(&cluster, node, config.answer_after);
         Self { config, servers, inactive: BTreeMap::new(), open: BTreeMap::new() }
     }
@@ -156,13 +156,15 @@ impl Client {
                 cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
                 return;
             }
-            Kind::ReadOnly if txn.reads.is_empty() => {
+            Kind::ReadOnly | Kind::StaleReadOnly if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
                 cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
                 return;
             }
             Kind::Procedure(ops) => Phase::Submitted(Functor::procedure(&txn, ops.clone())),
-            Kind::ReadOnly => Phase::Submitted(Functor::procedure(&txn, Vec::new())),
+            Kind::ReadOnly | Kind::StaleReadOnly => {
+                Phase::Submitted(Functor::procedure(&txn, Vec::new()))
+            }
         };
         let open = Open {
             txn,
@@ -336,7 +338,7 @@ impl Client {
         let Some(open) = self.open.get(&id) else { return };
         let is_told = match open.txn.kind {
             Kind::Interactive | Kind::General => true,
-            Kind::Procedure(_) | Kind::ReadOnly => false,
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => false,
         };
         let (outcome, path) = match (&open.phase, outcome) {
             (Phase::Inquiring(_, reason), Outcome::Aborted(AbortReason::Recovery)) => {

@@ -9,12 +9,12 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Outcome, Reads};
 
-use super::Note;
 use super::message::{Functor, Msg, Output, Path, Reason, Refusal};
 use super::recovery::partitions;
 use super::server::{Local, World};
 use super::tid::Tids;
 use super::watermark::Members;
+use super::{Config, Note};
 use crate::waiting::Asked;
 
 /// A node's coordinator.
@@ -33,6 +33,8 @@ pub(super) struct Coordinator {
     stored: BTreeSet<Timestamp>,
     /// What was begun above the Vwatermark: who else takes part in it matters if members change.
     recent: BTreeMap<Timestamp, Recent>,
+    /// How long all that is.
+    recent_bytes: usize,
     /// Versions that replicas have not said they hold.
     owed: BTreeMap<NodeId, BTreeSet<Timestamp>>,
     /// When each straggler was last told so.
@@ -89,6 +91,7 @@ enum Stage {
 struct Recent {
     voters: Vec<NodeId>,
     acked: Vec<NodeId>,
+    bytes: usize,
 }
 
 impl Coordinator {
@@ -101,6 +104,7 @@ impl Coordinator {
             due: BTreeSet::new(),
             stored: BTreeSet::new(),
             recent: BTreeMap::new(),
+            recent_bytes: 0,
             owed: BTreeMap::new(),
             told: BTreeMap::new(),
             aborted: BTreeSet::new(),
@@ -145,7 +149,10 @@ impl Coordinator {
             world.send(gateway, Msg::Declined { txn, reason: Reason::Inactive });
             return;
         }
-        if lags || self.flights.len() >= world.config.in_flight_max {
+        let Config { in_flight_max, in_flight_bytes_max, .. } = world.config;
+        let is_full =
+            self.flights.len() >= *in_flight_max || self.recent_bytes >= *in_flight_bytes_max;
+        if lags || is_full {
             world.cx.note(Note::Shed);
             world.send(gateway, Msg::Declined { txn, reason: Reason::Busy });
             return;
@@ -166,8 +173,9 @@ impl Coordinator {
             self.owe(node, ts, world.members);
         }
         if !is_read_only {
-            let recent = Recent { voters: nodes.clone(), acked: Vec::new() };
-            self.recent.insert(ts, recent);
+            let bytes = functor.size();
+            self.recent_bytes += bytes;
+            self.recent.insert(ts, Recent { voters: nodes.clone(), acked: Vec::new(), bytes });
         }
         let voters = nodes.into_iter().map(|node| Voter { node, word: Word::Silent }).collect();
         let asked = Asked::new(world.cx.now());
@@ -413,7 +421,7 @@ impl Coordinator {
         while let Some(entry) = self.recent.first_entry()
             && *entry.key() < visible
         {
-            entry.remove();
+            self.recent_bytes -= entry.remove().bytes;
         }
     }
 
@@ -557,6 +565,8 @@ impl Coordinator {
     }
 
     pub(super) fn assert_invariants(&self) {
+        let bytes = self.recent.values().map(|recent| recent.bytes).sum::<usize>();
+        assert_eq!(self.recent_bytes, bytes, "bytes that are not visible yet");
         assert_eq!(self.names.len(), self.flights.len(), "a name without a transaction");
         for ts in &self.stored {
             assert!(

@@ -114,6 +114,9 @@ pub struct Config {
     pub recon_staleness: Duration,
     /// A coordinator takes no more transactions at once.
     pub in_flight_max: usize,
+    /// Nor while what it took is so long that is not visible yet: whoever takes over from it is told all of
+    /// that in one message.
+    pub in_flight_bytes_max: usize,
     /// A coordinator takes no transactions while the Vwatermark is further behind its clock (§3.6,
     /// §5.2): what it took would wait even longer.
     pub lag_max: Duration,
@@ -284,6 +287,7 @@ impl Protocol for OceanVista {
             clock_ahead_max: Duration::from_secs(3),
             recon_staleness: Duration::from_secs(1),
             in_flight_max: 65_536,
+            in_flight_bytes_max: 8 << 20,
             // Longer than it takes to replace a server, even the one that leads the directory.
             lag_max: round_trip * 32 + Duration::from_secs(1),
             retention: Duration::from_secs(600),
@@ -337,5 +341,8 @@ impl Protocol for OceanVista {
         let lease = vary(config.directory.lease, 75, 150, rng);
         config.directory = directory::Config::for_round_trip(lease / 6);
         config.piece_bytes = size(32_000, 1 << 20, rng);
+        if rng.chance(1, 8) {
+            config.in_flight_bytes_max = size(1_000, 100_000, rng);
+        }
     }
 }

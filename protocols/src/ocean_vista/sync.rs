@@ -308,7 +308,9 @@ impl Syncs {
         is_first: bool,
         world: &World<'_, '_>,
     ) -> usize {
-        self.paces.next(answer, is_first, world.cx.now(), world.config.resend_after)
+        // Nobody's lease must end because a piece was on the way of what extends it.
+        let within = world.config.directory.lease / 3;
+        self.paces.next(answer, is_first, world.cx.now(), within)
     }
 
     /// What this replica has settled, for one that asks for the next piece of it.

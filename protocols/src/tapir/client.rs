@@ -221,7 +221,7 @@ impl Client {
                 // What it read may be old: a guard fails only on what is true at one time.
                 Err(_) => self.snapshot(id, cx),
             },
-            Kind::ReadOnly => unreachable!("{id} reads at one timestamp"),
+            Kind::ReadOnly | Kind::StaleReadOnly => unreachable!("{id} reads at one timestamp"),
             Kind::General => unreachable!("{id} is refused"),
         }
     }
@@ -560,7 +560,9 @@ impl Client {
         open.reads = reads;
         let writes = match &open.txn.kind {
             Kind::Procedure(ops) => Txn::execute(ops, &open.reads),
-            Kind::Interactive | Kind::General | Kind::ReadOnly => Ok(Writes::new()),
+            Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
+                Ok(Writes::new())
+            }
         };
         match writes {
             Err(reason) => self.finish(id, Outcome::Aborted(reason), "read-only", cx),

@@ -82,7 +82,7 @@ impl World<'_, '_> {
 
 impl Machine<Tapir> for Server {
     fn new(setup: Setup<Tapir>, recovered: Vec<Record>, cx: &mut Cx<'_, Tapir>) -> Self {
-        let Setup { node, cluster, config, engine } = setup;
+        let Setup { node, cluster, config, engine, workers: _ } = setup;
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
         for record in recovered {

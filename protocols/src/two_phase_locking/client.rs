@@ -130,7 +130,7 @@ impl Client {
         // what became of it may never learn: its coordinator follows from its name alone.
         let near: Vec<PartitionId> = match txn.kind {
             Kind::General => Vec::new(),
-            Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly => {
+            Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => {
                 participants.keys().copied().collect()
             }
         };
@@ -413,7 +413,9 @@ impl Client {
                 Ok(writes) => self.commit(id, writes, cx),
                 Err(reason) => self.give_up(id, reason, cx),
             },
-            (_, Kind::ReadOnly) => unreachable!("a read-only transaction takes its own path"),
+            (_, Kind::ReadOnly | Kind::StaleReadOnly) => {
+                unreachable!("a read-only transaction takes its own path")
+            }
         }
     }
 
@@ -597,10 +599,14 @@ impl Client {
         if let Outcome::Committed(_) = outcome {
             self.ages.remove(&(id.client, id.counter));
             match open.txn.kind {
-                Kind::Procedure(_) | Kind::ReadOnly if !open.is_resolved => {
+                Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly if !open.is_resolved => {
                     cx.reads(id, open.reads);
                 }
-                Kind::Interactive | Kind::General | Kind::Procedure(_) | Kind::ReadOnly => {}
+                Kind::Interactive
+                | Kind::General
+                | Kind::Procedure(_)
+                | Kind::ReadOnly
+                | Kind::StaleReadOnly => {}
             }
         }
         cx.finish(id, outcome, path);

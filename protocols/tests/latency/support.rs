@@ -93,7 +93,7 @@ fn entries(
         ..Options::default()
     };
     let schedule = Schedule::default();
-    let mut run = subject.simulation(cluster.clone(), workload, &schedule, options).unwrap();
+    let mut run = subject.simulation(cluster.clone(), workload, &schedule, options, None).unwrap();
     let entries = Rc::new(RefCell::new(Vec::new()));
     let sink = entries.clone();
     run.keep_history(Box::new(move |entry| sink.borrow_mut().push(entry)));

@@ -3,7 +3,7 @@
 use orthodrome_protocols::deterministic::{
     CALVIN, Config, Deterministic, SLOG, SLOG_CONSENSUS, SLOTH,
 };
-use orthodrome_sim::swarm::{Scenario, SwarmOptions, run_seed_with};
+use orthodrome_sim::swarm::{Scenario, SwarmOptions, Temper, run_seed_with};
 
 use super::support::{catch, expect, hold_every_promise, seeds};
 
@@ -31,6 +31,8 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
         "Held",
         "Closed",
         "Acknowledged",
+        "Relocated",
+        "Void",
     ];
     expect(&notes, &expected);
 }
@@ -39,7 +41,7 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
 fn seeds_with_faults_hold_every_promise_with_pieces_of_what_is_ordered_before() {
     for (name, first) in [(SLOG, 300_000), (SLOG_CONSENSUS, 400_000)] {
         let notes = hold_every_promise(name, first..first + seeds(200) / 4, 4);
-        expect(&notes, &["Resolved", "AskedAgain", "Checkpoint", "Deposed"]);
+        expect(&notes, &["Resolved", "AskedAgain", "Checkpoint", "Deposed", "Relocated", "Void"]);
         // They cannot close a circle: no component, asserted by every server, and none forwards anything.
         assert!(!notes.contains_key("Component") && !notes.contains_key("Forwarded"), "{notes:?}");
     }
@@ -74,18 +76,20 @@ fn servers_that_are_far_behind_take_a_state() {
 }
 
 /// Unsafe variants, and within how many seeds they are caught.
-const CAUGHT_WITHIN: [(&str, &str, u64); 11] = [
+const CAUGHT_WITHIN: [(&str, &str, u64); 13] = [
     (CALVIN, "S2", 10),
     (CALVIN, "S7", 10),
-    (CALVIN, "S9", 150),
+    (CALVIN, "S9", 300),
     (CALVIN, "R6", 20),
     (SLOG, "S2", 20),
     (SLOG, "S7", 10),
+    (SLOG, "S10", 60),
     (SLOTH, "S1", 60),
     (SLOTH, "S2", 20),
-    (SLOTH, "S6", 80),
+    (SLOTH, "S6", 100),
     (SLOTH, "S7", 10),
-    (SLOTH, "R6", 60),
+    (SLOTH, "S10", 100),
+    (SLOTH, "R6", 100),
 ];
 
 #[test]
@@ -93,4 +97,6 @@ fn unsafe_variants_are_caught() {
     for (name, tooth, within) in CAUGHT_WITHIN {
         catch(name, tooth, None, within);
     }
+    // A leader that is cut off from the others and not from its callers goes on with its log for a while.
+    catch(SLOTH, "S4", Some(Temper::Islands), 80);
 }

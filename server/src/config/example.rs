@@ -93,6 +93,9 @@ emulate_wan = {emulate_wan}
 # How far this machine's clock may be from true time; it stops the node if it steps further. The same on
 # every node.
 #clock_error_ms = 10
+# Threads on which transactions run that do not conflict, with the protocols that order them first (calvin, slog,
+# sloth). Without it, one for each processor.
+#workers = 2
 # Whether every page of the data is checked before the node starts.
 #verify_state = true
 # How long a node that was asked to end goes on with what it has begun.

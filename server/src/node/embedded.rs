@@ -98,6 +98,7 @@ impl EmbeddedCluster {
             clock_error: Duration::from_millis(10),
             clock_skew: self.skew(node),
             in_flight_max: self.plan.in_flight_max,
+            workers: None,
             queue_bytes_max: 64 << 20,
         }
     }

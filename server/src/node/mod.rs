@@ -13,8 +13,10 @@ mod driver;
 pub mod embedded;
 #[cfg(not(test))]
 pub mod run;
+mod workers;
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -34,6 +36,7 @@ use tracing::{error, info, warn};
 pub use self::clock::ClockError;
 use self::clock::NodeClock;
 use self::driver::{Counters, Driver, Event, Persistence};
+use self::workers::Threads;
 use crate::gateway::{Backend, Command, Description, Gateway, GatewayError, Health, InFlight};
 use crate::inbox::Inbox;
 use crate::storage::{self, Identity, Report, Storage, StorageError, Tag, Work, Writer};
@@ -98,6 +101,8 @@ pub struct Settings {
     pub clock_skew: Arc<AtomicI64>,
     /// Transactions in flight at this gateway at once.
     pub in_flight_max: usize,
+    /// Threads that run what does not depend on each other; none: one for each processor.
+    pub workers: Option<NonZero<usize>>,
     /// Bytes that may wait for each other process.
     pub queue_bytes_max: usize,
 }
@@ -270,10 +275,12 @@ impl<P: WireProtocol> Backend for Shared<P> {
         self.server.push(Event::Admin(order));
     }
 
-    fn gauges(&self) -> oneshot::Receiver<Vec<Gauge>> {
-        let (reply, gauges) = oneshot::channel();
+    fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2] {
+        let (reply, of_gateway) = oneshot::channel();
         self.gateway.push(Event::Gauges(reply));
-        gauges
+        let (reply, of_server) = oneshot::channel();
+        self.server.push(Event::Gauges(reply));
+        [of_gateway, of_server]
     }
 
     fn health(&self) -> Health {
@@ -647,7 +654,8 @@ impl<P: WireProtocol> Start<'_, P> {
             Tag::Gateway => (self.shared.me.gateway, "gateway"),
         };
         let (cluster, config) = (self.settings.map.clone(), self.config.clone());
-        let setup = Setup { node, cluster, config, engine };
+        let workers = Arc::new(Threads::new(self.settings.workers));
+        let setup = Setup { node, cluster, config, engine, workers };
         // A stream of its own for each machine and each of its lives.
         let rng = Rng::stream(self.incarnation, name, node.0.into());
         let shared = self.shared.clone();

@@ -118,7 +118,8 @@ impl Checker<'_> {
             acknowledged_below: request.acknowledged_below,
             keyspace: request.keyspace,
         };
-        self.txn(head, Kind::ReadOnly, keys, Vec::new())
+        let kind = if request.stale { Kind::StaleReadOnly } else { Kind::ReadOnly };
+        self.txn(head, kind, keys, Vec::new())
     }
 
     pub(super) fn resolve(&self, request: api::ResolveRequest) -> Result<Resolve, Status> {
@@ -131,7 +132,7 @@ impl Checker<'_> {
         }?;
         let interactive = match txn.kind {
             Kind::Interactive | Kind::General => true,
-            Kind::Procedure(_) | Kind::ReadOnly => false,
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => false,
         };
         let general = matches!(txn.kind, Kind::General);
         if !interactive && request.decision.is_some() {

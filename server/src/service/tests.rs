@@ -71,7 +71,7 @@ impl Transactions for Script {
         let reads: Reads = txn.reads.iter().map(|key| (key.clone(), read.clone())).collect();
         match txn.kind {
             Kind::Interactive | Kind::General => Ok(Begun::Reads(reads)),
-            Kind::Procedure(_) | Kind::ReadOnly => {
+            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => {
                 Ok(Begun::Finished(Finished { reads: Some(reads), ..self.finished()? }))
             }
         }

@@ -492,7 +492,8 @@ pub fn kind_to_wire(kind: &Kind) -> wire::txn::Kind {
             let ops = ops.iter().map(op_to_wire).collect();
             wire::txn::Kind::Procedure(wire::txn::Procedure { ops })
         }
-        Kind::ReadOnly => wire::txn::Kind::ReadOnly(wire::txn::ReadOnly {}),
+        Kind::ReadOnly => wire::txn::Kind::ReadOnly(wire::txn::ReadOnly { stale: false }),
+        Kind::StaleReadOnly => wire::txn::Kind::ReadOnly(wire::txn::ReadOnly { stale: true }),
     }
 }
 
@@ -508,7 +509,8 @@ pub fn kind_from_wire(kind: wire::txn::Kind) -> Result<Kind, WireError> {
             let ops = procedure.ops.into_iter().map(op_from_wire);
             Kind::Procedure(ops.collect::<Result<_, _>>()?)
         }
-        wire::txn::Kind::ReadOnly(wire::txn::ReadOnly {}) => Kind::ReadOnly,
+        wire::txn::Kind::ReadOnly(wire::txn::ReadOnly { stale: false }) => Kind::ReadOnly,
+        wire::txn::Kind::ReadOnly(wire::txn::ReadOnly { stale: true }) => Kind::StaleReadOnly,
     })
 }
 

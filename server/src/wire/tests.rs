@@ -507,7 +507,10 @@ fn common_types_come_back_as_they_were() {
                 arguments: Value(draw.bytes(9)),
             }),
         ];
-        for kind in [Kind::Interactive, Kind::General, Kind::Procedure(ops), Kind::ReadOnly] {
+        let reading = [Kind::ReadOnly, Kind::StaleReadOnly];
+        for kind in
+            [Kind::Interactive, Kind::General, Kind::Procedure(ops)].into_iter().chain(reading)
+        {
             let txn = Txn {
                 id: draw.txn_id(),
                 home: RegionId(draw.below(9) as u16),

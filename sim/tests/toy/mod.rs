@@ -175,7 +175,9 @@ impl Client {
             Kind::General => unreachable!("no toy runs general transactions"),
             // The caller decides; until then there is nothing to send again.
             Kind::Interactive => cx.cancel_timer(txn),
-            Kind::ReadOnly => self.finish(txn, Outcome::Committed(Timestamp(cx.now().0)), cx),
+            Kind::ReadOnly | Kind::StaleReadOnly => {
+                self.finish(txn, Outcome::Committed(Timestamp(cx.now().0)), cx)
+            }
             Kind::Procedure(ops) => match Txn::execute(&ops, &reads) {
                 Ok(writes) => self.commit(txn, writes, cx),
                 Err(reason) => self.finish(txn, Outcome::Aborted(reason), cx),

@@ -6,6 +6,7 @@ use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op};
+use orthodrome_core::workers::Alone;
 
 use super::super::Ordering;
 use super::*;
@@ -185,7 +186,8 @@ struct Held {
 impl Held {
     fn new(placement: &Placement) -> Self {
         let engine = MemoryEngine::default();
-        let state = State::new(&Image::default(), placement, Teeth::default(), Time(0));
+        let state =
+            State::new(&Image::default(), placement, Teeth::default(), Arc::new(Alone), Time(0));
         Self { state, store: Store::new(Box::new(engine.clone())), engine, counts: [0; 3] }
     }
 
@@ -296,4 +298,25 @@ fn joined_states_are_what_the_longer_prefixes_give() {
     println!("{counts:?} ran, were void, moved");
     assert!(neither > 100 && ran_by_join > 100 && waited > 100, "{neither} {ran_by_join} {waited}");
     assert!(counts.iter().all(|&count| count > 300), "{counts:?}");
+}
+
+#[test]
+fn a_state_leaves_in_pieces_that_messages_can_carry() {
+    let long = |number: usize| {
+        let value = Some(vec![b'x'; number * PIECE_BYTES / 3].into());
+        let versions: Versions = [(Version::INITIAL, value)].into_iter().collect();
+        (Key::from(format!("k{number}")), versions)
+    };
+    let all: Vec<(Key, Versions)> = [0, 0, 0, 9, 1, 1, 1, 1, 0].map(long).into();
+    let (mut sizes, mut next) = (Vec::new(), Some(0));
+    let mut seen = Vec::new();
+    while let Some(from) = next {
+        let piece = piece_from(&all, from, 3);
+        sizes.push(piece.0.len());
+        seen.extend(piece.0);
+        next = piece.1;
+    }
+    assert_eq!(seen, all);
+    assert_eq!(sizes, [3, 1, 3, 2], "by the number of keys, or by their length");
+    assert_eq!(piece_from(&[], 0, 3), (Vec::new(), None));
 }

@@ -1,0 +1,56 @@
+//! Pieces of a machine's work that do not depend on each other, done at once where the host has threads for it.
+
+use std::fmt::Debug;
+use std::sync::OnceLock;
+
+/// Whoever does pieces of work for a machine, in the middle of a step. The machine waits for all of them, and what
+/// comes of a step is the same however many there are.
+pub trait Workers: Debug + Send + Sync {
+    /// Does `work` for each of `0..costs.len()` once, in any order and several at once. `costs` says how many
+    /// keys each touches.
+    fn each(&self, costs: &[usize], work: &(dyn Fn(usize) + Sync));
+}
+
+/// One piece after the other, on the machine's own thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Workers for Alone {
+    fn each(&self, costs: &[usize], work: &(dyn Fn(usize) + Sync)) {
+        (0..costs.len()).for_each(work);
+    }
+}
+
+/// What `work` makes of each of `items`, in their order. `cost` says how many keys one touches.
+///
+/// # Panics
+/// If `workers` leave one out.
+pub fn each<T: Sync, R: Send + Sync>(
+    workers: &dyn Workers,
+    items: &[T],
+    cost: impl Fn(&T) -> usize,
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let costs: Vec<usize> = items.iter().map(cost).collect();
+    let done: Vec<OnceLock<R>> = items.iter().map(|_| OnceLock::new()).collect();
+    workers.each(&costs, &|at| {
+        if let (Some(item), Some(slot)) = (items.get(at), done.get(at)) {
+            slot.get_or_init(|| work(item));
+        }
+    });
+    let done: Vec<R> = done.into_iter().filter_map(OnceLock::into_inner).collect();
+    assert_eq!(done.len(), items.len(), "{workers:?} left something out");
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_the_items() {
+        let items: Vec<usize> = (0..10).collect();
+        let squares = each(&Alone, &items, |_| 1, |item| item * item);
+        assert_eq!(squares, [0, 1, 4, 9, 16, 25, 36, 49, 64, 81]);
+    }
+}

@@ -1,0 +1,26 @@
+//! The golden traces: one file, one behaviour, in `src/simulated/testdata`; one folder for each variant. Rewritten by
+//! `cargo xtask golden`.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+use orthodrome_geotp::simulated::{GeoTp, O1, O2, O3};
+use orthodrome_sim::golden::run_all;
+
+fn golden(name: &'static str) {
+    run_all::<GeoTp>(name, format!("src/simulated/testdata/{name}")).unwrap();
+}
+
+#[test]
+fn golden_traces_of_geotp_o1() {
+    golden(O1);
+}
+
+#[test]
+fn golden_traces_of_geotp_o2() {
+    golden(O2);
+}
+
+#[test]
+fn golden_traces_of_geotp() {
+    golden(O3);
+}
