@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use orthodrome_server::middleware::local::{DATABASE, LocalServer, PASSWORD, USER};
 use orthodrome_geotp::sql::Dialect;
+use orthodrome_server::middleware::local::{DATABASE, LocalServer, PASSWORD, USER};
 
 const CLIENT: &str = "alice";
 const SECRET: &str = "wonderland";
@@ -19,7 +19,8 @@ const SECRET: &str = "wonderland";
 const ACCOUNTS: u32 = 20;
 
 fn program() -> PathBuf {
-    std::env::var_os("ORTHODROME_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_orthodrome").into(), PathBuf::from)
+    std::env::var_os("ORTHODROME_PROGRAM")
+        .map_or_else(|| env!("CARGO_BIN_EXE_orthodrome").into(), PathBuf::from)
 }
 
 struct Rig {
@@ -45,18 +46,22 @@ impl Rig {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         // The servers' lesser users must get through.
-        fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
         let kinds = [Dialect::PostgreSql, Dialect::MariaDb, Dialect::PostgreSql];
         let start = |(place, kind): (usize, Dialect)| {
-            LocalServer::start(kind, &dir.path().join(format!("server{place}"))).unwrap_or_else(|e| panic!("{e}"))
+            LocalServer::start(kind, &dir.path().join(format!("server{place}")))
+                .unwrap_or_else(|e| panic!("{e}"))
         };
         let servers: Vec<LocalServer> = kinds.into_iter().enumerate().map(start).collect();
-        let mut rig = Self { dir, servers, proxy: None, postgresql: free_port(), mysql: free_port() };
+        let mut rig =
+            Self { dir, servers, proxy: None, postgresql: free_port(), mysql: free_port() };
         fs::write(rig.path("proxy.toml"), rig.file()).unwrap();
         rig.start_proxy();
         rig.psql("CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL)");
-        let rows: Vec<String> =
-            (0..3).flat_map(|s| (1..=ACCOUNTS).map(move |n| format!("({}, 1000)", s * 100 + n))).collect();
+        let rows: Vec<String> = (0..3)
+            .flat_map(|s| (1..=ACCOUNTS).map(move |n| format!("({}, 1000)", s * 100 + n)))
+            .collect();
         rig.psql(&format!("INSERT INTO accounts (id, balance) VALUES {}", rows.join(", ")));
         rig
     }
@@ -90,7 +95,8 @@ impl Rig {
     }
 
     fn start_proxy(&mut self) {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("proxy.log")).unwrap();
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.path("proxy.log")).unwrap();
         let mut command = Command::new(program());
         command.arg("proxy").arg("--config").arg(self.path("proxy.toml"));
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
@@ -114,7 +120,19 @@ impl Rig {
     fn try_psql(&self, text: &str) -> Output {
         let port = self.postgresql.to_string();
         let mut command = Command::new("psql");
-        command.args(["-X", "-h", "127.0.0.1", "-p", &port, "-U", CLIENT, "-d", "bank", "-Atc", text]);
+        command.args([
+            "-X",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            &port,
+            "-U",
+            CLIENT,
+            "-d",
+            "bank",
+            "-Atc",
+            text,
+        ]);
         command.env("PGPASSWORD", SECRET).stdin(Stdio::null()).output().unwrap()
     }
 
@@ -128,7 +146,20 @@ impl Rig {
     fn mysql(&self, text: &str) -> String {
         let port = self.mysql.to_string();
         let mut command = Command::new("mariadb");
-        command.args(["--no-defaults", "-h", "127.0.0.1", "-P", &port, "-u", CLIENT, "-N", "-B", "-e", text, "bank"]);
+        command.args([
+            "--no-defaults",
+            "-h",
+            "127.0.0.1",
+            "-P",
+            &port,
+            "-u",
+            CLIENT,
+            "-N",
+            "-B",
+            "-e",
+            text,
+            "bank",
+        ]);
         let output = command.env("MYSQL_PWD", SECRET).stdin(Stdio::null()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{text}: {said}\n{}", self.log());
@@ -140,11 +171,35 @@ impl Rig {
         let port = self.servers[place].port.to_string();
         let output = match self.servers[place].kind {
             Dialect::PostgreSql => Command::new("psql")
-                .args(["-X", "-h", "127.0.0.1", "-p", &port, "-U", USER, "-d", DATABASE, "-Atc", "SELECT gid FROM pg_prepared_xacts"])
+                .args([
+                    "-X",
+                    "-h",
+                    "127.0.0.1",
+                    "-p",
+                    &port,
+                    "-U",
+                    USER,
+                    "-d",
+                    DATABASE,
+                    "-Atc",
+                    "SELECT gid FROM pg_prepared_xacts",
+                ])
                 .env("PGPASSWORD", PASSWORD)
                 .output(),
             Dialect::MariaDb => Command::new("mariadb")
-                .args(["--no-defaults", "-h", "127.0.0.1", "-P", &port, "-u", USER, "-N", "-B", "-e", "XA RECOVER"])
+                .args([
+                    "--no-defaults",
+                    "-h",
+                    "127.0.0.1",
+                    "-P",
+                    &port,
+                    "-u",
+                    USER,
+                    "-N",
+                    "-B",
+                    "-e",
+                    "XA RECOVER",
+                ])
                 .env("MYSQL_PWD", PASSWORD)
                 .output(),
         };
@@ -161,8 +216,24 @@ impl Rig {
         let log = fs::File::create(self.path("pgbench.log")).unwrap();
         let port = self.postgresql.to_string();
         let mut command = Command::new("pgbench");
-        command.args(["-h", "127.0.0.1", "-p", &port, "-U", CLIENT, "-n", "-c", "6", "-T", &seconds.to_string()]);
-        command.args(["--max-tries=50", "-f"]).arg(self.path("transfer.sql")).arg("bank").env("PGPASSWORD", SECRET);
+        command.args([
+            "-h",
+            "127.0.0.1",
+            "-p",
+            &port,
+            "-U",
+            CLIENT,
+            "-n",
+            "-c",
+            "6",
+            "-T",
+            &seconds.to_string(),
+        ]);
+        command
+            .args(["--max-tries=50", "-f"])
+            .arg(self.path("transfer.sql"))
+            .arg("bank")
+            .env("PGPASSWORD", SECRET);
         command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
     }
 
@@ -170,7 +241,8 @@ impl Rig {
     fn settle(&self, after: &str) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            let left: Vec<String> = (0..self.servers.len()).map(|place| self.prepared(place)).collect();
+            let left: Vec<String> =
+                (0..self.servers.len()).map(|place| self.prepared(place)).collect();
             if left.iter().all(String::is_empty) {
                 break;
             }
@@ -183,7 +255,11 @@ impl Rig {
             if output.status.success() {
                 break;
             }
-            assert!(Instant::now() < deadline, "after {after}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                Instant::now() < deadline,
+                "after {after}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         let total = self.psql("SELECT count(*), sum(balance) FROM accounts");
         assert_eq!(total, format!("{}|{}", ACCOUNTS * 3, ACCOUNTS * 3000), "after {after}");
@@ -201,17 +277,31 @@ fn money_moves_between_postgresql_and_mariadb_and_none_is_lost() {
     let mut rig = Rig::new();
     // Both kinds of clients see one table.
     rig.psql("BEGIN; UPDATE accounts SET balance = balance - 5 WHERE id = 1; UPDATE accounts SET balance = balance + 5 WHERE id = 101; COMMIT");
-    assert_eq!(rig.mysql("SELECT id, balance FROM accounts WHERE id IN (1, 101) ORDER BY id DESC"), "101\t1005\n1\t995");
+    assert_eq!(
+        rig.mysql("SELECT id, balance FROM accounts WHERE id IN (1, 101) ORDER BY id DESC"),
+        "101\t1005\n1\t995"
+    );
     rig.mysql("BEGIN; UPDATE accounts SET balance = balance + 5 WHERE id = 1; UPDATE accounts SET balance = balance - 5 WHERE id = 101; COMMIT");
-    assert_eq!(rig.psql("SELECT min(balance), max(balance), avg(balance) FROM accounts"), "1000|1000|1000.0000000000000000");
+    assert_eq!(
+        rig.psql("SELECT min(balance), max(balance), avg(balance) FROM accounts"),
+        "1000|1000|1000.0000000000000000"
+    );
     // A failure at one source undoes the other's part.
     let failed = rig.try_psql("BEGIN; UPDATE accounts SET balance = 0 WHERE id = 1; INSERT INTO accounts (id, balance) VALUES (101, 1); COMMIT");
-    assert!(!failed.status.success() && String::from_utf8_lossy(&failed.stderr).contains("Duplicate"));
+    assert!(
+        !failed.status.success() && String::from_utf8_lossy(&failed.stderr).contains("Duplicate")
+    );
     rig.settle("a failed statement");
-    assert!(rig.psql("EXPLAIN SELECT * FROM accounts WHERE id = 101").contains("LOCK IN SHARE MODE"));
+    assert!(
+        rig.psql("EXPLAIN SELECT * FROM accounts WHERE id = 101").contains("LOCK IN SHARE MODE")
+    );
 
     let mut load = rig.load(3);
-    assert!(load.wait().unwrap().success(), "{}", fs::read_to_string(rig.path("pgbench.log")).unwrap());
+    assert!(
+        load.wait().unwrap().success(),
+        "{}",
+        fs::read_to_string(rig.path("pgbench.log")).unwrap()
+    );
     assert!(done(&rig.path("pgbench.log")) > 20);
     rig.settle("undisturbed load");
 

@@ -1,7 +1,7 @@
 //! Runs the test suites and counts what ran.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -28,8 +28,33 @@ impl Summary {
 const PURE: [&str; 4] =
     ["orthodrome-core", "orthodrome-protocols", "orthodrome-eval", "orthodrome-sim"];
 
+/// The database servers that the middleware is tested with: what shows that they are there, and Debian's names.
+const DATABASES: [(&str, &str); 2] =
+    [("/usr/lib/postgresql", "postgresql"), ("/usr/sbin/mariadbd", "mariadb-server")];
+
+/// Installs database servers that are missing; the tests start private ones of their own.
+fn install_databases() -> Result<()> {
+    let missing = DATABASES.iter().filter(|(place, _)| !std::path::Path::new(place).exists());
+    let missing: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    println!("installing {}", missing.join(", "));
+    let apt = |args: &[&str]| {
+        let status =
+            Command::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(args).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let done = apt(&["update"]) && apt(&[["install", "-y"].as_slice(), &missing].concat());
+    ensure!(done, "could not install them; as root: apt-get install {}", missing.join(" "));
+    Ok(())
+}
+
 /// Runs all tests, or those of the pure crates with fewer seeds.
 pub fn run(quick: bool) -> Result<Summary> {
+    if !quick {
+        install_databases()?;
+    }
     let mut args = vec!["test", "--release", "--no-fail-fast"];
     if quick {
         args.extend(PURE.iter().flat_map(|name| ["-p", name]));

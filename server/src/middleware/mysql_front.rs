@@ -377,7 +377,8 @@ impl Connection {
         let parsed = match parse(text, Dialect::MariaDb) {
             Ok(mut parsed) if parsed.len() == 1 => parsed.remove(0),
             Ok(_) => {
-                return self.error(&SqlError::new("42000", "a prepared statement is one statement"));
+                return self
+                    .error(&SqlError::new("42000", "a prepared statement is one statement"));
             }
             Err(refusal) => return self.error(&refusal.into()),
         };

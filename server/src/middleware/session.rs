@@ -517,7 +517,10 @@ impl Session {
                     }
                     let lost = matches!(outcome, Outcome::Aborted(_))
                         && failure.as_ref().is_some_and(|(_, failure)| {
-                            matches!(failure.reason, Reason::Serialization | Reason::Deadlock | Reason::Peer)
+                            matches!(
+                                failure.reason,
+                                Reason::Serialization | Reason::Deadlock | Reason::Peer
+                            )
                         });
                     return Err(Missed { error: self.ended(outcome, failure), lost });
                 }
@@ -549,7 +552,9 @@ impl Session {
                 ("40001", format!("the connection to source {name} broke"))
             }
             Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
-            Reason::Peer => ("40001", "another transaction was in its way at another source".to_owned()),
+            Reason::Peer => {
+                ("40001", "another transaction was in its way at another source".to_owned())
+            }
             Reason::Deadlock | Reason::Serialization | Reason::LockTimeout => {
                 ("40001", format!("another transaction was in its way at source {name}"))
             }
