@@ -978,6 +978,10 @@ impl Session {
     pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
         match &parsed.verb {
             Verb::Data(statement) => {
+                let returns = parsed.text.to_lowercase().contains("returning");
+                if verb_of(parsed) != "SELECT" && !returns {
+                    return Ok(Vec::new());
+                }
                 let nulls = vec![Value::Null; parsed.parameters];
                 // No key is NULL, so any source may be asked, and no row is read.
                 let context = Context {
