@@ -74,7 +74,7 @@ fn salted(password: &str, salt: &[u8], iterations: NonZeroU32) -> [u8; 32] {
 }
 
 /// The fields of a SCRAM message: `r=…,s=…`.
-fn field<'a>(message: &'a str, name: char) -> Option<&'a str> {
+fn field(message: &str, name: char) -> Option<&str> {
     message.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
 }
 

@@ -215,27 +215,14 @@ impl Connection {
 
     async fn handle(&mut self, message: Message) -> io::Result<Result<(), SqlError>> {
         let mut body = Body(message.body);
-        // Executes of a pipeline wait for each other, so that a COMMIT among them makes one round.
-        if !matches!(message.tag, b'P' | b'B' | b'E' | b'D' | b'C')
-            || (message.tag == b'D' && !self.queued.is_empty())
-        {
-            if let Err(failed) = self.run_queued().await? {
-                if message.tag == b'S' {
-                    error(&mut self.stream.output, &failed, false);
-                    self.queued.clear();
-                } else {
-                    return Ok(Err(failed));
-                }
-            }
-        }
         match message.tag {
             b'Q' => {
                 let text = body.text()?;
                 self.simple(&text).await?;
                 self.ready().await?;
             }
-            b'P' => return Ok(self.parse(&mut body)?),
-            b'B' => return Ok(self.bind(&mut body)?),
+            b'P' => return self.parse(&mut body),
+            b'B' => return self.bind(&mut body),
             b'D' => return self.describe(&mut body).await,
             b'E' => return self.execute(&mut body).await,
             b'C' => {

@@ -724,10 +724,10 @@ impl Session {
     /// Answered by a source, outside of every transaction: what concerns no table of the catalogue.
     async fn elsewhere(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Answer, SqlError> {
         let lower = parsed.text.to_lowercase();
-        if self.client == Dialect::MariaDb {
-            if let Some(answer) = self.variable(&lower) {
-                return Ok(answer);
-            }
+        if self.client == Dialect::MariaDb
+            && let Some(answer) = self.variable(&lower)
+        {
+            return Ok(answer);
         }
         let (home, kind) =
             self.home().ok_or_else(|| SqlError::new("08006", "there is no source"))?;
