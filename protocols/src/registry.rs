@@ -87,7 +87,7 @@ pub const ROWS: &[Row] = &[
         name: ocean_vista::NAME,
         paper: "Ocean Vista (VLDB 2019) §3, §4, §5",
         guarantee: Guarantee::StrictSerializable,
-        conditions: "strictly serializable always; experimental: in some seeds of the swarm transactions do not end",
+        conditions: "strictly serializable always",
         model: "procedures natively; interactive and general by reconnaissance; read-only",
         round_trips: "1 to store, and up to 1 more for watermarks; read-only at most 1",
     },
