@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
-use orthodrome_geotp::simulated::{GeoTp, O1, O2, O3};
+use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA, XA_LOCAL};
 use orthodrome_sim::golden::run_all;
 
 fn golden(name: &'static str) {
@@ -23,4 +23,24 @@ fn golden_traces_of_geotp_o2() {
 #[test]
 fn golden_traces_of_geotp() {
     golden(O3);
+}
+
+#[test]
+fn golden_traces_of_xa() {
+    golden(XA);
+}
+
+#[test]
+fn golden_traces_of_xa_local() {
+    golden(XA_LOCAL);
+}
+
+#[test]
+fn golden_traces_of_quro() {
+    golden(QURO);
+}
+
+#[test]
+fn golden_traces_of_chiller() {
+    golden(CHILLER);
 }

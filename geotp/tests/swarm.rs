@@ -80,9 +80,10 @@ fn unsafe_variants_are_caught() {
     }
 }
 
-const CAUGHT_WITHIN: [(&str, u64); 8] = [
+const CAUGHT_WITHIN: [(&str, u64); 9] = [
     ("G1", 10),
     ("G2", 10),
+    ("G4", 20),
     ("G5", 30),
     ("G6", 30),
     ("early-vote", 20),

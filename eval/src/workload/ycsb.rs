@@ -81,12 +81,10 @@ impl Ycsb {
     /// Rows of these places in turn, all different.
     fn draw(&self, places: &[usize], rng: &mut Rng) -> Vec<Key> {
         let mut keys: Vec<Key> = Vec::new();
-        let mut tries = 0;
-        for &place in places.iter().cycle() {
-            if keys.len() >= self.count || tries > 100 * self.count {
+        for &place in places.iter().cycle().take(100 * self.count) {
+            if keys.len() >= self.count {
                 break;
             }
-            tries += 1;
             let name = self.places.names(place).first().copied().unwrap_or_default();
             let key = Key::from(format!("usertable{{{name}}}:{}", self.rows.draw(rng)));
             if !keys.contains(&key) {

@@ -63,15 +63,20 @@ mod tests {
             [(1, 500, 10), (4, 500, 10), (4, 3, 1_000), (4, 3, 1), (4, 0, 0)]
         {
             let threads = Threads::new(NonZero::new(most));
+            let expected = if pieces * keys < 2 * KEYS_PER_THREAD { 1 } else { most.min(pieces) };
             let (done, by) = (Mutex::new(vec![0; pieces]), Mutex::new(BTreeSet::new()));
             threads.each(&vec![keys; pieces], &|piece| {
                 done.lock().unwrap()[piece] += 1;
                 by.lock().unwrap().insert(format!("{:?}", thread::current().id()));
-                // Long enough that others begin.
-                thread::sleep(std::time::Duration::from_micros(200));
+                // Until a second one has begun, if there is to be one.
+                for _ in 0..10_000 {
+                    if by.lock().unwrap().len() >= expected.min(2) {
+                        break;
+                    }
+                    thread::sleep(std::time::Duration::from_millis(1));
+                }
             });
             assert_eq!(done.into_inner().unwrap(), vec![1; pieces], "{threads:?}");
-            let expected = if pieces * keys < 2 * KEYS_PER_THREAD { 1 } else { most.min(pieces) };
             let by = by.into_inner().unwrap().len();
             assert!(
                 by <= expected.max(1) && (by > 1) == (expected > 1),
