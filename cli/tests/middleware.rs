@@ -1,7 +1,14 @@
 //! The proxy over private PostgreSQL and MariaDB servers, used by their own clients: money moves between the
 //! two kinds, every party in turn is killed as `kill -9` does, and the total never changes.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests of processes")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test of real processes, which may fail loudly"
+)]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
