@@ -165,11 +165,13 @@ mod tests {
         wait(&said, 5);
         drop(log);
         let (log, records, said) = open();
-        assert_eq!(records, [[1], [2], [3], [4], [5]]);
+        let bytes: Vec<Vec<u8>> = records.iter().map(|record| record.to_vec()).collect();
+        assert_eq!(bytes, [[1], [2], [3], [4], [5]]);
         log.submit(Work::Checkpoint(Ticket(1), vec![Bytes::from_static(b"five")]));
         log.submit(Work::Persist(Ticket(2), Bytes::from_static(b"six")));
         wait(&said, 2);
         drop(log);
-        assert_eq!(open().1, [b"five".as_slice(), b"six"]);
+        let bytes: Vec<Vec<u8>> = open().1.iter().map(|record| record.to_vec()).collect();
+        assert_eq!(bytes, [b"five".to_vec(), b"six".to_vec()]);
     }
 }
