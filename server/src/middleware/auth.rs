@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn base64_is_read_back() {
         for length in 0..40 {
-            let bytes: Vec<u8> = (0..length).map(|n| n * 37).collect();
+            let bytes: Vec<u8> = (0..length).map(|n: u8| n.wrapping_mul(37)).collect();
             assert_eq!(from_base64(&base64(&bytes)).unwrap(), bytes);
         }
         assert_eq!(base64(b"n,,"), "biws");
