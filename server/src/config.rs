@@ -69,7 +69,8 @@ struct File {
     emulate_wan: bool,
     #[serde(default = "ten")]
     clock_error_ms: u64,
-    workers: Option<u16>,
+    #[serde(default)]
+    workers: u16,
     #[serde(default = "yes")]
     verify_state: bool,
     #[serde(default = "thirty")]

@@ -52,10 +52,6 @@ impl Checker<'_> {
             let value = file.clock_error_ms;
             return Err(format!("clock_error_ms: {value} is out of range; use 1 to 10000"));
         }
-        let workers = file.workers.map(|workers| NonZero::new(usize::from(workers)));
-        if workers.flatten().is_none() && workers.is_some() {
-            return Err("workers: 0 runs nothing; use at least 1, or leave it out".into());
-        }
         let (limits, in_flight_max, queue_bytes_max) = self.limits()?;
         let listen_peer = file.listen.peer.clone().unwrap_or_else(|| own.peer.clone());
         let listen_client = file.listen.client.clone().unwrap_or_else(|| own.client.clone());
@@ -99,7 +95,7 @@ impl Checker<'_> {
             clock_error: Duration::from_millis(file.clock_error_ms),
             clock_skew: Arc::default(),
             in_flight_max,
-            workers: workers.flatten(),
+            workers: NonZero::new(usize::from(file.workers)),
             queue_bytes_max,
         };
         Ok(NodeConfig {

@@ -94,8 +94,8 @@ emulate_wan = {emulate_wan}
 # every node.
 #clock_error_ms = 10
 # Threads on which transactions run that do not conflict, with the protocols that order them first (calvin, slog,
-# sloth). Without it, one for each processor.
-#workers = 2
+# sloth); 0: one for each processor.
+#workers = 0
 # Whether every page of the data is checked before the node starts.
 #verify_state = true
 # How long a node that was asked to end goes on with what it has begun.

@@ -129,7 +129,6 @@ fn errors_name_the_place_and_the_remedy() {
             &["tls", "/etc/a"],
         ),
         ("protocol", "clock_error_ms = 0\nprotocol", &["clock_error_ms", "1 to 10000"]),
-        ("protocol", "workers = 0\nprotocol", &["workers", "at least 1"]),
         ("protocol", "durability = \"maybe\"\nprotocol", &["maybe", "sync"]),
     ];
     for (from, to, wanted) in cases {
