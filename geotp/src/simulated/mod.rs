@@ -1,4 +1,5 @@
-//! GeoTP and its baselines in the simulator: the same [`Middleware`] and [`Agent`] that stand in front of real servers, over
+//! GeoTP and its baselines in the simulator: the same [`Middleware`](crate::middleware::Middleware) and
+//! [`Agent`](crate::agent::Agent) that stand in front of real servers, over
 //! [modelled sources](crate::source).
 //!
 //! - Qiyu Zhuang, Xinyue Shi, Shuang Liu, Wei Lu, Zhanhao Zhao, Yuxing Chen, Tong Li, Anqun Pan, Xiaoyong Du: *GeoTP:
