@@ -17,6 +17,10 @@ use crate::{Status, output};
 Logs go to standard error; ORTHODROME_LOG sets what is logged (error, warn, info, debug, trace).
 docs/middleware.md has an example of the file.
 
+Examples:
+  orthodrome proxy --config proxy.toml            run it
+  orthodrome proxy --config proxy.toml --check    say what is wrong with the file
+
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct ProxyArgs {
     /// The proxy's file
@@ -31,6 +35,10 @@ pub struct ProxyArgs {
 /// sooner.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
+  orthodrome agent --config agent.toml            run it
+  orthodrome agent --config agent.toml --check    say what is wrong with the file
+
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct AgentArgs {
     /// The agent's file

@@ -253,7 +253,7 @@ fn names_parse_to_workloads_of_that_name() {
 fn errors_name_the_field_and_the_remedy() {
     let set = |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().1;
     for (spec, options, expected) in [
-        ("tpcx", "", "\"tpcx\" does not exist; use one of ycsbt, retwis"),
+        ("tpcx", "", "\"tpcx\" does not exist; use one of ycsbt, ycsb, retwis"),
         ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
         ("ycsbt:0", "", "use a whole number from 1 to 100"),
         ("ycsbt:", "", "use a whole number from 1 to 100"),

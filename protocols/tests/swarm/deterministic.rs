@@ -21,7 +21,6 @@ fn seeds_with_faults_hold_every_promise_with_a_stream_for_each_region() {
     let first = 100_000;
     let notes = hold_every_promise(SLOTH, first..first + seeds(200) / 2, 4);
     let expected = [
-        "RepeatedEntry",
         "AlreadyRan",
         "Resolved",
         "AskedAgain",
