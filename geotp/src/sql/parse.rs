@@ -310,7 +310,7 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize(),
     };
     let Ok(mut tokens) = tokens else { return done(Verb::Other, 0) };
-    let parameters = number_placeholders(&mut tokens);
+    let parameters = number_parameters(&mut tokens);
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
@@ -325,8 +325,8 @@ fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Option<Statement> {
     (parser.peek_token().token == Token::EOF).then_some(statement)
 }
 
-/// Gives each `?` the number of its place, so that `?` and `$n` are one thing from here on.
-fn number_placeholders(tokens: &mut [Token]) -> usize {
+/// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.
+fn number_parameters(tokens: &mut [Token]) -> usize {
     let (mut count, mut highest) = (0, 0);
     for token in tokens {
         if let Token::Placeholder(name) = token {
