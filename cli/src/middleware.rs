@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::pin::Pin;
 
 use anyhow::Context as _;
 use orthodrome_server::middleware::{self, AgentConfig, ProxyConfig, RunError};
@@ -9,6 +10,9 @@ use tokio::runtime::Runtime;
 
 use crate::serve::{start_logs, stop_signal};
 use crate::{Status, output};
+
+/// Resolves when somebody wants it to end.
+type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Run a proxy: PostgreSQL's and MySQL's clients see one database, whose tables are spread over PostgreSQL and
 /// MariaDB servers.
@@ -23,12 +27,8 @@ Examples:
 
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct ProxyArgs {
-    /// The proxy's file
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// Check the configuration and leave
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    file: FileArgs,
 }
 
 /// Run an agent beside a PostgreSQL or MariaDB server: it prepares transactions by itself, one wide-area round trip
@@ -41,7 +41,13 @@ Examples:
 
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct AgentArgs {
-    /// The agent's file
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+#[derive(clap::Args)]
+struct FileArgs {
+    /// The file that describes it
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Check the configuration and leave
@@ -53,65 +59,59 @@ pub struct AgentArgs {
 ///
 /// # Errors
 /// The configuration makes no sense, or the proxy cannot start.
-pub fn run_proxy(args: &ProxyArgs) -> anyhow::Result<Status> {
-    let config = ProxyConfig::load(&args.config)?;
-    if args.check {
-        output::print(&format!("{}: ok\n", args.config.display()))?;
-        return Ok(Status::Held);
-    }
-    start_logs()?;
-    let runtime = Runtime::new().context("cannot start the runtime")?;
-    let ended = runtime.block_on(async {
-        let stopped = stop_signal()?;
+pub fn run_proxy(ProxyArgs { file }: &ProxyArgs) -> anyhow::Result<Status> {
+    let config = ProxyConfig::load(&file.config)?;
+    file.run(|stop| {
         let ready = |places: middleware::Addresses| {
             let named = [("PostgreSQL", places.postgresql), ("MySQL", places.mysql)];
             let served = named
                 .iter()
                 .filter_map(|(name, place)| Some(format!("{name} clients on {}", (*place)?)));
-            // For scripts that wait for it. Nobody has to.
-            let mut stdout = std::io::stdout().lock();
-            let _ = writeln!(
-                stdout,
-                "ready: the proxy serves {}",
-                served.collect::<Vec<_>>().join(", ")
-            );
-            let _ = stdout.flush();
+            say_ready(&format!("the proxy serves {}", served.collect::<Vec<_>>().join(", ")));
         };
-        let stop = async move {
-            eprintln!("{}: ending", stopped.await);
-        };
-        anyhow::Ok(middleware::run_proxy(config, ready, stop).await)
-    })?;
-    runtime.shutdown_background();
-    status(ended, &args.config)
+        middleware::run_proxy(config, ready, stop)
+    })
 }
 
 /// Runs or checks an agent.
 ///
 /// # Errors
 /// The configuration makes no sense, or the agent cannot start.
-pub fn run_agent(args: &AgentArgs) -> anyhow::Result<Status> {
-    let config = AgentConfig::load(&args.config)?;
-    if args.check {
-        output::print(&format!("{}: ok\n", args.config.display()))?;
-        return Ok(Status::Held);
+pub fn run_agent(AgentArgs { file }: &AgentArgs) -> anyhow::Result<Status> {
+    let config = AgentConfig::load(&file.config)?;
+    file.run(|stop| {
+        let ready = |place| say_ready(&format!("the agent serves proxies on {place}"));
+        middleware::run_agent(config, ready, stop)
+    })
+}
+
+impl FileArgs {
+    /// Runs what has been loaded from the file until it is told to stop, unless that was all.
+    fn run<F: Future<Output = Result<(), RunError>>>(
+        &self,
+        serve: impl FnOnce(Stop) -> F,
+    ) -> anyhow::Result<Status> {
+        if self.check {
+            output::print(&format!("{}: ok\n", self.config.display()))?;
+            return Ok(Status::Held);
+        }
+        start_logs()?;
+        let runtime = Runtime::new().context("cannot start the runtime")?;
+        let ended = runtime.block_on(async {
+            let stopped = stop_signal()?;
+            let stop = async move { eprintln!("{}: ending", stopped.await) };
+            anyhow::Ok(serve(Box::pin(stop)).await)
+        })?;
+        runtime.shutdown_background();
+        status(ended, &self.config)
     }
-    start_logs()?;
-    let runtime = Runtime::new().context("cannot start the runtime")?;
-    let ended = runtime.block_on(async {
-        let stopped = stop_signal()?;
-        let ready = |place: std::net::SocketAddr| {
-            let mut stdout = std::io::stdout().lock();
-            let _ = writeln!(stdout, "ready: the agent serves proxies on {place}");
-            let _ = stdout.flush();
-        };
-        let stop = async move {
-            eprintln!("{}: ending", stopped.await);
-        };
-        anyhow::Ok(middleware::run_agent(config, ready, stop).await)
-    })?;
-    runtime.shutdown_background();
-    status(ended, &args.config)
+}
+
+/// For scripts that wait for it. Nobody has to.
+fn say_ready(what: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "ready: {what}");
+    let _ = stdout.flush();
 }
 
 fn status(ended: Result<(), RunError>, path: &std::path::Path) -> anyhow::Result<Status> {

@@ -18,7 +18,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
-use orthodrome_server::middleware::local::{DATABASE, LocalServer, PASSWORD, USER};
+use orthodrome_server::middleware::local::{DATABASE, LocalServer, Login, PASSWORD, USER};
 
 const CLIENT: &str = "alice";
 const SECRET: &str = "wonderland";
@@ -124,93 +124,42 @@ impl Rig {
         fs::read_to_string(self.path("proxy.log")).unwrap_or_default()
     }
 
+    /// How clients of a kind enter the proxy.
+    fn login(&self, kind: Dialect) -> Login<'static> {
+        let port = match kind {
+            Dialect::PostgreSql => self.postgresql,
+            Dialect::MariaDb => self.mysql,
+        };
+        Login { kind, port, user: CLIENT, password: SECRET, database: "bank" }
+    }
+
     fn try_psql(&self, text: &str) -> Output {
-        let port = self.postgresql.to_string();
-        let mut command = Command::new("psql");
-        command.args([
-            "-X",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            &port,
-            "-U",
-            CLIENT,
-            "-d",
-            "bank",
-            "-Atc",
-            text,
-        ]);
-        command.env("PGPASSWORD", SECRET).stdin(Stdio::null()).output().unwrap()
+        self.login(Dialect::PostgreSql).client(text).output().unwrap()
     }
 
     fn psql(&self, text: &str) -> String {
-        let output = self.try_psql(text);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{text}: {said}\n{}", self.log());
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        self.said(text, self.login(Dialect::PostgreSql))
     }
 
     fn mysql(&self, text: &str) -> String {
-        let port = self.mysql.to_string();
-        let mut command = Command::new("mariadb");
-        command.args([
-            "--no-defaults",
-            "-h",
-            "127.0.0.1",
-            "-P",
-            &port,
-            "-u",
-            CLIENT,
-            "-N",
-            "-B",
-            "-e",
-            text,
-            "bank",
-        ]);
-        let output = command.env("MYSQL_PWD", SECRET).stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{text}: {said}\n{}", self.log());
+        self.said(text, self.login(Dialect::MariaDb))
+    }
+
+    fn said(&self, text: &str, login: Login<'_>) -> String {
+        let output = login.client(text).output().unwrap();
+        let problem = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}: {problem}\n{}", self.log());
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
     /// What is prepared at a server.
     fn prepared(&self, place: usize) -> String {
-        let port = self.servers[place].port.to_string();
-        let output = match self.servers[place].kind {
-            Dialect::PostgreSql => Command::new("psql")
-                .args([
-                    "-X",
-                    "-h",
-                    "127.0.0.1",
-                    "-p",
-                    &port,
-                    "-U",
-                    USER,
-                    "-d",
-                    DATABASE,
-                    "-Atc",
-                    "SELECT gid FROM pg_prepared_xacts",
-                ])
-                .env("PGPASSWORD", PASSWORD)
-                .output(),
-            Dialect::MariaDb => Command::new("mariadb")
-                .args([
-                    "--no-defaults",
-                    "-h",
-                    "127.0.0.1",
-                    "-P",
-                    &port,
-                    "-u",
-                    USER,
-                    "-N",
-                    "-B",
-                    "-e",
-                    "XA RECOVER",
-                ])
-                .env("MYSQL_PWD", PASSWORD)
-                .output(),
+        let server = &self.servers[place];
+        let text = match server.kind {
+            Dialect::PostgreSql => "SELECT gid FROM pg_prepared_xacts",
+            Dialect::MariaDb => "XA RECOVER",
         };
-        String::from_utf8_lossy(&output.unwrap().stdout).trim().to_owned()
+        self.said(text, server.login())
     }
 
     /// Transfers by `pgbench`, as many clients, until it is told to end or loses the proxy.

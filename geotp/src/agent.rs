@@ -160,10 +160,13 @@ impl<W: Work> Agent<W> {
             self.held.retain(|(at, _)| *at != from);
             self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, door);
         }
-        door.push(AgentEffect::Send {
-            to: from,
-            msg: FromAgent::Attached { epoch, fence: self.fence },
-        });
+        // Which life of the source that would be is not known while it is away. The answer to a ping tells it.
+        if self.is_up {
+            door.push(AgentEffect::Send {
+                to: from,
+                msg: FromAgent::Attached { epoch, fence: self.fence },
+            });
+        }
     }
 
     /// Rolls back what nobody can commit.

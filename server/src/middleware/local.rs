@@ -122,7 +122,54 @@ fn run(command: &mut Command) -> Result<(), LocalError> {
     Err(LocalError::Failed { what: format!("{:?}", command.get_program()), why })
 }
 
+/// How somebody enters a server, or a proxy that speaks as one of that kind, on this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Login<'a> {
+    /// Whose client is used.
+    pub kind: Dialect,
+    /// The port on loopback.
+    pub port: u16,
+    /// The user.
+    pub user: &'a str,
+    /// The user's password.
+    pub password: &'a str,
+    /// The database.
+    pub database: &'a str,
+}
+
+impl Login<'_> {
+    /// The kind's own client, which runs a text and prints rows without decoration.
+    #[must_use]
+    pub fn client(&self, text: &str) -> Command {
+        let Self { kind, user, password, database, .. } = *self;
+        let port = self.port.to_string();
+        let mut command = match kind {
+            Dialect::PostgreSql => {
+                let mut command = Command::new("psql");
+                command.args(["-X", "-h", "127.0.0.1", "-p", &port, "-U", user, "-d", database]);
+                command.args(["-Atqc", text]).env("PGPASSWORD", password);
+                command
+            }
+            Dialect::MariaDb => {
+                let mut command = Command::new("mariadb");
+                command.args(["--no-defaults", "-h", "127.0.0.1", "-P", &port, "-u", user]);
+                command.args(["-N", "-B", "-e", text, database]).env("MYSQL_PWD", password);
+                command
+            }
+        };
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
 impl LocalServer {
+    /// How [`USER`] enters it.
+    #[must_use]
+    pub fn login(&self) -> Login<'static> {
+        let Self { kind, port, .. } = *self;
+        Login { kind, port, user: USER, password: PASSWORD, database: DATABASE }
+    }
+
     /// Starts a server of a kind with its files in `directory`, which is made and must not exist.
     ///
     /// # Errors
@@ -274,68 +321,22 @@ impl LocalServer {
 
     /// Whether the server lets a client in; PostgreSQL's database is made on the way.
     fn answers(&self) -> bool {
-        let port = self.port.to_string();
-        let mut command = match self.kind {
-            Dialect::PostgreSql => {
-                let mut command = Command::new("psql");
-                command.args([
-                    "-h",
-                    "127.0.0.1",
-                    "-p",
-                    &port,
-                    "-U",
-                    USER,
-                    "-d",
-                    "postgres",
-                    "-Atqc",
-                ]);
-                let made = "SELECT 'x' FROM pg_database WHERE datname = 'bank'";
-                command.arg(made).env("PGPASSWORD", PASSWORD);
-                let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
-                let Ok(output) = output else { return false };
-                if !output.status.success() || !output.stdout.is_empty() {
-                    return output.status.success();
-                }
-                let mut create = Command::new("psql");
-                create.args([
-                    "-h",
-                    "127.0.0.1",
-                    "-p",
-                    &port,
-                    "-U",
-                    USER,
-                    "-d",
-                    "postgres",
-                    "-qc",
-                    "CREATE DATABASE bank",
-                ]);
-                create.env("PGPASSWORD", PASSWORD);
-                create
-            }
-            Dialect::MariaDb => {
-                let mut command = Command::new("mariadb");
-                command.args([
-                    "--no-defaults",
-                    "-h",
-                    "127.0.0.1",
-                    "-P",
-                    &port,
-                    "-u",
-                    USER,
-                    "-e",
-                    "SELECT 1",
-                    DATABASE,
-                ]);
-                command.env("MYSQL_PWD", PASSWORD);
-                command
-            }
+        let answered = |login: Login<'_>, text: &str| {
+            let output = login.client(text).stderr(Stdio::null()).output().ok()?;
+            output.status.success().then_some(output.stdout)
         };
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success())
+        if self.kind == Dialect::PostgreSql {
+            let login = Login { database: "postgres", ..self.login() };
+            let made = format!("SELECT 'x' FROM pg_database WHERE datname = '{DATABASE}'");
+            match answered(login, &made) {
+                None => return false,
+                Some(said) if said.is_empty() => {
+                    return answered(login, &format!("CREATE DATABASE {DATABASE}")).is_some();
+                }
+                Some(_) => {}
+            }
+        }
+        answered(self.login(), "SELECT 1").is_some()
     }
 
     /// Kills the server as `kill -9` does, with all its processes.
