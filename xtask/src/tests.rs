@@ -32,22 +32,45 @@ const PURE: [&str; 4] =
 const DATABASES: [(&str, &str); 2] =
     [("/usr/lib/postgresql", "postgresql"), ("/usr/sbin/mariadbd", "mariadb-server")];
 
-/// Installs database servers that are missing; the tests start private ones of their own.
+/// Clients that the middleware is tested with: what shows that they are there, and Debian's names. Their tests say so
+/// and pass where they cannot be had.
+const CLIENTS: [(&str, &str); 4] = [
+    ("sysbench --version", "sysbench"),
+    ("javac -version", "default-jdk-headless"),
+    ("python3 -c 'import ensurepip'", "python3-venv"),
+    ("curl --version", "curl"),
+];
+
+/// Installs database servers that are missing, and clients of theirs; the tests start private servers of their own.
 fn install_databases() -> Result<()> {
     let missing = DATABASES.iter().filter(|(place, _)| !std::path::Path::new(place).exists());
-    let missing: Vec<&str> = missing.map(|(_, package)| *package).collect();
-    if missing.is_empty() {
+    let servers: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    let missing = CLIENTS.iter().filter(|(proof, _)| !succeeds("sh", &["-c", proof]));
+    let clients: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    if servers.is_empty() && clients.is_empty() {
         return Ok(());
     }
-    println!("installing {}", missing.join(", "));
-    let apt = |args: &[&str]| {
-        let status =
-            Command::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(args).status();
-        status.is_ok_and(|status| status.success())
+    println!("installing {}", [servers.as_slice(), &clients].concat().join(", "));
+    let install = |packages: &[&str]| {
+        packages.is_empty()
+            || succeeds("apt-get", &[["install", "-y"].as_slice(), packages].concat())
     };
-    let done = apt(&["update"]) && apt(&[["install", "-y"].as_slice(), &missing].concat());
-    ensure!(done, "could not install them; as root: apt-get install {}", missing.join(" "));
+    let is_updated = succeeds("apt-get", &["update"]);
+    if !(is_updated && install(&clients)) {
+        println!("could not install them; as root: apt-get install {}", clients.join(" "));
+    }
+    let done = servers.is_empty() || (is_updated && install(&servers));
+    ensure!(done, "could not install them; as root: apt-get install {}", servers.join(" "));
     Ok(())
+}
+
+fn succeeds(program: &str, args: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(args);
+    if program == "sh" {
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+    }
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// Runs all tests, or those of the pure crates with fewer seeds.

@@ -1,5 +1,6 @@
 //! `demo`: five regions on one machine, in one command; one of them fails and comes back.
 
+mod middleware;
 mod planet;
 mod view;
 
@@ -53,12 +54,17 @@ Examples:
   orthodrome demo --seconds 60 --dir /tmp/demo
   orthodrome demo --no-fault --json
   orthodrome demo --no-fault --rising --callers 60
+  orthodrome demo --middleware
 
 Exit status: 0 every promise was kept, 1 one was not, 2 it could not run.")]
 pub struct Args {
     /// Which protocol commits the transactions
     #[arg(long, value_name = "P", default_value = protocols::DEFAULT)]
     protocol: String,
+    /// Instead, transactions across PostgreSQL and MariaDB servers as far apart as Beijing, Shanghai, Singapore and
+    /// London: a proxy makes them one database. A server is killed, then the proxy
+    #[arg(long, conflicts_with_all = ["protocol", "rising"])]
+    middleware: bool,
     /// How long transactions are begun
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(3..=3_600))]
     seconds: u64,
@@ -114,6 +120,16 @@ struct Printed {
 /// # Errors
 /// It could not run.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
+    if args.middleware {
+        let dir = directory(args)?;
+        return middleware::run(&middleware::Wish {
+            seconds: args.seconds,
+            callers: args.callers,
+            no_fault: args.no_fault,
+            json: args.json,
+            dir: &dir,
+        });
+    }
     let row = registry::find(&args.protocol).context("--protocol")?;
     let model = protocols::model(row.name)?;
     let dir = directory(args)?;

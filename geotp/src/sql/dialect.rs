@@ -112,6 +112,7 @@ pub fn translate(
     if from == to {
         return Ok(());
     }
+    super::schema::translate(statement, to)?;
     check(statement, from, to)
 }
 

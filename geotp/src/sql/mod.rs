@@ -17,6 +17,7 @@ pub mod merge;
 pub mod parse;
 pub mod plan;
 pub mod route;
+mod schema;
 #[cfg(test)]
 mod tests;
 pub mod value;
@@ -24,6 +25,7 @@ pub mod value;
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
 pub use parse::{Isolation, Parsed, Verb, parse};
 pub use plan::{Context, Part, Plan, Record, plan};
+pub use schema::deletes;
 pub use value::{Answer, Cell, Column, Kind, Value};
 
 /// Why a statement is not carried out.

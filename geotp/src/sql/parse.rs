@@ -1,7 +1,7 @@
 //! From a client's text to statements: a text may hold several, and comments may mark the last.
 
 use sqlparser::ast::{
-    ContextModifier, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
+    ContextModifier, CopyOption, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
     TransactionMode, Value as SqlValue,
 };
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
@@ -311,6 +311,10 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
     };
     let Ok(mut tokens) = tokens else { return done(Verb::Other, 0) };
     let parameters = number_parameters(&mut tokens);
+    if words.first().is_some_and(|word| word == "COPY") {
+        // Rows follow in messages of their own; the parser looks for them behind the semicolon.
+        tokens.push(Token::SemiColon);
+    }
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
@@ -448,15 +452,34 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
             source: sqlparser::ast::CopySource::Table { table_name, columns },
             to: false,
             target: sqlparser::ast::CopyTarget::Stdin,
+            options,
+            legacy_options,
             ..
-        } => Verb::Copy {
-            table: super::route::table_name(&table_name),
-            columns: columns.iter().map(|c| c.value.to_lowercase()).collect(),
-        },
+        } => {
+            let is_plain = options.iter().all(|option| match option {
+                CopyOption::Freeze(_) => true,
+                CopyOption::Format(format) => format.value.eq_ignore_ascii_case("text"),
+                _ => false,
+            });
+            if !is_plain || !legacy_options.is_empty() {
+                return Err(Refusal::unsupported(
+                    "COPY takes rows in the text format with its own delimiter; leave the options out",
+                ));
+            }
+            Verb::Copy {
+                table: super::route::table_name(&table_name),
+                columns: columns.iter().map(|c| c.value.to_lowercase()).collect(),
+            }
+        }
         Statement::Query(_)
         | Statement::Insert(_)
         | Statement::Update(_)
         | Statement::Delete(_) => Verb::Data(Box::new(statement)),
+        Statement::CreateTable(create) if create.temporary => {
+            return Err(Refusal::unsupported(
+                "a temporary table belongs to one session at one source; use a table of the catalogue",
+            ));
+        }
         Statement::CreateTable(_)
         | Statement::CreateIndex(_)
         | Statement::AlterTable { .. }

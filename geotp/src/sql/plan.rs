@@ -518,8 +518,15 @@ impl Planner<'_> {
                 Statement::Drop { names: all, .. } if is_drop => *all = names,
                 Statement::Truncate(truncate) => {
                     truncate.table_names.retain(|t| names.contains(&t.name));
-                    if self.kind(source) == Dialect::MariaDb && truncate.table_names.len() > 1 {
-                        return Err(Refusal::unsupported("MariaDB truncates one table at a time"));
+                    if self.kind(source) == Dialect::MariaDb {
+                        // It truncates one table at a time.
+                        for name in truncate.table_names.clone() {
+                            let mut one = truncate.clone();
+                            one.table_names = vec![name];
+                            let one = Statement::Truncate(one);
+                            parts.push(self.part(&one, source, Vec::new())?);
+                        }
+                        continue;
                     }
                 }
                 _ => {}

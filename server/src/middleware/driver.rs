@@ -162,14 +162,6 @@ impl Session {
         }
     }
 
-    /// The last that is known of PostgreSQL's transaction: it has failed.
-    pub(super) fn is_failed(&self) -> bool {
-        match self {
-            Self::Postgres(session) => session.status == b'E',
-            Self::Maria(_) => false,
-        }
-    }
-
     /// The number that changes when the server starts again, if `before` was the last one known.
     pub(super) async fn start_id(
         &mut self,

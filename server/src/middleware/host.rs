@@ -22,6 +22,7 @@ use tracing::{error, info};
 
 use super::decisions::{Decisions, Report, Work};
 use super::driver::Sql;
+use super::halt;
 use super::messages;
 use super::source::Source;
 use crate::inbox::Inbox;
@@ -291,6 +292,7 @@ impl MiddlewareDriver {
 
     fn carry_out(&mut self, effects: &mut Vec<Effect<Sql>>) {
         for effect in effects.drain(..) {
+            halt::before(&effect);
             match effect {
                 Effect::Send { to, msg } => {
                     if let Some(link) = self.links.get(&to) {
@@ -445,6 +447,7 @@ impl AgentDriver {
 
     fn carry_out(&mut self, effects: &mut Vec<AgentEffect<Sql>>) {
         for effect in effects.drain(..) {
+            halt::before_agents(&effect);
             match effect {
                 AgentEffect::Send { to, msg } => (self.to_middleware)(to, msg),
                 AgentEffect::Peer { to, msg } => (self.to_peer)(to, msg),

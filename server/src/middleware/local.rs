@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use orthodrome_geotp::sql::Dialect;
+use orthodrome_geotp::sql::{Answer, Dialect};
+
+use super::driver::{Endpoint, Fault, Session, Trouble};
 
 /// Who may enter a private server.
 pub const USER: &str = "orthodrome";
@@ -46,6 +48,10 @@ pub enum LocalError {
     Io(#[from] io::Error),
 }
 
+const NO_POSTGRES: LocalError =
+    LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
+const NO_MARIADB: LocalError = LocalError::Missing { what: "MariaDB", package: "mariadb-server" };
+
 /// A private server.
 #[derive(Debug)]
 pub struct LocalServer {
@@ -55,6 +61,8 @@ pub struct LocalServer {
     pub port: u16,
     directory: PathBuf,
     child: Option<Child>,
+    /// Ends the server if this process ends without doing so.
+    guard: Option<Child>,
 }
 
 /// PostgreSQL's programs: those of the newest version.
@@ -162,12 +170,79 @@ impl Login<'_> {
     }
 }
 
+/// A connection to a server, or to a proxy that speaks as one of that kind: texts in, rows out.
+pub struct Client(Session);
+
+/// Why a text was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The server said so.
+    #[error("{} ({})", .0.message, .0.sqlstate)]
+    Fault(Fault),
+    /// The connection broke; how far the text came is not known.
+    #[error("the connection broke: {0}")]
+    Broken(io::Error),
+}
+
+impl From<Trouble> for Refused {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Fault(fault) => Self::Fault(fault),
+            Trouble::Broken(error) => Self::Broken(error),
+        }
+    }
+}
+
+impl Client {
+    /// Enters.
+    ///
+    /// # Errors
+    /// It cannot be reached, or does not let this user in.
+    pub async fn enter(login: &Login<'_>) -> Result<Self, Refused> {
+        let endpoint = Endpoint {
+            kind: login.kind,
+            address: format!("127.0.0.1:{}", login.port),
+            database: login.database.to_owned(),
+            user: login.user.to_owned(),
+            password: login.password.to_owned(),
+            lock_wait: Duration::from_secs(5),
+            one_way: Duration::ZERO,
+            label: "orthodrome_local".into(),
+        };
+        Ok(Self(Session::connect(&endpoint).await?))
+    }
+
+    /// Runs a text of any number of statements. What came of each, until one failed.
+    ///
+    /// # Errors
+    /// The first that failed, or the connection broke.
+    pub async fn text(&mut self, text: &str) -> Result<Vec<Answer>, Refused> {
+        let outcome = self.0.text(text, Duration::ZERO).await?;
+        match outcome.fault {
+            None => Ok(outcome.done.into_iter().map(|(answer, _)| answer).collect()),
+            Some(fault) => Err(Refused::Fault(fault)),
+        }
+    }
+}
+
 impl LocalServer {
     /// How [`USER`] enters it.
     #[must_use]
     pub fn login(&self) -> Login<'static> {
         let Self { kind, port, .. } = *self;
         Login { kind, port, user: USER, password: PASSWORD, database: DATABASE }
+    }
+
+    /// Whether servers of a kind can be started here.
+    ///
+    /// # Errors
+    /// What to install.
+    pub fn check(kind: Dialect) -> Result<(), LocalError> {
+        let (is_there, missing) = match kind {
+            Dialect::PostgreSql => (postgres_programs().is_some(), NO_POSTGRES),
+            Dialect::MariaDb => (mariadb_program().is_some(), NO_MARIADB),
+        };
+        if is_there { Ok(()) } else { Err(missing) }
     }
 
     /// Starts a server of a kind with its files in `directory`, which is made and must not exist.
@@ -179,7 +254,7 @@ impl LocalServer {
         // A lesser user must be able to reach it.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
         let mut server =
-            Self { kind, port: free_port()?, directory: directory.to_owned(), child: None };
+            Self { kind, port: free_port()?, directory: directory.to_owned(), child: None, guard: None };
         match kind {
             Dialect::PostgreSql => server.make_postgres()?,
             Dialect::MariaDb => server.make_mariadb()?,
@@ -207,8 +282,7 @@ impl LocalServer {
     }
 
     fn make_postgres(&self) -> Result<(), LocalError> {
-        let missing = LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
-        let programs = postgres_programs().ok_or(missing)?;
+        let programs = postgres_programs().ok_or(NO_POSTGRES)?;
         let secret = self.directory.join("password");
         fs::write(&secret, PASSWORD)?;
         fs::create_dir(self.data())?;
@@ -229,7 +303,7 @@ impl LocalServer {
 
     fn make_mariadb(&self) -> Result<(), LocalError> {
         if mariadb_program().is_none() {
-            return Err(LocalError::Missing { what: "MariaDB", package: "mariadb-server" });
+            return Err(NO_MARIADB);
         }
         fs::create_dir(self.data())?;
         self.own(&self.data())?;
@@ -260,10 +334,8 @@ impl LocalServer {
             fs::OpenOptions::new().create(true).append(true).open(self.directory.join("log"))?;
         let mut command = match self.kind {
             Dialect::PostgreSql => {
-                let missing =
-                    LocalError::Missing { what: "PostgreSQL 15 or later", package: "postgresql" };
-                let mut command =
-                    Command::new(postgres_programs().ok_or(missing)?.join("postgres"));
+                let programs = postgres_programs().ok_or(NO_POSTGRES)?;
+                let mut command = Command::new(programs.join("postgres"));
                 command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]);
                 for setting in [
                     "listen_addresses=127.0.0.1",
@@ -278,8 +350,7 @@ impl LocalServer {
                 command
             }
             Dialect::MariaDb => {
-                let missing = LocalError::Missing { what: "MariaDB", package: "mariadb-server" };
-                let mut command = Command::new(mariadb_program().ok_or(missing)?);
+                let mut command = Command::new(mariadb_program().ok_or(NO_MARIADB)?);
                 // G2: read locks outlive XA PREPARE only at SERIALIZABLE.
                 command.args([
                     "--no-defaults",
@@ -301,7 +372,12 @@ impl LocalServer {
         };
         let user = self.user();
         let child = as_user(&mut command, user).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let mut guard = Command::new("sh");
+        guard.args(["-c", "read -r _; kill -KILL \"$0\"; rm -rf \"$1\"", &child.id().to_string()]);
+        guard.arg(&self.directory).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         self.child = Some(child);
+        // Its input ends when this process does.
+        self.guard = Some(guard.process_group(0).spawn()?);
         let deadline = Instant::now() + START;
         while !self.answers() {
             let has_ended =
@@ -339,8 +415,18 @@ impl LocalServer {
         answered(self.login(), "SELECT 1").is_some()
     }
 
+    /// Whether it has been started and not been killed.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
     /// Kills the server as `kill -9` does, with all its processes.
     pub fn kill(&mut self) {
+        if let Some(mut guard) = self.guard.take() {
+            let _ = guard.kill();
+            let _ = guard.wait();
+        }
         if let Some(mut child) = self.child.take() {
             // PostgreSQL's sessions are processes of their own, each in its own group; found before their
             // parent dies, because nobody knows them afterwards.

@@ -12,9 +12,11 @@
 
 mod auth;
 pub mod config;
+mod copy;
 mod decisions;
 mod driver;
 mod front;
+mod halt;
 mod host;
 mod link;
 pub mod local;
@@ -32,4 +34,5 @@ mod stream;
 
 pub use config::{AgentConfig, ConfigError, ProxyConfig};
 pub use driver::{Endpoint, Fault, Sql, Statement};
+pub use orthodrome_geotp::sql::Dialect;
 pub use run::{Addresses, RunError, run_agent, run_proxy};

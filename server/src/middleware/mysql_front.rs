@@ -101,12 +101,7 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     let mut plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
     if plugin != NATIVE && plugin != SHA2 {
         // Every client knows this one.
-        let mut switch = vec![0xfe];
-        switch.extend_from_slice(NATIVE.as_bytes());
-        switch.push(0);
-        switch.extend_from_slice(&nonce);
-        switch.push(0);
-        write(&mut stream.output, &mut number, &switch);
+        write(&mut stream.output, &mut number, &switch_to_native(&nonce));
         stream.flush().await?;
         proof = read(&mut stream, &mut number).await?;
         plugin = NATIVE.to_owned();
@@ -131,10 +126,7 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     };
     let served = async {
         if !is_in {
-            connection.error(&SqlError::new(
-                "28000",
-                format!("Access denied for user '{user}' (using password: YES)"),
-            ));
+            connection.error(&denied(&user));
             return connection.stream.flush().await;
         }
         if plugin == SHA2 {
@@ -148,6 +140,20 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     let served = served.await;
     front.leave(id);
     served
+}
+
+/// Asks the client to prove its password in the way that every client knows.
+fn switch_to_native(nonce: &[u8]) -> Vec<u8> {
+    let mut switch = vec![0xfe];
+    switch.extend_from_slice(NATIVE.as_bytes());
+    switch.push(0);
+    switch.extend_from_slice(nonce);
+    switch.push(0);
+    switch
+}
+
+fn denied(user: &str) -> SqlError {
+    SqlError::new("28000", format!("Access denied for user '{user}' (using password: YES)"))
 }
 
 impl Connection {
@@ -284,8 +290,9 @@ impl Connection {
                 14 | 13 => self.ok(0, 0, false),
                 // COM_CHANGE_USER, COM_RESET_CONNECTION
                 17 => {
-                    self.error(&SqlError::new("0A000", "connect anew to change the user"));
-                    return self.stream.flush().await;
+                    if !self.change_user(&mut body).await? {
+                        return self.stream.flush().await;
+                    }
                 }
                 31 => {
                     self.session.reset().await;
@@ -335,6 +342,28 @@ impl Connection {
             }
             self.stream.flush().await?;
         }
+    }
+
+    /// Lets another user in, in a session that is as new; false if it may not enter.
+    async fn change_user(&mut self, body: &mut Body) -> io::Result<bool> {
+        let user = String::from_utf8_lossy(&body.zero_ended()).into_owned();
+        let length = body.u8()?;
+        body.bytes(usize::from(length))?;
+        let database = String::from_utf8_lossy(&body.zero_ended()).into_owned();
+        let nonce = random_bytes::<20>();
+        self.packet(&switch_to_native(&nonce));
+        self.stream.flush().await?;
+        let proof = read(&mut self.stream, &mut self.number).await?;
+        let expected = self.front.password(&user).map(|password| native(password, &nonce));
+        if !expected.is_some_and(|expected| is_same(&expected, &proof)) {
+            self.error(&denied(&user));
+            return Ok(false);
+        }
+        self.session.reset().await;
+        self.statements.clear();
+        self.session.database = database;
+        self.ok(0, 0, false);
+        Ok(true)
     }
 
     fn killed(&mut self, id: u32) {

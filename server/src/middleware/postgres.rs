@@ -1,7 +1,6 @@
 //! A session at a PostgreSQL server.
 //!
-//! Not `tokio-postgres`, which gives the number of rows of a command but neither its tag nor the
-//! state of the transaction: `PREPARE TRANSACTION` of a failed transaction answers without an error
+//! Not `tokio-postgres`, which gives the number of rows of a command but not its tag: `PREPARE TRANSACTION` of a failed transaction answers without an error
 //! and with the tag `ROLLBACK`, and only the tag tells.
 
 use bytes::{Buf as _, BufMut as _, BytesMut};
@@ -18,8 +17,6 @@ pub(super) struct Postgres {
     stream: Stream,
     pub(super) pid: u32,
     pub(super) secret: u32,
-    /// `I`dle, in a `T`ransaction, or in a failed one: `E`.
-    pub(super) status: u8,
 }
 
 fn fault(body: bytes::Bytes) -> Fault {
@@ -54,7 +51,7 @@ impl Postgres {
         stream.output.put_i32(start.len() as i32 + 4);
         stream.output.extend_from_slice(&start);
         stream.flush().await?;
-        let mut session = Self { stream, pid: 0, secret: 0, status: b'I' };
+        let mut session = Self { stream, pid: 0, secret: 0 };
         session.enter(to).await?;
         Ok(session)
     }
@@ -142,10 +139,7 @@ impl Postgres {
                     outcome.fault.get_or_insert_with(|| fault(message.body));
                 }
                 b'G' => self.send(b'f', |out| put_text(out, "COPY is not possible here")).await?,
-                b'Z' => {
-                    self.status = body.u8()?;
-                    return Ok(outcome);
-                }
+                b'Z' => return Ok(outcome),
                 _ => {}
             }
         }

@@ -5,9 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
+use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, Verb, parse};
 
 use super::auth::ScramServer;
+use super::copy::Copy;
 use super::front::Front;
 use super::postgres_wire::{Body, Message, kind, oid, put_text, read, to_hex, write};
 use super::session::{Reply, Session, SqlError};
@@ -39,8 +40,16 @@ struct Connection {
     portals: BTreeMap<String, Portal>,
     /// After an error: skip until Sync.
     skips: bool,
-    /// Bound statements of this pipeline that have not run, with their portals' formats.
-    queued: Vec<(Parsed, Vec<Value>, Vec<i16>)>,
+    /// Statements of this pipeline that are to run, as one text: with what is told to the client before their answers.
+    queued: Vec<Queued>,
+}
+
+/// An Execute that waits for what follows it in the pipeline, which may be its COMMIT.
+struct Queued {
+    before: BytesMut,
+    parsed: Parsed,
+    values: Vec<Value>,
+    formats: Vec<i16>,
 }
 
 /// Serves one client until it leaves.
@@ -198,9 +207,12 @@ impl Connection {
             if self.skips && message.tag != b'S' {
                 continue;
             }
-            let handled = self.handle(message).await?;
+            let mut handled = self.handle(message).await?;
+            if handled.is_err() {
+                // What came before it is carried out, and may fail first.
+                handled = self.run_queued().await?.and(handled);
+            }
             if let Err(failed) = handled {
-                self.queued.clear();
                 error(&mut self.stream.output, &failed, false);
                 self.skips = true;
             }
@@ -232,14 +244,22 @@ impl Connection {
                 } else {
                     self.portals.remove(&name);
                 }
-                self.queue_or(b'3').await?;
+                write(&mut self.stream.output, b'3', |_| {});
             }
             b'S' => {
                 self.skips = false;
+                if let Err(failed) = self.run_queued().await? {
+                    error(&mut self.stream.output, &failed, false);
+                }
                 self.portals.clear();
                 self.ready().await?;
             }
-            b'H' => self.stream.flush().await?,
+            b'H' => {
+                if let Err(failed) = self.run_queued().await? {
+                    return Ok(Err(failed));
+                }
+                self.stream.flush().await?;
+            }
             b'd' | b'c' | b'f' => {}
             b'F' => {
                 return Ok(Err(SqlError::new(
@@ -250,12 +270,6 @@ impl Connection {
             _ => return Err(malformed("an unknown message")),
         }
         Ok(Ok(()))
-    }
-
-    /// An acknowledgement without a body, after what is queued.
-    async fn queue_or(&mut self, tag: u8) -> io::Result<()> {
-        write(&mut self.stream.output, tag, |_| {});
-        Ok(())
     }
 
     async fn simple(&mut self, text: &str) -> io::Result<()> {
@@ -269,6 +283,14 @@ impl Connection {
         };
         if parsed.is_empty() {
             write(&mut self.stream.output, b'I', |_| {});
+            return Ok(());
+        }
+        if let [Parsed { verb: Verb::Copy { table, columns }, .. }] = parsed.as_slice() {
+            let copied = self.copy(table, columns).await?;
+            match copied {
+                Ok(count) => complete(&mut self.stream.output, &format!("COPY {count}")),
+                Err(failed) => error(&mut self.stream.output, &failed, false),
+            }
             return Ok(());
         }
         let statements: Vec<_> = parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
@@ -287,6 +309,95 @@ impl Connection {
                 }
                 Reply::Done { tag, .. } => complete(&mut self.stream.output, &tag),
                 Reply::Error(failed) => error(&mut self.stream.output, &failed, false),
+            }
+        }
+        Ok(())
+    }
+
+    /// `COPY … FROM STDIN`: rows go where inserts of them would, in one transaction. How many there were.
+    async fn copy(
+        &mut self,
+        table: &str,
+        columns: &[String],
+    ) -> io::Result<Result<u64, SqlError>> {
+        let is_own = !self.session.in_transaction();
+        let mut copy = match self.begin_copy(table, columns, is_own).await {
+            Ok(columns) => Copy::new(table, columns),
+            Err(failed) => {
+                self.session.fail().await;
+                return Ok(Err(failed));
+            }
+        };
+        self.stream.flush().await?;
+        let copied = loop {
+            let message = read(&mut self.stream).await?;
+            let inserts = match message.tag {
+                b'd' => copy.take(&message.body),
+                b'c' => copy.end().map(|last| last.into_iter().collect()),
+                b'f' => {
+                    let why = Body(message.body).text()?;
+                    Err(SqlError::new("57014", format!("COPY from stdin failed: {why}")))
+                }
+                b'H' | b'S' => continue,
+                _ => return Err(malformed("something else came among the rows of a COPY")),
+            };
+            let done = match inserts {
+                Ok(inserts) => self.run_texts(&inserts).await,
+                Err(failed) => Err(failed),
+            };
+            // Rows that still come after a failure are passed over.
+            if message.tag != b'd' || done.is_err() {
+                break done;
+            }
+        };
+        let ended = match copied {
+            Ok(()) if is_own => self.run_texts(&["COMMIT".to_owned()]).await,
+            Ok(()) => Ok(()),
+            Err(failed) => {
+                self.session.fail().await;
+                if is_own {
+                    // It has nothing left to roll back that could fail.
+                    let _ = self.run_texts(&["ROLLBACK".to_owned()]).await;
+                }
+                Err(failed)
+            }
+        };
+        Ok(ended.map(|()| copy.count))
+    }
+
+    /// Tells the client to send its rows, and which columns they have.
+    async fn begin_copy(
+        &mut self,
+        table: &str,
+        columns: &[String],
+        is_own: bool,
+    ) -> Result<Vec<Column>, SqlError> {
+        self.session.check_failed()?;
+        let names = if columns.is_empty() { "*".to_owned() } else { columns.join(", ") };
+        let parsed = parse(&format!("SELECT {names} FROM {table}"), Dialect::PostgreSql)?;
+        let columns = match parsed.first() {
+            Some(parsed) => self.session.describe(parsed).await?,
+            None => Vec::new(),
+        };
+        if is_own {
+            self.run_texts(&["BEGIN".to_owned()]).await?;
+        }
+        write(&mut self.stream.output, b'G', |out| {
+            out.put_u8(0);
+            out.put_i16(columns.len() as i16);
+            columns.iter().for_each(|_| out.put_i16(0));
+        });
+        Ok(columns)
+    }
+
+    /// Carries out texts that have no rows to answer with.
+    async fn run_texts(&mut self, texts: &[String]) -> Result<(), SqlError> {
+        for text in texts {
+            let parsed = parse(text, Dialect::PostgreSql)?;
+            let statements: Vec<_> =
+                parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+            if let Some(Reply::Error(failed)) = self.session.run(&statements).await.pop() {
+                return Err(failed);
             }
         }
         Ok(())
@@ -375,6 +486,12 @@ impl Connection {
     }
 
     async fn describe(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
+        let is_told = |one: &Queued| matches!(one.parsed.verb, Verb::Schema(_) | Verb::Other);
+        if self.queued.iter().any(is_told)
+            && let Err(failed) = self.run_queued().await?
+        {
+            return Ok(Err(failed));
+        }
         let (what, name) = (body.u8()?, body.text()?);
         let (parsed, formats, known) = if what == b'S' {
             let Some(prepared) = self.statements.get(&name) else {
@@ -433,9 +550,9 @@ impl Connection {
         let (values, formats) = (portal.values.clone(), portal.formats.clone());
         let rest = portal.rest.take();
         if rest.is_none() && limit <= 0 {
-            // What follows in the same pipeline may be its COMMIT.
-            self.queued.push((parsed, values, formats));
-            return self.run_queued().await;
+            let before = std::mem::take(&mut self.stream.output);
+            self.queued.push(Queued { before, parsed, values, formats });
+            return Ok(Ok(()));
         }
         if let Err(failed) = self.run_queued().await? {
             return Ok(Err(failed));
@@ -478,24 +595,26 @@ impl Connection {
             return Ok(Ok(()));
         }
         let queued = std::mem::take(&mut self.queued);
+        let after = std::mem::take(&mut self.stream.output);
         let statements: Vec<_> =
-            queued.iter().map(|(parsed, values, _)| (parsed.clone(), values.clone())).collect();
+            queued.iter().map(|one| (one.parsed.clone(), one.values.clone())).collect();
         let replies = self.session.run(&statements).await;
-        for (reply, (_, _, formats)) in replies.into_iter().zip(&queued) {
+        let out = &mut self.stream.output;
+        for (reply, Queued { before, formats, .. }) in replies.into_iter().zip(&queued) {
+            out.extend_from_slice(before);
             match reply {
                 Reply::Rows(answer, verb) => {
                     let count = answer.rows.len();
-                    if let Err(failed) =
-                        put_rows(&mut self.stream.output, &answer.columns, &answer.rows, formats)
-                    {
+                    if let Err(failed) = put_rows(out, &answer.columns, &answer.rows, formats) {
                         return Ok(Err(failed));
                     }
-                    complete(&mut self.stream.output, &tag_of(verb, count));
+                    complete(out, &tag_of(verb, count));
                 }
-                Reply::Done { tag, .. } => complete(&mut self.stream.output, &tag),
+                Reply::Done { tag, .. } => complete(out, &tag),
                 Reply::Error(failed) => return Ok(Err(failed)),
             }
         }
+        out.extend_from_slice(&after);
         Ok(Ok(()))
     }
 }

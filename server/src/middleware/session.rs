@@ -11,7 +11,7 @@ use orthodrome_geotp::middleware::Optimizations;
 use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::{
     Answer, Catalogue, Column, Context, Dialect, Isolation, Kind, Parsed, Plan, Refusal, SourceId,
-    Value, Verb, plan,
+    Value, Verb, deletes, parse, plan,
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -271,6 +271,13 @@ impl Session {
                 }
             }
         }
+        if self.client == Dialect::PostgreSql && !self.in_block && self.open.is_some() {
+            // Something else than rows was last in a text without BEGIN.
+            if let Err(error) = self.commit().await {
+                replies.pop();
+                replies.push(Reply::Error(error));
+            }
+        }
         replies
     }
 
@@ -291,7 +298,7 @@ impl Session {
     }
 
     /// After an error: PostgreSQL's transaction is over but for its end.
-    async fn fail(&mut self) {
+    pub(super) async fn fail(&mut self) {
         if self.client == Dialect::PostgreSql {
             self.is_failed = self.in_block;
             self.end().await;
@@ -310,7 +317,7 @@ impl Session {
         }
     }
 
-    fn check_failed(&self) -> Result<(), SqlError> {
+    pub(super) fn check_failed(&self) -> Result<(), SqlError> {
         if self.is_failed {
             return Err(SqlError::new(
                 "25P02",
@@ -688,7 +695,7 @@ impl Session {
                 "savepoints are not supported: a branch that fails ends its transaction; begin a new one",
             )),
             Verb::Copy { .. } => {
-                Err(SqlError::new("0A000", "COPY is not supported here; use INSERT with many rows"))
+                Err(SqlError::new("0A000", "COPY must be a text of its own, of PostgreSQL's simple protocol"))
             }
             Verb::Other => {
                 self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT"))
@@ -809,6 +816,14 @@ impl Session {
     }
 
     async fn schema(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {
+        if let (true, Verb::Schema(statement)) = (self.in_block, &parsed.verb)
+            && let Some(deletes) = deletes(statement)?
+        {
+            let deletes = parse(&deletes.join(";"), self.client)?;
+            let batch: Vec<_> = deletes.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+            self.data(&batch, false, false).await?;
+            return Ok(Reply::done("TRUNCATE TABLE"));
+        }
         if self.client == Dialect::MariaDb {
             self.commit().await?;
         } else if self.in_block {

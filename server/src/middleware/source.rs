@@ -257,7 +257,7 @@ impl Source {
             return;
         }
         let Some(session) = place.as_mut() else { return lost() };
-        let (text, pieces) = self.compose(xid, begin, statements, then, session.is_failed());
+        let (text, pieces) = self.compose(xid, begin, statements, then);
         let outcome = match session.text(&text, self.endpoint.one_way).await {
             Ok(outcome) => outcome,
             Err(trouble) => {
@@ -277,7 +277,6 @@ impl Source {
         begin: Option<Isolation>,
         statements: Vec<Statement>,
         then: Then,
-        _is_failed: bool,
     ) -> (String, Vec<Piece>) {
         let name = xid.at(self.node);
         let mut texts: Vec<String> = Vec::new();

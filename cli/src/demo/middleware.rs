@@ -1,0 +1,531 @@
+//! `demo --middleware`: one database made of private PostgreSQL and MariaDB servers that are as far apart as four
+//! cities; money moves between them, a server and the proxy are killed, and the money is counted.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{BufRead as _, IsTerminal as _};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use orthodrome_core::Rng;
+use orthodrome_core::time::nanos;
+use orthodrome_eval::metrics::{Samples, Summary};
+use orthodrome_server::middleware::Dialect;
+use orthodrome_server::middleware::local::{
+    Client, DATABASE, LocalServer, Login, PASSWORD, Refused, USER,
+};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use crate::load::latency_table;
+use crate::style::Style;
+use crate::{Status, output};
+
+/// Where the servers seem to be, and how far that is from the proxy in milliseconds there and back (GeoTP §VII-A3).
+const PLACES: [(&str, u32); 4] =
+    [("Beijing", 0), ("Shanghai", 27), ("Singapore", 73), ("London", 251)];
+/// Which server is killed.
+const VICTIM: usize = 1;
+/// Accounts at each server, with [`BALANCE`] each.
+const ACCOUNTS: usize = 250;
+const BALANCE: usize = 1_000;
+/// Who enters the proxy.
+const CLIENT: &str = "demo";
+/// How long the proxy may take to start.
+const START: Duration = Duration::from_secs(30);
+/// How long branches may stay prepared at the end.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// What is wanted.
+pub struct Wish<'a> {
+    pub seconds: u64,
+    pub callers: u32,
+    pub no_fault: bool,
+    pub json: bool,
+    pub dir: &'a Path,
+}
+
+/// What it came to, for `--json`.
+#[derive(Serialize)]
+struct Printed {
+    sources: Vec<String>,
+    /// Latencies in milliseconds of transfers, by where the two accounts are.
+    latency_ms: BTreeMap<String, Summary>,
+    committed: u64,
+    /// Told that they had no effect.
+    failed: u64,
+    /// The connection broke before they were told anything.
+    unknown: u64,
+    /// What was killed, and for how long nothing committed afterwards, in milliseconds.
+    killed: Vec<Killed>,
+    /// From the last transfer until nothing was prepared anywhere, in milliseconds.
+    settled_ms: f64,
+    total_ok: bool,
+    total: String,
+    seconds: f64,
+    data: String,
+    measured: bool,
+    commit: &'static str,
+}
+
+#[derive(Serialize, Clone)]
+struct Killed {
+    what: String,
+    dead_ms: f64,
+    gap_ms: f64,
+}
+
+#[derive(Default)]
+struct Tally {
+    latencies: BTreeMap<String, Samples>,
+    committed: u64,
+    failed: u64,
+    unknown: u64,
+    last: Option<Instant>,
+    /// The longest time without a commit since somebody looked.
+    gap: Duration,
+}
+
+impl Tally {
+    fn commit(&mut self, what: &str, took: Duration) {
+        let now = Instant::now();
+        let since = self.last.map_or(Duration::ZERO, |last| now.duration_since(last));
+        (self.gap, self.last) = (self.gap.max(since), Some(now));
+        self.committed += 1;
+        self.latencies.entry(what.to_owned()).or_default().record(nanos(took));
+    }
+}
+
+fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A proxy in a process of its own, so that it can be killed.
+struct Proxy {
+    config: PathBuf,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Proxy {
+    fn start(&mut self) -> anyhow::Result<()> {
+        let program = std::env::current_exe().context("this program has no path")?;
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
+        let mut command = Command::new(program);
+        command.arg("proxy").arg("--config").arg(&self.config);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
+        let stdout = child.stdout.take().context("the proxy has no output")?;
+        self.child = Some(child);
+        let mut first = String::new();
+        std::io::BufReader::new(stdout).read_line(&mut first)?;
+        if first.starts_with("ready") {
+            return Ok(());
+        }
+        bail!("the proxy did not start; {} says why", self.log.display())
+    }
+
+    /// As `kill -9` does.
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs the demonstration.
+///
+/// # Errors
+/// It could not run.
+pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
+    let kinds = kinds()?;
+    let style = Style::new(std::io::stderr().is_terminal());
+    let named: Vec<String> = kinds
+        .iter()
+        .zip(PLACES)
+        .map(|(kind, (place, rtt))| format!("{place} ({kind}, {rtt} ms)"))
+        .collect();
+    eprintln!("Starting four private servers: {}.", named.join(", "));
+    let mut servers = start(&kinds, wish.dir)?;
+    let mut proxy = Proxy {
+        config: wish.dir.join("proxy.toml"),
+        log: wish.dir.join("proxy.log"),
+        child: None,
+    };
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    std::fs::write(&proxy.config, config(&servers, port))?;
+    proxy.start()?;
+    let login = Login {
+        kind: Dialect::PostgreSql,
+        port,
+        user: CLIENT,
+        password: PASSWORD,
+        database: DATABASE,
+    };
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let printed = runtime.block_on(async {
+        fill(&login).await?;
+        show(wish, &login, &mut servers, &mut proxy, &named, style).await
+    })?;
+    runtime.shutdown_background();
+    if wish.json {
+        output::print_json(&printed)?;
+    } else {
+        output::print(&summary(&printed))?;
+    }
+    Ok(if printed.total_ok { Status::Held } else { Status::Broken })
+}
+
+/// What each server is: of both kinds in turn where both are installed.
+fn kinds() -> anyhow::Result<[Dialect; 4]> {
+    let (postgres, maria) = (Dialect::PostgreSql, Dialect::MariaDb);
+    match (LocalServer::check(postgres), LocalServer::check(maria)) {
+        (Ok(()), Ok(())) => Ok([postgres, maria, postgres, maria]),
+        (Ok(()), Err(other)) => {
+            eprintln!("All servers are PostgreSQL: {other}");
+            Ok([postgres; 4])
+        }
+        (Err(other), Ok(())) => {
+            eprintln!("All servers are MariaDB: {other}");
+            Ok([maria; 4])
+        }
+        (Err(_), Err(_)) => bail!(
+            "--middleware needs PostgreSQL 15 or later, or MariaDB, on this machine, and better both; as root: \
+             apt-get install postgresql mariadb-server"
+        ),
+    }
+}
+
+fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> {
+    // The servers' lesser users must get through.
+    std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let begin = |(place, &kind): (usize, &Dialect)| {
+        let directory = dir.join(format!("server{}", place + 1));
+        std::thread::spawn(move || LocalServer::start(kind, &directory))
+    };
+    let begun: Vec<_> = kinds.iter().enumerate().map(begin).collect();
+    let ended =
+        begun.into_iter().map(|one| one.join().map_err(|_| anyhow!("a server did not start")));
+    ended.map(|one| Ok(one??)).collect()
+}
+
+fn config(servers: &[LocalServer], port: u16) -> String {
+    let mut file = format!(
+        "name = \"demo\"\ndata_dir = \"proxy\"\n[listen]\npostgresql = \"127.0.0.1:{port}\"\n\
+         [[users]]\nname = \"{CLIENT}\"\npassword = \"{PASSWORD}\"\n"
+    );
+    let mut parts = Vec::new();
+    for (number, (server, (place, rtt))) in servers.iter().zip(PLACES).enumerate() {
+        let kind = match server.kind {
+            Dialect::PostgreSql => "postgresql",
+            Dialect::MariaDb => "mariadb",
+        };
+        let name = place.to_lowercase();
+        // Writing to a string cannot fail.
+        let _ = write!(
+            file,
+            "[[sources]]\nname = \"{name}\"\nregion = \"{place}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:{}\"\n\
+             database = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\nemulate_rtt_ms = {rtt}\n",
+            server.port,
+        );
+        let below = format!("below = {}, ", (number + 1) * ACCOUNTS);
+        let below = if number + 1 == PLACES.len() { "" } else { &below };
+        parts.push(format!("{{ {below}source = \"{name}\" }}"));
+    }
+    let _ = write!(
+        file,
+        "[[tables]]\nname = \"accounts\"\nshard = {{ by = \"range\", column = \"id\", parts = [{}] }}\n",
+        parts.join(", ")
+    );
+    file
+}
+
+async fn enter(login: &Login<'_>) -> anyhow::Result<Client> {
+    let deadline = Instant::now() + START;
+    loop {
+        match Client::enter(login).await {
+            Ok(client) => return Ok(client),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).context("the proxy lets nobody in");
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+async fn fill(login: &Login<'_>) -> anyhow::Result<()> {
+    let mut client = enter(login).await?;
+    client.text("CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL)").await?;
+    let row = |id: usize| format!("({id}, {BALANCE})");
+    let rows: Vec<String> = (0..ACCOUNTS * PLACES.len()).map(row).collect();
+    client.text(&format!("INSERT INTO accounts (id, balance) VALUES {}", rows.join(", "))).await?;
+    Ok(())
+}
+
+/// Moves money until it is told to end.
+async fn call(
+    login: Login<'static>,
+    number: u64,
+    tally: Arc<Mutex<Tally>>,
+    ends: CancellationToken,
+) {
+    let mut rng = Rng::stream(1, "demo", number);
+    let mut client: Option<Client> = None;
+    while !ends.is_cancelled() {
+        let Some(open) = client.as_mut() else {
+            client = Client::enter(&login).await.ok();
+            if client.is_none() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            continue;
+        };
+        // Half of all transfers stay within one server.
+        let from = rng.below(PLACES.len() as u64) as usize;
+        let to = if rng.below(2) == 0 { from } else { rng.below(PLACES.len() as u64) as usize };
+        let account = |place: usize, rng: &mut Rng| {
+            place * ACCOUNTS + rng.below(ACCOUNTS as u64) as usize
+        };
+        let (a, b) = (account(from, &mut rng), account(to, &mut rng));
+        let amount = 1 + rng.below(9);
+        let change = |sign, id| format!("UPDATE accounts SET balance = balance {sign} {amount} WHERE id = {id}");
+        let text = format!("BEGIN; {}; {}; COMMIT", change('-', a), change('+', b));
+        let begun = Instant::now();
+        match open.text(&text).await {
+            Ok(_) => {
+                let far = from.max(to);
+                let place = PLACES.get(far).map_or("", |(place, _)| place);
+                let what = if from == to {
+                    format!("within {place}")
+                } else {
+                    format!("between {place} and nearer")
+                };
+                locked(&tally).commit(&what, begun.elapsed());
+            }
+            Err(Refused::Fault(fault)) if fault.sqlstate == "08007" => locked(&tally).unknown += 1,
+            Err(Refused::Fault(_)) => {
+                locked(&tally).failed += 1;
+                // The failed block of a text ends with it.
+                if open.text("ROLLBACK").await.is_err() {
+                    client = None;
+                }
+            }
+            Err(Refused::Broken(_)) => {
+                locked(&tally).unknown += 1;
+                client = None;
+            }
+        }
+    }
+}
+
+/// Lets callers loose, breaks things and mends them, and counts.
+async fn show(
+    wish: &Wish<'_>,
+    login: &Login<'static>,
+    servers: &mut [LocalServer],
+    proxy: &mut Proxy,
+    named: &[String],
+    style: Style,
+) -> anyhow::Result<Printed> {
+    let tally: Arc<Mutex<Tally>> = Arc::default();
+    let ends = CancellationToken::new();
+    let calls: Vec<_> = (0..u64::from(wish.callers))
+        .map(|number| tokio::spawn(call(*login, number, Arc::clone(&tally), ends.clone())))
+        .collect();
+    let begun = Instant::now();
+    let view = View { tally: &tally, begun, seconds: wish.seconds, style };
+    let sixth = Duration::from_secs(wish.seconds) / 6;
+    let mut killed = Vec::new();
+    if wish.no_fault {
+        view.follow(sixth * 6, "all servers live").await;
+    } else if view.follow(sixth * 2, "all servers live").await {
+        let name = named.get(VICTIM).cloned().unwrap_or_default();
+        locked(&tally).gap = Duration::ZERO;
+        if let Some(server) = servers.get_mut(VICTIM) {
+            server.kill();
+            let dead = Instant::now();
+            let goes_on = view.follow(sixth, &style.error(&format!("{name} is DEAD"))).await;
+            server.restart()?;
+            let dead_ms = millis(dead.elapsed());
+            if goes_on && view.follow(sixth, &style.good(&format!("{name} is back"))).await {
+                let gap_ms = millis(std::mem::take(&mut locked(&tally).gap));
+                killed.push(Killed { what: name, dead_ms, gap_ms });
+                proxy.kill();
+                let dead = Instant::now();
+                eprintln!("{}", style.error("the proxy is DEAD"));
+                proxy.start()?;
+                let dead_ms = millis(dead.elapsed());
+                view.follow(sixth * 2, &style.good("the proxy is back")).await;
+                let gap_ms = millis(locked(&tally).gap);
+                killed.push(Killed { what: "the proxy".into(), dead_ms, gap_ms });
+            }
+        }
+    }
+    ends.cancel();
+    eprintln!("{}", style.dim("Waiting for the last answers, then counting the money."));
+    let seconds = begun.elapsed().as_secs_f64();
+    for call in calls {
+        call.await.context("a caller panicked")?;
+    }
+    let last = Instant::now();
+    let is_settled = settled(servers).await;
+    let settled_ms = millis(last.elapsed());
+    let mut client = enter(login).await?;
+    let counted = client.text("SELECT count(*), sum(balance) FROM accounts").await?;
+    let cells = counted.into_iter().flat_map(|answer| answer.rows).flatten().flatten();
+    let total: Vec<String> =
+        cells.map(|cell| String::from_utf8_lossy(&cell).into_owned()).collect();
+    let accounts = ACCOUNTS * PLACES.len();
+    let expected = [accounts.to_string(), (accounts * BALANCE).to_string()];
+    let tally = locked(&tally);
+    let mut latency_ms: BTreeMap<String, Summary> = tally
+        .latencies
+        .iter()
+        .map(|(what, samples)| (what.clone(), Summary::of_nanos(samples)))
+        .collect();
+    let mut all = Samples::default();
+    tally.latencies.values().for_each(|samples| all.merge(samples));
+    latency_ms.insert("all".into(), Summary::of_nanos(&all));
+    Ok(Printed {
+        sources: named.to_vec(),
+        latency_ms,
+        committed: tally.committed,
+        failed: tally.failed,
+        unknown: tally.unknown,
+        killed,
+        settled_ms,
+        total_ok: is_settled && total == expected,
+        total: total.join(" accounts hold "),
+        seconds,
+        data: wish.dir.display().to_string(),
+        measured: true,
+        commit: output::COMMIT,
+    })
+}
+
+fn millis(span: Duration) -> f64 {
+    (span.as_secs_f64() * 1e4).round() / 10.0
+}
+
+/// Waits until nothing is prepared anywhere.
+async fn settled(servers: &[LocalServer]) -> bool {
+    let deadline = Instant::now() + SETTLE;
+    for server in servers {
+        let text = match server.kind {
+            Dialect::PostgreSql => "SELECT gid FROM pg_prepared_xacts",
+            Dialect::MariaDb => "XA RECOVER",
+        };
+        loop {
+            let is_clean = match Client::enter(&server.login()).await {
+                Ok(mut client) => match client.text(text).await {
+                    Ok(answers) => answers.iter().all(|answer| answer.rows.is_empty()),
+                    Err(_) => false,
+                },
+                Err(_) => false,
+            };
+            if is_clean {
+                break;
+            }
+            if Instant::now() > deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    true
+}
+
+/// A line a second on how it goes.
+struct View<'a> {
+    tally: &'a Mutex<Tally>,
+    begun: Instant,
+    seconds: u64,
+    style: Style,
+}
+
+impl View<'_> {
+    /// Shows how it goes for a time; false if Ctrl-C came first.
+    async fn follow(&self, time: Duration, headline: &str) -> bool {
+        let end = tokio::time::sleep(time);
+        tokio::pin!(end);
+        let interrupted = tokio::signal::ctrl_c();
+        tokio::pin!(interrupted);
+        let mut seconds = tokio::time::interval(Duration::from_secs(1));
+        let mut before = locked(self.tally).committed;
+        seconds.tick().await;
+        loop {
+            tokio::select! {
+                () = &mut end => return true,
+                _ = &mut interrupted => return false,
+                _ = seconds.tick() => {
+                    let tally = locked(self.tally);
+                    let rate = tally.committed - before;
+                    before = tally.committed;
+                    let passed = self.begun.elapsed().as_secs_f64();
+                    let lost = format!("{} failed, {} unknown", tally.failed, tally.unknown);
+                    eprintln!(
+                        "{passed:>3.0}/{} s  {rate:>5} commits/s  {}  {headline}",
+                        self.seconds,
+                        self.style.dim(&format!("{lost:<24}"))
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The summary for people.
+fn summary(printed: &Printed) -> String {
+    let style = Style::new(std::io::stdout().is_terminal());
+    let mut text = String::new();
+    let tick = |ok: bool| if ok { style.good("✔") } else { style.error("✘") };
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "\n{} over {} (servers on this machine, emulated distances; measured)",
+        style.bold("geotp"),
+        printed.sources.join(", ")
+    );
+    let order = |name: &String| {
+        let place = PLACES.iter().position(|(place, _)| name.contains(place));
+        (place.unwrap_or(PLACES.len()), !name.starts_with("within"))
+    };
+    let mut rows: Vec<_> = printed.latency_ms.iter().collect();
+    rows.sort_by_key(|(name, _)| order(name));
+    let _ = writeln!(text, "{}", latency_table(rows.into_iter()));
+    for Killed { what, dead_ms, gap_ms } in &printed.killed {
+        let _ = writeln!(
+            text,
+            "  {what} was killed and back after {dead_ms:.0} ms; nowhere longer than {gap_ms:.0} ms without a commit"
+        );
+    }
+    let _ = writeln!(
+        text,
+        "  {} committed, {} had no effect and said so, {} ended with their connection",
+        output::count(printed.committed),
+        output::count(printed.failed),
+        output::count(printed.unknown)
+    );
+    let _ = writeln!(
+        text,
+        "{} Every account was counted: {}",
+        tick(printed.total_ok),
+        if printed.total_ok {
+            format!("no money was made or lost, and nothing stayed prepared ({:.0} ms)", printed.settled_ms)
+        } else {
+            format!("{} is WRONG, or something stayed prepared", printed.total)
+        }
+    );
+    let _ = writeln!(text, "\n  data     {}", printed.data);
+    text
+}

@@ -1,0 +1,161 @@
+//! Clients that know nothing of the proxy: benchmarks of both kinds, SQLAlchemy and JDBC.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::rig::{CLIENT, Rig, SECRET, Setup, rig, said};
+use crate::tools::{class_path, is_here, python, skipped};
+
+fn text(output: &Output) -> String {
+    let of = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    of(&output.stdout) + &of(&output.stderr)
+}
+
+impl Rig {
+    /// What it printed; it must end well.
+    fn runs(&self, command: &mut Command) -> String {
+        let output = command.output().unwrap();
+        let said = text(&output);
+        assert!(output.status.success(), "{command:?}: {said}\n{}", self.log());
+        said
+    }
+
+    /// Tables whose rows the hash of a column spreads over all servers.
+    fn start_hashed(&mut self, tables: &[(&str, &str)]) {
+        for server in &self.servers {
+            for (table, _) in tables {
+                said(&format!("DROP TABLE IF EXISTS {table}"), server.login());
+            }
+        }
+        let shard = |(table, column): &(&str, &str)| {
+            format!(
+                "[[tables]]\nname = \"{table}\"\nshard = {{ by = \"hash\", column = \"{column}\", \
+                 sources = [\"s0\", \"s1\", \"s2\", \"s3\"] }}\n"
+            )
+        };
+        self.start(Setup {
+            servers: vec![0, 1, 2, 3],
+            agents: false,
+            settings: String::new(),
+            tables: tables.iter().map(shard).collect(),
+        });
+    }
+
+    fn pgbench(&self) -> Command {
+        let mut command = Command::new("pgbench");
+        command.args(["-h", "127.0.0.1", "-p", &self.postgresql.to_string(), "-U", CLIENT]);
+        command.env("PGPASSWORD", SECRET).env("PGDATABASE", "bank");
+        command
+    }
+}
+
+/// The number before a word, or after it.
+fn figure(said: &str, after: &str) -> u64 {
+    let rest = said.split(after).nth(1).unwrap_or_else(|| panic!("{after}: {said}"));
+    let digits: String =
+        rest.trim_start().chars().take_while(|c| c.is_ascii_digit()).collect();
+    digits.parse().unwrap_or_else(|_| panic!("{after}: {said}"))
+}
+
+#[test]
+fn pgbench_makes_its_own_tables_over_all_sources_and_runs() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_hashed(&[
+        ("pgbench_accounts", "aid"),
+        ("pgbench_branches", "bid"),
+        ("pgbench_tellers", "tid"),
+        ("pgbench_history", "aid"),
+    ]);
+    rig.runs(rig.pgbench().args(["-i", "-s", "1"]));
+    assert_eq!(rig.psql("SELECT count(*), min(aid), max(aid) FROM pgbench_accounts"), "100000|1|100000");
+    for server in &rig.servers {
+        let own: u64 = said("SELECT count(*) FROM pgbench_accounts", server.login()).parse().unwrap();
+        assert!((20_000..30_000).contains(&own), "{own} of 100000 accounts are at one of four sources");
+    }
+    for protocol in ["simple", "prepared"] {
+        let said = rig.runs(rig.pgbench().args(["-c", "2", "-T", "2", "--max-tries=50", "-M", protocol]));
+        assert!(figure(&said, "transactions actually processed: ") > 20, "{said}");
+    }
+    let sums = "SELECT sum(abalance) FROM pgbench_accounts; SELECT sum(tbalance) FROM pgbench_tellers; \
+                SELECT sum(bbalance) FROM pgbench_branches; SELECT sum(delta) FROM pgbench_history";
+    let sums = rig.psql(sums);
+    let sums: Vec<&str> = sums.lines().collect();
+    // The second run began with an empty history.
+    assert!(sums[0] == sums[1] && sums[1] == sums[2], "{sums:?}");
+    assert_eq!(rig.psql("COPY pgbench_branches (bid, filler) FROM STDIN"), "");
+}
+
+#[test]
+fn sysbench_prepares_runs_and_cleans_up() {
+    if !is_here("sysbench", "--version") {
+        return skipped("sysbench is not installed: apt-get install sysbench");
+    }
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_hashed(&[("sbtest1", "id"), ("sbtest2", "id")]);
+    let sysbench = |order: &str| {
+        let mut command = Command::new("sysbench");
+        command.args(["oltp_read_write", "--db-driver=mysql", "--mysql-host=127.0.0.1"]);
+        command.arg(format!("--mysql-port={}", rig.mysql));
+        command.args([&format!("--mysql-user={CLIENT}"), &format!("--mysql-password={SECRET}")]);
+        command.args(["--mysql-db=bank", "--tables=2", "--table-size=1000", "--auto_inc=off"]);
+        // What a transaction that lost to another hears.
+        command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=3", "--time=4", order]);
+        command
+    };
+    rig.runs(&mut sysbench("prepare"));
+    assert_eq!(rig.mysql("SELECT count(*) FROM sbtest1"), "1000");
+    let said = rig.runs(&mut sysbench("run"));
+    assert!(figure(&said, "transactions:") > 5, "{said}");
+    // A transaction deletes a row and inserts it again.
+    assert_eq!(rig.mysql("SELECT count(*), min(id), max(id) FROM sbtest2"), "1000\t1\t1000");
+    rig.runs(&mut sysbench("cleanup"));
+    let gone = rig.login(orthodrome_geotp::sql::Dialect::MariaDb).client("SELECT 1 FROM sbtest1").output();
+    assert!(text(&gone.unwrap()).contains("1146"));
+}
+
+#[test]
+fn sqlalchemy_moves_money_in_both_protocols() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with SQLAlchemy could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/transfer.py");
+    for (driver, port) in
+        [("postgresql+psycopg2", rig.postgresql), ("mysql+pymysql", rig.mysql)]
+    {
+        let address = format!("{driver}://{CLIENT}:{SECRET}@127.0.0.1:{port}/bank");
+        let said = rig.runs(Command::new(&python).arg(&script).arg(address));
+        assert!(said.contains("ok "), "{said}");
+        rig.settle(driver);
+    }
+}
+
+#[test]
+fn jdbc_moves_money_in_both_protocols() {
+    if !is_here("java", "-version") {
+        return skipped("java is not installed: apt-get install default-jdk-headless");
+    }
+    let jars = match class_path() {
+        Ok(jars) => jars,
+        Err(why) => return skipped(&format!("the drivers for Java cannot be fetched: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/Transfer.java");
+    for address in [
+        format!("jdbc:postgresql://127.0.0.1:{}/bank", rig.postgresql),
+        format!("jdbc:mariadb://127.0.0.1:{}/bank", rig.mysql),
+    ] {
+        let mut java = Command::new("java");
+        java.args(["-cp", &jars]).arg(&script).args([&address, CLIENT, SECRET]);
+        let said = rig.runs(&mut java);
+        assert!(said.contains("ok 40 40000"), "{said}");
+        rig.settle(&address);
+    }
+}

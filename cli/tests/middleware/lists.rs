@@ -1,0 +1,275 @@
+//! Lists that clients of both kinds append to and read, over sources of one kind and of both, while a source and the
+//! proxy are killed: what they saw must be strictly serializable.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use orthodrome_eval::checker::{Model, check};
+use orthodrome_eval::history::{Entry, History, Op, Status};
+use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_server::middleware::local::{Client, Login, Refused};
+
+use crate::rig::{Rig, Setup, rig, said};
+
+/// Lists at each source.
+const LISTS: u64 = 4;
+
+/// How a transaction is put to the proxy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Text,
+    Statements,
+    Marked,
+}
+
+struct Caller {
+    process: u64,
+    login: Login<'static>,
+    sources: u64,
+    begun: Instant,
+    state: u64,
+    element: u64,
+    history: Vec<Entry>,
+}
+
+impl Caller {
+    /// SplitMix64.
+    fn draw(&mut self, below: u64) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % below
+    }
+
+    fn key(&mut self) -> u64 {
+        self.draw(self.sources) * 100 + 1 + self.draw(LISTS)
+    }
+
+    fn now(&self) -> u64 {
+        self.begun.elapsed().as_micros() as u64
+    }
+
+    async fn run(mut self, ends: Arc<AtomicBool>) -> Vec<Entry> {
+        let mut client = None;
+        while !ends.load(Ordering::Relaxed) {
+            if client.is_none() {
+                client = Client::enter(&self.login).await.ok();
+            }
+            match &mut client {
+                Some(open) => {
+                    if !self.transaction(open).await {
+                        client = None;
+                    }
+                }
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+        self.history
+    }
+
+    /// One transaction; false if the connection is gone.
+    async fn transaction(&mut self, client: &mut Client) -> bool {
+        let mut ops = Vec::new();
+        for _ in 0..self.draw(3) {
+            ops.push(Op::ReadList(self.key().to_string(), Vec::new()));
+        }
+        for _ in 0..self.draw(3) {
+            self.element += 1;
+            let element = self.process * 1_000_000 + self.element;
+            ops.push(Op::Append(self.key().to_string(), element));
+        }
+        if ops.is_empty() {
+            return true;
+        }
+        let form = [Form::Text, Form::Statements, Form::Marked][self.draw(3) as usize];
+        let invoke_us = self.now();
+        let (outcome, alive) = carry_out(client, &ops, form).await;
+        let complete_us = Some(self.now());
+        let (status, ops) = match outcome {
+            Some(Some(answers)) => (Status::Ok, ops.iter().zip(answers).map(seen).collect()),
+            Some(None) => (Status::Fail, unseen(ops)),
+            None => (Status::Info, unseen(ops)),
+        };
+        self.history.push(Entry {
+            txn: format!("c{}.{}", self.process, self.history.len() + 1),
+            process: self.process,
+            region: "here".into(),
+            priority: "low".into(),
+            invoke_us,
+            complete_us: complete_us.filter(|_| status != Status::Info),
+            status,
+            stale: false,
+            ops,
+        });
+        // What it does after an attempt that it knows nothing of is another process's, as far as order goes.
+        if status == Status::Info {
+            self.process += 100;
+            self.element = 0;
+        }
+        alive
+    }
+}
+
+fn statement(op: &Op) -> String {
+    match op {
+        Op::Append(key, element) => {
+            format!("UPDATE lists SET items = concat(items, ' {element}') WHERE id = {key}")
+        }
+        _ => format!("SELECT items FROM lists WHERE id = {}", op.key()),
+    }
+}
+
+fn seen((op, answer): (&Op, Answer)) -> Op {
+    match op {
+        Op::Append(..) => {
+            assert_eq!(answer.affected, 1);
+            op.clone()
+        }
+        _ => Op::ReadList(op.key().to_owned(), items(&answer)),
+    }
+}
+
+fn items(answer: &Answer) -> Vec<u64> {
+    let cell = answer.rows[0][0].clone().unwrap();
+    String::from_utf8(cell).unwrap().split_whitespace().map(|item| item.parse().unwrap()).collect()
+}
+
+/// What was not answered was not read.
+fn unseen(ops: Vec<Op>) -> Vec<Op> {
+    ops.into_iter().filter(|op| matches!(op, Op::Append(..))).collect()
+}
+
+/// The answers of a transaction that committed, `Some(None)` of one that did not, nothing if that is not known; and whether
+/// the connection still stands.
+async fn carry_out(client: &mut Client, ops: &[Op], form: Form) -> (Option<Option<Vec<Answer>>>, bool) {
+    let statements: Vec<String> = ops.iter().map(statement).collect();
+    if form == Form::Text {
+        let text = format!("BEGIN; {}; COMMIT", statements.join("; "));
+        return match client.text(&text).await {
+            Ok(answers) => (Some(Some(answers.into_iter().skip(1).collect())), true),
+            Err(refused) => after(client, refused, true).await,
+        };
+    }
+    let mut answers = Vec::new();
+    for (number, statement) in ["BEGIN".to_owned()].into_iter().chain(statements).enumerate() {
+        let mark = if form == Form::Marked && number == ops.len() { "/*last query*/ " } else { "" };
+        match client.text(&format!("{mark}{statement}")).await {
+            Ok(answer) => answers.extend(answer),
+            Err(refused) => return after(client, refused, false).await,
+        }
+    }
+    match client.text("COMMIT").await {
+        Ok(_) => (Some(Some(answers.into_iter().skip(1).collect())), true),
+        Err(refused) => after(client, refused, true).await,
+    }
+}
+
+async fn after(
+    client: &mut Client,
+    refused: Refused,
+    has_committed: bool,
+) -> (Option<Option<Vec<Answer>>>, bool) {
+    match refused {
+        Refused::Broken(_) => ((!has_committed).then_some(None), false),
+        Refused::Fault(fault) if fault.sqlstate == "08007" => (None, true),
+        Refused::Fault(_) => (Some(None), client.text("ROLLBACK").await.is_ok()),
+    }
+}
+
+impl Rig {
+    fn lists(&mut self, servers: &[usize], agents: bool) {
+        for server in &self.servers {
+            said("DROP TABLE IF EXISTS lists", server.login());
+        }
+        let mut setup = Setup::accounts(servers, agents);
+        setup.tables = setup.tables.replace("accounts", "lists");
+        self.start(setup);
+        self.psql("CREATE TABLE lists (id int PRIMARY KEY, items text NOT NULL)");
+        let keys: Vec<u64> = (0..servers.len() as u64)
+            .flat_map(|source| (1..=LISTS).map(move |list| source * 100 + list))
+            .collect();
+        let rows: Vec<String> = keys.iter().map(|key| format!("({key}, '')")).collect();
+        self.psql(&format!("INSERT INTO lists (id, items) VALUES {}", rows.join(", ")));
+
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let begun = Instant::now();
+        let calls: Vec<_> = (1..=8)
+            .map(|process| {
+                let kind = [Dialect::PostgreSql, Dialect::MariaDb][process as usize % 2];
+                let caller = Caller {
+                    process,
+                    login: self.login(kind),
+                    sources: servers.len() as u64,
+                    begun,
+                    state: process,
+                    element: 0,
+                    history: Vec::new(),
+                };
+                runtime.spawn(caller.run(Arc::clone(&ends)))
+            })
+            .collect();
+        let pause = |millis| std::thread::sleep(Duration::from_millis(millis));
+        pause(1_200);
+        let victim = *servers.last().unwrap();
+        self.servers[victim].kill();
+        pause(200);
+        self.servers[victim].restart().unwrap();
+        pause(1_500);
+        self.start_proxy(None);
+        pause(2_000);
+        ends.store(true, Ordering::Relaxed);
+        let entries: Vec<Entry> =
+            calls.into_iter().flat_map(|call| runtime.block_on(call).unwrap()).collect();
+
+        // Prepared transactions of the old life are ended before anything reads what they hold.
+        let read = |key: &u64| {
+            let text = self.psql(&format!("SELECT items FROM lists WHERE id = {key}"));
+            let items = text.split_whitespace().map(|item| item.parse().unwrap()).collect();
+            Op::ReadList(key.to_string(), items)
+        };
+        let invoke_us = begun.elapsed().as_micros() as u64;
+        let ops: Vec<Op> = keys.iter().map(read).collect();
+        let mut history = History::new();
+        for entry in &entries {
+            history.push(entry).unwrap();
+        }
+        // One after the other, so each is a transaction of its own.
+        for (number, op) in ops.into_iter().enumerate() {
+            let entry = Entry {
+                txn: format!("c9999.{}", number + 1),
+                process: 9999,
+                region: "here".into(),
+                priority: "low".into(),
+                invoke_us: invoke_us + number as u64 * 2,
+                complete_us: Some(invoke_us + number as u64 * 2 + 1),
+                status: Status::Ok,
+                stale: false,
+                ops: vec![op],
+            };
+            history.push(&entry).unwrap();
+        }
+        let verdict = check(&history, Model::StrictSerializable);
+        let counts = verdict.transactions;
+        eprintln!("{servers:?}: {} ok, {} fail, {} info", counts.ok, counts.fail, counts.info);
+        assert!(verdict.ok, "{servers:?}: {verdict}\n{}", self.log());
+        assert!(counts.ok > 50, "{servers:?}: only {} committed\n{}", counts.ok, self.log());
+    }
+}
+
+#[test]
+fn lists_are_strictly_serializable_on_postgresql() {
+    rig().as_mut().unwrap().lists(&[0, 2], false);
+}
+
+#[test]
+fn lists_are_strictly_serializable_on_mariadb() {
+    rig().as_mut().unwrap().lists(&[1, 3], false);
+}
+
+#[test]
+fn lists_are_strictly_serializable_on_both_with_agents() {
+    rig().as_mut().unwrap().lists(&[0, 1, 2, 3], true);
+}

@@ -1,0 +1,20 @@
+//! The proxy and agents over private PostgreSQL and MariaDB servers, used by their own clients. The tests share the
+//! servers, and take turns.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests of real processes, which may fail loudly"
+)]
+
+mod clients;
+mod kills;
+mod lists;
+mod rig;
+mod steps;
+mod tools;
+mod wires;

@@ -1,0 +1,365 @@
+//! Two PostgreSQL and two MariaDB servers, a proxy over them, and agents beside them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use orthodrome_geotp::sql::Dialect;
+use orthodrome_server::middleware::local::{DATABASE, LocalServer, Login, PASSWORD, USER};
+
+pub const CLIENT: &str = "alice";
+pub const SECRET: &str = "wonderland";
+/// Accounts at each source, with 1000 each.
+pub const ACCOUNTS: usize = 20;
+/// How long anything may take on a machine that is busy with other work.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What each server is.
+const KINDS: [Dialect; 4] =
+    [Dialect::PostgreSql, Dialect::MariaDb, Dialect::PostgreSql, Dialect::MariaDb];
+
+/// The servers end with the process, so nobody has to take them down.
+static RIG: Mutex<Option<Rig>> = Mutex::new(None);
+
+/// What a test wants to have running.
+#[derive(Clone)]
+pub struct Setup {
+    /// Which servers are sources.
+    pub servers: Vec<usize>,
+    /// Each with an agent of its own.
+    pub agents: bool,
+    /// More of the proxy's file, before its sources.
+    pub settings: String,
+    /// Its tables.
+    pub tables: String,
+}
+
+impl Setup {
+    /// These servers, with a table of accounts sharded over them: a hundred numbers each.
+    pub fn accounts(servers: &[usize], agents: bool) -> Self {
+        let last = servers.len() - 1;
+        let parts: Vec<String> = servers
+            .iter()
+            .enumerate()
+            .map(|(place, server)| {
+                let below = format!("below = {}, ", (place + 1) * 100);
+                let below = if place == last { "" } else { &below };
+                format!("{{ {below}source = \"s{server}\" }}")
+            })
+            .collect();
+        let tables = format!(
+            "[[tables]]\nname = \"accounts\"\nshard = {{ by = \"range\", column = \"id\", parts = [ {} ] }}\n",
+            parts.join(", ")
+        );
+        Self { servers: servers.to_vec(), agents, settings: String::new(), tables }
+    }
+}
+
+/// A process of ours. It ends when this is dropped.
+pub struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    /// Whether it has been stopped, as by SIGSTOP.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    }
+
+    /// Goes on after a stop.
+    pub fn go_on(&self) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-CONT", &pid]).status().unwrap().success());
+    }
+}
+
+pub struct Rig {
+    dir: PathBuf,
+    pub servers: Vec<LocalServer>,
+    setup: Setup,
+    pub proxy: Option<Process>,
+    pub agents: BTreeMap<usize, Process>,
+    pub postgresql: u16,
+    pub mysql: u16,
+    agent_ports: Vec<u16>,
+}
+
+fn program() -> PathBuf {
+    std::env::var_os("ORTHODROME_PROGRAM")
+        .map_or_else(|| env!("CARGO_BIN_EXE_orthodrome").into(), PathBuf::from)
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The rig, with nothing but its servers running. One test has it at a time.
+pub fn rig() -> MutexGuard<'static, Option<Rig>> {
+    // What a failed test leaves is taken down below.
+    let mut rig = RIG.lock().unwrap_or_else(PoisonError::into_inner);
+    let rig_now = rig.get_or_insert_with(Rig::new);
+    rig_now.stop();
+    for server in &mut rig_now.servers {
+        if !server.is_running() {
+            server.restart().unwrap();
+        }
+    }
+    rig
+}
+
+impl Rig {
+    fn new() -> Self {
+        // It goes with the last of its servers, and is no `TempDir`, since nothing drops a static.
+        let dir = std::env::temp_dir().join(format!("orthodrome-middleware-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let make = |place: usize, kind: Dialect| {
+            let directory = dir.join(format!("server{place}"));
+            std::thread::spawn(move || LocalServer::start(kind, &directory))
+        };
+        let made: Vec<_> =
+            KINDS.into_iter().enumerate().map(|(place, kind)| make(place, kind)).collect();
+        let servers =
+            made.into_iter().map(|made| made.join().unwrap().unwrap_or_else(|e| panic!("{e}")));
+        let servers: Vec<LocalServer> = servers.collect();
+        Self {
+            dir,
+            setup: Setup::accounts(&[0, 1], false),
+            proxy: None,
+            agents: BTreeMap::new(),
+            postgresql: free_port(),
+            mysql: free_port(),
+            agent_ports: servers.iter().map(|_| free_port()).collect(),
+            servers,
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn stop(&mut self) {
+        self.proxy = None;
+        self.agents.clear();
+    }
+
+    /// Starts a proxy, and agents if there are to be any, over some of the servers.
+    pub fn start(&mut self, setup: Setup) {
+        self.stop();
+        self.setup = setup;
+        fs::write(self.path("proxy.toml"), self.proxy_file()).unwrap();
+        for server in self.setup.servers.clone() {
+            if self.setup.agents {
+                fs::write(self.path(&format!("agent{server}.toml")), self.agent_file(server))
+                    .unwrap();
+                self.start_agent(server, None);
+            }
+        }
+        self.start_proxy(None);
+    }
+
+    /// Starts it all with a table of accounts, in which there are `ACCOUNTS` at each source with 1000 each.
+    pub fn start_bank(&mut self, servers: &[usize], agents: bool) {
+        for server in &self.servers {
+            said("DROP TABLE IF EXISTS accounts", server.login());
+        }
+        self.start(Setup::accounts(servers, agents));
+        self.psql("CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL)");
+        let rows: Vec<String> = (0..servers.len())
+            .flat_map(|s| (1..=ACCOUNTS).map(move |n| format!("({}, 1000)", s * 100 + n)))
+            .collect();
+        self.psql(&format!("INSERT INTO accounts (id, balance) VALUES {}", rows.join(", ")));
+    }
+
+    fn kind(&self, server: usize) -> &'static str {
+        match self.servers[server].kind {
+            Dialect::PostgreSql => "postgresql",
+            Dialect::MariaDb => "mariadb",
+        }
+    }
+
+    fn proxy_file(&self) -> String {
+        let mut file = format!(
+            "name = \"test\"\ndata_dir = \"proxy\"\nsecret = \"{SECRET}\"\n{}\
+             [listen]\npostgresql = \"127.0.0.1:{}\"\nmysql = \"127.0.0.1:{}\"\n\
+             [[users]]\nname = \"{CLIENT}\"\npassword = \"{SECRET}\"\n",
+            self.setup.settings, self.postgresql, self.mysql,
+        );
+        for &server in &self.setup.servers {
+            let agent = format!("agent = \"127.0.0.1:{}\"\n", self.agent_ports[server]);
+            file.push_str(&format!(
+                "[[sources]]\nname = \"s{server}\"\nid = {}\nkind = \"{}\"\naddress = \"127.0.0.1:{}\"\n\
+                 database = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\n{}",
+                server + 1,
+                self.kind(server),
+                self.servers[server].port,
+                if self.setup.agents { &agent } else { "" },
+            ));
+        }
+        file + &self.setup.tables
+    }
+
+    fn agent_file(&self, server: usize) -> String {
+        let mut file = format!(
+            "listen = \"127.0.0.1:{}\"\nsecret = \"{SECRET}\"\ndata_dir = \"agent{server}\"\nid = {}\nkind = \"{}\"\n\
+             address = \"127.0.0.1:{}\"\ndatabase = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\n",
+            self.agent_ports[server],
+            server + 1,
+            self.kind(server),
+            self.servers[server].port,
+        );
+        for &peer in self.setup.servers.iter().filter(|&&peer| peer != server) {
+            file.push_str(&format!(
+                "[[peers]]\nid = {}\naddress = \"127.0.0.1:{}\"\n",
+                peer + 1,
+                self.agent_ports[peer]
+            ));
+        }
+        file
+    }
+
+    /// Runs one of our processes, which stops at a step if one is given, until it says that it is ready.
+    fn run(&self, verb: &str, name: &str, stop_at: Option<&str>) -> Process {
+        let log = self.path(&format!("{name}.log"));
+        let log = fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+        let mut command = Command::new(program());
+        command.arg(verb).arg("--config").arg(self.path(&format!("{name}.toml")));
+        command.envs(stop_at.map(|step| ("ORTHODROME_STOP_AT", step)));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn();
+        let mut process = Process(child.unwrap());
+        let mut first = String::new();
+        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        assert!(first.starts_with("ready"), "{first:?}\n{}", self.log());
+        process
+    }
+
+    pub fn start_proxy(&mut self, stop_at: Option<&str>) {
+        self.proxy = None;
+        self.proxy = Some(self.run("proxy", "proxy", stop_at));
+    }
+
+    pub fn start_agent(&mut self, server: usize, stop_at: Option<&str>) {
+        self.agents.remove(&server);
+        let agent = self.run("agent", &format!("agent{server}"), stop_at);
+        self.agents.insert(server, agent);
+    }
+
+    /// The end of what our processes have logged.
+    pub fn log(&self) -> String {
+        let names = ["proxy", "agent0", "agent1", "agent2", "agent3"];
+        let last = |name: &str| {
+            let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().rev().take(30).collect();
+            let lines: Vec<&str> = lines.into_iter().rev().collect();
+            format!("{name}:\n{}\n", lines.join("\n"))
+        };
+        names.map(last).concat()
+    }
+
+    /// How clients of a kind enter the proxy.
+    pub fn login(&self, kind: Dialect) -> Login<'static> {
+        let port = match kind {
+            Dialect::PostgreSql => self.postgresql,
+            Dialect::MariaDb => self.mysql,
+        };
+        Login { kind, port, user: CLIENT, password: SECRET, database: DATABASE }
+    }
+
+    pub fn try_psql(&self, text: &str) -> Output {
+        self.login(Dialect::PostgreSql).client(text).output().unwrap()
+    }
+
+    pub fn psql(&self, text: &str) -> String {
+        self.said(text, self.login(Dialect::PostgreSql))
+    }
+
+    pub fn mysql(&self, text: &str) -> String {
+        self.said(text, self.login(Dialect::MariaDb))
+    }
+
+    fn said(&self, text: &str, login: Login<'_>) -> String {
+        let output = login.client(text).output().unwrap();
+        let problem = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}: {problem}\n{}", self.log());
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// How often the proxy has noted something.
+    pub fn noted(&self, note: &str) -> u64 {
+        let notes = self.psql("SHOW ORTHODROME NOTES");
+        let count = |line: &str| line.strip_prefix(note)?.strip_prefix('|')?.parse().ok();
+        notes.lines().find_map(count).unwrap_or(0)
+    }
+
+    /// What is prepared at a server.
+    fn prepared(&self, place: usize) -> String {
+        let server = &self.servers[place];
+        let text = match server.kind {
+            Dialect::PostgreSql => "SELECT gid FROM pg_prepared_xacts",
+            Dialect::MariaDb => "XA RECOVER",
+        };
+        said(text, server.login())
+    }
+
+    /// Nothing stays prepared or locked, and the total is what it was.
+    pub fn settle(&self, after: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        let servers = &self.setup.servers;
+        let mut left = Vec::new();
+        wait(deadline, || {
+            left = servers.iter().map(|&place| self.prepared(place)).collect();
+            left.iter().all(String::is_empty)
+        })
+        .unwrap_or_else(|| panic!("after {after}: {left:?}\n{}", self.log()));
+        // A change of every row needs every lock.
+        let mut problem = String::new();
+        wait(deadline, || {
+            let output = self.try_psql("UPDATE accounts SET balance = balance");
+            problem = String::from_utf8_lossy(&output.stderr).into_owned();
+            output.status.success()
+        })
+        .unwrap_or_else(|| panic!("after {after}: {problem}\n{}", self.log()));
+        let total = self.psql("SELECT count(*), sum(balance) FROM accounts");
+        let accounts = ACCOUNTS * servers.len();
+        assert_eq!(total, format!("{accounts}|{}", accounts * 1000), "after {after}");
+    }
+}
+
+/// Waits until something is so.
+pub fn wait(deadline: Instant, mut is_so: impl FnMut() -> bool) -> Option<()> {
+    while !is_so() {
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some(())
+}
+
+/// What a server says to its own client.
+pub fn said(text: &str, login: Login<'_>) -> String {
+    let output = login.client(text).output().unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}: {problem}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// The transactions that a run of `pgbench` reports.
+pub fn done(path: &Path) -> u64 {
+    let said = fs::read_to_string(path).unwrap();
+    let line = said.lines().find(|line| line.contains("transactions actually processed"));
+    // `12`, or `12/20`.
+    let count = line.and_then(|line| line.rsplit(' ').next()?.split('/').next()?.parse().ok());
+    count.unwrap_or_else(|| panic!("{said}"))
+}

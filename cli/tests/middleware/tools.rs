@@ -1,0 +1,76 @@
+//! What tests of foreign clients need: found, or fetched once into the target folder.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// From Maven Central: PostgreSQL's and MariaDB's drivers for Java.
+const JARS: [(&str, &str); 2] = [
+    ("postgresql.jar", "org/postgresql/postgresql/42.7.4/postgresql-42.7.4.jar"),
+    ("mariadb.jar", "org/mariadb/jdbc/mariadb-java-client/3.5.1/mariadb-java-client-3.5.1.jar"),
+];
+
+/// From the Python package index.
+const PACKAGES: [&str; 3] = ["sqlalchemy==2.0.36", "psycopg2-binary==2.9.10", "pymysql==1.1.1"];
+
+/// Says why a test is not run.
+pub fn skipped(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+fn folder() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tools");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Whether a program is here.
+pub fn is_here(program: &str, argument: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg(argument).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let name = format!("{command:?}");
+    let output = command.output().map_err(|error| format!("{name}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let last: Vec<&str> = said.lines().rev().take(2).collect();
+    Err(format!("{name}: {}", last.join("; ")))
+}
+
+/// A Python that has SQLAlchemy.
+pub fn python() -> Result<PathBuf, String> {
+    let place = folder().join("venv");
+    let python = place.join("bin/python");
+    if !has_packages(&python) {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
+    }
+    Ok(python)
+}
+
+fn has_packages(python: &Path) -> bool {
+    let mut command = Command::new(python);
+    command.args(["-c", "import sqlalchemy, psycopg2, pymysql"]).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The class path of the drivers for Java.
+pub fn class_path() -> Result<String, String> {
+    let mut places = Vec::new();
+    for (name, path) in JARS {
+        let place = folder().join(name);
+        if !place.exists() {
+            // Not under its name before it is whole.
+            let part = folder().join(format!("{name}.part"));
+            let address = format!("https://repo1.maven.org/maven2/{path}");
+            run(Command::new("curl").args(["-fsSL", "-o"]).arg(&part).arg(address))?;
+            std::fs::rename(&part, &place).unwrap();
+        }
+        places.push(place.display().to_string());
+    }
+    Ok(places.join(":"))
+}

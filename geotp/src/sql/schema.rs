@@ -1,0 +1,185 @@
+//! Definitions of tables in the words of the other kind of source.
+//!
+//! Where a table is kept and how (`ENGINE`, `fillfactor`, character sets) is each source's own affair, and left out.
+
+use sqlparser::ast::{
+    AlterTableOperation, ColumnDef, ColumnOption, CreateTableOptions, DataType, Ident, ObjectName,
+    ObjectNamePart, Statement, TableConstraint,
+};
+
+use super::Refusal;
+use super::catalog::Dialect;
+
+/// Puts a change of the schema into the words of `to`, which its client does not speak.
+pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Refusal> {
+    match statement {
+        Statement::CreateTable(create) => {
+            create.table_options = CreateTableOptions::None;
+            create.comment = None;
+            create.unlogged = false;
+            create.columns.iter_mut().try_for_each(|column| definition(column, to))?;
+            let is_index = |constraint: &TableConstraint| {
+                matches!(constraint, TableConstraint::Index(_) | TableConstraint::FulltextOrSpatial(_))
+            };
+            if to == Dialect::PostgreSql && create.constraints.iter().any(is_index) {
+                return Err(Refusal::unsupported(
+                    "PostgreSQL makes no index within CREATE TABLE; use CREATE INDEX",
+                ));
+            }
+        }
+        Statement::AlterTable(alter) => {
+            for operation in &mut alter.operations {
+                if let AlterTableOperation::AddColumn { column_def, .. } = operation {
+                    definition(column_def, to)?;
+                }
+            }
+        }
+        Statement::CreateIndex(create) if to == Dialect::MariaDb => {
+            if create.name.is_none() {
+                return Err(Refusal::unsupported("MariaDB does not name indexes by itself; name it"));
+            }
+            create.concurrently = false;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// What TRUNCATE is within a transaction, where it must be possible to roll it back: a statement for each table that
+/// deletes every row. Nothing for other statements.
+///
+/// # Errors
+/// It wants more than that.
+pub fn deletes(statement: &Statement) -> Result<Option<Vec<String>>, Refusal> {
+    let Statement::Truncate(truncate) = statement else { return Ok(None) };
+    if truncate.cascade.is_some() || truncate.identity.is_some() {
+        return Err(Refusal::unsupported(
+            "within a transaction TRUNCATE takes names of tables only; send it outside of one",
+        ));
+    }
+    let delete = |name: &ObjectName| format!("DELETE FROM {name}");
+    Ok(Some(truncate.table_names.iter().map(|target| delete(&target.name)).collect()))
+}
+
+fn definition(column: &mut ColumnDef, to: Dialect) -> Result<(), Refusal> {
+    let name = column_type(&column.data_type, to)?;
+    let name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]);
+    column.data_type = DataType::Custom(name, Vec::new());
+    column.options.retain(|option| {
+        !matches!(option.option, ColumnOption::CharacterSet(_) | ColumnOption::Comment(_))
+    });
+    let counts = |option: &ColumnOption| match option {
+        ColumnOption::DialectSpecific(tokens) => {
+            tokens.iter().any(|token| token.to_string().eq_ignore_ascii_case("auto_increment"))
+        }
+        ColumnOption::Generated { .. } | ColumnOption::Identity(_) => true,
+        _ => false,
+    };
+    if column.options.iter().any(|option| counts(&option.option)) {
+        return Err(counted(&column.name.value));
+    }
+    Ok(())
+}
+
+fn counted(column: &str) -> Refusal {
+    Refusal::unsupported(format!(
+        "each source would count \"{column}\" by itself, and in its own words; give values in the client",
+    ))
+}
+
+/// The type of a column in the words of `to`.
+fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
+    let text = data_type.to_string().to_uppercase();
+    let (base, rest) = text.split_once('(').unwrap_or((&text, ""));
+    let (size, after) = rest.split_once(')').unwrap_or(("", rest));
+    let sized = |name: &str| if size.is_empty() { name.to_owned() } else { format!("{name}({size})") };
+    // `TIMESTAMP(3) WITHOUT TIME ZONE` is `TIMESTAMP WITHOUT TIME ZONE` of three digits.
+    let name = [base.trim(), after.trim()].join(" ");
+    let unknown = || Refusal::unsupported(format!("{to} has no type {text}; make the table at each source"));
+    let found = match (to, name.trim()) {
+        (Dialect::MariaDb, "INT" | "INTEGER" | "INT4") => "INT".into(),
+        (Dialect::MariaDb, "BIGINT" | "INT8") => "BIGINT".into(),
+        (Dialect::MariaDb, "SMALLINT" | "INT2") => "SMALLINT".into(),
+        (Dialect::MariaDb, "BOOL" | "BOOLEAN") => "BOOLEAN".into(),
+        (Dialect::MariaDb, "REAL" | "FLOAT4") => "FLOAT".into(),
+        (Dialect::MariaDb, "DOUBLE PRECISION" | "FLOAT8" | "FLOAT") => "DOUBLE".into(),
+        (Dialect::MariaDb, "NUMERIC" | "DECIMAL") if !size.is_empty() => sized("DECIMAL"),
+        (Dialect::MariaDb, "VARCHAR" | "CHARACTER VARYING") if !size.is_empty() => sized("VARCHAR"),
+        (Dialect::MariaDb, "CHAR" | "CHARACTER" | "BPCHAR") => sized("CHAR"),
+        (Dialect::MariaDb, "TEXT" | "VARCHAR" | "CHARACTER VARYING") => "LONGTEXT".into(),
+        (Dialect::MariaDb, "BYTEA") => "LONGBLOB".into(),
+        (Dialect::MariaDb, "DATE") => "DATE".into(),
+        (Dialect::MariaDb, "TIME" | "TIME WITHOUT TIME ZONE") => "TIME(6)".into(),
+        (Dialect::MariaDb, "TIMESTAMP" | "TIMESTAMP WITHOUT TIME ZONE") => "DATETIME(6)".into(),
+        (Dialect::MariaDb, "JSON" | "JSONB") => "JSON".into(),
+        (Dialect::MariaDb, "UUID") => "UUID".into(),
+        (Dialect::PostgreSql, "INT" | "INTEGER" | "MEDIUMINT" | "SMALLINT UNSIGNED" | "MEDIUMINT UNSIGNED") => {
+            "INTEGER".into()
+        }
+        (Dialect::PostgreSql, "BIGINT" | "INT UNSIGNED" | "INTEGER UNSIGNED") => "BIGINT".into(),
+        (Dialect::PostgreSql, "TINYINT" | "SMALLINT" | "TINYINT UNSIGNED") => "SMALLINT".into(),
+        (Dialect::PostgreSql, "BIGINT UNSIGNED") => "NUMERIC(20)".into(),
+        (Dialect::PostgreSql, "BOOL" | "BOOLEAN") => "SMALLINT".into(),
+        (Dialect::PostgreSql, "FLOAT") => "REAL".into(),
+        (Dialect::PostgreSql, "DOUBLE" | "DOUBLE PRECISION") => "DOUBLE PRECISION".into(),
+        (Dialect::PostgreSql, "NUMERIC" | "DECIMAL" | "DEC") => {
+            if size.is_empty() { "NUMERIC(10,0)".into() } else { sized("NUMERIC") }
+        }
+        (Dialect::PostgreSql, "VARCHAR" | "CHARACTER VARYING") => sized("VARCHAR"),
+        (Dialect::PostgreSql, "CHAR" | "CHARACTER") => sized("CHAR"),
+        (Dialect::PostgreSql, "TINYTEXT" | "TEXT" | "MEDIUMTEXT" | "LONGTEXT") => "TEXT".into(),
+        (Dialect::PostgreSql, "TINYBLOB" | "BLOB" | "MEDIUMBLOB" | "LONGBLOB" | "VARBINARY" | "BINARY") => {
+            "BYTEA".into()
+        }
+        (Dialect::PostgreSql, "DATE") => "DATE".into(),
+        (Dialect::PostgreSql, "TIME") => sized("TIME"),
+        // Without a precision MariaDB keeps whole seconds.
+        (Dialect::PostgreSql, "DATETIME" | "TIMESTAMP") => {
+            if size.is_empty() { "TIMESTAMP(0)".into() } else { sized("TIMESTAMP") }
+        }
+        (Dialect::PostgreSql, "JSON") => "JSON".into(),
+        (Dialect::PostgreSql, "UUID") => "UUID".into(),
+        (_, "SERIAL" | "BIGSERIAL" | "SMALLSERIAL") => return Err(counted("it")),
+        _ => return Err(unknown()),
+    };
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::Catalogue;
+    use super::super::parse::{Verb, parse};
+    use super::super::{dialect, Dialect};
+
+    fn told(text: &str, from: Dialect, to: Dialect) -> String {
+        let mut parsed = parse(text, from).unwrap();
+        let Verb::Schema(mut statement) = parsed.remove(0).verb else { panic!("{text}") };
+        match dialect::translate(&mut statement, from, to, &Catalogue::default()) {
+            Ok(()) => dialect::render(&statement, from, to),
+            Err(refusal) => refusal.to_string(),
+        }
+    }
+
+    #[test]
+    fn tables_are_made_in_the_other_kinds_words() {
+        let to_maria = |text| told(text, Dialect::PostgreSql, Dialect::MariaDb);
+        let to_postgres = |text| told(text, Dialect::MariaDb, Dialect::PostgreSql);
+        assert_eq!(
+            to_maria("create table pgbench_history(tid int,delta int8,mtime timestamp,filler char(22)) with (fillfactor=100)"),
+            "CREATE TABLE pgbench_history (tid INT, delta BIGINT, mtime DATETIME(6), filler CHAR(22))"
+        );
+        assert_eq!(
+            to_postgres("CREATE TABLE sbtest1(id INTEGER NOT NULL, k INTEGER DEFAULT '0' NOT NULL, c CHAR(120) DEFAULT '' NOT NULL, u INT(11) UNSIGNED, at DATETIME, PRIMARY KEY (id)) /*! ENGINE = innodb */"),
+            "CREATE TABLE sbtest1 (id INTEGER NOT NULL, k INTEGER DEFAULT '0' NOT NULL, c CHAR(120) DEFAULT '' NOT NULL, u BIGINT, at TIMESTAMP(0), PRIMARY KEY (id))"
+        );
+        assert_eq!(
+            to_maria("ALTER TABLE t ADD COLUMN note text"),
+            "ALTER TABLE t ADD COLUMN note LONGTEXT"
+        );
+        assert!(to_postgres("CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT, PRIMARY KEY (id)) ENGINE=InnoDB").contains("give values in the client"));
+        assert!(to_maria("CREATE TABLE t (id serial)").contains("give values in the client"));
+        assert!(to_maria("CREATE TABLE t (a point)").contains("no type POINT"));
+        assert!(to_maria("CREATE INDEX ON t (a)").contains("name it"));
+        assert!(to_postgres("CREATE TABLE t (a INT, KEY k (a))").contains("CREATE INDEX"));
+    }
+}

@@ -1,0 +1,72 @@
+//! Steps at which a test has the process stop, so that it can kill some party right there.
+//!
+//! `ORTHODROME_STOP_AT=commit:2` stops the whole process, as SIGSTOP does, before it gives the second order to
+//! commit. Whether it is killed then or something else is, and what goes on, is the test's affair: so one hook serves
+//! for the death of every party, sources included. Without the variable nothing is counted.
+
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use orthodrome_geotp::contract::{AgentEffect, Effect, FromAgent, Record, ToAgent, ToSource};
+
+use super::driver::Sql;
+
+/// The step, and how many of its kind are still to pass; none once it has stopped.
+static WANTED: OnceLock<Option<Mutex<Option<(String, u32)>>>> = OnceLock::new();
+
+fn wanted() -> Option<&'static Mutex<Option<(String, u32)>>> {
+    let read = || {
+        let text = std::env::var("ORTHODROME_STOP_AT").ok()?;
+        let (step, count) = text.split_once(':').unwrap_or((&text, "1"));
+        Some(Mutex::new(Some((step.to_owned(), count.parse().ok()?))))
+    };
+    WANTED.get_or_init(read).as_ref()
+}
+
+/// Stops the process if this is the step.
+fn reached(step: &str) {
+    let Some(wanted) = wanted() else { return };
+    let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((name, left)) = wanted.as_mut() else { return };
+    if name != step {
+        return;
+    }
+    *left = left.saturating_sub(1);
+    if *left == 0 {
+        *wanted = None;
+        // The child ends after the signal has been delivered, so nothing passes this line before.
+        let stopped = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
+        tracing::warn!(step, ?stopped, "went on after a stop that a test asked for");
+    }
+}
+
+/// Before a middleware's effect is carried out.
+pub(super) fn before(effect: &Effect<Sql>) {
+    if wanted().is_none() {
+        return;
+    }
+    match effect {
+        Effect::Send { msg: ToAgent::Execute { .. }, .. } => reached("execute"),
+        Effect::Send { msg: ToAgent::Prepare { .. }, .. } => reached("prepare"),
+        Effect::Send { msg: ToAgent::Commit { one_phase: false, .. }, .. } => reached("commit"),
+        Effect::Persist { record: Record::Commit { .. }, .. } => reached("decide"),
+        Effect::Persist { record: Record::Ended(_), .. } => reached("forget"),
+        Effect::Finished { .. } => reached("tell"),
+        _ => {}
+    }
+}
+
+/// Before an agent's effect is carried out.
+pub(super) fn before_agents(effect: &AgentEffect<Sql>) {
+    if wanted().is_none() {
+        return;
+    }
+    match effect {
+        AgentEffect::Source(ToSource::Run { .. }) => reached("run"),
+        AgentEffect::Source(ToSource::CommitPrepared { .. }) => reached("end"),
+        AgentEffect::Send { msg: FromAgent::Answered { .. }, .. } => reached("answer"),
+        AgentEffect::Send { msg: FromAgent::Prepared { .. }, .. } => reached("vote"),
+        AgentEffect::Send { msg: FromAgent::Committed { .. }, .. } => reached("acknowledge"),
+        _ => {}
+    }
+}
