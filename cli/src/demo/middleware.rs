@@ -158,11 +158,8 @@ pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
         .collect();
     eprintln!("Starting four private servers: {}.", named.join(", "));
     let mut servers = start(&kinds, wish.dir)?;
-    let mut proxy = Proxy {
-        config: wish.dir.join("proxy.toml"),
-        log: wish.dir.join("proxy.log"),
-        child: None,
-    };
+    let mut proxy =
+        Proxy { config: wish.dir.join("proxy.toml"), log: wish.dir.join("proxy.log"), child: None };
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     std::fs::write(&proxy.config, config(&servers, port))?;
     proxy.start()?;
@@ -293,12 +290,13 @@ async fn call(
         // Half of all transfers stay within one server.
         let from = rng.below(PLACES.len() as u64) as usize;
         let to = if rng.below(2) == 0 { from } else { rng.below(PLACES.len() as u64) as usize };
-        let account = |place: usize, rng: &mut Rng| {
-            place * ACCOUNTS + rng.below(ACCOUNTS as u64) as usize
-        };
+        let account =
+            |place: usize, rng: &mut Rng| place * ACCOUNTS + rng.below(ACCOUNTS as u64) as usize;
         let (a, b) = (account(from, &mut rng), account(to, &mut rng));
         let amount = 1 + rng.below(9);
-        let change = |sign, id| format!("UPDATE accounts SET balance = balance {sign} {amount} WHERE id = {id}");
+        let change = |sign, id| {
+            format!("UPDATE accounts SET balance = balance {sign} {amount} WHERE id = {id}")
+        };
         let text = format!("BEGIN; {}; {}; COMMIT", change('-', a), change('+', b));
         let begun = Instant::now();
         match open.text(&text).await {
@@ -521,7 +519,10 @@ fn summary(printed: &Printed) -> String {
         "{} Every account was counted: {}",
         tick(printed.total_ok),
         if printed.total_ok {
-            format!("no money was made or lost, and nothing stayed prepared ({:.0} ms)", printed.settled_ms)
+            format!(
+                "no money was made or lost, and nothing stayed prepared ({:.0} ms)",
+                printed.settled_ms
+            )
         } else {
             format!("{} is WRONG, or something stayed prepared", printed.total)
         }

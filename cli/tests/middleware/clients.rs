@@ -36,6 +36,7 @@ impl Rig {
         self.start(Setup {
             servers: vec![0, 1, 2, 3],
             agents: false,
+            lock_wait_ms: 1_000,
             settings: String::new(),
             tables: tables.iter().map(shard).collect(),
         });
@@ -52,8 +53,7 @@ impl Rig {
 /// The number before a word, or after it.
 fn figure(said: &str, after: &str) -> u64 {
     let rest = said.split(after).nth(1).unwrap_or_else(|| panic!("{after}: {said}"));
-    let digits: String =
-        rest.trim_start().chars().take_while(|c| c.is_ascii_digit()).collect();
+    let digits: String = rest.trim_start().chars().take_while(|c| c.is_ascii_digit()).collect();
     digits.parse().unwrap_or_else(|_| panic!("{after}: {said}"))
 }
 
@@ -68,13 +68,21 @@ fn pgbench_makes_its_own_tables_over_all_sources_and_runs() {
         ("pgbench_history", "aid"),
     ]);
     rig.runs(rig.pgbench().args(["-i", "-s", "1"]));
-    assert_eq!(rig.psql("SELECT count(*), min(aid), max(aid) FROM pgbench_accounts"), "100000|1|100000");
+    assert_eq!(
+        rig.psql("SELECT count(*), min(aid), max(aid) FROM pgbench_accounts"),
+        "100000|1|100000"
+    );
     for server in &rig.servers {
-        let own: u64 = said("SELECT count(*) FROM pgbench_accounts", server.login()).parse().unwrap();
-        assert!((20_000..30_000).contains(&own), "{own} of 100000 accounts are at one of four sources");
+        let own: u64 =
+            said("SELECT count(*) FROM pgbench_accounts", server.login()).parse().unwrap();
+        assert!(
+            (20_000..30_000).contains(&own),
+            "{own} of 100000 accounts are at one of four sources"
+        );
     }
     for protocol in ["simple", "prepared"] {
-        let said = rig.runs(rig.pgbench().args(["-c", "2", "-T", "2", "--max-tries=50", "-M", protocol]));
+        let said =
+            rig.runs(rig.pgbench().args(["-c", "2", "-T", "2", "--max-tries=50", "-M", protocol]));
         assert!(figure(&said, "transactions actually processed: ") > 20, "{said}");
     }
     let sums = "SELECT sum(abalance) FROM pgbench_accounts; SELECT sum(tbalance) FROM pgbench_tellers; \
@@ -111,7 +119,8 @@ fn sysbench_prepares_runs_and_cleans_up() {
     // A transaction deletes a row and inserts it again.
     assert_eq!(rig.mysql("SELECT count(*), min(id), max(id) FROM sbtest2"), "1000\t1\t1000");
     rig.runs(&mut sysbench("cleanup"));
-    let gone = rig.login(orthodrome_geotp::sql::Dialect::MariaDb).client("SELECT 1 FROM sbtest1").output();
+    let gone =
+        rig.login(orthodrome_geotp::sql::Dialect::MariaDb).client("SELECT 1 FROM sbtest1").output();
     assert!(text(&gone.unwrap()).contains("1146"));
 }
 
@@ -125,9 +134,7 @@ fn sqlalchemy_moves_money_in_both_protocols() {
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1], false);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/transfer.py");
-    for (driver, port) in
-        [("postgresql+psycopg2", rig.postgresql), ("mysql+pymysql", rig.mysql)]
-    {
+    for (driver, port) in [("postgresql+psycopg2", rig.postgresql), ("mysql+pymysql", rig.mysql)] {
         let address = format!("{driver}://{CLIENT}:{SECRET}@127.0.0.1:{port}/bank");
         let said = rig.runs(Command::new(&python).arg(&script).arg(address));
         assert!(said.contains("ok "), "{said}");

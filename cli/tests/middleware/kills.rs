@@ -25,12 +25,16 @@ const TEXT: &str = "BEGIN \\; UPDATE accounts SET balance = balance - :d WHERE i
 impl Rig {
     /// Transfers by `pgbench`, as many clients, until it is told to end or loses the proxy.
     fn load(&self, script: &str, seconds: u32) -> Child {
+        self.load_on(self.postgresql, "pgbench.log", script, seconds)
+    }
+
+    fn load_on(&self, port: u16, log: &str, script: &str, seconds: u32) -> Child {
         let draws = "\\set a random(1, 20)\n\\set b random(101, 120)\n\\set c random(201, 220)\n\
                      \\set d random(1, 10)\n";
         fs::write(self.path("transfer.sql"), format!("{draws}{script}")).unwrap();
-        let log = fs::File::create(self.path("pgbench.log")).unwrap();
+        let log = fs::File::create(self.path(log)).unwrap();
         let mut command = Command::new("pgbench");
-        command.args(["-h", "127.0.0.1", "-p", &self.postgresql.to_string(), "-U", CLIENT, "-n"]);
+        command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", CLIENT, "-n"]);
         command.args(["-c", "6", "-T", &seconds.to_string(), "--max-tries=50", "-f"]);
         command.arg(self.path("transfer.sql")).arg("bank").env("PGPASSWORD", SECRET);
         command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
@@ -127,4 +131,22 @@ fn agents_beside_the_sources_prepare_and_every_party_may_die() {
     for place in 0..2 {
         rig.kill_source(place, TEXT);
     }
+}
+
+#[test]
+fn two_proxies_share_sources_and_one_dies() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1, 2], true);
+    let (second, port) = rig.start_second_proxy(None);
+    let mut first_load = rig.load(TEXT, 5);
+    let mut second_load = rig.load_on(port, "second.log", MARKED, 5);
+    std::thread::sleep(Duration::from_millis(1_500));
+    drop(second);
+    second_load.wait().unwrap();
+    let (second, _) = rig.start_second_proxy(Some(port));
+    assert!(first_load.wait().unwrap().success(), "{}", rig.log());
+    assert!(done(&rig.path("pgbench.log")) > 20);
+    rig.settle("kill -9 of one of two proxies");
+    drop(second);
 }

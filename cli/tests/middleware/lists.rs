@@ -143,7 +143,11 @@ fn unseen(ops: Vec<Op>) -> Vec<Op> {
 
 /// The answers of a transaction that committed, `Some(None)` of one that did not, nothing if that is not known; and whether
 /// the connection still stands.
-async fn carry_out(client: &mut Client, ops: &[Op], form: Form) -> (Option<Option<Vec<Answer>>>, bool) {
+async fn carry_out(
+    client: &mut Client,
+    ops: &[Op],
+    form: Form,
+) -> (Option<Option<Vec<Answer>>>, bool) {
     let statements: Vec<String> = ops.iter().map(statement).collect();
     if form == Form::Text {
         let text = format!("BEGIN; {}; COMMIT", statements.join("; "));

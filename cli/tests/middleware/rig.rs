@@ -33,6 +33,8 @@ pub struct Setup {
     pub servers: Vec<usize>,
     /// Each with an agent of its own.
     pub agents: bool,
+    /// How long statements wait for locks.
+    pub lock_wait_ms: u32,
     /// More of the proxy's file, before its sources.
     pub settings: String,
     /// Its tables.
@@ -56,7 +58,13 @@ impl Setup {
             "[[tables]]\nname = \"accounts\"\nshard = {{ by = \"range\", column = \"id\", parts = [ {} ] }}\n",
             parts.join(", ")
         );
-        Self { servers: servers.to_vec(), agents, settings: String::new(), tables }
+        Self {
+            servers: servers.to_vec(),
+            agents,
+            lock_wait_ms: 1_000,
+            settings: String::new(),
+            tables,
+        }
     }
 }
 
@@ -121,7 +129,8 @@ pub fn rig() -> MutexGuard<'static, Option<Rig>> {
 impl Rig {
     fn new() -> Self {
         // It goes with the last of its servers, and is no `TempDir`, since nothing drops a static.
-        let dir = std::env::temp_dir().join(format!("orthodrome-middleware-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("orthodrome-middleware-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let make = |place: usize, kind: Dialect| {
@@ -169,12 +178,33 @@ impl Rig {
         self.start_proxy(None);
     }
 
+    /// Another proxy over the same sources and agents, and where it serves PostgreSQL's clients.
+    pub fn start_second_proxy(&self, port: Option<u16>) -> (Process, u16) {
+        let port = port.unwrap_or_else(free_port);
+        let mut file = self.proxy_file();
+        for (from, to) in [
+            ("data_dir = \"proxy\"", "node = 2\ndata_dir = \"proxy2\"".to_owned()),
+            (&format!(":{}\"", self.postgresql), format!(":{port}\"")),
+            (&format!("mysql = \"127.0.0.1:{}\"\n", self.mysql), String::new()),
+        ] {
+            assert!(file.contains(from), "{from}: {file}");
+            file = file.replace(from, &to);
+        }
+        fs::write(self.path("proxy2.toml"), file).unwrap();
+        (self.run("proxy", "proxy2", None), port)
+    }
+
     /// Starts it all with a table of accounts, in which there are `ACCOUNTS` at each source with 1000 each.
     pub fn start_bank(&mut self, servers: &[usize], agents: bool) {
+        self.start_bank_as(Setup::accounts(servers, agents));
+    }
+
+    pub fn start_bank_as(&mut self, setup: Setup) {
         for server in &self.servers {
             said("DROP TABLE IF EXISTS accounts", server.login());
         }
-        self.start(Setup::accounts(servers, agents));
+        let servers = setup.servers.clone();
+        self.start(setup);
         self.psql("CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL)");
         let rows: Vec<String> = (0..servers.len())
             .flat_map(|s| (1..=ACCOUNTS).map(move |n| format!("({}, 1000)", s * 100 + n)))
@@ -191,10 +221,10 @@ impl Rig {
 
     fn proxy_file(&self) -> String {
         let mut file = format!(
-            "name = \"test\"\ndata_dir = \"proxy\"\nsecret = \"{SECRET}\"\n{}\
+            "name = \"test\"\ndata_dir = \"proxy\"\nsecret = \"{SECRET}\"\nlock_wait_ms = {}\n{}\
              [listen]\npostgresql = \"127.0.0.1:{}\"\nmysql = \"127.0.0.1:{}\"\n\
              [[users]]\nname = \"{CLIENT}\"\npassword = \"{SECRET}\"\n",
-            self.setup.settings, self.postgresql, self.mysql,
+            self.setup.lock_wait_ms, self.setup.settings, self.postgresql, self.mysql,
         );
         for &server in &self.setup.servers {
             let agent = format!("agent = \"127.0.0.1:{}\"\n", self.agent_ports[server]);
@@ -213,11 +243,12 @@ impl Rig {
     fn agent_file(&self, server: usize) -> String {
         let mut file = format!(
             "listen = \"127.0.0.1:{}\"\nsecret = \"{SECRET}\"\ndata_dir = \"agent{server}\"\nid = {}\nkind = \"{}\"\n\
-             address = \"127.0.0.1:{}\"\ndatabase = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\n",
+             address = \"127.0.0.1:{}\"\ndatabase = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\nlock_wait_ms = {}\n",
             self.agent_ports[server],
             server + 1,
             self.kind(server),
             self.servers[server].port,
+            self.setup.lock_wait_ms,
         );
         for &peer in self.setup.servers.iter().filter(|&&peer| peer != server) {
             file.push_str(&format!(
@@ -257,7 +288,7 @@ impl Rig {
 
     /// The end of what our processes have logged.
     pub fn log(&self) -> String {
-        let names = ["proxy", "agent0", "agent1", "agent2", "agent3"];
+        let names = ["proxy", "proxy2", "agent0", "agent1", "agent2", "agent3"];
         let last = |name: &str| {
             let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
             let lines: Vec<&str> = log.lines().rev().take(30).collect();

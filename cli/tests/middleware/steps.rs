@@ -43,7 +43,7 @@ struct Case(Party, &'static str, Typed, &'static [(Party, Expected)]);
 /// With the agents inside the proxy.
 const INSIDE: &[Case] = &[
     Case(Proxy, "execute:2", Statements, &[(Proxy, RolledBack)]),
-    Case(Proxy, "prepare:2", Statements, &[(Proxy, RolledBack), (Source(0), RolledBack)]),
+    Case(Proxy, "prepare:2", Statements, &[(Proxy, RolledBack), (Source(1), RolledBack)]),
     Case(Proxy, "vote:2", Text, &[(Proxy, RolledBack), (Source(1), Either)]),
     Case(Proxy, "decide", Text, &[(Proxy, RolledBack), (Source(0), Either), (Source(1), Either)]),
     Case(
@@ -125,7 +125,9 @@ impl Rig {
 
     fn kill_at(&mut self, case: &Case, victim: Party, expected: Expected) {
         let Case(who, step, typed, _) = *case;
-        let name = format!("{who:?} stopped before {step} of a transfer by {typed:?}, {victim:?} was killed");
+        let name = format!(
+            "{who:?} stopped before {step} of a transfer by {typed:?}, {victim:?} was killed"
+        );
         let before = self.balance();
         self.start_party(who, Some(step));
         let mut psql = self.transfer(typed);
@@ -174,7 +176,12 @@ impl Rig {
             for &(victim, expected) in case.3 {
                 let begun = Instant::now();
                 self.kill_at(case, victim, expected);
-                eprintln!("{:?} before {}, {victim:?} killed: {:.1} s", case.0, case.1, begun.elapsed().as_secs_f64());
+                eprintln!(
+                    "{:?} before {}, {victim:?} killed: {:.1} s",
+                    case.0,
+                    case.1,
+                    begun.elapsed().as_secs_f64()
+                );
             }
         }
     }

@@ -1,8 +1,8 @@
 //! From a client's text to statements: a text may hold several, and comments may mark the last.
 
 use sqlparser::ast::{
-    ContextModifier, CopyOption, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
-    TransactionMode, Value as SqlValue,
+    ContextModifier, CopyOption, Expr, Set, Statement, TransactionAccessMode,
+    TransactionIsolationLevel, TransactionMode, Value as SqlValue,
 };
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::parser::Parser;

@@ -19,7 +19,10 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
             create.unlogged = false;
             create.columns.iter_mut().try_for_each(|column| definition(column, to))?;
             let is_index = |constraint: &TableConstraint| {
-                matches!(constraint, TableConstraint::Index(_) | TableConstraint::FulltextOrSpatial(_))
+                matches!(
+                    constraint,
+                    TableConstraint::Index(_) | TableConstraint::FulltextOrSpatial(_)
+                )
             };
             if to == Dialect::PostgreSql && create.constraints.iter().any(is_index) {
                 return Err(Refusal::unsupported(
@@ -36,7 +39,9 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
         }
         Statement::CreateIndex(create) if to == Dialect::MariaDb => {
             if create.name.is_none() {
-                return Err(Refusal::unsupported("MariaDB does not name indexes by itself; name it"));
+                return Err(Refusal::unsupported(
+                    "MariaDB does not name indexes by itself; name it",
+                ));
             }
             create.concurrently = false;
         }
@@ -92,10 +97,12 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
     let text = data_type.to_string().to_uppercase();
     let (base, rest) = text.split_once('(').unwrap_or((&text, ""));
     let (size, after) = rest.split_once(')').unwrap_or(("", rest));
-    let sized = |name: &str| if size.is_empty() { name.to_owned() } else { format!("{name}({size})") };
+    let sized =
+        |name: &str| if size.is_empty() { name.to_owned() } else { format!("{name}({size})") };
     // `TIMESTAMP(3) WITHOUT TIME ZONE` is `TIMESTAMP WITHOUT TIME ZONE` of three digits.
     let name = [base.trim(), after.trim()].join(" ");
-    let unknown = || Refusal::unsupported(format!("{to} has no type {text}; make the table at each source"));
+    let unknown =
+        || Refusal::unsupported(format!("{to} has no type {text}; make the table at each source"));
     let found = match (to, name.trim()) {
         (Dialect::MariaDb, "INT" | "INTEGER" | "INT4") => "INT".into(),
         (Dialect::MariaDb, "BIGINT" | "INT8") => "BIGINT".into(),
@@ -113,9 +120,10 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
         (Dialect::MariaDb, "TIMESTAMP" | "TIMESTAMP WITHOUT TIME ZONE") => "DATETIME(6)".into(),
         (Dialect::MariaDb, "JSON" | "JSONB") => "JSON".into(),
         (Dialect::MariaDb, "UUID") => "UUID".into(),
-        (Dialect::PostgreSql, "INT" | "INTEGER" | "MEDIUMINT" | "SMALLINT UNSIGNED" | "MEDIUMINT UNSIGNED") => {
-            "INTEGER".into()
-        }
+        (
+            Dialect::PostgreSql,
+            "INT" | "INTEGER" | "MEDIUMINT" | "SMALLINT UNSIGNED" | "MEDIUMINT UNSIGNED",
+        ) => "INTEGER".into(),
         (Dialect::PostgreSql, "BIGINT" | "INT UNSIGNED" | "INTEGER UNSIGNED") => "BIGINT".into(),
         (Dialect::PostgreSql, "TINYINT" | "SMALLINT" | "TINYINT UNSIGNED") => "SMALLINT".into(),
         (Dialect::PostgreSql, "BIGINT UNSIGNED") => "NUMERIC(20)".into(),
@@ -123,19 +131,28 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
         (Dialect::PostgreSql, "FLOAT") => "REAL".into(),
         (Dialect::PostgreSql, "DOUBLE" | "DOUBLE PRECISION") => "DOUBLE PRECISION".into(),
         (Dialect::PostgreSql, "NUMERIC" | "DECIMAL" | "DEC") => {
-            if size.is_empty() { "NUMERIC(10,0)".into() } else { sized("NUMERIC") }
+            if size.is_empty() {
+                "NUMERIC(10,0)".into()
+            } else {
+                sized("NUMERIC")
+            }
         }
         (Dialect::PostgreSql, "VARCHAR" | "CHARACTER VARYING") => sized("VARCHAR"),
         (Dialect::PostgreSql, "CHAR" | "CHARACTER") => sized("CHAR"),
         (Dialect::PostgreSql, "TINYTEXT" | "TEXT" | "MEDIUMTEXT" | "LONGTEXT") => "TEXT".into(),
-        (Dialect::PostgreSql, "TINYBLOB" | "BLOB" | "MEDIUMBLOB" | "LONGBLOB" | "VARBINARY" | "BINARY") => {
-            "BYTEA".into()
-        }
+        (
+            Dialect::PostgreSql,
+            "TINYBLOB" | "BLOB" | "MEDIUMBLOB" | "LONGBLOB" | "VARBINARY" | "BINARY",
+        ) => "BYTEA".into(),
         (Dialect::PostgreSql, "DATE") => "DATE".into(),
         (Dialect::PostgreSql, "TIME") => sized("TIME"),
         // Without a precision MariaDB keeps whole seconds.
         (Dialect::PostgreSql, "DATETIME" | "TIMESTAMP") => {
-            if size.is_empty() { "TIMESTAMP(0)".into() } else { sized("TIMESTAMP") }
+            if size.is_empty() {
+                "TIMESTAMP(0)".into()
+            } else {
+                sized("TIMESTAMP")
+            }
         }
         (Dialect::PostgreSql, "JSON") => "JSON".into(),
         (Dialect::PostgreSql, "UUID") => "UUID".into(),
@@ -149,7 +166,7 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
 mod tests {
     use super::super::catalog::Catalogue;
     use super::super::parse::{Verb, parse};
-    use super::super::{dialect, Dialect};
+    use super::super::{Dialect, dialect};
 
     fn told(text: &str, from: Dialect, to: Dialect) -> String {
         let mut parsed = parse(text, from).unwrap();
@@ -165,18 +182,27 @@ mod tests {
         let to_maria = |text| told(text, Dialect::PostgreSql, Dialect::MariaDb);
         let to_postgres = |text| told(text, Dialect::MariaDb, Dialect::PostgreSql);
         assert_eq!(
-            to_maria("create table pgbench_history(tid int,delta int8,mtime timestamp,filler char(22)) with (fillfactor=100)"),
+            to_maria(
+                "create table pgbench_history(tid int,delta int8,mtime timestamp,filler char(22)) with (fillfactor=100)"
+            ),
             "CREATE TABLE pgbench_history (tid INT, delta BIGINT, mtime DATETIME(6), filler CHAR(22))"
         );
         assert_eq!(
-            to_postgres("CREATE TABLE sbtest1(id INTEGER NOT NULL, k INTEGER DEFAULT '0' NOT NULL, c CHAR(120) DEFAULT '' NOT NULL, u INT(11) UNSIGNED, at DATETIME, PRIMARY KEY (id)) /*! ENGINE = innodb */"),
+            to_postgres(
+                "CREATE TABLE sbtest1(id INTEGER NOT NULL, k INTEGER DEFAULT '0' NOT NULL, c CHAR(120) DEFAULT '' NOT NULL, u INT(11) UNSIGNED, at DATETIME, PRIMARY KEY (id)) /*! ENGINE = innodb */"
+            ),
             "CREATE TABLE sbtest1 (id INTEGER NOT NULL, k INTEGER DEFAULT '0' NOT NULL, c CHAR(120) DEFAULT '' NOT NULL, u BIGINT, at TIMESTAMP(0), PRIMARY KEY (id))"
         );
         assert_eq!(
             to_maria("ALTER TABLE t ADD COLUMN note text"),
             "ALTER TABLE t ADD COLUMN note LONGTEXT"
         );
-        assert!(to_postgres("CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT, PRIMARY KEY (id)) ENGINE=InnoDB").contains("give values in the client"));
+        assert!(
+            to_postgres(
+                "CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT, PRIMARY KEY (id)) ENGINE=InnoDB"
+            )
+            .contains("give values in the client")
+        );
         assert!(to_maria("CREATE TABLE t (id serial)").contains("give values in the client"));
         assert!(to_maria("CREATE TABLE t (a point)").contains("no type POINT"));
         assert!(to_maria("CREATE INDEX ON t (a)").contains("name it"));

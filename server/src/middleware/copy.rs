@@ -67,7 +67,8 @@ impl Copy {
         if self.is_over {
             return Ok(());
         }
-        let bad = |what: &str, row: u64| SqlError::new("22P04", format!("row {row} of COPY {what}"));
+        let bad =
+            |what: &str, row: u64| SqlError::new("22P04", format!("row {row} of COPY {what}"));
         self.count += 1;
         let cells: Vec<&[u8]> = line.split(|byte| *byte == b'\t').collect();
         if cells.len() != self.columns.len() {
@@ -82,7 +83,8 @@ impl Copy {
             }
             let text = unescaped(cell).and_then(|bytes| String::from_utf8(bytes).ok());
             let text = text.ok_or_else(|| bad("is not UTF-8", self.count))?;
-            let is_whole = text.len() < 19 && text.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit());
+            let is_whole =
+                text.len() < 19 && text.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit());
             if column.kind.is_exact() && is_whole && text.bytes().any(|b| b.is_ascii_digit()) {
                 values.push(text);
             } else {

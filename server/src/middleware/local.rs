@@ -253,8 +253,13 @@ impl LocalServer {
         fs::create_dir_all(directory)?;
         // A lesser user must be able to reach it.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
-        let mut server =
-            Self { kind, port: free_port()?, directory: directory.to_owned(), child: None, guard: None };
+        let mut server = Self {
+            kind,
+            port: free_port()?,
+            directory: directory.to_owned(),
+            child: None,
+            guard: None,
+        };
         match kind {
             Dialect::PostgreSql => server.make_postgres()?,
             Dialect::MariaDb => server.make_mariadb()?,
@@ -374,7 +379,11 @@ impl LocalServer {
         let child = as_user(&mut command, user).stdout(log.try_clone()?).stderr(log).spawn()?;
         let mut guard = Command::new("sh");
         guard.args(["-c", "read -r _; kill -KILL \"$0\"; rm -rf \"$1\"", &child.id().to_string()]);
-        guard.arg(&self.directory).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        guard
+            .arg(&self.directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         self.child = Some(child);
         // Its input ends when this process does.
         self.guard = Some(guard.process_group(0).spawn()?);

@@ -315,11 +315,7 @@ impl Connection {
     }
 
     /// `COPY … FROM STDIN`: rows go where inserts of them would, in one transaction. How many there were.
-    async fn copy(
-        &mut self,
-        table: &str,
-        columns: &[String],
-    ) -> io::Result<Result<u64, SqlError>> {
+    async fn copy(&mut self, table: &str, columns: &[String]) -> io::Result<Result<u64, SqlError>> {
         let is_own = !self.session.in_transaction();
         let mut copy = match self.begin_copy(table, columns, is_own).await {
             Ok(columns) => Copy::new(table, columns),

@@ -480,7 +480,7 @@ impl Session {
         };
         open.touched
             .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
-        let xid = open.xid;
+        let (xid, sources) = (open.xid, open.touched.len());
         proxy.middleware.round(xid, parts, last);
         let mut answers = None;
         let mut is_cancelled = false;
@@ -506,7 +506,7 @@ impl Session {
                     answers = Some(found);
                 }
                 Some(Heard::StatementFailed(source, failure)) => {
-                    let error = self.error(source, failure);
+                    let error = self.error(source, failure, sources);
                     if several || client == Dialect::PostgreSql {
                         self.end().await;
                         self.in_block = self.in_block && client == Dialect::PostgreSql;
@@ -529,7 +529,7 @@ impl Session {
                                 Reason::Serialization | Reason::Deadlock | Reason::Peer
                             )
                         });
-                    return Err(Missed { error: self.ended(outcome, failure), lost });
+                    return Err(Missed { error: self.ended(outcome, failure, sources), lost });
                 }
             }
         }
@@ -542,9 +542,15 @@ impl Session {
             .map_or_else(|| node.to_string(), |s| s.name.clone())
     }
 
-    fn error(&self, source: NodeId, failure: Failure<Sql>) -> SqlError {
+    /// What is told of a failure at a source, of a transaction that is at as many.
+    fn error(&self, source: NodeId, failure: Failure<Sql>, sources: usize) -> SqlError {
         if let Some(fault) = failure.fault {
-            return fault.into();
+            let mut error = SqlError::from(fault);
+            if failure.reason == Reason::LockTimeout && sources > 1 {
+                // Nobody looks for deadlocks across sources: they end so, and are answered like others.
+                error.sqlstate = "40P01".into();
+            }
+            return error;
         }
         let name = self.source_name(source);
         let (sqlstate, why) = match failure.reason {
@@ -574,13 +580,18 @@ impl Session {
         SqlError::new(sqlstate, format!("transaction rolled back: {why}; try again"))
     }
 
-    fn ended(&self, outcome: Outcome, failure: Option<(NodeId, Failure<Sql>)>) -> SqlError {
+    fn ended(
+        &self,
+        outcome: Outcome,
+        failure: Option<(NodeId, Failure<Sql>)>,
+        sources: usize,
+    ) -> SqlError {
         match (outcome, failure) {
             (Outcome::Unknown, _) => SqlError::new(
                 "08007",
                 "the connection to the source broke while it committed; whether the transaction took place is not known",
             ),
-            (_, Some((source, failure))) => self.error(source, failure),
+            (_, Some((source, failure))) => self.error(source, failure, sources),
             (outcome, None) => {
                 SqlError::new("40001", format!("transaction rolled back: {outcome}; try again"))
             }
@@ -600,7 +611,7 @@ impl Session {
                 return match outcome {
                     Outcome::Committed(_) => Ok(Reply::done("COMMIT")),
                     outcome @ (Outcome::Aborted(_) | Outcome::Unknown) => {
-                        Err(self.ended(outcome, failure))
+                        Err(self.ended(outcome, failure, open.touched.len()))
                     }
                 };
             }
@@ -694,9 +705,10 @@ impl Session {
                 "0A000",
                 "savepoints are not supported: a branch that fails ends its transaction; begin a new one",
             )),
-            Verb::Copy { .. } => {
-                Err(SqlError::new("0A000", "COPY must be a text of its own, of PostgreSQL's simple protocol"))
-            }
+            Verb::Copy { .. } => Err(SqlError::new(
+                "0A000",
+                "COPY must be a text of its own, of PostgreSQL's simple protocol",
+            )),
             Verb::Other => {
                 self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT"))
             }
