@@ -107,17 +107,17 @@ fn sysbench_prepares_runs_and_cleans_up() {
         command.args(["oltp_read_write", "--db-driver=mysql", "--mysql-host=127.0.0.1"]);
         command.arg(format!("--mysql-port={}", rig.mysql));
         command.args([&format!("--mysql-user={CLIENT}"), &format!("--mysql-password={SECRET}")]);
-        command.args(["--mysql-db=bank", "--tables=2", "--table-size=1000", "--auto_inc=off"]);
+        command.args(["--mysql-db=bank", "--tables=2", "--table-size=10000", "--auto_inc=off"]);
         // What a transaction that lost to another hears.
-        command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=3", "--time=4", order]);
+        command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=2", "--time=4", order]);
         command
     };
     rig.runs(&mut sysbench("prepare"));
-    assert_eq!(rig.mysql("SELECT count(*) FROM sbtest1"), "1000");
+    assert_eq!(rig.mysql("SELECT count(*) FROM sbtest1"), "10000");
     let said = rig.runs(&mut sysbench("run"));
     assert!(figure(&said, "transactions:") > 5, "{said}");
     // A transaction deletes a row and inserts it again.
-    assert_eq!(rig.mysql("SELECT count(*), min(id), max(id) FROM sbtest2"), "1000\t1\t1000");
+    assert_eq!(rig.mysql("SELECT count(*), min(id), max(id) FROM sbtest2"), "10000\t1\t10000");
     rig.runs(&mut sysbench("cleanup"));
     let gone =
         rig.login(orthodrome_geotp::sql::Dialect::MariaDb).client("SELECT 1 FROM sbtest1").output();

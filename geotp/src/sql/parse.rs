@@ -1,8 +1,8 @@
 //! From a client's text to statements: a text may hold several, and comments may mark the last.
 
 use sqlparser::ast::{
-    ContextModifier, CopyOption, Expr, Set, Statement, TransactionAccessMode,
-    TransactionIsolationLevel, TransactionMode, Value as SqlValue,
+    ContextModifier, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
+    TransactionMode, Value as SqlValue,
 };
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::parser::Parser;
@@ -311,15 +311,15 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
     };
     let Ok(mut tokens) = tokens else { return done(Verb::Other, 0) };
     let parameters = number_parameters(&mut tokens);
-    if words.first().is_some_and(|word| word == "COPY") {
-        // Rows follow in messages of their own; the parser looks for them behind the semicolon.
-        tokens.push(Token::SemiColon);
-    }
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
     };
-    let Some(statement) = parsed else { return done(Verb::Other, parameters) };
+    let Some(statement) = parsed else {
+        let is_set = dialect == Dialect::MariaDb && words.first().is_some_and(|word| word == "SET");
+        let verb = if is_set { several_settings(text)? } else { Verb::Other };
+        return done(verb, parameters);
+    };
     done(verb(statement, text, dialect)?, parameters)
 }
 
@@ -392,6 +392,10 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
             }
             Verb::Explain(Box::new(inner))
         }
+        ("COPY", _) if dialect == Dialect::PostgreSql => match copy(text)? {
+            Some(verb) => verb,
+            None => return Ok(None),
+        },
         ("VACUUM", _) => Verb::Housekeeping("VACUUM"),
         ("CHECKPOINT", _) => Verb::Housekeeping("CHECKPOINT"),
         ("DISCARD", _) => Verb::Housekeeping("DISCARD ALL"),
@@ -448,29 +452,6 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
             let name = name.strip_prefix("USE ").unwrap_or(&name);
             Verb::Use(name.trim_matches('`').to_owned())
         }
-        Statement::Copy {
-            source: sqlparser::ast::CopySource::Table { table_name, columns },
-            to: false,
-            target: sqlparser::ast::CopyTarget::Stdin,
-            options,
-            legacy_options,
-            ..
-        } => {
-            let is_plain = options.iter().all(|option| match option {
-                CopyOption::Freeze(_) => true,
-                CopyOption::Format(format) => format.value.eq_ignore_ascii_case("text"),
-                _ => false,
-            });
-            if !is_plain || !legacy_options.is_empty() {
-                return Err(Refusal::unsupported(
-                    "COPY takes rows in the text format with its own delimiter; leave the options out",
-                ));
-            }
-            Verb::Copy {
-                table: super::route::table_name(&table_name),
-                columns: columns.iter().map(|c| c.value.to_lowercase()).collect(),
-            }
-        }
         Statement::Query(_)
         | Statement::Insert(_)
         | Statement::Update(_)
@@ -497,6 +478,40 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
         }
         _ => Verb::Other,
     })
+}
+
+/// `COPY … FROM STDIN`, which the parser reads only with its rows behind it; nothing if it is another COPY.
+fn copy(text: &str) -> Result<Option<Verb>, Refusal> {
+    let bare = |name: &str| name.trim().trim_matches('"').to_lowercase();
+    let lower = text.to_lowercase();
+    let Some(at) = lower.find("from stdin") else { return Ok(None) };
+    let target = lower.get("copy".len()..at).unwrap_or_default().trim();
+    let (table, columns) = target.split_once('(').unwrap_or((target, ""));
+    let columns = columns.trim().trim_end_matches(')');
+    let columns = columns.split(',').map(bare).filter(|column| !column.is_empty()).collect();
+    let options = lower.get(at + "from stdin".len()..).unwrap_or_default().trim();
+    let options = options.strip_prefix("with").unwrap_or(options).trim();
+    let options = options.trim_start_matches('(').trim_end_matches(')');
+    for option in options.split(',').map(str::trim).filter(|option| !option.is_empty()) {
+        let words: Vec<&str> = option.split_whitespace().collect();
+        if !matches!(words.as_slice(), ["freeze", ..] | ["format", "text" | "'text'"]) {
+            return Err(Refusal::unsupported(format!(
+                "COPY takes rows in the text format as it is by default; leave `{option}` out",
+            )));
+        }
+    }
+    let table = bare(table.rsplit('.').next().unwrap_or(table));
+    Ok(Some(Verb::Copy { table, columns }))
+}
+
+/// `SET` of several things, which drivers send when they begin: none of them may be one that matters.
+fn several_settings(text: &str) -> Result<Verb, Refusal> {
+    let lower = text.to_lowercase();
+    let matters = ["autocommit", "isolation", "global"];
+    match matters.into_iter().find(|word| lower.contains(word)) {
+        Some(word) => Err(Refusal::unsupported(format!("set {word} in a statement of its own"))),
+        None => Ok(Verb::Set("several".into(), String::new())),
+    }
 }
 
 fn modes_of(modes: &[TransactionMode]) -> (Option<Isolation>, bool) {
@@ -552,16 +567,8 @@ fn set_verb(set: Set, text: &str) -> Result<Verb, Refusal> {
         Set::SetNamesDefault {} => Verb::Set("names".into(), "default".into()),
         Set::SetTimeZone { value, .. } => Verb::Set("timezone".into(), setting(&value)),
         Set::MultipleAssignments { assignments } => {
-            // JDBC sends several at once; none of them may be one that matters.
-            for one in &assignments {
-                let name = one.name.to_string().to_lowercase();
-                if name.contains("autocommit") || name.contains("isolation") {
-                    return Err(Refusal::unsupported(format!(
-                        "set {name} in a statement of its own"
-                    )));
-                }
-            }
-            Verb::Set("several".into(), String::new())
+            let names: Vec<String> = assignments.iter().map(|one| one.name.to_string()).collect();
+            several_settings(&names.join(","))?
         }
         _ => Verb::Other,
     })

@@ -651,3 +651,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_drivers_and_benchmarks_say_first_is_understood() {
+    let verb = |text: &str, dialect| parse(text, dialect).map(|mut parsed| parsed.remove(0).verb);
+    let copy = |columns: &[&str]| Verb::Copy {
+        table: "pgbench_accounts".into(),
+        columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+    };
+    let postgres = Dialect::PostgreSql;
+    assert_eq!(verb("copy pgbench_accounts from stdin with (freeze on)", postgres), Ok(copy(&[])));
+    assert_eq!(
+        verb("COPY public.\"pgbench_accounts\" (aid, \"bid\") FROM STDIN", postgres),
+        Ok(copy(&["aid", "bid"]))
+    );
+    let refused = verb("COPY t FROM STDIN (FORMAT csv, HEADER)", postgres).unwrap_err();
+    assert!(refused.message.contains("format csv"), "{refused}");
+    let settings = "set sql_mode=CONCAT(@@sql_mode,',STRICT_TRANS_TABLES'),NAMES utf8mb4";
+    assert!(matches!(verb(settings, Dialect::MariaDb), Ok(Verb::Set(..))));
+    let refused = verb("set sql_mode=CONCAT(@@sql_mode,'x'),autocommit=0", Dialect::MariaDb);
+    assert!(refused.unwrap_err().message.contains("autocommit"));
+}

@@ -788,7 +788,10 @@ impl Session {
                 if !is_metadata && !matches!(first, "select" | "with" | "table" | "explain") {
                     return Err(SqlError::new(
                         "0A000",
-                        "this statement is not supported by the proxy; send it to a source",
+                        format!(
+                            "this statement is not supported by the proxy; send it to a source: {}",
+                            parsed.text.chars().take(100).collect::<String>()
+                        ),
                     ));
                 }
                 if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
