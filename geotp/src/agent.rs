@@ -138,6 +138,7 @@ impl<W: Work> Agent<W> {
                 self.on_commit(from, xid, at, one_phase, door)
             }
             ToAgent::Rollback { xid } => self.on_rollback(from, xid, door),
+            ToAgent::Interrupt { xid } => self.on_interrupt(xid, door),
             ToAgent::Scan { epoch } => self.on_scan(from, epoch, door),
         }
     }
@@ -433,6 +434,14 @@ impl<W: Work> Agent<W> {
                 self.branches.insert(xid, branch);
                 door.push(AgentEffect::Source(ToSource::Rollback { xid }));
             }
+        }
+    }
+
+    fn on_interrupt(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+        let is_running =
+            |branch: &Branch<W>| matches!(branch.state, State::Running(_) | State::Committing);
+        if self.branches.get(&xid).is_some_and(is_running) {
+            door.push(AgentEffect::Source(ToSource::Interrupt { xid }));
         }
     }
 

@@ -272,6 +272,11 @@ pub enum ToAgent<W: Work> {
         /// Which transaction.
         xid: Xid,
     },
+    /// Interrupt what the branch runs; whatever comes of that is answered as always.
+    Interrupt {
+        /// Which transaction.
+        xid: Xid,
+    },
     /// Which branches of this middleware are prepared at the source?
     Scan {
         /// Its life.
@@ -414,6 +419,11 @@ pub enum ToSource<W: Work> {
     },
     /// Roll the branch back, whatever it is doing, prepared or not; close its session if it is in doubt.
     Rollback {
+        /// Which transaction.
+        xid: Xid,
+    },
+    /// Interrupt the statement that the branch runs, if it does.
+    Interrupt {
         /// Which transaction.
         xid: Xid,
     },

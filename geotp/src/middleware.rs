@@ -500,6 +500,25 @@ impl<W: Work> Middleware<W> {
         }
     }
 
+    /// The caller of the session gives up. As [`Middleware::rollback`]; but where the only branch may commit by itself, its
+    /// source is asked to interrupt what it runs, and its answer decides.
+    pub fn cancel(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+        let Some(open) = self.open.get(&xid) else { return };
+        let is_committing = |branch: &Branch<W>| branch.is_committing() && branch.is_sent;
+        let committing: Vec<NodeId> = open
+            .branches
+            .iter()
+            .filter(|(_, branch)| is_committing(branch))
+            .map(|(&at, _)| at)
+            .collect();
+        for &source in &committing {
+            self.send(source, ToAgent::Interrupt { xid }, door);
+        }
+        if committing.is_empty() {
+            self.rollback(xid, door);
+        }
+    }
+
     /// An operator ends a branch of a middleware that is gone for ever and took its log with it.
     pub fn settle(&mut self, xid: Xid, source: NodeId, commit: bool, door: Out<'_, '_, W>) {
         let msg = if commit {

@@ -362,6 +362,8 @@ impl Source {
             ToSource::CommitPrepared { xid, at } => self.commit_prepared(xid, at, desk),
             ToSource::CommitOnePhase { xid, at } => self.commit_one_phase(xid, at, desk),
             ToSource::Rollback { xid } => self.roll_back(xid, now, desk),
+            // Callers of simulations cancel nothing that commits by itself.
+            ToSource::Interrupt { .. } => {}
             ToSource::List => {
                 let is_listed = |session: &Session| session.is_prepared;
                 let prepared = self

@@ -64,6 +64,7 @@ impl Message for Msg {
                 ToAgent::Prepare { .. } => "Prepare",
                 ToAgent::Commit { .. } => "Commit",
                 ToAgent::Rollback { .. } => "Rollback",
+                ToAgent::Interrupt { .. } => "Interrupt",
                 ToAgent::Scan { .. } => "Scan",
             },
             Self::FromAgent(msg) => match msg {

@@ -213,6 +213,11 @@ impl MiddlewareHost {
         self.act(move |middleware, door| middleware.rollback(xid, door));
     }
 
+    /// Its client wants it to stop.
+    pub(super) fn cancel(&self, xid: Xid) {
+        self.act(move |middleware, door| middleware.cancel(xid, door));
+    }
+
     /// Ends a branch by hand.
     pub(super) fn settle(&self, xid: Xid, source: NodeId, commit: bool) {
         self.act(move |middleware, door| middleware.settle(xid, source, commit, door));

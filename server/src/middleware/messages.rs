@@ -349,6 +349,7 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
             }
             ToAgent::Rollback { xid } => of(15, xid),
             ToAgent::Scan { epoch } => LinkMessage { what: 16, epoch: *epoch, ..empty },
+            ToAgent::Interrupt { xid } => of(17, xid),
         },
         Link::Word(word) => {
             let lives = |message: LinkMessage, fence: &Fence| LinkMessage {
@@ -434,6 +435,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
         14 => order(ToAgent::Commit { xid: xid?, at: Timestamp(m.time), one_phase: m.flag }),
         15 => order(ToAgent::Rollback { xid: xid? }),
         16 => order(ToAgent::Scan { epoch: m.epoch }),
+        17 => order(ToAgent::Interrupt { xid: xid? }),
         20 => word(FromAgent::Attached { epoch: m.epoch, fence }),
         21 => word(FromAgent::Pong { sent: Time(m.time), fence, is_attached: m.flag }),
         22 => word(FromAgent::Answered {
@@ -502,6 +504,7 @@ mod tests {
             Link::Order(ToAgent::Commit { xid, at: Timestamp(6), one_phase: true }),
             Link::Order(ToAgent::Rollback { xid }),
             Link::Order(ToAgent::Scan { epoch: 3 }),
+            Link::Order(ToAgent::Interrupt { xid }),
             Link::Word(FromAgent::Attached { epoch: 3, fence }),
             Link::Word(FromAgent::Pong { sent: Time(4), fence, is_attached: true }),
             Link::Word(FromAgent::Answered {

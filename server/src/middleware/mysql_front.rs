@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
+use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
 use super::front::Front;
@@ -39,7 +40,21 @@ struct Connection {
 }
 
 /// Serves one client until it leaves.
-pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<()> {
+pub(super) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
+    let cancelled: Arc<Notify> = Arc::default();
+    // What the greeting calls it is what KILL names.
+    let (id, _) = front.enter(cancelled.clone());
+    let served = greet(front.clone(), stream, id, cancelled).await;
+    front.leave(id);
+    served
+}
+
+async fn greet(
+    front: Arc<Front>,
+    mut stream: Stream,
+    id: u32,
+    cancelled: Arc<Notify>,
+) -> io::Result<()> {
     let nonce = random_bytes::<20>();
     let mut number = 0;
     let own = LONG
@@ -56,7 +71,6 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         | PLUGIN_AUTH_LENENC
         | DEPRECATE_EOF
         | if front.tls.is_some() { SSL } else { 0 };
-    let (id, _) = front.enter(Arc::default());
     let mut hello = BytesMut::new();
     hello.put_u8(10);
     hello.extend_from_slice(b"8.0.36-orthodrome\0");
@@ -75,7 +89,6 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     hello.put_u8(0);
     write(&mut stream.output, &mut number, &hello);
     stream.flush().await?;
-    front.leave(id);
     let mut answer = read(&mut stream, &mut number).await?;
     if answer.len() == 32 {
         // A request for TLS: the answer follows inside it.
@@ -113,8 +126,8 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         (None, _) => None,
     };
     let is_in = expected.is_some_and(|expected| is_same(&expected, &proof));
-    let session = Session::new(front.proxy.clone(), Dialect::MariaDb, database);
-    let (id, _) = front.enter(session.cancelled.clone());
+    let mut session = Session::new(front.proxy.clone(), Dialect::MariaDb, database);
+    session.cancelled = cancelled;
     let mut connection = Connection {
         front: front.clone(),
         stream,
@@ -124,22 +137,17 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         statements: BTreeMap::new(),
         last_statement: 0,
     };
-    let served = async {
-        if !is_in {
-            connection.error(&denied(&user));
-            return connection.stream.flush().await;
-        }
-        if plugin == SHA2 {
-            // The proxy knows the password, so it never has to ask for it.
-            connection.packet(&[1, 3]);
-        }
-        connection.ok(0, 0, false);
-        connection.stream.flush().await?;
-        connection.talk().await
-    };
-    let served = served.await;
-    front.leave(id);
-    served
+    if !is_in {
+        connection.error(&denied(&user));
+        return connection.stream.flush().await;
+    }
+    if plugin == SHA2 {
+        // The proxy knows the password, so it never has to ask for it.
+        connection.packet(&[1, 3]);
+    }
+    connection.ok(0, 0, false);
+    connection.stream.flush().await?;
+    connection.talk().await
 }
 
 /// Asks the client to prove its password in the way that every client knows.

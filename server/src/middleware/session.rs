@@ -489,7 +489,7 @@ impl Session {
                 heard = open.hearing.recv() => heard,
                 () = cancelled.notified(), if !is_cancelled => {
                     is_cancelled = true;
-                    proxy.middleware.rollback(xid);
+                    proxy.middleware.cancel(xid);
                     continue;
                 }
             };

@@ -219,6 +219,9 @@ impl Source {
             ToSource::Rollback { xid } => {
                 tokio::spawn(async move { source.rollback(xid).await });
             }
+            ToSource::Interrupt { xid } => {
+                tokio::spawn(async move { source.interrupt(xid).await });
+            }
             ToSource::List => {
                 tokio::spawn(async move { source.list().await });
             }
@@ -451,6 +454,18 @@ impl Source {
         }
         if self.end_prepared(xid, false).await.is_some() {
             (self.report)(FromSource::RolledBack { xid });
+        }
+    }
+
+    /// Interrupts what a branch runs, if it does.
+    async fn interrupt(&self, xid: Xid) {
+        let Some(slot) = self.slot(xid) else { return };
+        let is_idle = slot.session.try_lock().is_ok();
+        let running = locked(&slot.interrupt).clone().filter(|_| !is_idle);
+        if let Some(running) = running
+            && let Err(trouble) = self.endpoint.interrupt(running).await
+        {
+            warn!(source = %self.node, %xid, "cannot interrupt: {trouble}");
         }
     }
 
