@@ -85,3 +85,33 @@ fn what_cannot_run_is_refused_with_status_2() {
     }
     assert!(used.path().join("precious").is_file());
 }
+
+#[test]
+fn servers_of_other_kinds_are_one_database_and_none_of_the_money_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("demo");
+    let output = demo(&[
+        "--middleware",
+        "--seconds",
+        "12",
+        "--callers",
+        "4",
+        "--json",
+        "--dir",
+        dir.to_str().unwrap(),
+    ]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: no JSON object alone; {stderr}"));
+    assert_eq!(output.status.code(), Some(0), "{result}\n{stderr}");
+    assert_eq!(result["sources"].as_array().unwrap().len(), 4, "{result}");
+    assert!(result["committed"].as_u64().unwrap() > 0, "{result}");
+    assert_eq!(result["latency_ms"]["all"]["n"], result["committed"], "{result}");
+    assert_eq!(result["killed"].as_array().unwrap().len(), 2, "{result}\n{stderr}");
+    // The emulated distances hold.
+    assert!(result["latency_ms"]["within London"]["p50"].as_f64().unwrap() > 250.0, "{result}");
+    assert_eq!(result["total_ok"], true, "{result}");
+    // Servers are gone, and their files with them.
+    let left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("server")), "{left:?}");
+}

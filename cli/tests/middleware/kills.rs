@@ -53,7 +53,7 @@ impl Rig {
     }
 
     fn kill_source(&mut self, place: usize, script: &str) {
-        let mut load = self.load(script, 4);
+        let mut load = self.load(script, 3);
         std::thread::sleep(Duration::from_millis(1_300));
         self.servers[place].kill();
         std::thread::sleep(Duration::from_millis(300));
@@ -114,7 +114,7 @@ fn agents_beside_the_sources_prepare_and_every_party_may_die() {
     // Without a mark, and `COMMIT` in a text of its own, nobody can know which statement is the last.
     assert_eq!(rig.undisturbed(ROUNDS), 0);
     for place in 0..2 {
-        let mut load = rig.load(TEXT, 4);
+        let mut load = rig.load(TEXT, 3);
         std::thread::sleep(Duration::from_millis(1_300));
         rig.agents.remove(&place);
         std::thread::sleep(Duration::from_millis(300));
@@ -139,8 +139,8 @@ fn two_proxies_share_sources_and_one_dies() {
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1, 2], true);
     let (second, port) = rig.start_second_proxy(None);
-    let mut first_load = rig.load(TEXT, 5);
-    let mut second_load = rig.load_on(port, "second.log", MARKED, 5);
+    let mut first_load = rig.load(TEXT, 4);
+    let mut second_load = rig.load_on(port, "second.log", MARKED, 4);
     std::thread::sleep(Duration::from_millis(1_500));
     drop(second);
     second_load.wait().unwrap();

@@ -40,32 +40,53 @@ use Typed::{Statements, Text};
 /// Who stops where, whoever is killed then, and what comes of it. The first source is PostgreSQL, the second MariaDB.
 struct Case(Party, &'static str, Typed, &'static [(Party, Expected)]);
 
-/// With the agents inside the proxy.
+/// With the agents inside the proxy, so that they die with it.
 const INSIDE: &[Case] = &[
     Case(Proxy, "execute:2", Statements, &[(Proxy, RolledBack)]),
-    Case(Proxy, "prepare:2", Statements, &[(Proxy, RolledBack), (Source(1), RolledBack)]),
-    Case(Proxy, "vote:2", Text, &[(Proxy, RolledBack), (Source(1), Either)]),
-    Case(Proxy, "decide", Text, &[(Proxy, RolledBack), (Source(0), Either), (Source(1), Either)]),
-    Case(
-        Proxy,
-        "commit:1",
-        Text,
-        &[(Proxy, Committed), (Source(0), Committed), (Source(1), Committed)],
-    ),
-    Case(Proxy, "commit:2", Statements, &[(Proxy, Committed), (Source(1), Committed)]),
-    Case(Proxy, "end:1", Text, &[(Proxy, Committed)]),
+    Case(Proxy, "vote:2", Text, &[(Proxy, RolledBack)]),
+    Case(Proxy, "decide", Text, &[(Proxy, RolledBack)]),
+    Case(Proxy, "commit:1", Text, &[(Proxy, Committed)]),
+    Case(Proxy, "commit:2", Statements, &[(Proxy, Committed)]),
+    Case(Proxy, "end:2", Text, &[(Proxy, Committed)]),
     Case(Proxy, "acknowledge:2", Text, &[(Proxy, Committed)]),
-    Case(Proxy, "tell", Text, &[(Proxy, Committed)]),
-    Case(Proxy, "forget", Text, &[(Proxy, Committed)]),
 ];
 
 /// With agents of their own.
 const BESIDE: &[Case] = &[
     Case(Proxy, "execute:2", Text, &[(Proxy, RolledBack), (Agent(0), Either)]),
-    Case(Proxy, "prepare:2", Statements, &[(Proxy, RolledBack), (Agent(1), RolledBack)]),
-    Case(Proxy, "decide", Text, &[(Proxy, RolledBack), (Agent(0), Either), (Agent(1), Either)]),
-    Case(Proxy, "commit:1", Text, &[(Proxy, Committed), (Agent(1), Committed)]),
-    Case(Proxy, "commit:2", Text, &[(Proxy, Committed), (Agent(0), Committed)]),
+    Case(
+        Proxy,
+        "prepare:2",
+        Statements,
+        &[(Proxy, RolledBack), (Agent(1), RolledBack), (Source(1), RolledBack)],
+    ),
+    // Votes are in, so whoever else dies, the proxy decides to commit.
+    Case(
+        Proxy,
+        "decide",
+        Text,
+        &[
+            (Proxy, RolledBack),
+            (Agent(0), Committed),
+            (Agent(1), Committed),
+            (Source(0), Committed),
+            (Source(1), Committed),
+        ],
+    ),
+    Case(
+        Proxy,
+        "commit:1",
+        Text,
+        &[(Proxy, Committed), (Agent(1), Committed), (Source(1), Committed)],
+    ),
+    Case(
+        Proxy,
+        "commit:2",
+        Text,
+        &[(Proxy, Committed), (Agent(0), Committed), (Source(1), Committed)],
+    ),
+    Case(Proxy, "tell", Text, &[(Proxy, Committed)]),
+    Case(Proxy, "forget", Text, &[(Proxy, Committed)]),
     Case(Agent(0), "run", Text, &[(Agent(0), RolledBack), (Proxy, RolledBack)]),
     Case(Agent(0), "vote", Text, &[(Agent(0), RolledBack), (Proxy, RolledBack)]),
     Case(Agent(1), "vote", Text, &[(Agent(1), RolledBack), (Source(1), Either)]),
