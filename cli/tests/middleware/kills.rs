@@ -22,6 +22,11 @@ const TEXT: &str = "BEGIN \\; UPDATE accounts SET balance = balance - :d WHERE i
      UPDATE accounts SET balance = balance + :d - 1 WHERE id = :b \\; \
      UPDATE accounts SET balance = balance + 1 WHERE id = :c \\; COMMIT;\n";
 
+/// All of it in one pipeline of the extended protocol.
+const PIPELINE: &str = "\\startpipeline\nBEGIN;\nUPDATE accounts SET balance = balance - :d WHERE id = :a;\n\
+     UPDATE accounts SET balance = balance + :d - 1 WHERE id = :b;\n\
+     UPDATE accounts SET balance = balance + 1 WHERE id = :c;\nCOMMIT;\n\\endpipeline\n";
+
 impl Rig {
     /// Transfers by `pgbench`, as many clients, until it is told to end or loses the proxy.
     fn load(&self, script: &str, seconds: u32) -> Child {
@@ -36,7 +41,12 @@ impl Rig {
         let mut command = Command::new("pgbench");
         command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", CLIENT, "-n"]);
         command.args(["-c", "6", "-T", &seconds.to_string(), "--max-tries=50", "-f"]);
-        command.arg(self.path("transfer.sql")).arg("bank").env("PGPASSWORD", SECRET);
+        let protocol = if script == PIPELINE { "extended" } else { "simple" };
+        command
+            .arg(self.path("transfer.sql"))
+            .args(["-M", protocol])
+            .arg("bank")
+            .env("PGPASSWORD", SECRET);
         command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
     }
 
@@ -107,7 +117,7 @@ fn agents_beside_the_sources_prepare_and_every_party_may_die() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1, 2], true);
-    for script in [MARKED, TEXT] {
+    for script in [MARKED, TEXT, PIPELINE] {
         let unasked = rig.undisturbed(script);
         assert!(unasked > 60, "only {unasked} votes came without having been asked for");
     }

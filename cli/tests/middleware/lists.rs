@@ -117,7 +117,9 @@ fn statement(op: &Op) -> String {
         Op::Append(key, element) => {
             format!("UPDATE lists SET items = concat(items, ' {element}') WHERE id = {key}")
         }
-        _ => format!("SELECT items FROM lists WHERE id = {}", op.key()),
+        Op::ReadList(key, _) | Op::ReadVersion(key, _) | Op::WriteVersion(key, _) => {
+            format!("SELECT items FROM lists WHERE id = {key}")
+        }
     }
 }
 
@@ -127,7 +129,9 @@ fn seen((op, answer): (&Op, Answer)) -> Op {
             assert_eq!(answer.affected, 1);
             op.clone()
         }
-        _ => Op::ReadList(op.key().to_owned(), items(&answer)),
+        Op::ReadList(key, _) | Op::ReadVersion(key, _) | Op::WriteVersion(key, _) => {
+            Op::ReadList(key.clone(), items(&answer))
+        }
     }
 }
 

@@ -7,7 +7,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
-    clippy::panic,
+    missing_docs,
     reason = "tests of real processes, which may fail loudly"
 )]
 

@@ -86,4 +86,36 @@ with engine.connect() as connection:
     assert connection.execute(select(func.sum(accounts.c.balance))).scalar_one() == total
     assert balances(connection) == [(1, a), (101, b)]
     assert connection.execute(text("SELECT count(*) FROM accounts WHERE id = :id"), {"id": 1}).scalar_one() == 1
+
+if engine.dialect.name == "mysql":
+    # Pools hand connections from one user to another: COM_CHANGE_USER, which begins a session anew.
+    import struct
+
+    from pymysql import _auth, err
+
+    raw = engine.raw_connection().driver_connection
+    user, password = engine.url.username, engine.url.password
+
+    def change_user(secret):
+        order = user.encode() + b"\0\0bank\0" + struct.pack("<H", 45) + b"mysql_native_password\0"
+        raw._execute_command(17, order)
+        packet = raw._read_packet()
+        assert packet.is_auth_switch_request()
+        packet.read_uint8()
+        assert packet.read_string() == b"mysql_native_password"
+        nonce = packet.read_all()[:20]
+        raw.write_packet(_auth.scramble_native_password(secret.encode(), nonce))
+        return raw._read_packet()
+
+    cursor = raw.cursor()
+    cursor.execute("UPDATE accounts SET balance = 0 WHERE id = 1")
+    assert change_user(password).is_ok_packet()
+    # What was open is rolled back.
+    cursor.execute("SELECT balance FROM accounts WHERE id = 1")
+    assert cursor.fetchall() == ((a,),)
+    try:
+        change_user("wrong")
+        raise SystemExit("a wrong password was taken")
+    except err.OperationalError as error:
+        assert error.args[0] == 1045, error
 print("ok", engine.dialect.name)

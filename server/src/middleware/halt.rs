@@ -11,29 +11,32 @@ use orthodrome_geotp::contract::{AgentEffect, Effect, FromAgent, Record, ToAgent
 
 use super::driver::Sql;
 
-/// The step, and how many of its kind are still to pass; none once it has stopped.
-static WANTED: OnceLock<Option<Mutex<Option<(String, u32)>>>> = OnceLock::new();
+struct Wanted {
+    step: String,
+    /// How often it is still to be passed.
+    left: u32,
+}
 
-fn wanted() -> Option<&'static Mutex<Option<(String, u32)>>> {
+/// What the variable says; nothing inside once the process has stopped.
+static WANTED: OnceLock<Option<Mutex<Option<Wanted>>>> = OnceLock::new();
+
+fn wanted() -> Option<&'static Mutex<Option<Wanted>>> {
     let read = || {
         let text = std::env::var("ORTHODROME_STOP_AT").ok()?;
         let (step, count) = text.split_once(':').unwrap_or((&text, "1"));
-        Some(Mutex::new(Some((step.to_owned(), count.parse().ok()?))))
+        Some(Mutex::new(Some(Wanted { step: step.to_owned(), left: count.parse().ok()? })))
     };
     WANTED.get_or_init(read).as_ref()
 }
 
 /// Stops the process if this is the step.
 fn reached(step: &str) {
-    let Some(wanted) = wanted() else { return };
-    let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some((name, left)) = wanted.as_mut() else { return };
-    if name != step {
-        return;
-    }
-    *left = left.saturating_sub(1);
-    if *left == 0 {
-        *wanted = None;
+    let Some(place) = wanted() else { return };
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(wanted) = place.as_mut().filter(|wanted| wanted.step == step) else { return };
+    wanted.left = wanted.left.saturating_sub(1);
+    if wanted.left == 0 {
+        *place = None;
         // The child ends after the signal has been delivered, so nothing passes this line before.
         let stopped = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
         tracing::warn!(step, ?stopped, "went on after a stop that a test asked for");

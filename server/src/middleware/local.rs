@@ -352,6 +352,10 @@ impl LocalServer {
                 ] {
                     command.args(["-c", setting]);
                 }
+                if cfg!(target_os = "linux") {
+                    // File by file, what must be durable before recovery takes seconds.
+                    command.args(["-c", "recovery_init_sync_method=syncfs"]);
+                }
                 command
             }
             Dialect::MariaDb => {
