@@ -56,7 +56,7 @@ impl Rig {
         let is_good = self.load(script, 2).wait().unwrap().success();
         let log = self.path("pgbench.log");
         assert!(is_good, "{}\n{}", fs::read_to_string(log).unwrap(), self.log());
-        assert!(done(&log) > 20, "{}", fs::read_to_string(log).unwrap());
+        assert!(done(&log) > 5, "{}", fs::read_to_string(log).unwrap());
         let unasked = self.noted("DecentralizedPrepare") - before;
         self.settle("undisturbed load");
         unasked
@@ -119,7 +119,7 @@ fn agents_beside_the_sources_prepare_and_every_party_may_die() {
     rig.start_bank(&[0, 1, 2], true);
     for script in [MARKED, TEXT, PIPELINE] {
         let unasked = rig.undisturbed(script);
-        assert!(unasked > 60, "only {unasked} votes came without having been asked for");
+        assert!(unasked > 15, "only {unasked} votes came without having been asked for");
     }
     // Without a mark, and `COMMIT` in a text of its own, nobody can know which statement is the last.
     assert_eq!(rig.undisturbed(ROUNDS), 0);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const KINDS: [Dialect; 4] =
     [Dialect::PostgreSql, Dialect::MariaDb, Dialect::PostgreSql, Dialect::MariaDb];
 
-/// The servers end with the process, so nobody has to take them down.
+/// Everything in it ends with the process, since nothing drops a static.
 static RIG: Mutex<Option<Rig>> = Mutex::new(None);
 
 /// What a test wants to have running.
@@ -68,14 +69,24 @@ impl Setup {
     }
 }
 
-/// A process of ours. It ends when this is dropped.
-pub struct Process(Child);
+/// A process of ours. It ends when this is dropped, or when the test's process ends.
+pub struct Process(Child, Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        for child in [&mut self.1, &mut self.0] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
+}
+
+/// Does something when the test's process has ended, however it did: its input ends then.
+fn afterwards(script: &str, argument: &str) -> Child {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("read -r _; {script}"), argument]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    command.spawn().unwrap()
 }
 
 impl Process {
@@ -94,6 +105,8 @@ impl Process {
 
 pub struct Rig {
     dir: PathBuf,
+    /// Takes the files away.
+    _guard: Child,
     pub servers: Vec<LocalServer>,
     setup: Setup,
     pub proxy: Option<Process>,
@@ -128,10 +141,10 @@ pub fn rig() -> MutexGuard<'static, Option<Rig>> {
 
 impl Rig {
     fn new() -> Self {
-        // It goes with the last of its servers, and is no `TempDir`, since nothing drops a static.
         let dir =
             std::env::temp_dir().join(format!("orthodrome-middleware-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
+        let guard = afterwards("sleep 2; rm -rf \"$0\"", &dir.display().to_string());
         fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let make = |place: usize, kind: Dialect| {
             let directory = dir.join(format!("server{place}"));
@@ -144,6 +157,7 @@ impl Rig {
         let servers: Vec<LocalServer> = servers.collect();
         Self {
             dir,
+            _guard: guard,
             setup: Setup::accounts(&[0, 1], false),
             proxy: None,
             agents: BTreeMap::new(),
@@ -268,7 +282,9 @@ impl Rig {
         command.arg(verb).arg("--config").arg(self.path(&format!("{name}.toml")));
         command.envs(stop_at.map(|step| ("ORTHODROME_STOP_AT", step)));
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn();
-        let mut process = Process(child.unwrap());
+        let child = child.unwrap();
+        let guard = afterwards("kill -KILL \"$0\"", &child.id().to_string());
+        let mut process = Process(child, guard);
         let mut first = String::new();
         BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut first).unwrap();
         assert!(first.starts_with("ready"), "{first:?}\n{}", self.log());

@@ -16,6 +16,9 @@ use super::stream::{MESSAGE_BYTES_MAX, Stream, malformed};
 /// How long to wait before another call.
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// How long a caller may take to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
+
 /// Messages that may wait for a partner that is away.
 const QUEUE_MAX: usize = 100_000;
 
@@ -137,7 +140,9 @@ pub(super) async fn answer(
     use subtle::ConstantTimeEq as _;
     tcp.set_nodelay(true)?;
     let mut head = Head { tcp };
-    let Link::Hello { node, secret: given } = head.hello().await? else {
+    let hello = tokio::time::timeout(HELLO, head.hello()).await;
+    let hello = hello.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let Link::Hello { node, secret: given } = hello else {
         return Err(malformed("a call began without a greeting"));
     };
     if !bool::from(given.as_bytes().ct_eq(secret.as_bytes())) {
