@@ -13,7 +13,7 @@ use super::coordinator::replicas;
 use super::directory::Task;
 use super::message::{Functor, Msg, Refusal};
 use super::server::World;
-use super::takeover::{self, Backup, Heard, Part, Promise, Stage, Takeover, ToWrite};
+use super::takeover::{self, Backup, Part, Promise, Stage, Takeover, ToWrite};
 use crate::waiting::Asked;
 
 impl takeover::Functor for Arc<Functor> {
@@ -102,11 +102,7 @@ impl Recoveries {
         let Some(takeover) = self.running.get_mut(&task) else { return };
         let before = takeover.stage();
         let of = (partition, task);
-        let Heard { writes, rest } =
-            takeover.on_promised(from, of, part, promise, world.cluster, now);
-        if let Some(rest) = rest {
-            world.send(from, Msg::Takeover(Box::new(rest)));
-        }
+        let writes = takeover.on_promised(from, of, part, promise, world.cluster, now);
         if before == Stage::Promises && takeover.stage() != Stage::Promises {
             say(takeover, world);
         }

@@ -791,9 +791,10 @@ impl Server {
         let (roles, mut world) = self.split(cx);
         let held = || roles.replica.promise(partition, task, closed, &world);
         let bytes = world.config.piece_bytes;
-        let (part, promise) = tellings.tell(from, (partition, task), after, bytes, held);
-        let msg = takeover::Message::Promised { partition, task, part, promise };
-        world.reply(from, Msg::Takeover(Box::new(msg)));
+        for (part, promise) in tellings.tell(from, (partition, task), after, bytes, held) {
+            let msg = takeover::Message::Promised { partition, task, part, promise };
+            world.reply(from, Msg::Takeover(Box::new(msg)));
+        }
         self.control.tellings = tellings;
     }
 

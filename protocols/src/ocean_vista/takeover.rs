@@ -626,8 +626,8 @@ impl<F> Tellings<F> {
 }
 
 impl<F: Functor> Tellings<F> {
-    /// The next piece, about `bytes` long, of what `to` was told before, if that is remembered; otherwise
-    /// the first of what `promise` says is held now.
+    /// What `to` has still to be told, in pieces about `bytes` long: of what it was told before, if that is remembered;
+    /// otherwise all that `promise` says is held now.
     pub fn tell(
         &mut self,
         to: NodeId,
@@ -635,39 +635,54 @@ impl<F: Functor> Tellings<F> {
         after: Option<Bookmark>,
         bytes: usize,
         promise: impl FnOnce() -> Promise<F>,
-    ) -> (Part, Promise<F>) {
+    ) -> Vec<(Part, Promise<F>)> {
         let told = self.open.remove(&(to, partition)).filter(|telling| telling.task == task);
         let rest = after.and_then(|Bookmark { moment, next }| {
             told.filter(|telling| telling.moment == moment).map(|telling| (telling, next))
         });
-        let (telling, from) = rest.unwrap_or_else(|| {
+        let (telling, mut from) = rest.unwrap_or_else(|| {
             self.moment = self.moment.wrapping_add(1);
             (Telling { task, moment: self.moment, whole: promise() }, Timestamp::ZERO)
         });
-        let (piece, next) = telling.whole.piece(from, bytes);
-        let part = Part { moment: telling.moment, from, next };
-        if next.is_some() {
+        let mut pieces = Vec::new();
+        loop {
+            let (piece, next) = telling.whole.piece(from, bytes);
+            pieces.push((Part { moment: telling.moment, from, next }, piece));
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        // Any of several may be lost.
+        if from != Timestamp::ZERO {
             self.open.insert((to, partition), telling);
         }
-        (part, piece)
+        pieces
     }
 }
 
-/// What a replica has told so far.
+/// What a replica has told so far of one moment.
 #[derive(Debug)]
 struct Told<F> {
-    promise: Promise<F>,
     moment: u64,
-    next: Option<Timestamp>,
+    promise: Promise<F>,
+    /// Where the pieces that came begin and end.
+    pieces: BTreeMap<Timestamp, Option<Timestamp>>,
 }
 
-/// What comes of a part of a promise.
-#[derive(Debug)]
-pub struct Heard<F> {
-    /// Enough have promised: what is to be written.
-    pub writes: Vec<ToWrite<F>>,
-    /// There is more: what to ask the same replica.
-    pub rest: Option<Message<F>>,
+impl<F> Told<F> {
+    fn new(Part { moment, from, next }: Part, promise: Promise<F>) -> Self {
+        Self { moment, promise, pieces: BTreeMap::from([(from, next)]) }
+    }
+
+    /// The first that is missing; nothing if all is there.
+    fn next(&self) -> Option<Timestamp> {
+        let mut next = Timestamp::ZERO;
+        while let Some(end) = self.pieces.get(&next) {
+            next = (*end)?;
+        }
+        Some(next)
+    }
 }
 
 /// One incarnation being taken over.
@@ -727,15 +742,14 @@ impl<F: Functor> Takeover<F> {
 
     pub(super) fn promised(&self, partition: PartitionId) -> Vec<&Promise<F>> {
         let told = self.promises.get(&partition).into_iter().flat_map(BTreeMap::values);
-        told.filter(|told| told.next.is_none()).map(|told| &told.promise).collect()
+        told.filter(|told| told.next().is_none()).map(|told| &told.promise).collect()
     }
 
     /// What to ask a replica; nothing if it has told everything.
     fn question(&self, partition: PartitionId, to: NodeId) -> Option<Message<F>> {
         let told = self.promises.get(&partition).and_then(|promises| promises.get(&to));
         let after = match told {
-            Some(Told { next: None, .. }) => return None,
-            Some(&Told { moment, next: Some(next), .. }) => Some(Bookmark { moment, next }),
+            Some(told) => Some(Bookmark { moment: told.moment, next: told.next()? }),
             None => None,
         };
         Some(Message::Promise { partition, task: self.task, after })
@@ -800,45 +814,34 @@ impl<F: Functor> Takeover<F> {
         promise: Promise<F>,
         cluster: &Cluster,
         now: Time,
-    ) -> Heard<F> {
+    ) -> Vec<ToWrite<F>> {
         let is_replica = self.replicas.get(&partition).is_some_and(|of| of.contains(&from));
         if task != self.task || self.stage != Stage::Promises || !is_replica {
-            return Heard { writes: Vec::new(), rest: None };
+            return Vec::new();
         }
         let promises = self.promises.entry(partition).or_default();
-        let Part { moment, next, .. } = part;
         let is_first = part.from == Timestamp::ZERO;
-        let is_news = match promises.get_mut(&from) {
+        match promises.get_mut(&from) {
             // Whoever has told all is asked no more, and what it says of another moment is late.
-            Some(Told { next: None, .. }) => false,
-            Some(told) if told.moment == moment && told.next == Some(part.from) => {
+            Some(told) if told.next().is_none() => {}
+            Some(told) if told.moment == part.moment => {
                 told.promise.held.extend(promise.held);
-                told.next = next;
-                true
+                told.pieces.insert(part.from, part.next);
             }
             // It does not remember that moment any more, and begins anew.
-            Some(told) if told.moment != moment && is_first => {
-                *told = Told { promise, moment, next };
-                true
-            }
-            Some(_) => false,
-            None => {
-                if is_first {
-                    promises.insert(from, Told { promise, moment, next });
-                }
-                is_first
-            }
-        };
+            Some(told) if is_first => *told = Told::new(part, promise),
+            None if is_first => drop(promises.insert(from, Told::new(part, promise))),
+            Some(_) | None => {}
+        }
         let lacks = |p: PartitionId| self.promised(p).len() < self.quorums(p).slow();
         if self.replicas.keys().any(|&partition| lacks(partition)) {
-            let rest = self.question(partition, from).filter(|_| is_news && next.is_some());
-            return Heard { writes: Vec::new(), rest };
+            return Vec::new();
         }
         let writes = self.verdicts(cluster);
         self.unwritten = writes.iter().map(|write| write.at).collect();
         self.promises.clear();
         self.enter(if writes.is_empty() { Stage::Closes } else { Stage::Writes }, now);
-        Heard { writes, rest: None }
+        writes
     }
 
     fn verdicts(&mut self, cluster: &Cluster) -> Vec<ToWrite<F>> {

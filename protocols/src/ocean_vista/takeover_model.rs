@@ -12,8 +12,8 @@ use orthodrome_core::topology::Topology;
 
 use super::directory::Task;
 use super::takeover::{
-    Acceptor, Closed, Functor, Heard, Held, Mark, Message, Part, Promise, Stage, Takeover,
-    Tellings, ToWrite,
+    Acceptor, Closed, Functor, Held, Mark, Message, Part, Promise, Stage, Takeover, Tellings,
+    ToWrite,
 };
 
 /// Whose transactions are taken over.
@@ -316,13 +316,14 @@ impl World {
                 // Two heirs may ask at once; each has a ballot of its own.
                 let heir = NodeId(task.ballot as u32);
                 let of = (partition, task);
-                // A version in each piece.
-                let (part, piece) = replica.tellings.tell(heir, of, after, 1, || held);
-                if !rng.chance(3, 4) {
-                    return;
+                // A version in each piece, in any order.
+                let mut pieces = replica.tellings.tell(heir, of, after, 1, || held);
+                rng.shuffle(&mut pieces);
+                pieces.retain(|_| rng.chance(3, 4));
+                let mut all = Vec::new();
+                for (part, piece) in pieces {
+                    all.extend(takeover.on_promised(to, of, part, piece, cluster, NOW));
                 }
-                let Heard { writes: all, .. } =
-                    takeover.on_promised(to, of, part, piece, cluster, NOW);
                 let begin = |ToWrite { at, functor, is_optional }: ToWrite<Parts>| Written {
                     is_optional,
                     ..Written::new(at, functor, task.ballot)
@@ -471,35 +472,41 @@ fn pieces_of_different_moments_do_not_mix() {
         let Message::Promise { after, .. } = msg else { unreachable!("it was looked for") };
         Some(after)
     };
-    let hear = |takeover: &mut Takeover<Parts>, (part, piece)| {
-        takeover.on_promised(node, of, part, piece, &cluster, NOW).rest.is_some()
+    let hear = |takeover: &mut Takeover<Parts>, (part, piece): &(Part, Promise<Parts>)| {
+        takeover.on_promised(node, of, *part, piece.clone(), &cluster, NOW);
     };
     let mut before = Tellings::new(100);
     let mut tell =
-        |after| before.tell(NodeId(9), of, after, 1, || held(Mark::Tentative, [10, 20, 30]));
-    let first = tell(ask(&takeover).unwrap());
-    assert!(hear(&mut takeover, first.clone()));
-    assert!(!hear(&mut takeover, first.clone()), "the same again is no reason to ask again");
-    let second = tell(ask(&takeover).unwrap());
-    assert_eq!(second.0.from, Timestamp(20));
+        |from| before.tell(NodeId(9), of, from, 1, || held(Mark::Tentative, [10, 20, 30]));
+    let pieces = tell(ask(&takeover).unwrap());
+    assert_eq!(pieces.len(), 3);
+    // The second is lost: what is asked for again is that and what follows, of the same moment.
+    for piece in [&pieces[2], &pieces[0], &pieces[0], &pieces[2]] {
+        hear(&mut takeover, piece);
+    }
+    let rest = tell(ask(&takeover).unwrap());
+    assert_eq!((rest.len(), rest[0].0.moment, rest[0].0.from), (2, 101, Timestamp(20)));
 
     // The replica starts again and has forgotten: it begins anew, and what is late of before is no part of that.
     let mut after = Tellings::new(200);
     let mut tell = |from| after.tell(NodeId(9), of, from, 1, || held(Mark::Aborted, [11, 20, 31]));
     let anew = tell(ask(&takeover).unwrap());
-    assert_eq!((anew.0.moment, anew.0.from), (201, Timestamp::ZERO));
-    assert!(hear(&mut takeover, anew));
-    assert!(!hear(&mut takeover, second), "of another moment");
-    for _ in 0..2 {
-        let next = tell(ask(&takeover).unwrap());
-        hear(&mut takeover, next);
+    assert_eq!((anew.len(), anew[0].0.moment, anew[0].0.from), (3, 201, Timestamp::ZERO));
+    for piece in [&anew[0], &rest[0], &anew[2], &rest[1]] {
+        hear(&mut takeover, piece);
     }
+    assert!(ask(&takeover).is_some(), "a piece is missing");
+    hear(&mut takeover, &anew[1]);
     assert_eq!(ask(&takeover), None, "all was told");
-    assert!(after.is_empty(), "nothing is kept of what was told");
-    let all: Vec<_> = takeover.promised(of.0).iter().flat_map(|told| &told.held).collect();
+    hear(&mut takeover, &pieces[0]);
+    let promised = takeover.promised(of.0);
+    let all: Vec<_> = promised.iter().flat_map(|told| &told.held).collect();
     assert_eq!(all.len(), 3);
     assert!(all.iter().all(|(_, held)| held.mark == Mark::Aborted), "{all:?}");
-    assert!(!hear(&mut takeover, first), "late");
+
+    assert_eq!(after.len(), 1);
+    after.forget(|partition, telling| (partition, *telling) == of);
+    assert!(after.is_empty());
 }
 
 #[test]
@@ -530,8 +537,8 @@ fn what_a_backup_knows_is_written_unless_it_was_given_up_or_decided_before() {
                 closed: None,
                 held: BTreeMap::from([(Timestamp(20), held)]),
             };
-            let heard = takeover.on_promised(from, (of, task(8)), WHOLE, promise, &cluster, NOW);
-            writes.extend(heard.writes);
+            let of = (of, task(8));
+            writes.extend(takeover.on_promised(from, of, WHOLE, promise, &cluster, NOW));
         }
     }
     let functor = parts(&[0]);
