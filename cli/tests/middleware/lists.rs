@@ -200,6 +200,8 @@ impl Rig {
             .collect();
         let rows: Vec<String> = keys.iter().map(|key| format!("({key}, '')")).collect();
         self.psql(&format!("INSERT INTO lists (id, items) VALUES {}", rows.join(", ")));
+        // At PostgreSQL nothing waits for rows that a prepared transaction has inserted: they appear when it commits there.
+        self.finish();
 
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let ends = Arc::new(AtomicBool::new(false));

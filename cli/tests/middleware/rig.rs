@@ -349,6 +349,14 @@ impl Rig {
         notes.lines().find_map(count).unwrap_or(0)
     }
 
+    /// Waits until every source has done what the proxy has decided, and the proxy has written that down.
+    pub fn finish(&self) {
+        let is_done = || self.psql("SHOW ORTHODROME TRANSACTIONS").is_empty();
+        let done = wait(Instant::now() + PATIENCE, is_done);
+        done.unwrap_or_else(|| panic!("decided, and not done\n{}", self.log()));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
     /// What is prepared at a server.
     fn prepared(&self, place: usize) -> String {
         let server = &self.servers[place];

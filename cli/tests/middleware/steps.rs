@@ -150,6 +150,8 @@ impl Rig {
             "{who:?} stopped before {step} of a transfer by {typed:?}, {victim:?} was killed"
         );
         let before = self.balance();
+        // What is still to be done of others must not come to the step.
+        self.finish();
         self.start_party(who, Some(step));
         let mut psql = self.transfer(typed);
         let deadline = Instant::now() + PATIENCE;

@@ -93,7 +93,9 @@ async fn greet(
     if answer.len() == 32 {
         // A request for TLS: the answer follows inside it.
         let Some(tls) = front.tls.clone() else { return Err(malformed("TLS was not offered")) };
-        stream.upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) }).await?;
+        stream
+            .upgrade_at_once(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) })
+            .await?;
         answer = read(&mut stream, &mut number).await?;
     }
     let mut body = Body(answer);

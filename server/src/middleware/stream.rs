@@ -50,6 +50,19 @@ impl Stream {
         Ok(())
     }
 
+    /// As [`Stream::upgrade`], where the other end begins its handshake without waiting: what has come already is the
+    /// beginning of it, and counts for nothing else.
+    pub(super) async fn upgrade_at_once<F, R>(&mut self, wrap: F) -> io::Result<()>
+    where
+        F: FnOnce(Box<dyn Pipe>) -> R,
+        R: Future<Output = io::Result<Box<dyn Pipe>>>,
+    {
+        let (read, write) = tokio::io::split(self.pipe.take().ok_or_else(closed)?);
+        let begun = io::Cursor::new(std::mem::take(&mut self.input).freeze());
+        self.pipe = Some(wrap(Box::new(tokio::io::join(begun.chain(read), write))).await?);
+        Ok(())
+    }
+
     /// Waits until `count` bytes are there.
     pub(super) async fn fill(&mut self, count: usize) -> io::Result<()> {
         while self.input.len() < count {
