@@ -59,7 +59,10 @@ impl Stream {
     {
         let (read, write) = tokio::io::split(self.pipe.take().ok_or_else(closed)?);
         let begun = io::Cursor::new(std::mem::take(&mut self.input).freeze());
-        self.pipe = Some(wrap(Box::new(tokio::io::join(begun.chain(read), write))).await?);
+        self.pipe = Some(
+            wrap(Box::new(tokio::io::join(tokio::io::AsyncReadExt::chain(begun, read), write)))
+                .await?,
+        );
         Ok(())
     }
 
