@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -141,8 +142,11 @@ pub fn rig() -> MutexGuard<'static, Option<Rig>> {
 
 impl Rig {
     fn new() -> Self {
-        let dir =
-            std::env::temp_dir().join(format!("orthodrome-middleware-{}", std::process::id()));
+        // One that could not be made is taken away while the next is made, so each has a name of its own.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("orthodrome-middleware-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
         fs::create_dir_all(&dir).unwrap();
         let guard = afterwards("sleep 2; rm -rf \"$0\"", &dir.display().to_string());
         fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

@@ -320,6 +320,8 @@ impl LocalServer {
             "--skip-test-db",
         ]);
         install.arg(format!("--datadir={}", self.data().display()));
+        // A server that starts removes what looks like the temporary tables of a dead one from the folder of all.
+        install.env("TMPDIR", &self.directory);
         run(as_user(&mut install, self.user()))?;
         let script = format!(
             "CREATE DATABASE IF NOT EXISTS {DATABASE};\nCREATE USER IF NOT EXISTS {USER} IDENTIFIED BY '{PASSWORD}';\n\
@@ -371,7 +373,7 @@ impl LocalServer {
                     "--collation-server=utf8mb4_bin",
                     "--max-connections=400",
                 ]);
-                command.arg(format!("--port={}", self.port));
+                command.arg(format!("--port={}", self.port)).env("TMPDIR", &self.directory);
                 command.arg(format!("--datadir={}", self.data().display()));
                 command.arg(format!("--socket={}", self.directory.join("socket").display()));
                 command.arg(format!("--pid-file={}", self.directory.join("pid").display()));
