@@ -75,10 +75,11 @@ fn servers_that_are_far_behind_take_a_state() {
 }
 
 /// Unsafe variants, and within how many seeds they are caught.
-const CAUGHT_WITHIN: [(&str, &str, u64); 13] = [
+const CAUGHT_WITHIN: [(&str, &str, u64); 15] = [
     (CALVIN, "S2", 10),
     (CALVIN, "S7", 10),
     (CALVIN, "S9", 300),
+    (CALVIN, "S11", 100),
     (CALVIN, "R6", 20),
     (SLOG, "S2", 20),
     (SLOG, "S7", 10),
@@ -88,6 +89,7 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 13] = [
     (SLOTH, "S6", 100),
     (SLOTH, "S7", 10),
     (SLOTH, "S10", 100),
+    (SLOTH, "S11", 100),
     (SLOTH, "R6", 100),
 ];
 
