@@ -271,7 +271,7 @@ impl Due {
 }
 
 /// A transaction in its place in the order, as servers name it to each other.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Turn {
     /// The first of its streams.
     pub stream: PartitionId,
@@ -282,12 +282,30 @@ pub struct Turn {
 }
 
 /// What a share holds of what a transaction touches, when the transaction's turn comes.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Part {
     /// What it reads there.
     pub reads: Reads,
     /// The newest of what it reads or writes there: its own timestamp is larger.
     pub newest: Timestamp,
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stream, index, name } = self;
+        write!(f, "{name} at {stream} {index}")
+    }
+}
+
+impl fmt::Debug for Part {
+    /// Short, for goldens: what is read, and the newest timestamp.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (key, read) in &self.reads {
+            let value = read.value.as_ref().map_or_else(|| "-".into(), ToString::to_string);
+            write!(f, "{key}={value}({}) ", read.version)?;
+        }
+        write!(f, "up to {}", self.newest)
+    }
 }
 
 impl Part {

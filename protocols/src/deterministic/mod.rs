@@ -28,6 +28,8 @@
 //! | `Sequence` | server → sequencers | a transaction is to be ordered; it is in one stream and not in another | 4.2.1 |
 //! | `AppendEntries`, … | sequencer ↔ all servers | a stream's log | 4.2.7 |
 //! | `NotLeader` | server → sender | the sequencer is another | – |
+//! | `RemoteReads`, `WantReads`, `ReadsGone`, `Covered` | servers of different shares | what a transaction reads in another share; it has not come; it is forgotten; it may be | Calvin 3.2 |
+//! | `WantState`, `StatePiece` | servers of one share | one is too far behind for logs and reads | – |
 //!
 //! # Why it is correct
 //! - **Only what is chosen is merged** (R9, S2, S3): a stream is a replicated log ([`crate::replication`])
@@ -65,8 +67,11 @@
 //!   implementation it is not. Pieces wait for it to be chosen, and are chosen themselves: four trips more than `sloth`.
 //! - **A key's move** (SLOG's remastering) is a transaction of both homes; SLOG puts it into the old one's log alone and makes
 //!   those wait that come too early.
-//! - **Every server holds everything** and runs everything, on as many threads as it has workers (ADR 23). The papers partition each
-//!   region's copy over machines.
+//! - **Every server keeps the whole order**, all streams and their merge. Unless a map divides copies into shares
+//!   ([`orthodrome_core::Cluster::divided`], ADR 24), it holds every value as well, and runs everything on as many threads as it has workers
+//!   (ADR 23). The papers partition each region's copy over machines, and so do shares: [`shares`].
+//! - **All that take part in a transaction read and compute all of it**, also those in whose share it only reads: any of them
+//!   may have to answer. Calvin's passive participants do not.
 //! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the
 //!   operator gives ([`crate::replication::Quorums`]); the thesis has all regions vote, K + 1 to write. Machine
 //!   failures and region failures are the same to it.

@@ -964,7 +964,8 @@ impl Server {
     fn take_state(&mut self, image: &Image, keys: Vec<(Key, Versions)>, cx: &mut Cx<'_>) {
         cx.note(Note::SnapshotInstalled);
         let (state, store) = (&mut self.state, &mut self.store);
-        let applied = state.join(image, keys, &self.placement, store, cx.now());
+        let mut applied = state.join(image, keys, &self.placement, store, cx.now());
+        applied.due = state.shares.due().map(Due::turn).collect();
         self.answer(applied, cx);
     }
 

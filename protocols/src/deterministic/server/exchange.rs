@@ -216,10 +216,11 @@ impl Server {
             if missing.is_empty() {
                 continue;
             }
-            exchange.awaited.insert(turn, Asked::new(cx.now()));
+            exchange.awaited.entry(turn).or_insert(Asked::new(cx.now()));
             for share in missing {
                 let first = exchange.holders.get(&share).and_then(|all| all.first()).copied();
                 if first.is_some_and(|first| exchange.is_silent(first, cx.now())) {
+                    // Nobody would send it.
                     exchange.ask(turn, share, 0, cx.now());
                 }
             }
