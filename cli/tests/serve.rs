@@ -106,7 +106,7 @@ fn an_empty_server_of_ocean_vista_takes_the_place_of_a_lost_one() {
     cluster.kill([4]);
     std::fs::remove_dir_all(cluster.dir().join("data/n4")).unwrap();
     load.commits(20);
-    cluster.start([4]);
+    cluster.start_with([4], &["--replace"]);
     let new = cluster.endpoint(4);
     let is_complete = || {
         let output = run(&["shell", "--deadline", "20s", "--connect", &new, "-e", "status"]);
@@ -124,6 +124,41 @@ fn an_empty_server_of_ocean_vista_takes_the_place_of_a_lost_one() {
     let (result, status, said) = load.stop();
     assert_eq!(status, Some(0), "{result}\n{said}");
     assert_eq!(result["check"]["ok"], true, "{result}");
+}
+
+#[test]
+fn a_node_without_its_data_starts_only_if_it_is_told_why() {
+    let arguments = ["--topology", "local3", "--protocol", "ocean-vista"];
+    let mut cluster = Cluster::init(3, &arguments, &[]);
+    let data = cluster.dir().join("data/n1");
+    let config = cluster.config(1);
+    let config = config.to_str().unwrap();
+    let refusal = |more: &[&str]| {
+        let output = run(&[&["serve", "--config", config], more].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    std::fs::remove_dir_all(&data).unwrap();
+    let said = refusal(&[]);
+    assert!(said.contains("holds no data of n1") && said.contains("--new-cluster"), "{said}");
+    // Its votes in the directory nobody else knows.
+    let said = refusal(&["--replace"]);
+    assert!(said.contains("cannot replace n1"), "{said}");
+    assert!(!data.exists(), "it was refused and made a data directory");
+    let said = refusal(&["--replace", "--new-cluster"]);
+    assert!(said.contains("cannot be used with"), "{said}");
+
+    cluster.start_with([1], &["--new-cluster"]);
+    cluster.start(2..=3);
+    let first = cluster.endpoint(1);
+    let output = run(&["shell", "--deadline", "20s", "--connect", &first, "-e", "put kept 1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    cluster.kill([1]);
+    let said = refusal(&["--new-cluster"]);
+    assert!(said.contains("holds data of n1 already"), "{said}");
+    cluster.start([1]);
+    let output = run(&["shell", "--deadline", "20s", "--connect", &first, "-e", "get kept"]);
+    assert_eq!(text(&output.stdout), "kept = 1\n", "{}", text(&output.stderr));
 }
 
 #[test]
@@ -263,7 +298,11 @@ fn mistakes_in_the_files_are_named_before_anything_starts() {
             assert_eq!(output.status.code(), Some(2), "{stderr}");
         }
     }
-    assert!(!dir.join("data").exists(), "nothing was started");
+    for node in std::fs::read_dir(dir.join("data")).unwrap() {
+        let files = std::fs::read_dir(node.unwrap().path()).unwrap();
+        let names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(names, ["NEW"], "nothing was started");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::path::Path;
 use orthodrome_core::NodeId;
 use orthodrome_server::config::NodeConfig;
 use orthodrome_server::node::run::{RunError, run};
+use orthodrome_server::storage::directory::Directory;
 use orthodrome_server::tls::Authority;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -37,7 +38,9 @@ fn file(dir: &Path, node: u32, ports: &[u16]) -> NodeConfig {
     );
     let path = dir.join(format!("n{node}.toml"));
     fs::write(&path, text).unwrap();
-    NodeConfig::load(&path).unwrap()
+    let config = NodeConfig::load(&path).unwrap();
+    Directory::mark_new(&config.node.data_dir).unwrap();
+    config
 }
 
 struct Process {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use orthodrome_core::{Cluster, NodeId};
 use orthodrome_server::config::{Example, ExampleNode, NodeConfig};
+use orthodrome_server::storage::directory::Directory;
 use orthodrome_server::tls::Authority;
 
 use crate::common;
@@ -100,6 +101,7 @@ pub fn init(wish: &Wish) -> anyhow::Result<String> {
             let (certificate, key) = (format!("tls/{id}.pem"), format!("tls/{id}.key"));
             example.tls = Some([certificate, key, "tls/ca.pem".into()]);
         }
+        Directory::mark_new(&wish.dir.join(&example.data_dir))?;
         let path = path_of(*id);
         fs::write(&path, example.to_string()).with_context(|| path.display().to_string())?;
     }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use orthodrome_server::config::NodeConfig;
 use orthodrome_server::node::Durability;
 use orthodrome_server::node::run::{RunError, run as run_node};
+use orthodrome_server::storage::Expected;
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
@@ -29,6 +30,7 @@ Examples:
   orthodrome serve --init dev --topology azure5
   orthodrome serve --config dev/n1.toml --check
   orthodrome serve --config dev/n1.toml
+  orthodrome serve --config /etc/orthodrome/n4.toml --replace
 
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct Args {
@@ -38,6 +40,15 @@ pub struct Args {
     /// Check the configuration and leave
     #[arg(long, requires = "config")]
     check: bool,
+    /// Its cluster is new and this node has never run: there is no data yet. Not for nodes of --init
+    #[arg(long, requires = "config", conflicts_with = "replace")]
+    new_cluster: bool,
+    /// It has lost its data and comes back to a running cluster without it
+    ///
+    /// Only where the protocol has a way to give the node what it lost (ocean-vista, unless the node holds the
+    /// first partition). It counts in no quorum until it is complete; `status` shows how much is missing.
+    #[arg(long, requires = "config")]
+    replace: bool,
     /// Make the files of a cluster in this new directory and leave
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     init: Option<PathBuf>,
@@ -96,7 +107,12 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         return Ok(Status::Held);
     }
     let Some(path) = &args.config else { bail!("give --config FILE, or --init DIR") };
-    let config = NodeConfig::load(path)?;
+    let mut config = NodeConfig::load(path)?;
+    if args.new_cluster {
+        config.node.expected = Expected::NewCluster;
+    } else if args.replace {
+        config.node.expected = Expected::Replacement;
+    }
     if args.check {
         output::print(&format!("{}: ok\n{}", path.display(), banner(&config)))?;
         return Ok(Status::Held);

@@ -86,14 +86,15 @@ pub struct Node {
 }
 
 impl Node {
-    fn spawn(config: &Path) -> Self {
+    fn spawn(config: &Path, more: &[&str]) -> Self {
         let log = config.with_extension("log");
         let file = fs::File::options().create(true).append(true).open(&log).unwrap();
-        let mut process = orthodrome(&["serve", "--config", config.to_str().unwrap()])
-            .stdout(Stdio::piped())
-            .stderr(file)
-            .spawn()
-            .unwrap();
+        let mut process =
+            orthodrome(&[&["serve", "--config", config.to_str().unwrap()], more].concat())
+                .stdout(Stdio::piped())
+                .stderr(file)
+                .spawn()
+                .unwrap();
         let stdout = BufReader::new(process.stdout.take().unwrap());
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -234,9 +235,14 @@ impl Cluster {
 
     /// Starts nodes and waits until they serve.
     pub fn start(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        self.start_with(numbers, &[]);
+    }
+
+    /// As [`Cluster::start`], with more arguments.
+    pub fn start_with(&mut self, numbers: impl IntoIterator<Item = u32>, more: &[&str]) {
         let numbers: Vec<u32> = numbers.into_iter().collect();
         for &number in &numbers {
-            let node = Node::spawn(&self.config(number));
+            let node = Node::spawn(&self.config(number), more);
             assert!(self.nodes.insert(number, node).is_none(), "n{number} runs already");
         }
         for number in numbers {

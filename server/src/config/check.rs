@@ -20,7 +20,7 @@ use super::{
 };
 use crate::node::{self, Durability, Endpoint};
 use crate::service::{self, Access, Credential, Limits, Principal, ServiceConfig};
-use crate::storage::Identity;
+use crate::storage::{Expected, Identity};
 use crate::tls::{self, Tls, TlsFiles};
 
 /// Checks a file whose form is right. Paths in it are relative to `base`.
@@ -84,6 +84,7 @@ impl Checker<'_> {
             node: me,
             endpoints,
             data_dir: self.base.join(&file.data_dir),
+            expected: Expected::Data,
             durability: match file.durability {
                 DurabilityName::Sync => Durability::Sync,
                 DurabilityName::Process => Durability::NoSync,

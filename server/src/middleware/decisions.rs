@@ -11,7 +11,7 @@ use orthodrome_core::Ticket;
 use crate::inbox::Inbox;
 use crate::storage::directory::Directory;
 use crate::storage::log::{Log, Options, Position, Record};
-use crate::storage::{Identity, StorageError};
+use crate::storage::{Expected, Identity, StorageError};
 
 /// The log's only writer.
 const TAG: u8 = 1;
@@ -61,7 +61,7 @@ impl Decisions {
         identity: &Identity,
         report: impl Fn(Report) + Send + 'static,
     ) -> Result<(Self, Vec<Bytes>, Option<String>), StorageError> {
-        let mut directory = Directory::open(path, identity, "middleware")?;
+        let mut directory = Directory::open(path, identity, "middleware", Expected::Either)?;
         let options = Options {
             sync: true,
             segment_bytes: 16 << 20,

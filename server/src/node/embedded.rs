@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use super::run::start_by_name;
 use super::{Durability, Endpoint, NodeHandle, Settings, StartError};
 use crate::gateway::Gateway;
+use crate::storage::Expected;
 use crate::tls::{Authority, Tls};
 
 /// How to start an embedded cluster.
@@ -91,6 +92,7 @@ impl EmbeddedCluster {
             node,
             endpoints: self.endpoints.clone(),
             data_dir: self.plan.dir.join(node.to_string()),
+            expected: Expected::Either,
             durability: self.plan.durability,
             verify_state: true,
             tls: self.tls.get(&node).cloned(),

@@ -39,7 +39,7 @@ use self::driver::{Counters, Driver, Event, Persistence};
 use self::workers::Threads;
 use crate::gateway::{Backend, Command, Description, Gateway, GatewayError, Health, InFlight};
 use crate::inbox::Inbox;
-use crate::storage::{self, Identity, Report, Storage, StorageError, Tag, Work, Writer};
+use crate::storage::{self, Expected, Identity, Report, Storage, StorageError, Tag, Work, Writer};
 use crate::tls::Tls;
 use crate::transport::handshake::{Introduction, Process, map_digest};
 use crate::transport::{self, Deliver, LinkStatus, Peer, Transport};
@@ -87,6 +87,8 @@ pub struct Settings {
     pub endpoints: Vec<Endpoint>,
     /// Where its data is. Not used without durability.
     pub data_dir: PathBuf,
+    /// What is to be found there.
+    pub expected: Expected,
     /// What survives what.
     pub durability: Durability,
     /// Whether to check every page of the state engine before starting.
@@ -749,6 +751,14 @@ async fn open<P: WireProtocol>(
 ) -> Result<Data<P>, StartError> {
     let identity = Identity { cluster: settings.cluster.clone(), node: settings.node };
     identity.check()?;
+    let node = settings.node;
+    if settings.expected == Expected::Replacement && !P::replaceable(&settings.map).contains(&node)
+    {
+        return Err(StartError::Settings(format!(
+            "{protocol} cannot replace {node} while the cluster runs: others count on what it promised, and that was \
+             in its data. Restore its data directory, or give its partitions to other nodes (`ChangeMembers`)"
+        )));
+    }
     let memory = MemoryEngine::default();
     let sync = match settings.durability {
         Durability::Sync => true,
@@ -774,6 +784,7 @@ async fn open<P: WireProtocol>(
         data_dir: settings.data_dir.clone(),
         identity: identity.clone(),
         protocol,
+        expected: settings.expected,
         sync,
         segment_bytes: 64 << 20,
         verify: settings.verify_state,

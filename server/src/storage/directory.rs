@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! LOCK            held while a process uses the directory
+//! NEW             made with the files of a new cluster: that there is no data yet is no loss
 //! identity.toml   whose data this is; written last when the directory is made
 //! ceilings        two copies of the numbers that must never go back
 //! log/            the log
@@ -18,9 +19,10 @@ use orthodrome_core::{NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::log::{Position, sync_dir};
-use super::{Identity, StorageError};
+use super::{Expected, Identity, StorageError};
 
 const FORMAT: u16 = 1;
+const MARK: &str = "NEW";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,18 +45,40 @@ pub struct Directory {
 }
 
 impl Directory {
+    /// Makes a directory for a node of a new cluster, which [`Directory::open`] then takes for such.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn mark_new(path: &Path) -> Result<(), StorageError> {
+        fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
+        let mark = path.join(MARK);
+        fs::write(&mark, "").map_err(|e| StorageError::io("write", &mark, e))
+    }
+
     /// Takes the directory for this process, making it if it does not exist.
     ///
     /// # Errors
     /// Another process uses it; it holds another node's data, another protocol's, or something
-    /// else altogether. Nothing but the lock file was changed in those cases.
+    /// else altogether; or what is expected of it is not so. Nothing but the lock file was changed
+    /// in those cases.
     pub fn open(
         path: &Path,
         identity: &Identity,
         protocol: &'static str,
+        expected: Expected,
     ) -> Result<Self, StorageError> {
         identity.check()?;
         refuse_foreign(path)?;
+        let has_data = path.join("identity.toml").exists();
+        match expected {
+            Expected::Data if !has_data && !path.join(MARK).exists() => {
+                return Err(StorageError::Empty { path: path.to_owned(), node: identity.node });
+            }
+            Expected::NewCluster | Expected::Replacement if has_data => {
+                return Err(StorageError::NotEmpty { path: path.to_owned(), node: identity.node });
+            }
+            Expected::Data | Expected::NewCluster | Expected::Replacement | Expected::Either => {}
+        }
         fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
         let lock = lock(&path.join("LOCK"))?;
         let file = path.join("identity.toml");
@@ -70,6 +94,9 @@ impl Directory {
         let directory = Self { path, _lock: lock, is_new, identity, protocol };
         if is_new {
             directory.wipe()?;
+        } else {
+            // Left by a crash just after the identity was written.
+            remove(&directory.path.join(MARK))?;
         }
         Ok(directory)
     }
@@ -102,12 +129,7 @@ impl Directory {
     /// used: the identity is written last.
     fn wipe(&self) -> Result<(), StorageError> {
         for file in [self.ceilings(), self.state()] {
-            match fs::remove_file(&file) {
-                Err(e) if e.kind() != ErrorKind::NotFound => {
-                    return Err(StorageError::io("delete", &file, e));
-                }
-                Ok(()) | Err(_) => {}
-            }
+            remove(&file)?;
         }
         let log = self.log();
         if log.exists() {
@@ -138,6 +160,7 @@ impl Directory {
             .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&draft, &path))
             .map_err(|e| StorageError::io("write", &path, e))?;
+        remove(&self.path.join(MARK))?;
         sync_dir(&self.log())?;
         sync_dir(&self.path)?;
         if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -145,6 +168,16 @@ impl Directory {
         }
         self.is_new = false;
         Ok(())
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove(file: &Path) -> Result<(), StorageError> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(StorageError::io("delete", file, error))
+        }
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
@@ -158,7 +191,7 @@ fn refuse_foreign(path: &Path) -> Result<(), StorageError> {
     let mut is_empty = true;
     for entry in entries {
         let name = entry.map_err(|e| StorageError::io("list", path, e))?.file_name();
-        if name == "LOCK" || name == "identity.toml" {
+        if name == "LOCK" || name == "identity.toml" || name == MARK {
             return Ok(());
         }
         is_empty = false;

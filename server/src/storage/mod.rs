@@ -47,6 +47,22 @@ impl Identity {
     }
 }
 
+/// What is expected of a data directory when a node starts.
+///
+/// A node that has lost its data has forgotten what it promised to others: votes, entries that count as
+/// durable because it holds them. If it starts as if it were new, what was committed can be lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Expected {
+    /// It holds the node's data, or was made for a node of a new cluster ([`directory::Directory::mark_new`]).
+    Data,
+    /// It is empty: the node has never been part of its cluster.
+    NewCluster,
+    /// It is empty: the node has lost its data, and takes its old place without it.
+    Replacement,
+    /// Whatever it holds is right. For clusters that live and end with one process.
+    Either,
+}
+
 /// Why a node's data cannot be opened or written. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
@@ -64,7 +80,7 @@ pub enum StorageError {
     #[error("an earlier write to the log failed; start the node again to recover what is on disk")]
     Broken,
     /// Bytes that no crash can have left.
-    #[error("{} is damaged at offset {offset}: {why}; restore this node's data directory from a good copy, or replace the node with an empty one", path.display())]
+    #[error("{} is damaged at offset {offset}: {why}; restore this node's data directory from a good copy, or replace the node (`serve --replace`)", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -74,7 +90,7 @@ pub enum StorageError {
         why: &'static str,
     },
     /// A file that must be there is not.
-    #[error("{} is missing; restore this node's data directory from a good copy, or replace the node with an empty one", path.display())]
+    #[error("{} is missing; restore this node's data directory from a good copy, or replace the node (`serve --replace`)", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
@@ -90,6 +106,30 @@ pub enum StorageError {
     NotOurs {
         /// The directory.
         path: PathBuf,
+    },
+    /// There should be data, and there is none.
+    #[error(
+        "{} holds no data of {node}. If it was lost or `data_dir` is wrong: put it right, or see \
+         `serve --replace`. If the cluster is new and {node} has never run: start it once with `--new-cluster`",
+        path.display()
+    )]
+    Empty {
+        /// The directory.
+        path: PathBuf,
+        /// Whose data it should hold.
+        node: NodeId,
+    },
+    /// There should be no data, and there is.
+    #[error(
+        "{} holds data of {node} already; start it without `--new-cluster` and `--replace`, or move \
+         the data away if it is useless",
+        path.display()
+    )]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+        /// Whose data it should not hold.
+        node: NodeId,
     },
     /// Another process uses the data directory.
     #[error("{} is held by another process ({holder}); stop it, or give this node a `data_dir` of its own", path.display())]

@@ -334,25 +334,57 @@ fn a_failed_write_or_sync_is_final() {
 fn the_data_directory_is_held_by_one_and_kept_for_one() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
-    let mut first = Directory::open(&dir, &me(), "toy").unwrap();
+    let mut first = Directory::open(&dir, &me(), "toy", Expected::Either).unwrap();
     first.finish().unwrap();
-    let error = Directory::open(&dir, &me(), "toy").unwrap_err();
+    let error = Directory::open(&dir, &me(), "toy", Expected::Either).unwrap_err();
     let process = format!("process {}", std::process::id());
     assert!(error.to_string().contains(&process), "{error}");
     drop(first);
     let other = Identity { node: NodeId(2), ..me() };
-    let error = Directory::open(&dir, &other, "toy").unwrap_err();
+    let error = Directory::open(&dir, &other, "toy", Expected::Either).unwrap_err();
     assert!(matches!(error, StorageError::WrongIdentity { .. }), "{error}");
-    let error = Directory::open(&dir, &me(), "another").unwrap_err();
+    let error = Directory::open(&dir, &me(), "another", Expected::Either).unwrap_err();
     assert!(matches!(error, StorageError::WrongProtocol { .. }), "{error}");
-    Directory::open(&dir, &me(), "toy").unwrap();
+    Directory::open(&dir, &me(), "toy", Expected::Either).unwrap();
 
     let foreign = root.path().join("foreign");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("thesis.tex"), "precious").unwrap();
-    let error = Directory::open(&foreign, &me(), "toy").unwrap_err();
+    let error = Directory::open(&foreign, &me(), "toy", Expected::Either).unwrap_err();
     assert!(matches!(error, StorageError::NotOurs { .. }), "{error}");
     assert_eq!(fs::read_dir(&foreign).unwrap().count(), 1, "a foreign directory was written to");
+}
+
+#[test]
+fn an_empty_directory_is_taken_only_by_whom_nobody_counts_on() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let open = |expected| Directory::open(&dir, &me(), "toy", expected);
+    let error = open(Expected::Data).unwrap_err();
+    assert!(matches!(error, StorageError::Empty { .. }), "{error}");
+    assert!(!dir.exists(), "it was refused and made");
+
+    // Made for a new cluster: once, and again if that was cut short.
+    Directory::mark_new(&dir).unwrap();
+    drop(open(Expected::Data).unwrap());
+    open(Expected::Data).unwrap().finish().unwrap();
+    open(Expected::Data).unwrap();
+    for expected in [Expected::NewCluster, Expected::Replacement] {
+        let error = open(expected).unwrap_err();
+        assert!(matches!(error, StorageError::NotEmpty { .. }), "{error}");
+    }
+
+    // Lost: the mark is gone too, whether anything else is left or not.
+    fs::remove_file(dir.join("identity.toml")).unwrap();
+    let error = open(Expected::Data).unwrap_err();
+    assert!(matches!(error, StorageError::Empty { .. }), "{error}");
+    fs::remove_dir_all(&dir).unwrap();
+    let error = open(Expected::Data).unwrap_err();
+    assert!(matches!(error, StorageError::Empty { .. }), "{error}");
+    for expected in [Expected::NewCluster, Expected::Replacement] {
+        open(expected).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }
 
 #[test]
@@ -543,6 +575,7 @@ fn settings(dir: &Path) -> Settings {
         data_dir: dir.to_owned(),
         identity: me(),
         protocol: "toy",
+        expected: Expected::Either,
         sync: true,
         segment_bytes: 1 << 20,
         verify: true,

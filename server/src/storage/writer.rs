@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::directory::{Ceilings, Directory, Values};
 use super::engine::Engine;
 use super::log::{Hook, Log, Options, Position, Record};
-use super::{Identity, StorageError};
+use super::{Expected, Identity, StorageError};
 use crate::inbox::Inbox;
 
 /// Whose record it is.
@@ -42,6 +42,8 @@ pub struct Settings {
     pub identity: Identity,
     /// The protocol that writes it.
     pub protocol: &'static str,
+    /// What is to be found there.
+    pub expected: Expected,
     /// False: data survives the death of the process, not of the machine.
     pub sync: bool,
     /// See [`Options::segment_bytes`].
@@ -85,8 +87,9 @@ impl Storage {
     /// # Errors
     /// See [`StorageError`].
     pub fn open(settings: Settings) -> Result<(Self, Recovered), StorageError> {
-        let Settings { data_dir, identity, protocol, sync, segment_bytes, verify, hook } = settings;
-        let mut directory = Directory::open(&data_dir, &identity, protocol)?;
+        let Settings { data_dir, identity, protocol, expected, .. } = settings;
+        let Settings { sync, segment_bytes, verify, hook, .. } = settings;
+        let mut directory = Directory::open(&data_dir, &identity, protocol, expected)?;
         let (dir, state, file) = (directory.log(), directory.state(), directory.ceilings());
         let mut options = Options { sync, segment_bytes, durable: Position::default(), hook };
         let (log, records, engine, mut ceilings, torn);
