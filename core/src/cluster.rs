@@ -336,7 +336,8 @@ impl Cluster {
     pub fn divided(self, shares: u32) -> Result<Self, ClusterError> {
         let regions = self.servers_by_region();
         // A server that is far behind takes a state from another that holds the same share.
-        let wanted = if regions.len() == 1 && shares > 1 { shares.saturating_mul(2) } else { shares.max(1) };
+        let wanted =
+            if regions.len() == 1 && shares > 1 { shares.saturating_mul(2) } else { shares.max(1) };
         for (region, servers) in regions {
             let servers = u32::try_from(servers.len()).unwrap_or(u32::MAX);
             if shares == 0 || servers < wanted {

@@ -722,10 +722,11 @@ fn leaves_majorities(cluster: &Cluster, lost: &[NodeId], server: NodeId) -> bool
     let others: Vec<NodeId> = others.map(|other| other.id).collect();
     let gone = others.iter().filter(|other| **other == server || lost.contains(other)).count();
     let has_share = cluster.shares() == 1 || gone * 2 < others.len();
-    has_share && cluster.partitions().all(|placed| {
-        let is_lost = |replica: &&NodeId| **replica == server || lost.contains(replica);
-        placed.replicas.iter().filter(is_lost).count() * 2 <= placed.replicas.len()
-    })
+    has_share
+        && cluster.partitions().all(|placed| {
+            let is_lost = |replica: &&NodeId| **replica == server || lost.contains(replica);
+            placed.replicas.iter().filter(is_lost).count() * 2 <= placed.replicas.len()
+        })
 }
 
 /// Faults of one seed, at most; odd partitions may add a few.

@@ -300,7 +300,10 @@ impl Shares {
     /// # Panics
     /// If it does; the message names the contradiction.
     pub fn assert_invariants(&self) {
-        assert!(self.granted.is_empty() && self.ready.is_empty(), "transactions may run and do not");
+        assert!(
+            self.granted.is_empty() && self.ready.is_empty(),
+            "transactions may run and do not"
+        );
         self.assert_invariants_of_locks();
         let kept: usize = self.kept.values().map(|part| part.size()).sum();
         assert_eq!(kept, self.kept_bytes, "parts that are kept are not counted");
@@ -422,7 +425,7 @@ mod tests {
         let early = due(7, &[&there[0]], &[&here[0]]);
         shares.arrive(early.turn(), ShareId(1), Arc::default());
         shares.insert(early.clone(), &placement);
-        assert_eq!(shares.missing(early.turn().name), []);
+        assert!(shares.missing(early.turn().name).is_empty());
         assert_eq!((take_parts(&mut shares), run(&mut shares, &placement)), (vec![7], vec![7]));
         // Its own part is kept for those that have not heard of it.
         assert_eq!(shares.kept().len(), 1);

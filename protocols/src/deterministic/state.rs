@@ -12,9 +12,7 @@ use orthodrome_core::workers::{self, Workers};
 
 use super::Teeth;
 use super::merge::{Merge, Merged, Place};
-use super::message::{
-    Command, Due, Ended, Home, Image, Name, Part, Sequenced, StreamImage, Turn,
-};
+use super::message::{Command, Due, Ended, Home, Image, Name, Part, Sequenced, StreamImage, Turn};
 use super::placement::Placement;
 use super::scheduler;
 use super::shares::Shares;
@@ -187,9 +185,10 @@ impl State {
         // One that only one of them knows to be due comes after whatever it has to wait for, in both.
         let (waits, theirs) = (ours.waits(), image.waits());
         let mine = ours.due.iter().filter(|due| !image.has_run_due(due, &theirs));
-        let new = image.due.iter().filter(|due| {
-            !self.shares.is_due(due.entry.name()) && !ours.has_run_due(due, &waits)
-        });
+        let new = image
+            .due
+            .iter()
+            .filter(|due| !self.shares.is_due(due.entry.name()) && !ours.has_run_due(due, &waits));
         let due: Vec<Due> = mine.chain(new).cloned().collect();
         self.shares.restore(due, &image.kept, placement);
         self.merge.clear();
@@ -476,10 +475,15 @@ impl State {
             }
         }
         let held: &Store = store;
-        let all = workers::each(&*self.workers, &granted, |merged| cost(&merged.entry), |merged| {
-            let own = part(&merged.entry.functor, placement, held);
-            execute(&merged.entry, merged.stamp, &[Arc::new(own)])
-        });
+        let all = workers::each(
+            &*self.workers,
+            &granted,
+            |merged| cost(&merged.entry),
+            |merged| {
+                let own = part(&merged.entry.functor, placement, held);
+                execute(&merged.entry, merged.stamp, &[Arc::new(own)])
+            },
+        );
         for (merged, executed) in granted.into_iter().zip(all) {
             if self.streams.len() > 1 {
                 self.ran.insert(merged.entry.functor.txn);

@@ -193,8 +193,10 @@ impl Checker<'_> {
             }
             (None, None, false) => self.explicit(topology, epoch, nodes)?,
             _ => {
-                return Err("placement: give either `partitions` and `replicas`, or a list `explicit`"
-                    .into());
+                return Err(
+                    "placement: give either `partitions` and `replicas`, or a list `explicit`"
+                        .into(),
+                );
             }
         };
         let shares = shares.unwrap_or(1);

@@ -191,10 +191,9 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::WantReads { turns } => (None, Wire::WantReads(turns_to_wire(turns))),
         Msg::ReadsGone { turns } => (None, Wire::ReadsGone(turns_to_wire(turns))),
         Msg::Covered { through } => {
-            let through = through.iter().map(|(stream, index)| m::covered::Stream {
-                stream: stream.0,
-                index: index.0,
-            });
+            let through = through
+                .iter()
+                .map(|(stream, index)| m::covered::Stream { stream: stream.0, index: index.0 });
             (None, Wire::Covered(m::Covered { through: through.collect() }))
         }
         Msg::WantState { number, past, cursor } => {

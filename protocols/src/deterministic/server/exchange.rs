@@ -131,12 +131,7 @@ impl Exchange {
     }
 
     /// Keeps what is chosen in a stream that has a gap. False if it has none.
-    pub fn hold(
-        &mut self,
-        stream: PartitionId,
-        index: Index,
-        payload: &Payload<Command>,
-    ) -> bool {
+    pub fn hold(&mut self, stream: PartitionId, index: Index, payload: &Payload<Command>) -> bool {
         let Some(gap) = self.gaps.get_mut(&stream) else { return false };
         gap.chosen.push_back((index, payload.clone()));
         true
@@ -449,9 +444,8 @@ impl Server {
 
     /// Goes on with streams whose logs begin where the state ends now.
     pub(super) fn close_gaps(&mut self, cx: &mut Cx<'_>) {
-        let is_closed = |state: &State, stream: PartitionId, gap: &Gap| {
-            state.applied(stream) >= gap.until
-        };
+        let is_closed =
+            |state: &State, stream: PartitionId, gap: &Gap| state.applied(stream) >= gap.until;
         for stream in self.placement.streams() {
             let gap = self.exchange.gaps.get(&stream);
             if !gap.is_some_and(|gap| is_closed(&self.state, stream, gap)) {
