@@ -312,7 +312,7 @@ impl Part {
     /// About how many bytes it takes.
     #[must_use]
     pub fn size(&self) -> usize {
-        40 + reads_size(&self.reads)
+        12 + reads_size(&self.reads)
     }
 }
 
@@ -587,7 +587,7 @@ impl Message for Msg {
                 4 + parts.iter().map(|(_, part)| TURN + part.size()).sum::<usize>()
             }
             Self::WantReads { turns } | Self::ReadsGone { turns } => 4 + TURN * turns.len(),
-            Self::Covered { through } => 4 + 8 * through.len(),
+            Self::Covered { through } => 4 + 10 * through.len(),
             Self::WantState { .. } => 8 + TURN,
             Self::StatePiece { chunk, .. } => 8 + Log::chunk_size(chunk),
         }
@@ -613,7 +613,7 @@ impl Message for Msg {
 }
 
 /// About how many bytes a [`Turn`] takes.
-const TURN: usize = 10 + TXN;
+const TURN: usize = 19 + TXN;
 
 fn reads_size(reads: &Reads) -> usize {
     reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()

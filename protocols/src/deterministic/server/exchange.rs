@@ -390,7 +390,9 @@ impl Server {
             return;
         }
         *at = cx.now();
-        let limit = self.config.hosting.chunk_keys;
+        // One piece at a time is on its way, as long as several of a leader's.
+        let window = self.config.hosting.replication.snapshot_window;
+        let limit = self.config.hosting.chunk_keys.saturating_mul(window);
         let (keys, next) = piece_from(all, cursor.unwrap_or(0), limit);
         if next.is_none() {
             self.exchange.leaving.remove(&from);
