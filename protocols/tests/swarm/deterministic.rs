@@ -85,7 +85,7 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 15] = [
     (SLOG, "S2", 20),
     (SLOG, "S7", 10),
     (SLOG, "S10", 60),
-    (SLOTH, "S1", 60),
+    (SLOTH, "S1", 80),
     (SLOTH, "S2", 20),
     (SLOTH, "S6", 100),
     (SLOTH, "S7", 10),
