@@ -242,7 +242,33 @@ impl WorkloadArgs {
     pub fn arrival(&self) -> Arrival {
         match self.clients {
             Some(clients) => Arrival::Closed { clients, think: Duration::ZERO },
-            None => Arrival::Open { per_second: self.rate.unwrap_or(100.0), poisson: true },
+            None => Arrival::Open { per_second: self.per_second(), poisson: true },
+        }
+    }
+
+    fn per_second(&self) -> f64 {
+        self.rate.unwrap_or(100.0)
+    }
+
+    /// How much is asked: transactions a second, or clients.
+    pub fn amount(&self) -> f64 {
+        self.clients.map_or_else(|| self.per_second(), f64::from)
+    }
+
+    /// What [`WorkloadArgs::amount`] counts.
+    pub fn amount_unit(&self) -> &'static str {
+        if self.clients.is_some() { "clients" } else { "transactions begun a second" }
+    }
+
+    /// The same with `multiple` times as much.
+    pub fn times(&self, multiple: f64) -> Self {
+        let more = self.clone();
+        match self.clients {
+            Some(clients) => {
+                let clients = (f64::from(clients) * multiple).round().max(1.0) as u32;
+                Self { clients: Some(clients), ..more }
+            }
+            None => Self { rate: Some(self.per_second() * multiple), ..more },
         }
     }
 }

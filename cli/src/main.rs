@@ -17,6 +17,7 @@ mod guard;
 mod load;
 mod middleware;
 mod output;
+mod page;
 mod protocols;
 mod recording;
 mod reproduce;

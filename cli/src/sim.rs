@@ -59,7 +59,7 @@ pub struct Args {
 }
 
 /// How a run goes.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Run")]
 pub struct Course {
     /// How long transactions are begun, in simulated time

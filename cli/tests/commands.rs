@@ -305,6 +305,51 @@ fn reproduce_lists_its_figures() {
 }
 
 #[test]
+fn a_comparison_is_a_page_that_loads_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("report.html");
+    let base = ["compare", "--topology", "azure5", "--workload", "retwis", "--duration", "3s"];
+    let base =
+        [&base[..], &["--protocols", "2pl,ocean-vista", "--html", path.to_str().unwrap()]].concat();
+    let output = run(&[&base[..], &["--loads", "0.5,2"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(&path).unwrap();
+    for part in
+        ["--loads 0.5,2", "p95 ms", "<svg class=\"map\"", "As the load grows", "retwis on azure5"]
+    {
+        assert!(page.contains(part), "{part} is not on the page");
+    }
+    // Names of namespaces are no addresses.
+    let links = page.replace("http://www.w3.org/2000/svg", "");
+    for loaded in ["http:", "https:", "src=", "<link", "@import", "url("] {
+        assert!(!links.contains(loaded), "the page has {loaded}");
+    }
+    // One transaction of each, every message sent before it came, all while it went on.
+    let (_, rest) = page.split_once("const journeys=").unwrap();
+    let (data, _) = rest.split_once(";</script>").unwrap();
+    let journeys: Value = serde_json::from_str(data).unwrap();
+    let journeys = journeys.as_array().unwrap();
+    let names: Vec<_> =
+        journeys.iter().map(|journey| journey["protocol"].as_str().unwrap()).collect();
+    assert_eq!(names, ["2pl", "ocean-vista"]);
+    for journey in journeys {
+        let took = journey["took_ms"].as_f64().unwrap();
+        let steps = journey["steps"].as_array().unwrap();
+        assert!(took > 50.0 && steps.len() > 3, "{journey}");
+        assert!(steps.iter().any(|step| step["own"] == true), "{journey}");
+        for step in steps {
+            let (sent, at) = (step["sent_ms"].as_f64().unwrap(), step["at_ms"].as_f64().unwrap());
+            assert!(0.0 <= sent && sent < at && at <= took, "{step} of {took}");
+        }
+    }
+    for bad in ["0", "many"] {
+        let output = run(&[&base[..], &["--loads", bad]].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("--loads"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn compare_puts_protocols_side_by_side() {
     let base = ["compare", "--topology", "azure5", "--workload", "retwis", "--duration", "3s"];
     let with = |more: &[&'static str]| [base.as_slice(), more].concat();

@@ -124,12 +124,18 @@ impl Latencies {
     /// Those of each kind.
     #[must_use]
     pub fn by_kind(&self) -> BTreeMap<String, OfKind> {
-        let of = |samples: &Samples| {
-            let point = |at| round(samples.quantile(f64::from(at) / CDF_POINTS) as f64 / 1e6);
-            let cdf_ms = (1..=CDF_POINTS as u32).map(point).collect();
-            OfKind { latency_ms: Summary::of_nanos(samples), cdf_ms }
+        let of = |samples: &Samples| OfKind {
+            latency_ms: Summary::of_nanos(samples),
+            cdf_ms: cdf_ms(samples),
         };
         self.by_kind.iter().map(|(kind, samples)| ((*kind).to_owned(), of(samples))).collect()
+    }
+
+    /// The distribution function of all latencies, as [`OfKind::cdf_ms`]; empty if there are none.
+    #[must_use]
+    pub fn cdf_ms(&self) -> Vec<f64> {
+        let all = self.merged(|_, _| true);
+        if all.is_empty() { Vec::new() } else { cdf_ms(&all) }
     }
 
     /// All latencies.
@@ -170,18 +176,27 @@ impl Latencies {
     /// A summary of those whose priority and region `wanted` accepts.
     #[must_use]
     pub fn select(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> Summary {
+        Summary::of_nanos(&self.merged(wanted))
+    }
+
+    fn merged(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> Samples {
         let mut chosen = Samples::default();
         for (&(priority, region), samples) in &self.by_place {
             if wanted(priority, region) {
                 chosen.merge(samples);
             }
         }
-        Summary::of_nanos(&chosen)
+        chosen
     }
 }
 
 /// Points of a distribution function in results.
 const CDF_POINTS: f64 = 50.0;
+
+fn cdf_ms(samples: &Samples) -> Vec<f64> {
+    let point = |at| round(samples.quantile(f64::from(at) / CDF_POINTS) as f64 / 1e6);
+    (1..=CDF_POINTS as u32).map(point).collect()
+}
 
 /// Latencies of one kind of transactions.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
 //! Figures as SVG: one line a system, or one bar each where nothing was swept, with the values that
-//! somebody else reported drawn in as crosses of the same colour.
+//! somebody else reported drawn in as crosses of the same colour. As a document of its own, or as a part of
+//! a page that gives it its colours.
 
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
@@ -34,6 +35,24 @@ pub struct Figure {
     pub series: Vec<Series>,
 }
 
+/// Where a figure is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Alone,
+    OnPage,
+}
+
+impl Place {
+    fn color(self, series: usize) -> RGBAColor {
+        match self {
+            Self::Alone => Palette99::pick(series).to_rgba(),
+            // Stands for the page's own colour of the series, and is replaced by it.
+            Self::OnPage => RGBColor(1, 2, series as u8).to_rgba(),
+        }
+    }
+}
+
+/// Of a figure that stands alone.
 const SIZE: (u32, u32) = (860, 480);
 /// From this ratio of the largest to the smallest value on, the vertical axis is logarithmic.
 const LOG_FROM: f64 = 12.0;
@@ -44,6 +63,28 @@ impl Figure {
     /// # Errors
     /// Nothing was measured, or the figures are not numbers.
     pub fn svg(&self) -> Result<String, PlotError> {
+        self.drawn(Place::Alone, SIZE)
+    }
+
+    /// The figure as an element of a page, of this width and height, without title and legend. Text and axes have the colour of the text
+    /// around it; what belongs to the `n`th of at most 256 systems has the class `sn` and the colour `--sn`.
+    ///
+    /// # Errors
+    /// As [`Figure::svg`].
+    pub fn element(&self, size: (u32, u32)) -> Result<String, PlotError> {
+        let mut svg = self.drawn(Place::OnPage, size)?;
+        for kind in ["fill", "stroke"] {
+            svg = svg.replace(&format!("{kind}=\"#000000\""), &format!("{kind}=\"currentColor\""));
+            for which in 0..self.series.len() {
+                let (drawn, color) =
+                    (format!("{kind}=\"#0102{which:02X}\""), format!("var(--s{which})"));
+                svg = svg.replace(&drawn, &format!("class=\"s{which}\" style=\"{kind}:{color}\""));
+            }
+        }
+        Ok(svg)
+    }
+
+    fn drawn(&self, place: Place, size: (u32, u32)) -> Result<String, PlotError> {
         let points = || self.series.iter().flat_map(|one| one.measured.iter().chain(&one.reported));
         let values = |pick: fn(&(f64, f64)) -> f64| {
             let finite = points().map(pick).filter(|value| value.is_finite());
@@ -56,13 +97,17 @@ impl Figure {
             return Err(PlotError("nothing was measured".into()));
         };
         let mut svg = String::new();
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        let drawn = area.fill(&WHITE).map_err(failed).and_then(|()| {
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        let background = match place {
+            Place::Alone => area.fill(&WHITE).map_err(failed),
+            Place::OnPage => Ok(()),
+        };
+        let drawn = background.and_then(|()| {
             if y.0 > 0.0 && y.1 / y.0 > LOG_FROM {
                 let range = (y.0 / 1.2..y.1 * 1.2).log_scale();
-                self.draw(&area, x, range)
+                self.draw(place, &area, x, range)
             } else {
-                self.draw(&area, x, 0.0..(y.1 * 1.1).max(f64::MIN_POSITIVE))
+                self.draw(place, &area, x, 0.0..(y.1 * 1.1).max(f64::MIN_POSITIVE))
             }
         });
         drawn.and_then(|()| area.present().map_err(failed))?;
@@ -70,7 +115,7 @@ impl Figure {
         Ok(svg)
     }
 
-    fn draw<Y>(&self, area: &Area<'_>, x: (f64, f64), y: Y) -> Result<(), PlotError>
+    fn draw<Y>(&self, place: Place, area: &Area<'_>, x: (f64, f64), y: Y) -> Result<(), PlotError>
     where
         Y: AsRangedCoord<Value = f64>,
         Y::CoordDescType: ValueFormatter<f64>,
@@ -79,9 +124,12 @@ impl Figure {
         let count = self.series.len() as f64;
         let range = if is_swept { x.0..x.1 } else { -0.5..count - 0.5 };
         let mut builder = ChartBuilder::on(area);
-        builder.caption(&self.title, ("sans-serif", 18)).margin(12);
+        builder.margin(12);
+        if place == Place::Alone {
+            builder.caption(&self.title, ("sans-serif", 18));
+        }
         builder.x_label_area_size(44).y_label_area_size(64);
-        builder.right_y_label_area_size(8);
+        builder.margin_right(24);
         let mut chart = builder.build_cartesian_2d(range, y).map_err(failed)?;
         let number = |value: &f64| format!("{}", (value * 1e6).round() / 1e6);
         let name = |at: &f64| {
@@ -103,13 +151,13 @@ impl Figure {
         }
         mesh.draw().map_err(failed)?;
         for (which, one) in self.series.iter().enumerate() {
-            let color = Palette99::pick(which).to_rgba();
-            let place = |&(x, y): &(f64, f64)| (if is_swept { x } else { which as f64 }, y);
-            let measured: Vec<(f64, f64)> = one.measured.iter().map(place).collect();
+            let color = place.color(which);
+            let at = |&(x, y): &(f64, f64)| (if is_swept { x } else { which as f64 }, y);
+            let measured: Vec<(f64, f64)> = one.measured.iter().map(at).collect();
             let dots = measured.iter().map(|&at| Circle::new(at, 4, color.filled()));
             chart.draw_series(dots).map_err(failed)?;
             let crosses =
-                one.reported.iter().map(place).map(|at| Cross::new(at, 6, color.stroke_width(2)));
+                one.reported.iter().map(at).map(|at| Cross::new(at, 6, color.stroke_width(2)));
             chart.draw_series(crosses).map_err(failed)?;
             if is_swept {
                 let line = LineSeries::new(measured, color.stroke_width(2));
@@ -118,7 +166,7 @@ impl Figure {
                 chart.draw_series(line).map_err(failed)?.label(&one.name).legend(legend);
             }
         }
-        if is_swept {
+        if is_swept && place == Place::Alone {
             let mut legend = chart.configure_series_labels();
             legend.position(SeriesLabelPosition::UpperLeft).label_font(("sans-serif", 13));
             legend.background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3));
@@ -163,6 +211,17 @@ mod tests {
         ]);
         let svg = svg.svg().unwrap();
         for part in ["<svg", "a &lt;title&gt;", "one", "other", "rate", "<polyline", "<circle"] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+    }
+
+    #[test]
+    fn an_element_takes_its_colours_from_the_page() {
+        let points: Points<'_> = &[(50.0, 300.0), (100.0, 320.0)];
+        let svg = figure(&[("one", points, &[(50.0, 290.0)]), ("other", points, &[])]);
+        let svg = svg.element((400, 300)).unwrap();
+        assert!(!svg.contains('#') && !svg.contains("a &lt;title&gt;"), "{svg}");
+        for part in ["currentColor", "class=\"s0\"", "style=\"stroke:var(--s1)\"", "rate"] {
             assert!(svg.contains(part), "{part}: {svg}");
         }
     }

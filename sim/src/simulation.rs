@@ -242,6 +242,8 @@ pub struct Report {
     pub result: RunResult,
     /// Latencies by the region that transactions were begun in.
     pub regions: BTreeMap<String, Summary>,
+    /// The distribution function of all latencies, as [`orthodrome_eval::metrics::OfKind::cdf_ms`].
+    pub cdf_ms: Vec<f64>,
     /// Messages and bytes of the measured part.
     pub traffic: Traffic,
     /// How often each of the protocol's rare events happened, by its `Debug` name.
@@ -595,6 +597,7 @@ impl<P: Protocol> Simulation<P> {
         };
         Report {
             result: RunResult::new(run, &load.latencies, &load.counters, None),
+            cdf_ms: load.latencies.cdf_ms(),
             regions: load.latencies.by_region(
                 self.cluster.topology.regions().map(|region| self.cluster.topology.name_of(region)),
             ),

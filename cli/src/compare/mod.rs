@@ -1,9 +1,16 @@
 //! `compare`: several protocols under the same workload on the same map, side by side.
 
-use std::num::ParseIntError;
-use std::time::Instant;
+mod html;
+mod journey;
+mod map;
 
-use anyhow::bail;
+use std::collections::BTreeMap;
+use std::fs;
+use std::num::ParseIntError;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
 use orthodrome_eval::metrics::{RunResult, Summary};
 use orthodrome_eval::workload::Reach;
 use orthodrome_protocols::registry::{self, Row};
@@ -14,6 +21,7 @@ use crate::common::{Placement, WorkloadArgs};
 use crate::sim::{self, Course};
 use crate::workers::Pool;
 use crate::{Status, output};
+use journey::Journey;
 
 /// Run several protocols in the simulator under the same workload, side by side
 ///
@@ -26,6 +34,7 @@ Examples:
   orthodrome compare --topology azure5 --workload ycsbt:6 --rate 50
   orthodrome compare --topology ec2-5 --workload retwis --rate 200 --seeds 5 \\
       --protocols carousel-basic,carousel-fast,tapir
+  orthodrome compare --topology azure5 --workload retwis --rate 200 --html report.html
   orthodrome compare --topology azure5 --workload retwis --rate 200 --json > compared.json
 
 Exit status: 0 every run kept its promises, 1 one did not, 2 bad usage or input.")]
@@ -45,9 +54,23 @@ pub struct Args {
     /// Threads, each with one simulation at a time [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Run")]
     threads: Option<u16>,
+    /// Write a page with tables, plots, a map, and a transaction step by step to this file; it opens offline
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// With --html: what is asked, as multiples of the rate or the clients, in shorter runs that show how figures
+    /// change with the load; 1 is among them
+    #[arg(long, value_name = "F,…", default_values_t = [0.5, 2.0, 4.0], value_delimiter = ',', value_parser = multiple)]
+    loads: Vec<f64>,
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn multiple(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(multiple) if (0.001..=1_000.0).contains(&multiple) => Ok(multiple),
+        Ok(_) | Err(_) => Err("use a multiple from 0.001 to 1000, such as 0.5".into()),
+    }
 }
 
 /// A number of seeds for which there is a confidence interval.
@@ -92,6 +115,18 @@ pub struct Run {
     pub audited: Option<bool>,
     /// The promise that the run broke.
     pub failure: Option<String>,
+    /// Latencies by the region that transactions began in.
+    pub regions: BTreeMap<String, Summary>,
+    /// The latencies that 2 %, 4 %, … 100 % of all are not above.
+    pub cdf_ms: Vec<f64>,
+}
+
+/// A short run with another load.
+struct Swept {
+    protocol: &'static str,
+    /// Transactions a second, or clients.
+    load: f64,
+    result: RunResult,
 }
 
 impl Args {
@@ -102,16 +137,95 @@ impl Args {
         self.workload.workload()?;
         Ok(())
     }
+
+    /// How the shorter runs go.
+    fn swept_course(&self) -> Course {
+        // What is sent before a cluster has elected its leaders must not count.
+        let warmup = Duration::from_secs(5);
+        let duration = (self.course.duration / 6).max(warmup * 2);
+        Course { duration, warmup: Some(warmup), ..self.course.clone() }
+    }
+
+    /// Everything on the page beside what was compared.
+    fn write_html(&self, path: &Path, compared: &[Compared], began: Instant) -> anyhow::Result<()> {
+        let cluster = self.placement.cluster()?;
+        let layout = map::Layout::new(&cluster);
+        let names: Vec<&'static str> = compared.iter().map(|one| one.protocol).collect();
+        let mut loads: Vec<f64> = self.loads.iter().copied().chain([1.0]).collect();
+        loads.sort_by(f64::total_cmp);
+        loads.dedup();
+        let course = self.swept_course();
+        let jobs = names.len() * (loads.len() + 1);
+        let bar = output::progress(
+            Some(jobs as u64),
+            "{spinner} for the page: {pos}/{len} {bar:20} {elapsed}",
+        )?;
+        let job = |number: u64| {
+            let (which, part) = (number as usize % names.len(), number as usize / names.len());
+            let name = names.get(which).copied().unwrap_or_default();
+            let Some(&multiple) = loads.get(part) else {
+                return Ok((None, journey::journey(self, name, &layout)?));
+            };
+            let workload = self.workload.times(multiple);
+            let run = simulated(&self.placement, &course, &workload, name, course.seed)?;
+            let load = workload.amount();
+            Ok((Some(Swept { protocol: name, load, result: run.result }), None))
+        };
+        let (mut swept, mut journeys, mut problem) = (Vec::new(), Vec::new(), None);
+        // The heaviest first: nothing else is left to do when they end.
+        let pool = Pool { threads: self.threads, minutes: None };
+        pool.run(0..jobs as u64, job, |done: anyhow::Result<_>| {
+            bar.inc(1);
+            match done {
+                Ok((run, journey)) => {
+                    swept.extend(run);
+                    journeys.extend(journey);
+                }
+                Err(error) => drop(problem.get_or_insert(error)),
+            }
+            problem.is_none()
+        });
+        bar.finish_and_clear();
+        if let Some(problem) = problem {
+            return Err(problem);
+        }
+        swept.sort_by(|a, b| a.load.total_cmp(&b.load));
+        let place = |protocol| names.iter().position(|name| *name == protocol);
+        journeys.sort_by_key(|journey: &Journey| place(journey.protocol));
+        let report = html::Report {
+            args: self,
+            cluster: &cluster,
+            layout: &layout,
+            compared,
+            swept: &swept,
+            journeys: &journeys,
+            remarks: &remarks(compared),
+            wall_seconds: began.elapsed().as_secs_f64(),
+        };
+        fs::write(path, report.page()?).with_context(|| format!("--html {}", path.display()))
+    }
 }
 
 /// One run of the protocol called `name`.
 pub fn once(args: &Args, name: &str, seed: u64) -> anyhow::Result<Run> {
+    simulated(&args.placement, &args.course, &args.workload, name, seed)
+}
+
+fn simulated(
+    placement: &Placement,
+    course: &Course,
+    workload: &WorkloadArgs,
+    name: &str,
+    seed: u64,
+) -> anyhow::Result<Run> {
     let subject = orthodrome_lab::find(name)?;
-    let cluster = args.placement.cluster_of(&subject)?;
-    let mut simulation = args.course.simulation(&subject, cluster, &args.workload, seed)?;
+    let cluster = placement.cluster_of(&subject)?;
+    let mut simulation = course.simulation(&subject, cluster, workload, seed)?;
     let (report, failure) = sim::carry_out(&mut *simulation)?;
     Ok(Run {
         result: report.result,
+        regions: report.regions,
+        cdf_ms: report.cdf_ms,
         outstanding: report.outstanding,
         audited: report.audited,
         failure: failure.as_ref().map(Failure::to_string),
@@ -154,6 +268,9 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     for one in &mut compared {
         one.runs.sort_by_key(|run| run.result.seed);
+    }
+    if let Some(path) = &args.html {
+        args.write_html(path, &compared, began)?;
     }
     if args.json {
         print_json(args, &compared, began.elapsed().as_secs_f64())?;
@@ -270,19 +387,33 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
         output::COMMIT,
     );
     text.push_str(&table(compared, COLUMNS));
-    let has_both = |run: &Run| run.result.latency_ms.high.n > 0 && run.result.latency_ms.low.n > 0;
     if compared.iter().flat_map(|one| &one.runs).any(has_both) {
         text.push('\n');
         text.push_str(&table(compared, BY_PRIORITY));
     }
-    let differs = |run: &Run| {
-        let kinds = Reach::ALL.iter().filter(|reach| run.result.kinds.contains_key(reach.name()));
-        kinds.count() > 1
-    };
-    if compared.iter().flat_map(|one| &one.runs).any(differs) {
+    if compared.iter().flat_map(|one| &one.runs).any(differs_in_reach) {
         text.push('\n');
         text.push_str(&table(compared, BY_REACH));
     }
+    for remark in remarks(compared) {
+        text.push_str(&format!("\n{remark}"));
+    }
+    text
+}
+
+/// Whether transactions of both priorities committed.
+fn has_both(run: &Run) -> bool {
+    run.result.latency_ms.high.n > 0 && run.result.latency_ms.low.n > 0
+}
+
+/// Whether some transactions reached further than others.
+fn differs_in_reach(run: &Run) -> bool {
+    let kinds = Reach::ALL.iter().filter(|reach| run.result.kinds.contains_key(reach.name()));
+    kinds.count() > 1
+}
+
+/// What people must know who read the figures.
+fn remarks(compared: &[Compared]) -> Vec<String> {
     let mut remarks = Vec::new();
     for one in compared {
         for Run { result, outstanding, failure, .. } in &one.runs {
@@ -303,10 +434,7 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
             }
         }
     }
-    for remark in remarks {
-        text.push_str(&format!("\n{remark}"));
-    }
-    text
+    remarks
 }
 
 fn table(compared: &[Compared], columns: &[Column]) -> String {

@@ -176,7 +176,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         done.push(one);
     }
     if let Some(path) = &args.html {
-        let page = html::page(&done, args.full, args.seeds);
+        let page = html::figures(&done, args.full, args.seeds);
         fs::write(path, page).with_context(|| format!("--html {}", path.display()))?;
     }
     if args.json {
@@ -555,7 +555,7 @@ mod tests {
         assert!(text.contains("--rate 20 --protocols carousel-basic\n"), "{text}");
         assert!(text.contains("--attempts 7 --duration 2s --rate 20 --protocols 2pl"), "{text}");
         assert!(text.contains("commit rate %\n"), "{text}");
-        let page = html::page(&[done], false, 2);
+        let page = html::figures(&[done], false, 2);
         for part in
             ["&amp; &lt;once&gt;", "<svg", "nobody &lt;measured&gt; it", "class=\"explained\""]
         {

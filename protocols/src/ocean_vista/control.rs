@@ -15,7 +15,7 @@ use super::message::{Functor, Msg, Record};
 use super::recovery::Recoveries;
 use super::server::{Ledger, Local};
 use super::sync::Whole;
-use super::takeover::{Acceptor, Backup};
+use super::takeover::{Acceptor, Backup, Tellings};
 use super::watermark::Members;
 use super::{OceanVista, Timer};
 use crate::replication;
@@ -29,6 +29,8 @@ pub(super) struct Control {
     /// What the replica of each partition promised.
     pub acceptors: BTreeMap<PartitionId, Acceptor>,
     pub recoveries: Recoveries,
+    /// Long promises that whoever asked was not told all of.
+    pub tellings: Tellings<Arc<Functor>>,
     pub backup: Backup<Arc<Functor>>,
     /// The disk remembers all that was ever promised from it.
     pub is_intact: bool,

@@ -114,8 +114,8 @@ pub struct Config {
     pub recon_staleness: Duration,
     /// A coordinator takes no more transactions at once.
     pub in_flight_max: usize,
-    /// Nor while what it took is so long that is not visible yet: whoever takes over from it is told all of
-    /// that in one message.
+    /// Nor while what it took is so long that is not visible yet: whoever takes over from it has to be told all of
+    /// that, and tells which of it survives in one message.
     pub in_flight_bytes_max: usize,
     /// A coordinator takes no transactions while the Vwatermark is further behind its clock (§3.6,
     /// §5.2): what it took would wait even longer.
@@ -287,7 +287,7 @@ impl Protocol for OceanVista {
             clock_ahead_max: Duration::from_secs(3),
             recon_staleness: Duration::from_secs(1),
             in_flight_max: 65_536,
-            in_flight_bytes_max: 8 << 20,
+            in_flight_bytes_max: 48 << 20,
             // Longer than it takes to replace a server, even the one that leads the directory.
             lag_max: round_trip * 32 + Duration::from_secs(1),
             retention: Duration::from_secs(600),

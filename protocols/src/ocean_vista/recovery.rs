@@ -13,7 +13,7 @@ use super::coordinator::replicas;
 use super::directory::Task;
 use super::message::{Functor, Msg, Refusal};
 use super::server::World;
-use super::takeover::{self, Backup, Promise, Stage, Takeover, ToWrite};
+use super::takeover::{self, Backup, Part, Promise, Stage, Takeover, ToWrite};
 use crate::waiting::Asked;
 
 impl takeover::Functor for Arc<Functor> {
@@ -94,13 +94,15 @@ impl Recoveries {
         &mut self,
         from: NodeId,
         (partition, task): (PartitionId, Task),
+        part: Part,
         promise: Promise<Arc<Functor>>,
         world: &mut World<'_, '_>,
     ) {
         let now = world.cx.now();
         let Some(takeover) = self.running.get_mut(&task) else { return };
         let before = takeover.stage();
-        let writes = takeover.on_promised(from, partition, task, promise, world.cluster, now);
+        let of = (partition, task);
+        let writes = takeover.on_promised(from, of, part, promise, world.cluster, now);
         if before == Stage::Promises && takeover.stage() != Stage::Promises {
             say(takeover, world);
         }

@@ -23,7 +23,7 @@ use super::recovery::Recoveries;
 use super::replica::{Get, Replica};
 use super::state::State;
 use super::sync::{Answer, Done, Syncs};
-use super::takeover::{self, Acceptor, Backup, Closed};
+use super::takeover::{self, Acceptor, Backup, Closed, Tellings};
 use super::tid::Tids;
 use super::watermark::{Members, Report, Watermarks};
 use super::{Config, Note, OceanVista, Timer};
@@ -234,6 +234,7 @@ impl Machine<OceanVista> for Server {
         let membership =
             Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
         let syncs = Syncs::new(membership.life(), &config);
+        let tellings = Tellings::new(membership.life().0);
         let is_voter = directory::voters(&cluster).contains(&node);
         let keeper = is_voter.then(|| {
             let mut door = Door { node, local: &mut local, ledger: &mut ledger, cx };
@@ -248,6 +249,7 @@ impl Machine<OceanVista> for Server {
                 keeper,
                 acceptors,
                 recoveries: Recoveries::default(),
+                tellings,
                 backup: Backup::default(),
                 is_intact,
                 mark: None,
@@ -330,6 +332,7 @@ impl Machine<OceanVista> for Server {
             ("executions", executions.len()),
             ("inquiries", inquiries.len()),
             ("takeovers", self.control.recoveries.len()),
+            ("long promises", self.control.tellings.len()),
             ("replicas that catch up", usize::from(!syncs.is_idle())),
         ]
     }
@@ -746,12 +749,12 @@ impl Server {
         cx: &mut Cx<'_, OceanVista>,
     ) {
         match msg {
-            takeover::Message::Promise { partition, task } => {
-                self.on_promise(from, partition, task, cx);
+            takeover::Message::Promise { partition, task, after } => {
+                self.on_promise(from, (partition, task), after, cx);
             }
-            takeover::Message::Promised { partition, task, promise } => {
+            takeover::Message::Promised { partition, task, part, promise } => {
                 let (recoveries, _, mut world) = self.split_all(cx);
-                recoveries.on_promised(from, (partition, task), promise, &mut world);
+                recoveries.on_promised(from, (partition, task), part, promise, &mut world);
             }
             takeover::Message::Close { partition, task, closed } => {
                 self.on_close(from, (partition, task), closed, cx);
@@ -769,8 +772,8 @@ impl Server {
     fn on_promise(
         &mut self,
         from: NodeId,
-        partition: PartitionId,
-        task: Task,
+        (partition, task): (PartitionId, Task),
+        after: Option<takeover::Bookmark>,
         cx: &mut Cx<'_, OceanVista>,
     ) {
         let Task { server, incarnation, ballot, .. } = task;
@@ -784,10 +787,15 @@ impl Server {
         };
         let closed = acceptor.closed(server, incarnation).cloned();
         self.ledger.persist(Record::Takeover(partition, record), cx);
+        let mut tellings = std::mem::take(&mut self.control.tellings);
         let (roles, mut world) = self.split(cx);
-        let promise = roles.replica.promise(partition, task, closed, &world);
-        let msg = takeover::Message::Promised { partition, task, promise };
-        world.reply(from, Msg::Takeover(Box::new(msg)));
+        let held = || roles.replica.promise(partition, task, closed, &world);
+        let bytes = world.config.piece_bytes;
+        for (part, promise) in tellings.tell(from, (partition, task), after, bytes, held) {
+            let msg = takeover::Message::Promised { partition, task, part, promise };
+            world.reply(from, Msg::Takeover(Box::new(msg)));
+        }
+        self.control.tellings = tellings;
     }
 
     /// Whoever took over says what survives.
@@ -1066,8 +1074,11 @@ impl Server {
             world.tell(Local::Execute { ts, functor });
         }
         self.on_done(done);
-        let members = self.control.membership.members();
-        self.control.backup.forget(self.marks.visible, members);
+        let Control { membership, acceptors, tellings, backup, .. } = &mut self.control;
+        tellings.forget(|partition, task| {
+            acceptors.get(&partition).is_none_or(|acceptor| !acceptor.is_asked_for(task))
+        });
+        backup.forget(self.marks.visible, membership.members());
         self.local.push_back(Local::Reconsider);
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
     }

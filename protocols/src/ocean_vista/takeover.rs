@@ -133,6 +133,45 @@ pub struct Promise<F> {
     pub held: BTreeMap<Timestamp, Held<F>>,
 }
 
+/// Which part of a promise a message carries: one that is long goes in pieces. What a replica held at one moment
+/// says what others may conclude from it, so pieces of different moments do not mix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Names the moment: no other of this replica has it, in no life.
+    pub moment: u64,
+    /// Of what is held, this has all from here on,
+    pub from: Timestamp,
+    /// up to here; none: all there is.
+    pub next: Option<Timestamp>,
+}
+
+/// What of a promise has come already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bookmark {
+    /// See [`Part::moment`].
+    pub moment: u64,
+    /// See [`Part::next`].
+    pub next: Timestamp,
+}
+
+impl<F: Functor> Promise<F> {
+    /// What of it is from `from` on, about `bytes` long, and where the next piece begins.
+    #[must_use]
+    pub fn piece(&self, from: Timestamp, bytes: usize) -> (Self, Option<Timestamp>) {
+        let mut held = BTreeMap::new();
+        let (mut size, mut next) = (0, None);
+        for (&at, one) in self.held.range(from..) {
+            if size >= bytes {
+                next = Some(at);
+                break;
+            }
+            size += one.wire_size();
+            held.insert(at, one.clone());
+        }
+        (Self { visible: self.visible, closed: self.closed.clone(), held }, next)
+    }
+}
+
 impl<F> Promise<F> {
     /// How this replica holds `at`, in its highest ballot.
     fn mark(&self, at: Timestamp) -> Option<(u64, Mark)> {
@@ -423,6 +462,15 @@ impl Acceptor {
         Ok(record)
     }
 
+    /// True if whoever carries out `task` may still ask what is held here.
+    #[must_use]
+    pub fn is_asked_for(&self, task: &Task) -> bool {
+        let Task { server, incarnation, ballot, .. } = *task;
+        let pledge = self.pledges.get(&server).copied().unwrap_or_default();
+        let is_closed = self.closed(server, incarnation).is_some_and(|of| of.ballot >= ballot);
+        pledge <= (incarnation, ballot) && !is_closed && self.swept(server) < incarnation
+    }
+
     /// What was closed here of an incarnation.
     #[must_use]
     pub fn closed(&self, server: NodeId, incarnation: u32) -> Option<&Closed> {
@@ -470,6 +518,8 @@ pub enum Message<F> {
         partition: PartitionId,
         /// Whose timestamps, and in which ballot.
         task: Task,
+        /// What was told already.
+        after: Option<Bookmark>,
     },
     /// The answer. The promise is durable.
     Promised {
@@ -477,7 +527,9 @@ pub enum Message<F> {
         partition: PartitionId,
         /// Whose timestamps, and in which ballot.
         task: Task,
-        /// What is held.
+        /// Which part of what is held.
+        part: Part,
+        /// It.
         promise: Promise<F>,
     },
     /// To the replicas of every partition: this is what survives.
@@ -528,6 +580,111 @@ pub enum Stage {
     Finished,
 }
 
+/// What replicas of a node held, at one moment each, of which those that asked were not told all yet.
+#[derive(Debug)]
+pub struct Tellings<F> {
+    moment: u64,
+    open: BTreeMap<(NodeId, PartitionId), Telling<F>>,
+}
+
+#[derive(Debug)]
+struct Telling<F> {
+    task: Task,
+    moment: u64,
+    whole: Promise<F>,
+}
+
+impl<F> Default for Tellings<F> {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl<F> Tellings<F> {
+    /// None. Moments are counted from `first` on, from which no other life of this node counts.
+    #[must_use]
+    pub fn new(first: u64) -> Self {
+        Self { moment: first, open: BTreeMap::new() }
+    }
+
+    /// Forgets those for which `is_over` is true: nobody asks for the rest.
+    pub fn forget(&mut self, is_over: impl Fn(PartitionId, &Task) -> bool) {
+        self.open.retain(|&(_, partition), telling| !is_over(partition, &telling.task));
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+impl<F: Functor> Tellings<F> {
+    /// What `to` has still to be told, in pieces about `bytes` long: of what it was told before, if that is remembered;
+    /// otherwise all that `promise` says is held now.
+    pub fn tell(
+        &mut self,
+        to: NodeId,
+        (partition, task): (PartitionId, Task),
+        after: Option<Bookmark>,
+        bytes: usize,
+        promise: impl FnOnce() -> Promise<F>,
+    ) -> Vec<(Part, Promise<F>)> {
+        let told = self.open.remove(&(to, partition)).filter(|telling| telling.task == task);
+        let rest = after.and_then(|Bookmark { moment, next }| {
+            told.filter(|telling| telling.moment == moment).map(|telling| (telling, next))
+        });
+        let (telling, mut from) = rest.unwrap_or_else(|| {
+            self.moment = self.moment.wrapping_add(1);
+            (Telling { task, moment: self.moment, whole: promise() }, Timestamp::ZERO)
+        });
+        let mut pieces = Vec::new();
+        loop {
+            let (piece, next) = telling.whole.piece(from, bytes);
+            pieces.push((Part { moment: telling.moment, from, next }, piece));
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        // Any of several may be lost.
+        if from != Timestamp::ZERO {
+            self.open.insert((to, partition), telling);
+        }
+        pieces
+    }
+}
+
+/// What a replica has told so far of one moment.
+#[derive(Debug)]
+struct Told<F> {
+    moment: u64,
+    promise: Promise<F>,
+    /// Where the pieces that came begin and end.
+    pieces: BTreeMap<Timestamp, Option<Timestamp>>,
+}
+
+impl<F> Told<F> {
+    fn new(Part { moment, from, next }: Part, promise: Promise<F>) -> Self {
+        Self { moment, promise, pieces: BTreeMap::from([(from, next)]) }
+    }
+
+    /// The first that is missing; nothing if all is there.
+    fn next(&self) -> Option<Timestamp> {
+        let mut next = Timestamp::ZERO;
+        while let Some(end) = self.pieces.get(&next) {
+            next = (*end)?;
+        }
+        Some(next)
+    }
+}
+
 /// One incarnation being taken over.
 #[derive(Debug)]
 pub struct Takeover<F> {
@@ -535,7 +692,7 @@ pub struct Takeover<F> {
     stage: Stage,
     /// The replicas of each partition.
     replicas: BTreeMap<PartitionId, BTreeSet<NodeId>>,
-    promises: BTreeMap<PartitionId, BTreeMap<NodeId, Promise<F>>>,
+    promises: BTreeMap<PartitionId, BTreeMap<NodeId, Told<F>>>,
     /// What the coordinator told its backup, if this is the backup.
     known: BTreeMap<Timestamp, F>,
     /// Nothing below this is touched: it was decided before.
@@ -583,8 +740,19 @@ impl<F: Functor> Takeover<F> {
         Quorums { replicas: self.replicas.get(&partition).map_or(0, BTreeSet::len) }
     }
 
-    fn promised(&self, partition: PartitionId) -> Vec<&Promise<F>> {
-        self.promises.get(&partition).into_iter().flat_map(BTreeMap::values).collect()
+    pub(super) fn promised(&self, partition: PartitionId) -> Vec<&Promise<F>> {
+        let told = self.promises.get(&partition).into_iter().flat_map(BTreeMap::values);
+        told.filter(|told| told.next().is_none()).map(|told| &told.promise).collect()
+    }
+
+    /// What to ask a replica; nothing if it has told everything.
+    fn question(&self, partition: PartitionId, to: NodeId) -> Option<Message<F>> {
+        let told = self.promises.get(&partition).and_then(|promises| promises.get(&to));
+        let after = match told {
+            Some(told) => Some(Bookmark { moment: told.moment, next: told.next()? }),
+            None => None,
+        };
+        Some(Message::Promise { partition, task: self.task, after })
     }
 
     /// What to send now to those that have not answered; nothing while versions are being written.
@@ -596,10 +764,7 @@ impl<F: Functor> Takeover<F> {
             for &to in replicas {
                 match self.stage {
                     Stage::Promises => {
-                        let promises = self.promises.get(&partition);
-                        if !promises.is_some_and(|promises| promises.contains_key(&to)) {
-                            round.push((to, Message::Promise { partition, task }));
-                        }
+                        round.extend(self.question(partition, to).map(|msg| (to, msg)));
                     }
                     Stage::Closes => {
                         let closed = self.closed.get(&partition);
@@ -638,14 +803,14 @@ impl<F: Functor> Takeover<F> {
         Closed { ballot, above: self.above, upto, survivors: self.survivors.clone() }
     }
 
-    /// A replica has promised. Once enough have: what is to be written. Whatever is being written
+    /// A replica has promised, and told a part of what it holds, or all. Once enough have told all, whatever is being written
     /// then is to be reported with [`Takeover::on_written`] or [`Takeover::on_refused`], and
     /// [`Takeover::void`] to be sent; if nothing is, send [`Takeover::round`].
     pub fn on_promised(
         &mut self,
         from: NodeId,
-        partition: PartitionId,
-        task: Task,
+        (partition, task): (PartitionId, Task),
+        part: Part,
         promise: Promise<F>,
         cluster: &Cluster,
         now: Time,
@@ -654,7 +819,20 @@ impl<F: Functor> Takeover<F> {
         if task != self.task || self.stage != Stage::Promises || !is_replica {
             return Vec::new();
         }
-        self.promises.entry(partition).or_default().entry(from).or_insert(promise);
+        let promises = self.promises.entry(partition).or_default();
+        let is_first = part.from == Timestamp::ZERO;
+        match promises.get_mut(&from) {
+            // Whoever has told all is asked no more, and what it says of another moment is late.
+            Some(told) if told.next().is_none() => {}
+            Some(told) if told.moment == part.moment => {
+                told.promise.held.extend(promise.held);
+                told.pieces.insert(part.from, part.next);
+            }
+            // It does not remember that moment any more, and begins anew.
+            Some(told) if is_first => *told = Told::new(part, promise),
+            None if is_first => drop(promises.insert(from, Told::new(part, promise))),
+            Some(_) | None => {}
+        }
         let lacks = |p: PartitionId| self.promised(p).len() < self.quorums(p).slow();
         if self.replicas.keys().any(|&partition| lacks(partition)) {
             return Vec::new();
@@ -667,7 +845,7 @@ impl<F: Functor> Takeover<F> {
     }
 
     fn verdicts(&mut self, cluster: &Cluster) -> Vec<ToWrite<F>> {
-        let all = || self.promises.values().flat_map(BTreeMap::values);
+        let all = || self.replicas.keys().flat_map(|&partition| self.promised(partition));
         let visible = all().map(|promise| promise.visible).max().unwrap_or_default();
         let above = self.above.max(Timestamp(visible.0.saturating_sub(1)));
         let mut functors = self.known.clone();
@@ -786,17 +964,24 @@ impl<F: Functor> Message<F> {
     #[must_use]
     pub fn wire_size(&self) -> usize {
         match self {
-            Self::Promise { .. } | Self::Closed { .. } => 38,
-            Self::Promised { promise, .. } => {
-                let sizes = promise
-                    .held
-                    .values()
-                    .map(|held| 20 + held.functor.as_ref().map_or(0, Functor::wire_size));
+            Self::Promise { after, .. } => 38 + after.map_or(0, |_| 20),
+            Self::Closed { .. } => 38,
+            Self::Promised { part, promise, .. } => {
+                let sizes = promise.held.values().map(Held::wire_size);
                 let closed = promise.closed.as_ref().map_or(0, closed_size);
-                50 + closed + sizes.sum::<usize>()
+                let first = part.from == Timestamp::ZERO;
+                let part = 10 + if first { 0 } else { 9 } + part.next.map_or(0, |_| 9);
+                50 + part + closed + sizes.sum::<usize>()
             }
             Self::Close { closed, .. } => 38 + closed_size(closed),
         }
+    }
+}
+
+impl<F: Functor> Held<F> {
+    /// About how many bytes it takes on the wire.
+    fn wire_size(&self) -> usize {
+        20 + self.functor.as_ref().map_or(0, Functor::wire_size)
     }
 }
 
@@ -823,8 +1008,11 @@ impl<F> fmt::Display for Message<F> {
             write!(f, "{name} {partition} {server}.{incarnation} ballot {ballot}")
         };
         match self {
-            Self::Promise { partition, task } => of(f, "Promise", partition, task),
-            Self::Promised { partition, task, promise } => {
+            Self::Promise { partition, task, after } => {
+                of(f, "Promise", partition, task)?;
+                after.map_or(Ok(()), |after| write!(f, " from {}", after.next))
+            }
+            Self::Promised { partition, task, promise, .. } => {
                 of(f, "Promised", partition, task)?;
                 write!(f, " visible {} held {}", promise.visible, promise.held.len())
             }

@@ -12,13 +12,15 @@ use orthodrome_core::topology::Topology;
 
 use super::directory::Task;
 use super::takeover::{
-    Acceptor, Closed, Functor, Held, Mark, Message, Promise, Stage, Takeover, ToWrite,
+    Acceptor, Closed, Functor, Held, Mark, Message, Part, Promise, Stage, Takeover, Tellings,
+    ToWrite,
 };
 
 /// Whose transactions are taken over.
 const LOST: NodeId = NodeId(1);
 const VISIBLE: Timestamp = Timestamp(5);
 const NOW: Time = Time::ZERO;
+const WHOLE: Part = Part { moment: 1, from: Timestamp::ZERO, next: None };
 
 /// A transaction is the partitions that it writes, and its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,6 +77,7 @@ enum Broken {
 struct Replica {
     acceptors: BTreeMap<PartitionId, Acceptor>,
     held: BTreeMap<Timestamp, Held<Parts>>,
+    tellings: Tellings<Parts>,
 }
 
 impl Replica {
@@ -308,10 +311,19 @@ impl World {
         let Some((to, msg)) = rng.pick(&round).cloned() else { return };
         let Some(replica) = replicas.get_mut(&to) else { return };
         match msg {
-            Message::Promise { partition, task } => {
-                let promise = replica.promise(partition, task, *broken);
-                let Some(promise) = promise.filter(|_| rng.chance(3, 4)) else { return };
-                let all = takeover.on_promised(to, partition, task, promise, cluster, NOW);
+            Message::Promise { partition, task, after } => {
+                let Some(held) = replica.promise(partition, task, *broken) else { return };
+                // Two heirs may ask at once; each has a ballot of its own.
+                let heir = NodeId(task.ballot as u32);
+                let of = (partition, task);
+                // A version in each piece, in any order.
+                let mut pieces = replica.tellings.tell(heir, of, after, 1, || held);
+                rng.shuffle(&mut pieces);
+                pieces.retain(|_| rng.chance(3, 4));
+                let mut all = Vec::new();
+                for (part, piece) in pieces {
+                    all.extend(takeover.on_promised(to, of, part, piece, cluster, NOW));
+                }
                 let begin = |ToWrite { at, functor, is_optional }: ToWrite<Parts>| Written {
                     is_optional,
                     ..Written::new(at, functor, task.ballot)
@@ -418,7 +430,7 @@ fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
     let nothing = || Promise { visible: VISIBLE, closed: None, held: BTreeMap::new() };
     let replicas = |of: u32| cluster.partition(PartitionId(of)).unwrap().replicas.clone();
     let promise = |takeover: &mut Takeover<Parts>, from, of: u32, ballot| {
-        takeover.on_promised(from, PartitionId(of), task(ballot), nothing(), &cluster, NOW)
+        takeover.on_promised(from, (PartitionId(of), task(ballot)), WHOLE, nothing(), &cluster, NOW)
     };
     let outsider = *replicas(1).iter().find(|node| !replicas(0).contains(node)).unwrap();
     for (from, of, ballot) in [(replicas(0)[0], 0, 7), (outsider, 0, 8), (replicas(0)[0], 0, 8)] {
@@ -440,6 +452,61 @@ fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
     assert!(!takeover.on_closed(replicas(1)[1], PartitionId(1), task(7)), "another ballot");
     assert!(takeover.on_closed(replicas(1)[1], PartitionId(1), task(8)));
     assert_eq!((takeover.stage(), takeover.round().len()), (Stage::Finished, 0));
+}
+
+#[test]
+fn pieces_of_different_moments_do_not_mix() {
+    let cluster = cluster();
+    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
+    let of = (PartitionId(0), task(8));
+    let node = cluster.partition(of.0).unwrap().replicas[0];
+    let held = |mark, ats: [u64; 3]| {
+        let one = |at| (Timestamp(at), Held { ballot: 0, mark, functor: Some(parts(&[0])) });
+        Promise { visible: VISIBLE, closed: None, held: ats.map(one).into() }
+    };
+    let ask = |takeover: &Takeover<Parts>| {
+        let round = takeover.round();
+        let (_, msg) = round.into_iter().find(|(to, msg)| {
+            *to == node && matches!(msg, Message::Promise { partition, .. } if *partition == of.0)
+        })?;
+        let Message::Promise { after, .. } = msg else { unreachable!("it was looked for") };
+        Some(after)
+    };
+    let hear = |takeover: &mut Takeover<Parts>, (part, piece): &(Part, Promise<Parts>)| {
+        takeover.on_promised(node, of, *part, piece.clone(), &cluster, NOW);
+    };
+    let mut before = Tellings::new(100);
+    let mut tell =
+        |from| before.tell(NodeId(9), of, from, 1, || held(Mark::Tentative, [10, 20, 30]));
+    let pieces = tell(ask(&takeover).unwrap());
+    assert_eq!(pieces.len(), 3);
+    // The second is lost: what is asked for again is that and what follows, of the same moment.
+    for piece in [&pieces[2], &pieces[0], &pieces[0], &pieces[2]] {
+        hear(&mut takeover, piece);
+    }
+    let rest = tell(ask(&takeover).unwrap());
+    assert_eq!((rest.len(), rest[0].0.moment, rest[0].0.from), (2, 101, Timestamp(20)));
+
+    // The replica starts again and has forgotten: it begins anew, and what is late of before is no part of that.
+    let mut after = Tellings::new(200);
+    let mut tell = |from| after.tell(NodeId(9), of, from, 1, || held(Mark::Aborted, [11, 20, 31]));
+    let anew = tell(ask(&takeover).unwrap());
+    assert_eq!((anew.len(), anew[0].0.moment, anew[0].0.from), (3, 201, Timestamp::ZERO));
+    for piece in [&anew[0], &rest[0], &anew[2], &rest[1]] {
+        hear(&mut takeover, piece);
+    }
+    assert!(ask(&takeover).is_some(), "a piece is missing");
+    hear(&mut takeover, &anew[1]);
+    assert_eq!(ask(&takeover), None, "all was told");
+    hear(&mut takeover, &pieces[0]);
+    let promised = takeover.promised(of.0);
+    let all: Vec<_> = promised.iter().flat_map(|told| &told.held).collect();
+    assert_eq!(all.len(), 3);
+    assert!(all.iter().all(|(_, held)| held.mark == Mark::Aborted), "{all:?}");
+
+    assert_eq!(after.len(), 1);
+    after.forget(|partition, telling| (partition, *telling) == of);
+    assert!(after.is_empty());
 }
 
 #[test]
@@ -470,7 +537,8 @@ fn what_a_backup_knows_is_written_unless_it_was_given_up_or_decided_before() {
                 closed: None,
                 held: BTreeMap::from([(Timestamp(20), held)]),
             };
-            writes.extend(takeover.on_promised(from, of, task(8), promise, &cluster, NOW));
+            let of = (of, task(8));
+            writes.extend(takeover.on_promised(from, of, WHOLE, promise, &cluster, NOW));
         }
     }
     let functor = parts(&[0]);

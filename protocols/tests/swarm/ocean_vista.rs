@@ -42,4 +42,6 @@ fn unsafe_variants_are_caught() {
     // One of the first 1 500 about stragglers: somebody must read a key by the one replica that has not heard
     // that its last version is void. A golden trace shows it step by step.
     catch_among(NAME, "V1", Some(Temper::Stragglers), 900..910);
+    // One of the first 700: a server forgets what it had answered before its disk had it.
+    catch_among(NAME, "R4", Some(Temper::Stragglers), 670..680);
 }

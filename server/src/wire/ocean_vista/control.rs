@@ -10,7 +10,9 @@ use orthodrome_protocols::ocean_vista::directory::{
     self, Answer, Ask, Command, Directory, Grant, Life, Phase, Standing, State, Task,
 };
 use orthodrome_protocols::ocean_vista::gossiper::{self, Regional};
-use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Promise};
+use orthodrome_protocols::ocean_vista::takeover::{
+    self, Bookmark, Closed, Held, Mark, Part, Promise,
+};
 use orthodrome_protocols::ocean_vista::watermark::{Member, Members, Report, Status, Watermarks};
 use orthodrome_protocols::replication::Index;
 use prost::Message as _;
@@ -399,7 +401,10 @@ fn mark_from_wire(mark: i32) -> Result<Mark, WireError> {
     })
 }
 
-fn promise_to_wire(promise: &Promise<Arc<Functor>>) -> wire::takeover_message::Promised {
+fn promise_to_wire(
+    part: &Part,
+    promise: &Promise<Arc<Functor>>,
+) -> wire::takeover_message::Promised {
     let Promise { visible, closed, held } = promise;
     let one = |(ts, held): (&Timestamp, &Held<Arc<Functor>>)| {
         let Held { ballot, mark, functor } = held;
@@ -414,33 +419,43 @@ fn promise_to_wire(promise: &Promise<Arc<Functor>>) -> wire::takeover_message::P
         visible: visible.0,
         closed: closed.as_ref().map(closed_to_wire),
         held: held.iter().map(one).collect(),
+        moment: part.moment,
+        from: part.from.0,
+        next: part.next.map(|next| next.0),
     }
 }
 
 fn promise_from_wire(
     promise: wire::takeover_message::Promised,
-) -> Result<Promise<Arc<Functor>>, WireError> {
+) -> Result<(Part, Promise<Arc<Functor>>), WireError> {
     let one = |held: wire::Held| {
         let functor = held.functor.map(|functor| functor_from_wire(Some(functor))).transpose()?;
         let (ballot, mark) = (held.ballot, mark_from_wire(held.mark)?);
         Ok((Timestamp(held.ts), Held { ballot, mark, functor }))
     };
-    Ok(Promise {
+    let part = Part {
+        moment: promise.moment,
+        from: Timestamp(promise.from),
+        next: promise.next.map(Timestamp),
+    };
+    let promise = Promise {
         visible: Timestamp(promise.visible),
         closed: promise.closed.map(closed_from_wire).transpose()?,
         held: keyed(promise.held.into_iter().map(one), "Promised.held")?,
-    })
+    };
+    Ok((part, promise))
 }
 
 /// To the wire.
 pub(super) fn takeover_to_wire(msg: &takeover::Message<Arc<Functor>>) -> wire::TakeoverMessage {
     use wire::takeover_message as t;
     let (partition, task, message) = match msg {
-        takeover::Message::Promise { partition, task } => {
-            (partition, task, t::Message::Promise(t::Promise {}))
+        takeover::Message::Promise { partition, task, after } => {
+            let after = after.map(|Bookmark { moment, next }| t::Bookmark { moment, next: next.0 });
+            (partition, task, t::Message::Promise(t::Promise { after }))
         }
-        takeover::Message::Promised { partition, task, promise } => {
-            (partition, task, t::Message::Promised(promise_to_wire(promise)))
+        takeover::Message::Promised { partition, task, part, promise } => {
+            (partition, task, t::Message::Promised(promise_to_wire(part, promise)))
         }
         takeover::Message::Close { partition, task, closed } => {
             (partition, task, t::Message::Close(closed_to_wire(closed)))
@@ -461,9 +476,14 @@ pub(super) fn takeover_from_wire(
     let partition = PartitionId(msg.partition);
     let task = task_from_wire(need(msg.task, "TakeoverMessage.task")?);
     Ok(match need(msg.message, "TakeoverMessage.message")? {
-        t::Message::Promise(_) => takeover::Message::Promise { partition, task },
+        t::Message::Promise(t::Promise { after }) => {
+            let of =
+                |after: t::Bookmark| Bookmark { moment: after.moment, next: Timestamp(after.next) };
+            takeover::Message::Promise { partition, task, after: after.map(of) }
+        }
         t::Message::Promised(promise) => {
-            takeover::Message::Promised { partition, task, promise: promise_from_wire(promise)? }
+            let (part, promise) = promise_from_wire(promise)?;
+            takeover::Message::Promised { partition, task, part, promise }
         }
         t::Message::Close(closed) => {
             takeover::Message::Close { partition, task, closed: closed_from_wire(closed)? }

@@ -4,18 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use orthodrome_core::machine::Protocol as _;
 use orthodrome_core::store::Versions;
+use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Op, Read, Reads};
 use orthodrome_core::{
-    ClientId, Key, Message as _, Outcome, PartitionId, RegionId, Time, Timestamp, Value,
+    ClientId, Cluster, Key, Message as _, Outcome, PartitionId, RegionId, Time, Timestamp, TxnId,
+    Value,
 };
 use orthodrome_protocols::ocean_vista::directory::{self, Directory, Life, Standing, Task};
 use orthodrome_protocols::ocean_vista::gossiper::{self, Regional};
-use orthodrome_protocols::ocean_vista::takeover::{self, Closed, Held, Mark, Promise};
+use orthodrome_protocols::ocean_vista::takeover::{
+    self, Bookmark, Closed, Held, Mark, Part, Promise,
+};
 use orthodrome_protocols::ocean_vista::watermark::{Member, Members, Report, Status, Watermarks};
 use orthodrome_protocols::ocean_vista::{
-    Ask, Body, Change, Fate, Functor, Holding, Image, Knowledge, Msg, Name, OceanVista, Output,
-    Path, Phase, Reason, Record, Refusal, Rest, Seen, Shown, State, View, What,
+    Ask, Body, Change, Fate, Functor, Holding, Image, Knowledge, Msg, NAME, Name, OceanVista,
+    Output, Path, Phase, Reason, Record, Refusal, Rest, Seen, Shown, State, View, What,
 };
 use orthodrome_protocols::replication::{self, Beat, Entry, Index, Payload, Term};
 use proptest::prelude::*;
@@ -25,6 +30,7 @@ use super::super::common::outcome_to_wire;
 use super::super::replication::WireReplicated as _;
 use super::super::{WireProtocol as _, ocean_vista_schema as wire};
 use super::{Draw, draw};
+use crate::transport::frame::MESSAGE_BYTES_MAX;
 
 const PATHS: [Path; 5] = [Path::Fast, Path::Slow, Path::WriteOnly, Path::ReadOnly, Path::Recovered];
 const REASONS: [Reason; 3] = [Reason::Inactive, Reason::Busy, Reason::Collected];
@@ -340,7 +346,13 @@ impl Draw {
         use takeover::Message;
         let (partition, task) = (self.partition(), self.task());
         match kind {
-            0 => Message::Promise { partition, task },
+            0 => {
+                let of = |draw: &mut Self| Bookmark {
+                    moment: draw.0.next_u64(),
+                    next: draw.timestamp(),
+                };
+                Message::Promise { partition, task, after: self.option(of) }
+            }
             1 => {
                 let held = self.many(4, |draw| {
                     let (ballot, mark) = (draw.ov_ballot(), draw.of(&MARKS));
@@ -348,7 +360,10 @@ impl Draw {
                 });
                 let (visible, closed) = (self.timestamp(), self.option(Self::closed));
                 let promise = Promise { visible, closed, held: held.into_iter().collect() };
-                Message::Promised { partition, task, promise }
+                let from = self.option(Self::timestamp).unwrap_or(Timestamp::ZERO);
+                let next = self.option(Self::timestamp);
+                let part = Part { moment: self.0.next_u64(), from, next };
+                Message::Promised { partition, task, part, promise }
             }
             2 => Message::Close { partition, task, closed: self.closed() },
             _ => Message::Closed { partition, task },
@@ -553,6 +568,32 @@ fn the_size_that_models_count_is_about_that_of_the_bytes() {
     println!("kind: (times the tolerance, bytes, claimed): {worst:#?}");
     worst.retain(|_, (excess, ..)| *excess > 1.0);
     assert!(worst.is_empty(), "kind: (times the tolerance, bytes, claimed): {worst:#?}");
+}
+
+/// Of what a coordinator has taken and is not visible yet, whoever takes over tells in one message what survives, and a
+/// message has a largest size.
+#[test]
+fn what_survives_fits_into_a_message() {
+    let map = Topology::built_in("local3").unwrap();
+    let cluster = Cluster::spread(map, 1, 1, 3, 3).unwrap();
+    let limit = OceanVista::configure(&cluster, NAME).in_flight_bytes_max;
+    let key = Key(Bytes::from_static(b"k"));
+    let shortest = Functor {
+        txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
+        reads: Vec::new(),
+        writes: vec![key.clone()],
+        body: Body::Ops(vec![Op::Delete(key)]),
+        acknowledged_below: 0,
+    };
+    let mut draw = draw(1);
+    let count = limit.div_ceil(shortest.size()) as u64;
+    let survivors = (0..count).map(|at| Timestamp(u64::MAX - at)).collect();
+    let (above, upto) = (Timestamp::ZERO, Timestamp(u64::MAX));
+    let closed = Closed { ballot: u64::MAX, above, upto, survivors };
+    let (partition, task) = (draw.partition(), draw.task());
+    let msg = Msg::Takeover(Box::new(takeover::Message::Close { partition, task, closed }));
+    let bytes = msg_bytes(&msg).len();
+    assert!(bytes <= MESSAGE_BYTES_MAX, "{count} functors of {} bytes: {bytes}", shortest.size());
 }
 
 #[test]

@@ -1,0 +1,287 @@
+//! A comparison as one page.
+
+use maud::{Markup, PreEscaped, html};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_eval::metrics::Summary;
+use orthodrome_eval::plot::{Figure, Series};
+
+use super::journey::Journey;
+use super::map::Layout;
+use super::{
+    Args, BY_PRIORITY, BY_REACH, COLUMNS, Column, Compared, Swept, cell, differs_in_reach, has_both,
+};
+use crate::output;
+use crate::page::{drawing, page};
+
+/// Everything that is on the page.
+pub struct Report<'a> {
+    pub args: &'a Args,
+    pub cluster: &'a Cluster,
+    pub layout: &'a Layout,
+    pub compared: &'a [Compared],
+    pub swept: &'a [Swept],
+    pub journeys: &'a [Journey],
+    pub remarks: &'a [String],
+    pub wall_seconds: f64,
+}
+
+impl Report<'_> {
+    /// The page.
+    ///
+    /// # Errors
+    /// A figure cannot be drawn.
+    pub fn page(&self) -> anyhow::Result<String> {
+        let Self { args, cluster, layout, compared, .. } = self;
+        let title = format!("{} on {}", args.workload.workload, cluster.topology.name);
+        let runs = || compared.iter().flat_map(|one| &one.runs);
+        let body = html! {
+            h1 { (title) }
+            p.lead { (self.lead()) }
+            @for remark in self.remarks { p.differs { (remark) } }
+            (self.legend())
+            section {
+                h2 { "Side by side" }
+                p.soft {
+                    "Latency is from a transaction's beginning to its answer, attempts that aborted included. ÷ floor is latency over the "
+                    "least that any protocol could need on this map. WAN trips are wide-area round trips one after the other. "
+                    "The best of each column is bold."
+                }
+                (self.table(COLUMNS))
+                @if runs().any(has_both) { h3 { "By priority" } (self.table(BY_PRIORITY)) }
+                @if runs().any(differs_in_reach) { h3 { "By how far transactions reach" } (self.table(BY_REACH)) }
+            }
+            section {
+                h2 { "Latency" }
+                (drawing(&self.distribution().element((1040, 440))?))
+                p.soft { "How long transactions took, but for the slowest 2 %: a point at 90 % and 400 ms says that 90 of 100 were not slower than 400 ms." }
+            }
+            section {
+                h2 { "By region" }
+                p.soft { "Median, 95th and 99th percentile in milliseconds of the transactions that began in each region, first seed." }
+                (self.regions())
+            }
+            @if !self.swept.is_empty() {
+                section {
+                    h2 { "As the load grows" }
+                    div.pair { @for figure in self.against_load() { figure {
+                        (PreEscaped(figure.element((520, 330))?)) figcaption { (figure.title) }
+                    } } }
+                    p.soft {
+                        "Shorter runs of " (format!("{:?}", self.args.swept_course().duration)) ", the first seed; of each the first "
+                        (format!("{:?}", self.args.swept_course().warmup())) " do not count."
+                    }
+                }
+            }
+            section {
+                h2 { "The map" }
+                p.soft {
+                    "Regions are placed so that distances are about the round trips between them, in milliseconds (" (cluster.topology.source)
+                    "). Below each region are the partitions that are led there."
+                }
+                figure { (layout.draw(cluster, "map", &html! {})) }
+            }
+            @if !self.journeys.is_empty() { (self.step_through()?) }
+            section {
+                h2 { "To get it again" }
+                pre { (command()) }
+                p.soft { "Commit " (output::COMMIT) ". One seed and one commit give one run, event for event." }
+            }
+            script { (PreEscaped(SCRIPT)) }
+        };
+        Ok(page(&format!("Orthodrome: {title}"), &body))
+    }
+
+    fn lead(&self) -> String {
+        let placement = &self.args.placement;
+        let course = &self.args.course;
+        let seeds = match self.args.seeds {
+            1 => format!("seed {}", course.seed),
+            more => format!("{more} seeds from {}, means ± 95 % confidence intervals", course.seed),
+        };
+        format!(
+            "Simulated, by the protocol code that servers run: {}, {} partitions × {} replicas, {} server(s) a region; {:?}, of \
+             which the first {:?} do not count; {seeds}; commit {}; took {:.0} s.",
+            format_args!("{} {}", self.args.workload.amount(), self.args.workload.amount_unit()),
+            placement.partitions,
+            placement.replicas,
+            placement.servers_per_region,
+            course.duration,
+            course.warmup(),
+            output::COMMIT,
+            self.wall_seconds,
+        )
+    }
+
+    fn legend(&self) -> Markup {
+        html! {
+            div.legend.screen role="group" aria-label="Protocols that are shown" {
+                @for (at, one) in self.compared.iter().enumerate() {
+                    button aria-pressed="true" data-series=(at) { (swatch(at)) (one.protocol) }
+                }
+            }
+        }
+    }
+
+    fn table(&self, columns: &[Column]) -> Markup {
+        let best: Vec<Option<f64>> = columns.iter().map(|column| self.best(column)).collect();
+        html! {
+            div.wide { table {
+                tr { th { "protocol" } @for (name, ..) in columns { th.n { (name) } } th { "promises" } }
+                @for (at, one) in self.compared.iter().enumerate() {
+                    tr class={ "r" (at) } {
+                        td { (swatch(at)) (one.protocol) }
+                        @for ((_, decimals, figure), best) in columns.iter().zip(&best) {
+                            @let values: Vec<f64> = one.runs.iter().map(|run| figure(&run.result)).collect();
+                            @let is_best = best.is_some_and(|best| mean(&values) == best);
+                            td class=(if is_best { "n best" } else { "n" }) { (cell(&values, *decimals)) }
+                        }
+                        td.soft { (one.guarantee) }
+                    }
+                }
+            } }
+        }
+    }
+
+    /// The best mean of a column; none where that says nothing.
+    fn best(&self, (name, _, figure): &Column) -> Option<f64> {
+        let means = self
+            .compared
+            .iter()
+            .map(|one| mean(&one.runs.iter().map(|run| figure(&run.result)).collect::<Vec<_>>()));
+        let means = means.filter(|mean| mean.is_finite());
+        let is_more_better = name.starts_with("commit");
+        means.reduce(|a, b| if (a < b) == is_more_better { b } else { a })
+    }
+
+    fn distribution(&self) -> Figure {
+        let share = |at: usize, all: usize| 100.0 * (at + 1) as f64 / all as f64;
+        let series = self.compared.iter().map(|one| {
+            let points = one.runs.first().map_or(&[][..], |run| &run.cdf_ms);
+            let points = points.iter().enumerate().map(|(at, &ms)| (share(at, points.len()), ms));
+            // The slowest of all would leave no room for the others.
+            let points = points.filter(|(share, _)| *share < 100.0);
+            Series { name: one.protocol.into(), measured: points.collect(), reported: Vec::new() }
+        });
+        Figure {
+            title: "Distribution of latencies".into(),
+            x: "% of the transactions that are not slower".into(),
+            y: "ms".into(),
+            series: series.collect(),
+        }
+    }
+
+    fn regions(&self) -> Markup {
+        let names: Vec<&str> = self
+            .cluster
+            .topology
+            .regions()
+            .map(|region| self.cluster.topology.name_of(region))
+            .collect();
+        let of = |one: &Compared, name: &str| -> Option<Summary> {
+            one.runs.first()?.regions.get(name).copied()
+        };
+        let all = || {
+            self.compared.iter().flat_map(|one| names.iter().filter_map(move |name| of(one, name)))
+        };
+        let slowest = all().map(|summary| summary.p99).fold(1.0, f64::max);
+        let part = |ms: f64| format!("{:.1}%", 100.0 * ms / slowest);
+        html! {
+            div.wide { table {
+                tr { th { "protocol" } @for name in &names { th { (name) } } }
+                @for (at, one) in self.compared.iter().enumerate() {
+                    tr class={ "r" (at) } {
+                        td { (swatch(at)) (one.protocol) }
+                        @for name in &names {
+                            td { @if let Some(summary) = of(one, name) {
+                                b { (format!("{:.0}", summary.p50)) }
+                                " " (format!("{:.0}", summary.p95)) " "
+                                span.soft { (format!("{:.0}", summary.p99)) }
+                                span.range style=(format!("color:var(--s{at})")) {
+                                    i style=(format!("left:{};right:calc(100% - {})", part(summary.p50), part(summary.p99))) {}
+                                    @for ms in [summary.p50, summary.p95, summary.p99] {
+                                        b style=(format!("left:{}", part(ms))) {}
+                                    }
+                                }
+                            } @else { "–" } }
+                        }
+                    }
+                }
+            } }
+        }
+    }
+
+    fn against_load(&self) -> Vec<Figure> {
+        let figure = |title: &str, y: &str, value: fn(&Swept) -> f64| {
+            let series = self.compared.iter().map(|one| {
+                let own = self.swept.iter().filter(|swept| swept.protocol == one.protocol);
+                Series {
+                    name: one.protocol.into(),
+                    measured: own.map(|swept| (swept.load, value(swept))).collect(),
+                    reported: Vec::new(),
+                }
+            });
+            let x = self.args.workload.amount_unit().to_owned();
+            Figure { title: title.into(), x, y: y.into(), series: series.collect() }
+        };
+        vec![
+            figure("Throughput", "committed a second", |swept| swept.result.committed_tps),
+            figure("Attempts that aborted", "% of the attempts", |swept| {
+                100.0 * (1.0 - swept.result.commit_rate)
+            }),
+            figure("Median latency", "ms", |swept| swept.result.latency_ms.all.p50),
+            figure("95th percentile", "ms", |swept| swept.result.latency_ms.all.p95),
+        ]
+    }
+
+    fn step_through(&self) -> anyhow::Result<Markup> {
+        // Within a script nothing may look like its end.
+        let data = serde_json::to_string(self.journeys)?.replace('<', "\\u003c");
+        Ok(html! {
+            section.journeys {
+                h2 { "One transaction, step by step" }
+                p.soft {
+                    "For each protocol one of median latency, in a run in which transactions seldom meet. Messages between regions as they "
+                    "travel; those that name the transaction are coloured, others (what several transactions share, such as "
+                    "a replicated log's entries, and what goes on without it) are grey."
+                }
+                p.screen {
+                    select aria-label="Protocol" { @for (at, journey) in self.journeys.iter().enumerate() {
+                        option value=(at) { (journey.protocol) }
+                    } }
+                    " " button.play { "Play" } " "
+                    input type="range" min="0" max="1000" value="0" style="width:20rem" aria-label="Time";
+                    " " output {}
+                }
+                div.journey {
+                    figure { (self.layout.draw(self.cluster, "journey-map", &html! { g.messages {} })) }
+                    div.steps { table { thead { tr { th.n { "sent" } th.n { "arrived" } th { "message" } th { "from" } th { "to" } } } tbody {} } }
+                }
+            }
+            script { "const journeys=" (PreEscaped(data)) ";" }
+        })
+    }
+}
+
+fn swatch(series: usize) -> Markup {
+    html! { span.swatch style=(format!("background:var(--s{series})")) {} }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The command that this process was given.
+fn command() -> String {
+    let quoted = |word: String| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=".contains(c);
+        if !word.is_empty() && word.chars().all(is_plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    };
+    let words = std::env::args().skip(1).map(quoted);
+    ["orthodrome".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
+}
+
+const SCRIPT: &str = include_str!("report.js");

@@ -1,0 +1,184 @@
+//! A topology as a map: regions are placed so that distances are about the round trips between them.
+
+use maud::{Markup, html};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::RegionId;
+
+/// Width and height.
+const SIZE: (f64, f64) = (640.0, 460.0);
+const MARGIN: f64 = 70.0;
+/// With more regions than this, only the links to a region's nearest neighbours are drawn.
+const ALL_LINKS_UP_TO: usize = 8;
+const NEAREST: usize = 3;
+
+/// Where regions are drawn.
+pub struct Layout {
+    places: Vec<(f64, f64)>,
+}
+
+impl Layout {
+    /// Places the regions of `cluster`: stress majorization, from a circle on, so that the same map gives the
+    /// same drawing.
+    pub fn new(cluster: &Cluster) -> Self {
+        let map = &cluster.topology;
+        let count = map.len();
+        let rtt = |a: usize, b: usize| {
+            let id = |at: usize| RegionId(u16::try_from(at).unwrap_or(u16::MAX));
+            map.rtt(id(a), id(b)).as_secs_f64()
+        };
+        let turn = std::f64::consts::TAU / count.max(1) as f64;
+        let mut places: Vec<(f64, f64)> =
+            (0..count).map(|at| (turn * at as f64).sin_cos()).collect();
+        for _ in 0..300 {
+            let moved = places.iter().enumerate().map(|(a, &(x, y))| {
+                let pulls = places.iter().enumerate().filter(|(b, _)| *b != a);
+                let (sx, sy) = pulls.fold((0.0, 0.0), |(sx, sy), (b, &(ox, oy))| {
+                    let (dx, dy) = (x - ox, y - oy);
+                    let stretch = rtt(a, b) / dx.hypot(dy).max(1e-9);
+                    (sx + ox + dx * stretch, sy + oy + dy * stretch)
+                });
+                let others = count.saturating_sub(1).max(1) as f64;
+                (sx / others, sy / others)
+            });
+            places = moved.collect();
+        }
+        Self { places: fitted(&places) }
+    }
+
+    /// Where a region is drawn.
+    pub fn place(&self, region: RegionId) -> (f64, f64) {
+        let center = (SIZE.0 / 2.0, SIZE.1 / 2.0);
+        self.places.get(usize::from(region.0)).copied().unwrap_or(center)
+    }
+
+    /// The map, with `over` drawn over it.
+    pub fn draw(&self, cluster: &Cluster, id: &str, over: &Markup) -> Markup {
+        let map = &cluster.topology;
+        let (width, height) = SIZE;
+        html! {
+            svg class="map" id=(id) viewBox={ "0 0 " (width) " " (height) } width=(width) height=(height)
+                role="img" aria-label={ "Regions of " (map.name) " and the round trips between them" } {
+                @for (a, b) in links(cluster) {
+                    @let ((ax, ay), (bx, by)) = (self.place(a), self.place(b));
+                    line x1=(rounded(ax)) y1=(rounded(ay)) x2=(rounded(bx)) y2=(rounded(by)) {}
+                }
+                @for (a, b) in links(cluster) {
+                    @let ((ax, ay), (bx, by)) = (self.place(a), self.place(b));
+                    // Nearer to one end than to the other: in the middle labels of crossing links meet.
+                    text class="rtt" text-anchor="middle" x=(rounded(ax * 0.58 + bx * 0.42))
+                        y=(rounded(ay * 0.58 + by * 0.42 + 4.0)) {
+                        (rounded(map.rtt(a, b).as_secs_f64() * 1e3))
+                    }
+                }
+                @for region in map.regions() {
+                    @let (x, y) = self.place(region);
+                    circle class="place" cx=(rounded(x)) cy=(rounded(y)) r="26" {}
+                    text class="name" text-anchor="middle" x=(rounded(x)) y=(rounded(y + 5.0)) {
+                        (map.name_of(region))
+                    }
+                    text class="leads" text-anchor="middle" x=(rounded(x)) y=(rounded(y + 40.0)) {
+                        (led(cluster, region))
+                    }
+                }
+                (over)
+            }
+        }
+    }
+}
+
+/// In the middle of the drawing, as large as fits.
+fn fitted(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let range = |values: &dyn Fn(&(f64, f64)) -> f64| {
+        let (low, high) = places
+            .iter()
+            .map(values)
+            .fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(at), high.max(at)));
+        ((low + high) / 2.0, (high - low).max(1e-9))
+    };
+    let ((mx, wide), (my, tall)) = (range(&|place| place.0), range(&|place| place.1));
+    let scale = ((SIZE.0 - 2.0 * MARGIN) / wide).min((SIZE.1 - 2.0 * MARGIN) / tall);
+    let fit =
+        |&(x, y): &(f64, f64)| (SIZE.0 / 2.0 + (x - mx) * scale, SIZE.1 / 2.0 + (y - my) * scale);
+    places.iter().map(fit).collect()
+}
+
+/// The links that are drawn, each once.
+fn links(cluster: &Cluster) -> Vec<(RegionId, RegionId)> {
+    let map = &cluster.topology;
+    let is_drawn = |a: RegionId, b: RegionId| {
+        let nearer = |from: RegionId, to: RegionId| {
+            let closer =
+                |other: &RegionId| *other != from && map.rtt(from, *other) < map.rtt(from, to);
+            map.regions().filter(closer).count()
+        };
+        map.len() <= ALL_LINKS_UP_TO || nearer(a, b) < NEAREST || nearer(b, a) < NEAREST
+    };
+    let pairs = map.regions().flat_map(|a| map.regions().map(move |b| (a, b)));
+    pairs.filter(|&(a, b)| a < b && is_drawn(a, b)).collect()
+}
+
+/// Which partitions a region leads, in short.
+fn led(cluster: &Cluster, region: RegionId) -> String {
+    let in_region = |node| cluster.region_of(node) == region;
+    let led: Vec<String> = cluster
+        .partitions()
+        .filter(|partition| in_region(partition.preferred_leader))
+        .map(|partition| partition.id.to_string())
+        .collect();
+    match led.as_slice() {
+        [] => String::new(),
+        all if all.len() <= 4 => format!("leads {}", all.join(" ")),
+        all => format!("leads {} partitions", all.len()),
+    }
+}
+
+/// A coordinate with one decimal, as the page shows it.
+pub fn rounded(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orthodrome_core::topology::Topology;
+
+    #[test]
+    fn distances_are_about_the_round_trips() {
+        let map = Topology::built_in("azure5").unwrap();
+        let cluster = Cluster::spread(map.clone(), 1, 1, 5, 3).unwrap();
+        let layout = Layout::new(&cluster);
+        let distance = |a, b| {
+            let ((ax, ay), (bx, by)) = (layout.place(a), layout.place(b));
+            (ax - bx).hypot(ay - by)
+        };
+        // Pixels a millisecond, for each link: alike, for a plane holds these five rather well.
+        let scales: Vec<f64> = links(&cluster)
+            .into_iter()
+            .map(|(a, b)| distance(a, b) / (map.rtt(a, b).as_secs_f64() * 1e3))
+            .collect();
+        assert_eq!(scales.len(), 10);
+        let mean = scales.iter().sum::<f64>() / scales.len() as f64;
+        for scale in &scales {
+            assert!((scale / mean - 1.0).abs() < 0.5, "{scales:?}");
+        }
+        for region in map.regions() {
+            let (x, y) = layout.place(region);
+            assert!((0.0..SIZE.0).contains(&x) && (0.0..SIZE.1).contains(&y), "{region} {x} {y}");
+        }
+    }
+
+    #[test]
+    fn a_map_of_one_region_and_one_of_many_can_be_drawn() {
+        for count in [1, 2, 30] {
+            let map = Topology::uniform(
+                count,
+                std::time::Duration::from_millis(1),
+                std::time::Duration::from_millis(80),
+            );
+            let cluster = Cluster::spread(map, 1, 1, 3, 1).unwrap();
+            let drawn = Layout::new(&cluster).draw(&cluster, "map", &html! {}).into_string();
+            assert_eq!(drawn.matches("<circle").count(), usize::from(count));
+            assert!(!drawn.contains("NaN"), "{drawn}");
+        }
+    }
+}
