@@ -33,6 +33,10 @@ pub struct Placement {
     /// Servers in each region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub servers_per_region: u32,
+    /// Divide the copy of everything that each region has into so many shares, with the protocols that order
+    /// transactions first: the servers of a region hold them in turns
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub shares: u32,
     /// Regions with a gateway and callers, by name and separated by commas [default: all]
     #[arg(long, value_name = "REGIONS", value_delimiter = ',')]
     pub gateways: Vec<String>,
@@ -46,6 +50,12 @@ impl Placement {
 
     /// The same for a protocol that may have no replicas.
     pub fn cluster_of(&self, subject: &Subject) -> anyhow::Result<Cluster> {
+        ensure!(
+            self.shares == 1 || subject.has_shares,
+            "--shares {}: {} divides no copies; leave it out, or use a protocol that orders transactions first",
+            self.shares,
+            subject.row.name
+        );
         self.placed(if subject.is_replicated { self.replicas } else { 1 })
     }
 
@@ -74,12 +84,14 @@ impl Placement {
             .zip(servers.chain(gateways))
             .map(|(id, (region, role))| Node { id: NodeId(id), region, role })
             .collect();
-        Cluster::spread_over(map, 1, nodes, self.partitions, replicas).with_context(|| {
+        let cluster = Cluster::spread_over(map, 1, nodes, self.partitions, replicas);
+        let cluster = cluster.with_context(|| {
             format!(
                 "--replicas {} on --topology {} with --servers-per-region {}",
                 self.replicas, self.topology, self.servers_per_region
             )
-        })
+        })?;
+        cluster.divided(self.shares).with_context(|| format!("--shares {}", self.shares))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{NodeId, PartitionId, RegionId};
+use crate::id::{NodeId, PartitionId, RegionId, ShareId};
 use crate::topology::Topology;
 use crate::txn::Key;
 
@@ -124,6 +124,8 @@ pub struct Cluster {
     nodes: BTreeMap<NodeId, Node>,
     partitions: BTreeMap<PartitionId, Partition>,
     partitioning: Partitioning,
+    /// Into how many shares the servers of a region divide its copy of everything.
+    shares: u32,
 }
 
 /// A map that contradicts itself.
@@ -150,6 +152,20 @@ pub enum ClusterError {
     /// The key space names a partition that does not exist, or none owns the start of it.
     #[error("the key space is not covered: {0}")]
     KeySpace(String),
+    /// A share that no server of a region would hold.
+    #[error(
+        "{shares} shares need {wanted} servers in each region that has any; {region} has {servers}"
+    )]
+    Shares {
+        /// Shares asked for.
+        shares: u32,
+        /// Servers that they need.
+        wanted: u32,
+        /// The region.
+        region: RegionId,
+        /// Its servers.
+        servers: u32,
+    },
     /// More replicas than nodes.
     #[error("{wanted} replicas of each partition need {wanted} servers; there are {have}")]
     TooFewServers {
@@ -178,6 +194,7 @@ impl Cluster {
             nodes: BTreeMap::new(),
             partitions: BTreeMap::new(),
             partitioning,
+            shares: 1,
         };
         for node in nodes {
             if usize::from(node.region.0) >= cluster.topology.len() {
@@ -309,6 +326,57 @@ impl Cluster {
         }
         let partitioning = Partitioning::hash((0..partitions).map(PartitionId));
         Self::new(topology, epoch, nodes, placed, partitioning)
+    }
+
+    /// The same map, with each region's copy of everything divided into so many shares, for protocols that keep a
+    /// whole copy in each region: the servers of a region hold them in turns.
+    ///
+    /// # Errors
+    /// No shares, or a region with too few servers for all of them.
+    pub fn divided(self, shares: u32) -> Result<Self, ClusterError> {
+        let regions = self.servers_by_region();
+        // A server that is far behind takes a state from another that holds the same share.
+        let wanted =
+            if regions.len() == 1 && shares > 1 { shares.saturating_mul(2) } else { shares.max(1) };
+        for (region, servers) in regions {
+            let servers = u32::try_from(servers.len()).unwrap_or(u32::MAX);
+            if shares == 0 || servers < wanted {
+                return Err(ClusterError::Shares { shares, wanted, region, servers });
+            }
+        }
+        Ok(Self { shares, ..self })
+    }
+
+    fn servers_by_region(&self) -> BTreeMap<RegionId, Vec<NodeId>> {
+        let mut servers: BTreeMap<RegionId, Vec<NodeId>> = BTreeMap::new();
+        for server in self.servers() {
+            servers.entry(server.region).or_default().push(server.id);
+        }
+        servers
+    }
+
+    /// Into how many shares each region's copy is divided; one unless [`Cluster::divided`] said otherwise.
+    #[must_use]
+    pub fn shares(&self) -> u32 {
+        self.shares
+    }
+
+    /// The share that `key` is in. Keys that lie together are in one.
+    #[must_use]
+    pub fn share_of(&self, key: &Key) -> ShareId {
+        // Mixed once more: arcs of the ring, which decide about partitions, take neighbours.
+        let share = mix(hash(key)) % u64::from(self.shares.max(1));
+        ShareId(u32::try_from(share).unwrap_or_default())
+    }
+
+    /// The share that a server holds, and how many servers of its region before it hold the same.
+    #[must_use]
+    pub fn share_at(&self, server: NodeId) -> (ShareId, u32) {
+        let region = self.region_of(server);
+        let before = self.servers().filter(|node| node.region == region && node.id < server);
+        let place = u32::try_from(before.count()).unwrap_or_default();
+        let shares = self.shares.max(1);
+        (ShareId(place % shares), place / shares)
     }
 
     /// Every node, by id.
@@ -523,5 +591,39 @@ mod tests {
         for (message, expected) in cases {
             assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
         }
+    }
+
+    #[test]
+    fn a_region_s_servers_hold_shares_in_turns() {
+        let cluster = Cluster::spread(five(), 3, 1, 5, 3).unwrap();
+        assert_eq!((cluster.shares(), cluster.share_at(NodeId(3))), (1, (ShareId(0), 2)));
+        let cluster = cluster.divided(2).unwrap();
+        let at = |id| cluster.share_at(NodeId(id));
+        assert_eq!(
+            [1, 2, 3, 4].map(at),
+            [(ShareId(0), 0), (ShareId(1), 0), (ShareId(0), 1), (ShareId(0), 0)]
+        );
+        let share = |key: &str| cluster.share_of(&Key::from(key));
+        assert_eq!(share("savings{17}"), share("checking{17}"));
+        // Shares cut through partitions, and are about as large as each other.
+        let mut held: BTreeMap<(PartitionId, ShareId), usize> = BTreeMap::new();
+        for number in 0..10_000 {
+            let key = Key::from(format!("k{number}"));
+            *held.entry((cluster.partition_of(&key), cluster.share_of(&key))).or_default() += 1;
+        }
+        assert_eq!(held.len(), 10);
+        assert!(held.values().all(|keys| (800..1_200).contains(keys)), "{held:?}");
+    }
+
+    #[test]
+    fn a_share_without_a_server_is_refused() {
+        let cluster = Cluster::spread(five(), 2, 1, 5, 3).unwrap();
+        let error = cluster.clone().divided(3).unwrap_err().to_string();
+        assert!(error.contains("3 shares") && error.contains("has 2"), "{error}");
+        assert!(cluster.divided(0).is_err());
+        // Somebody else must have each share.
+        let one = Topology::uniform(1, Duration::from_micros(500), Duration::from_millis(1));
+        let cluster = Cluster::spread(one, 3, 1, 1, 3).unwrap();
+        assert!(cluster.divided(2).unwrap_err().to_string().contains("need 4 servers"));
     }
 }

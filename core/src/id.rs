@@ -50,6 +50,9 @@ id!(
     /// A partition of a keyspace; also its replication group.
     PartitionId(u32), "p");
 id!(
+    /// A share of the values of a region's copy, for protocols that keep a whole copy in each region.
+    ShareId(u32), "s");
+id!(
     /// One *incarnation* of a client. A client that restarts gets a new id, so that (client,
     /// counter) names one transaction for ever (`protocol-pitfalls` R6).
     ClientId(u64), "c");

@@ -34,6 +34,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// It has a shorter way for reads of old states ([`crate::txn::Kind::StaleReadOnly`]). One that does not
     /// treats them as any read-only transaction.
     const STALE_READS: bool = false;
+    /// Every region has a copy of everything, and its servers may hold shares of that
+    /// ([`crate::Cluster::divided`]). Others do not look at shares.
+    const SHARES: bool = false;
     /// What it does with priorities needs coincidences of its own to go wrong: a swarm then draws seeds
     /// that are mostly about those.
     const RANKS: bool = false;

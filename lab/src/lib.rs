@@ -24,6 +24,8 @@ pub struct Subject {
     pub is_general: bool,
     /// Partitions have replicas ([`Protocol::REPLICATED`]).
     pub is_replicated: bool,
+    /// Servers may hold shares of a region's copy ([`Protocol::SHARES`]).
+    pub has_shares: bool,
     /// Its unsafe variants, by name.
     pub teeth: &'static [&'static str],
     simulation: Simulate,
@@ -78,6 +80,7 @@ impl Visitor for Find {
             row,
             is_general: P::GENERAL,
             is_replicated: P::REPLICATED,
+            has_shares: P::SHARES,
             teeth: P::teeth(row.name),
             simulation: simulation::<P>,
             draw: Scenario::draw::<P>,

@@ -183,6 +183,24 @@ pub fn find(name: &str) -> Result<&'static Row, UnknownProtocol> {
     found.ok_or_else(|| UnknownProtocol::new(name, ROWS.iter()))
 }
 
+/// True if the protocol called `name` can divide a region's copy of everything into shares
+/// ([`Protocol::SHARES`]).
+///
+/// # Errors
+/// If there is no such protocol.
+pub fn has_shares(name: &str) -> Result<bool, UnknownProtocol> {
+    struct HasShares;
+
+    impl Visitor for HasShares {
+        type Out = bool;
+        fn visit<P: Protocol>(self, _: &'static Row) -> bool {
+            P::SHARES
+        }
+    }
+
+    with(name, HasShares)
+}
+
 /// Does something with the protocol called `name`.
 ///
 /// # Errors

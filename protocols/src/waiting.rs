@@ -146,9 +146,20 @@ impl Helpers {
     /// The server to ask, nearby if possible. What others have not answered (not `is_first`) goes to nobody
     /// who was suspected, however long ago.
     pub fn next(&mut self, is_first: bool, now: Time) -> NodeId {
+        self.next_of(is_first, now, |_| true)
+    }
+
+    /// The same among those servers.
+    pub fn next_of(
+        &mut self,
+        is_first: bool,
+        now: Time,
+        is_able: impl Fn(NodeId) -> bool,
+    ) -> NodeId {
         self.turn();
         let is_well = |id| !self.suspects.was(id) || (is_first && !self.suspects.is(id, now));
-        self.nearest(is_well).or_else(|| self.any(|_| true)).unwrap_or_default()
+        let nearest = self.nearest(|id| is_able(id) && is_well(id));
+        nearest.or_else(|| self.any(is_able)).unwrap_or_default()
     }
 }
 

@@ -146,6 +146,7 @@ struct NodeEntry {
 struct Placement {
     partitions: Option<u32>,
     replicas: Option<u32>,
+    shares: Option<u32>,
     #[serde(default)]
     explicit: Vec<PartitionEntry>,
 }

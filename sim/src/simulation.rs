@@ -242,7 +242,7 @@ pub struct Report {
     pub result: RunResult,
     /// Latencies by the region that transactions were begun in.
     pub regions: BTreeMap<String, Summary>,
-    /// The distribution function of all latencies, as [`OfKind::cdf_ms`].
+    /// The distribution function of all latencies, as [`orthodrome_eval::metrics::OfKind::cdf_ms`].
     pub cdf_ms: Vec<f64>,
     /// Messages and bytes of the measured part.
     pub traffic: Traffic,

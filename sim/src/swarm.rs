@@ -443,11 +443,20 @@ impl Scenario {
         if !P::REPLICATED {
             replicas = 1;
         }
-        let servers = 1 + u32::from(rng.chance(often, 4));
+        let mut servers = 1 + u32::from(rng.chance(often, 4));
+        // From a stream of its own: seeds without shares draw what they draw for every protocol.
+        let mut divided = Rng::stream(seed, "shares", 0);
+        let shares = if P::SHARES && divided.chance(1, 4) { divided.range(2, 3) } else { 1 };
+        let shares = u32::try_from(shares).unwrap_or(1);
+        if shares > 1 {
+            // With and without spares.
+            servers = shares + u32::try_from(divided.below(3)).unwrap_or_default();
+        }
         let has_several = matches!(temper, Temper::Clocks | Temper::Ranks | Temper::Stragglers);
         let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
         let partitions = u32::try_from(partitions).unwrap_or(1);
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
+        let cluster = cluster.divided(shares)?;
         let (workload, mut workload_options) = draw_workload(temper, rng);
         if P::GENERAL && workload == "list-append" {
             // From a stream of its own: of everything else a seed draws the same for every protocol.
@@ -705,12 +714,19 @@ fn draw_replaced<P: Protocol>(
     replaced
 }
 
-/// True if a majority of each partition's replicas is left without `lost` and `server`.
+/// True if a majority of each partition's replicas is left without `lost` and `server`, and of those that hold each
+/// share, if there are shares.
 fn leaves_majorities(cluster: &Cluster, lost: &[NodeId], server: NodeId) -> bool {
-    cluster.partitions().all(|placed| {
-        let is_lost = |replica: &&NodeId| **replica == server || lost.contains(replica);
-        placed.replicas.iter().filter(is_lost).count() * 2 <= placed.replicas.len()
-    })
+    let share = |node| cluster.share_at(node).0;
+    let others = cluster.servers().filter(|other| share(other.id) == share(server));
+    let others: Vec<NodeId> = others.map(|other| other.id).collect();
+    let gone = others.iter().filter(|other| **other == server || lost.contains(other)).count();
+    let has_share = cluster.shares() == 1 || gone * 2 < others.len();
+    has_share
+        && cluster.partitions().all(|placed| {
+            let is_lost = |replica: &&NodeId| **replica == server || lost.contains(replica);
+            placed.replicas.iter().filter(is_lost).count() * 2 <= placed.replicas.len()
+        })
 }
 
 /// Faults of one seed, at most; odd partitions may add a few.

@@ -1,15 +1,17 @@
 //! The client side: gives the transactions of one gateway's callers to servers, and their answers back.
 //! It decides nothing and keeps nothing: whatever it submitted runs once, whoever asks again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, ShareId, TxnId};
 use orthodrome_core::machine::{Input, Leftover, Machine, Setup};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Msg, Record};
+use super::placement::shares;
 use super::{Config, Cx, Deterministic, Note, Timer};
 use crate::functor::Functor;
 use crate::waiting::{Asked, Helpers};
@@ -18,6 +20,7 @@ use crate::waiting::{Asked, Helpers};
 #[derive(Debug)]
 pub struct Client {
     config: Arc<Config>,
+    cluster: Arc<Cluster>,
     helpers: Helpers,
     open: BTreeMap<TxnId, Open>,
 }
@@ -30,7 +33,10 @@ struct Open {
     /// What its caller was told.
     reads: Reads,
     round: u32,
-    server: NodeId,
+    /// What was found of what it looks for.
+    found: Reads,
+    /// Who was asked, of servers of each share.
+    servers: BTreeMap<ShareId, NodeId>,
     asked: Asked,
 }
 
@@ -48,7 +54,7 @@ impl Machine<Deterministic> for Client {
     fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
         let Setup { node, cluster, config, engine: _, workers: _ } = setup;
         let helpers = Helpers::new(&cluster, node, config.answer_after);
-        Self { config, helpers, open: BTreeMap::new() }
+        Self { config, cluster, helpers, open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<Deterministic>, cx: &mut Cx<'_>) {
@@ -100,15 +106,21 @@ impl Client {
             }
             Kind::Procedure(ops) => Phase::Submitted(Functor::procedure(&txn, ops.clone())),
             Kind::ReadOnly => Phase::Submitted(Functor::procedure(&txn, Vec::new())),
+            // What servers of several shares have run is no state that could have been, nor is what one of them has:
+            // it may wait for others with a transaction, and have run the next one.
+            Kind::StaleReadOnly if self.cluster.shares() > 1 => {
+                Phase::Submitted(Functor::procedure(&txn, Vec::new()))
+            }
             Kind::StaleReadOnly => Phase::Looking(txn.reads.clone()),
         };
         self.open(txn, phase, Reads::new(), cx);
     }
 
     fn open(&mut self, txn: Txn, phase: Phase, reads: Reads, cx: &mut Cx<'_>) {
-        let (id, server) = (txn.id, self.helpers.next(true, cx.now()));
-        let asked = Asked::new(cx.now());
-        self.open.insert(id, Open { txn, phase, reads, round: 1, server, asked });
+        let (id, asked) = (txn.id, Asked::new(cx.now()));
+        let (found, servers) = (Reads::new(), BTreeMap::new());
+        self.open.insert(id, Open { txn, phase, reads, round: 1, found, servers, asked });
+        self.choose(id, true, cx);
         self.send(id, cx);
     }
 
@@ -116,18 +128,61 @@ impl Client {
     fn ask(&mut self, id: TxnId, phase: Phase, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = phase;
+        open.found.clear();
         open.asked = Asked::new(cx.now());
+        if self.cluster.shares() > 1 {
+            self.choose(id, true, cx);
+        }
         self.send(id, cx);
+    }
+
+    /// Chooses whom to ask: for what a transaction looks for one server of each share that it is in; to run it, one
+    /// of a share that it touches.
+    fn choose(&mut self, id: TxnId, is_first: bool, cx: &Cx<'_>) {
+        let Self { cluster, helpers, open, .. } = self;
+        let Some(open) = open.get_mut(&id) else { return };
+        let share_at = |node| cluster.share_at(node).0;
+        match &open.phase {
+            Phase::Looking(keys) => {
+                let missing = keys.iter().filter(|key| !open.found.contains_key(key));
+                for share in shares(cluster, missing) {
+                    let is_able = |node| cluster.shares() == 1 || share_at(node) == share;
+                    let server = helpers.next_of(is_first, cx.now(), is_able);
+                    open.servers.insert(share, server);
+                }
+            }
+            Phase::Submitted(functor) => {
+                let touched = shares(cluster, functor.reads.iter().chain(&functor.writes));
+                let is_able = |node| cluster.shares() == 1 || touched.contains(&share_at(node));
+                let server = helpers.next_of(is_first, cx.now(), is_able);
+                open.servers = BTreeMap::from([(share_at(server), server)]);
+            }
+            Phase::Deciding => {
+                let server = helpers.next(is_first, cx.now());
+                open.servers = BTreeMap::from([(share_at(server), server)]);
+            }
+        }
     }
 
     fn send(&self, id: TxnId, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
-        let msg = match &open.phase {
+        match &open.phase {
             Phase::Deciding => return,
-            Phase::Looking(keys) => Msg::Look { txn: id, round: open.round, keys: keys.clone() },
-            Phase::Submitted(functor) => Msg::Submit { functor: functor.clone() },
-        };
-        cx.send(open.server, msg);
+            Phase::Looking(keys) => {
+                let (txn, round) = (id, open.round);
+                let missing = || keys.iter().filter(|key| !open.found.contains_key(key));
+                for share in shares(&self.cluster, missing()) {
+                    let Some(&server) = open.servers.get(&share) else { continue };
+                    let here = missing().filter(|key| self.cluster.share_of(key) == share);
+                    cx.send(server, Msg::Look { txn, round, keys: here.cloned().collect() });
+                }
+            }
+            Phase::Submitted(functor) => {
+                for &server in open.servers.values() {
+                    cx.send(server, Msg::Submit { functor: functor.clone() });
+                }
+            }
+        }
         let patience = open.asked.patience(self.config.answer_after);
         cx.set_timer(Timer::Open(id), cx.now() + patience);
     }
@@ -141,16 +196,30 @@ impl Client {
             | Msg::Look { .. }
             | Msg::Sequence { .. }
             | Msg::NotLeader { .. }
-            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
+            | Msg::Replication { .. }
+            | Msg::RemoteReads { .. }
+            | Msg::WantReads { .. }
+            | Msg::ReadsGone { .. }
+            | Msg::Covered { .. }
+            | Msg::WantState { .. }
+            | Msg::StatePiece { .. } => unreachable!("a server's message at a client"),
         }
     }
 
     fn on_found(&mut self, id: TxnId, round: u32, reads: Reads, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        if open.round != round || !matches!(open.phase, Phase::Looking(_)) {
+        let Phase::Looking(keys) = &open.phase else { return };
+        if open.round != round {
             // A second answer: the caller may have computed from the first.
             return;
         }
+        for (key, read) in reads {
+            open.found.entry(key).or_insert(read);
+        }
+        if !keys.iter().all(|key| open.found.contains_key(key)) {
+            return;
+        }
+        let reads = std::mem::take(&mut open.found);
         if open.txn.kind == Kind::StaleReadOnly {
             // What a server has run is closed under *goes before*: a state that could have been.
             let newest = reads.values().map(|read| read.version.timestamp).max();
@@ -263,10 +332,17 @@ impl Client {
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         cx.note(Note::Resent);
-        self.helpers.suspects.add(open.server, cx.now());
-        let next = self.helpers.next(false, cx.now());
+        let missing: BTreeSet<ShareId> = match &open.phase {
+            Phase::Looking(keys) => {
+                shares(&self.cluster, keys.iter().filter(|key| !open.found.contains_key(key)))
+            }
+            Phase::Submitted(_) | Phase::Deciding => open.servers.keys().copied().collect(),
+        };
+        for server in missing.iter().filter_map(|share| open.servers.get(share)) {
+            self.helpers.suspects.add(*server, cx.now());
+        }
+        self.choose(id, false, cx);
         let Some(open) = self.open.get_mut(&id) else { return };
-        open.server = next;
         open.asked = open.asked.again(cx.now());
         self.send(id, cx);
     }
@@ -278,13 +354,15 @@ impl fmt::Display for Client {
             return f.write_str("idle");
         }
         for (at, (id, open)) in self.open.iter().enumerate() {
-            let (separator, server) = (if at == 0 { "" } else { " | " }, open.server);
+            let separator = if at == 0 { "" } else { " | " };
+            let servers: Vec<String> = open.servers.values().map(NodeId::to_string).collect();
+            let servers = servers.join(", ");
             match &open.phase {
                 Phase::Looking(keys) => {
-                    write!(f, "{separator}{id} looks at {keys:?} through {server}")?;
+                    write!(f, "{separator}{id} looks at {keys:?} through {servers}")?;
                 }
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,
-                Phase::Submitted(_) => write!(f, "{separator}{id} submitted to {server}")?,
+                Phase::Submitted(_) => write!(f, "{separator}{id} submitted to {servers}")?,
             }
         }
         Ok(())

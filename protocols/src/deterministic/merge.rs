@@ -51,6 +51,8 @@ pub struct Merged {
     pub stamp: Timestamp,
     /// It came late somewhere, and does not run.
     pub is_late: bool,
+    /// Where it was.
+    pub places: Vec<(PartitionId, Place)>,
 }
 
 /// Streams being merged.
@@ -338,7 +340,9 @@ impl Merge {
             let stamps = vertex.places.iter().map(|(_, place, _)| place.stamp);
             let stamp = stamps.max().unwrap_or_default();
             let is_late = vertex.places.iter().any(|(_, place, _)| place.is_late);
-            self.ready.push_back(Merged { entry: vertex.entry, stamp, is_late });
+            let places = vertex.places.into_iter().map(|(stream, place, _)| (stream, place));
+            let places = places.collect();
+            self.ready.push_back(Merged { entry: vertex.entry, stamp, is_late, places });
         }
         watchers
     }

@@ -241,6 +241,79 @@ pub struct Image {
     pub moved: BTreeMap<Key, Home>,
     /// Transactions that have run and that may come again under another name.
     pub ran: BTreeSet<TxnId>,
+    /// Into how many shares copies are divided; 0 as long as they are not.
+    pub shares: u32,
+    /// What has its place in the order and has not run, in that order.
+    pub due: Vec<Due>,
+    /// What others may ask for of what has run.
+    pub kept: BTreeMap<Turn, Arc<Part>>,
+}
+
+/// A transaction whose turn has come, and which waits for what it reads (Calvin §3.2).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Due {
+    /// The transaction.
+    pub entry: Arc<Sequenced>,
+    /// The latest time of its places.
+    pub stamp: Timestamp,
+    /// Its places.
+    pub places: Vec<(PartitionId, Place)>,
+}
+
+impl Due {
+    /// What other servers know it by.
+    #[must_use]
+    pub fn turn(&self) -> Turn {
+        let first = self.places.iter().map(|(stream, place)| (*stream, place.index)).min();
+        let (stream, index) = first.unwrap_or_default();
+        Turn { stream, index, name: self.entry.name() }
+    }
+}
+
+/// A transaction in its place in the order, as servers name it to each other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Turn {
+    /// The first of its streams.
+    pub stream: PartitionId,
+    /// Its entry in that.
+    pub index: Index,
+    /// Its name.
+    pub name: Name,
+}
+
+/// What a share holds of what a transaction touches, when the transaction's turn comes.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Part {
+    /// What it reads there.
+    pub reads: Reads,
+    /// The newest of what it reads or writes there: its own timestamp is larger.
+    pub newest: Timestamp,
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stream, index, name } = self;
+        write!(f, "{name} at {stream} {index}")
+    }
+}
+
+impl fmt::Debug for Part {
+    /// Short, for goldens: what is read, and the newest timestamp.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (key, read) in &self.reads {
+            let value = read.value.as_ref().map_or_else(|| "-".into(), ToString::to_string);
+            write!(f, "{key}={value}({}) ", read.version)?;
+        }
+        write!(f, "up to {}", self.newest)
+    }
+}
+
+impl Part {
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        12 + reads_size(&self.reads)
+    }
 }
 
 /// What came of a transaction.
@@ -272,8 +345,40 @@ impl Image {
     /// As [`super::state::State::collectable`].
     pub(super) fn collectable(&self, stream: PartitionId) -> Timestamp {
         let stamp = self.streams.get(&stream).map(|state| state.stamp).unwrap_or_default();
-        let waiting = self.pending.iter().filter(|(at, _, _)| *at == stream);
-        waiting.map(|(_, place, _)| place.stamp).min().map_or(stamp, |first| first.min(stamp))
+        let waiting = self.places().filter(|(at, _)| *at == stream);
+        waiting.map(|(_, place)| place.stamp).min().map_or(stamp, |first| first.min(stamp))
+    }
+
+    /// The places of everything that has not run.
+    fn places(&self) -> impl Iterator<Item = (PartitionId, Place)> + '_ {
+        let pending = self.pending.iter().map(|(stream, place, _)| (*stream, *place));
+        pending.chain(self.due.iter().flat_map(|due| due.places.iter().copied()))
+    }
+
+    /// Up to where everything in each stream has run.
+    pub(super) fn covered(&self) -> BTreeMap<PartitionId, Index> {
+        let mut covered: BTreeMap<PartitionId, Index> =
+            self.streams.iter().map(|(&id, stream)| (id, stream.applied)).collect();
+        for (stream, place) in self.places() {
+            if let Some(covered) = covered.get_mut(&stream) {
+                *covered = (*covered).min(Index(place.index.0.saturating_sub(1)));
+            }
+        }
+        covered
+    }
+
+    /// True if a transaction that somebody else knows to be due has run here.
+    pub(super) fn has_run_due(&self, due: &Due, waits: &BTreeSet<Name>) -> bool {
+        let is_seen = |(stream, place): &(PartitionId, Place)| {
+            self.streams.get(stream).is_some_and(|stream| place.index <= stream.applied)
+        };
+        due.places.iter().any(is_seen) && !waits.contains(&due.entry.name())
+    }
+
+    /// What was seen and has not run.
+    pub(super) fn waits(&self) -> BTreeSet<Name> {
+        let pending = self.pending.iter().map(|(_, _, entry)| entry.name());
+        pending.chain(self.due.iter().map(|due| due.entry.name())).collect()
     }
 
     fn size(&self) -> usize {
@@ -282,11 +387,15 @@ impl Image {
         let moved = self.moved.keys().map(|key| 24 + key.len()).sum::<usize>();
         let pending = self.pending.iter().map(|(_, _, entry)| 24 + entry.size()).sum::<usize>();
         let ended = self.ended.values().map(|ended| 24 + reads_size(&ended.reads)).sum::<usize>();
+        let due = self.due.iter().map(|due| 24 + due.entry.size()).sum::<usize>();
+        let kept = self.kept.values().map(|part| part.size()).sum::<usize>();
         self.streams.values().map(of).sum::<usize>()
             + pending
             + ended
             + moved
             + TXN * self.ran.len()
+            + due
+            + kept
     }
 }
 
@@ -386,6 +495,46 @@ pub enum Msg {
         /// What.
         message: replication::Message<Log>,
     },
+    /// Server → servers of its region that hold other shares: what transactions read in the sender's share, taken
+    /// when their turn came (Calvin §3.2). To whoever asked as well.
+    RemoteReads {
+        /// Of each transaction.
+        parts: Vec<(Turn, Arc<Part>)>,
+    },
+    /// Server → a server of another share: what these transactions read there has not come.
+    WantReads {
+        /// Which.
+        turns: Vec<Turn>,
+    },
+    /// Server → whoever asked: these have run here, and what they read is not kept any more.
+    ReadsGone {
+        /// Which.
+        turns: Vec<Turn>,
+    },
+    /// Server → servers of other shares: everything up to here has run, and is in a durable checkpoint. What
+    /// was read before is not asked for again.
+    Covered {
+        /// Of each stream.
+        through: BTreeMap<PartitionId, Index>,
+    },
+    /// Server → a server of its share: it needs a state in which this has run, or the next piece of it.
+    WantState {
+        /// Counts the states that the sender has asked for.
+        number: u64,
+        /// What has run in it.
+        past: Turn,
+        /// Where the piece begins; none: the first.
+        cursor: Option<usize>,
+    },
+    /// Server → whoever wanted it: a piece of its state.
+    StatePiece {
+        /// Which state.
+        number: u64,
+        /// The piece.
+        chunk: Chunk,
+        /// Where the next one begins, if there is one.
+        next: Option<usize>,
+    },
 }
 
 impl Message for Msg {
@@ -398,6 +547,12 @@ impl Message for Msg {
             Self::Sequence { .. } => "Sequence",
             Self::NotLeader { .. } => "NotLeader",
             Self::Replication { message, .. } => message.kind(),
+            Self::RemoteReads { .. } => "RemoteReads",
+            Self::WantReads { .. } => "WantReads",
+            Self::ReadsGone { .. } => "ReadsGone",
+            Self::Covered { .. } => "Covered",
+            Self::WantState { .. } => "WantState",
+            Self::StatePiece { .. } => "StatePiece",
         }
     }
 
@@ -409,7 +564,13 @@ impl Message for Msg {
                 Some(*txn)
             }
             Self::NotLeader { txn, .. } => *txn,
-            Self::Replication { .. } => None,
+            Self::Replication { .. }
+            | Self::RemoteReads { .. }
+            | Self::WantReads { .. }
+            | Self::ReadsGone { .. }
+            | Self::Covered { .. }
+            | Self::WantState { .. }
+            | Self::StatePiece { .. } => None,
         }
     }
 
@@ -422,6 +583,13 @@ impl Message for Msg {
             Self::Sequence { entry, .. } => 4 + entry.size(),
             Self::NotLeader { txn, .. } => 6 + txn.map_or(0, |_| TXN),
             Self::Replication { message, .. } => 3 + message.wire_size(),
+            Self::RemoteReads { parts } => {
+                4 + parts.iter().map(|(_, part)| TURN + part.size()).sum::<usize>()
+            }
+            Self::WantReads { turns } | Self::ReadsGone { turns } => 4 + TURN * turns.len(),
+            Self::Covered { through } => 4 + 10 * through.len(),
+            Self::WantState { .. } => 8 + TURN,
+            Self::StatePiece { chunk, .. } => 8 + Log::chunk_size(chunk),
         }
     }
 
@@ -431,10 +599,21 @@ impl Message for Msg {
             Self::Sequence { entry, .. } => entry.functor.reads.len() + entry.functor.writes.len(),
             Self::Look { keys, .. } => keys.len(),
             Self::Found { reads, .. } => reads.len(),
-            Self::Answer { .. } | Self::NotLeader { .. } | Self::Replication { .. } => 0,
+            Self::RemoteReads { parts } => parts.iter().map(|(_, part)| part.reads.len()).sum(),
+            Self::Answer { .. }
+            | Self::NotLeader { .. }
+            | Self::Replication { .. }
+            | Self::WantReads { .. }
+            | Self::ReadsGone { .. }
+            | Self::Covered { .. }
+            | Self::WantState { .. }
+            | Self::StatePiece { .. } => 0,
         }
     }
 }
+
+/// About how many bytes a [`Turn`] takes.
+const TURN: usize = 19 + TXN;
 
 fn reads_size(reads: &Reads) -> usize {
     reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()

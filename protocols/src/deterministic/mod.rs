@@ -28,6 +28,8 @@
 //! | `Sequence` | server → sequencers | a transaction is to be ordered; it is in one stream and not in another | 4.2.1 |
 //! | `AppendEntries`, … | sequencer ↔ all servers | a stream's log | 4.2.7 |
 //! | `NotLeader` | server → sender | the sequencer is another | – |
+//! | `RemoteReads`, `WantReads`, `ReadsGone`, `Covered` | servers of different shares | what a transaction reads in another share; it has not come; it is forgotten; it may be | Calvin 3.2 |
+//! | `WantState`, `StatePiece` | servers of one share | one is too far behind for logs and reads | – |
 //!
 //! # Why it is correct
 //! - **Only what is chosen is merged** (R9, S2, S3): a stream is a replicated log ([`crate::replication`])
@@ -65,8 +67,11 @@
 //!   implementation it is not. Pieces wait for it to be chosen, and are chosen themselves: four trips more than `sloth`.
 //! - **A key's move** (SLOG's remastering) is a transaction of both homes; SLOG puts it into the old one's log alone and makes
 //!   those wait that come too early.
-//! - **Every server holds everything** and runs everything, on as many threads as it has workers (ADR 23). The papers partition each
-//!   region's copy over machines.
+//! - **Every server keeps the whole order**, all streams and their merge. Unless a map divides copies into shares
+//!   ([`orthodrome_core::Cluster::divided`], ADR 24), it holds every value as well, and runs everything on as many threads as it has workers
+//!   (ADR 23). The papers partition each region's copy over machines, and so do shares: [`shares`].
+//! - **All that take part in a transaction read and compute all of it**, also those in whose share it only reads: any of them
+//!   may have to answer. Calvin's passive participants do not.
 //! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the
 //!   operator gives ([`crate::replication::Quorums`]); the thesis has all regions vote, K + 1 to write. Machine
 //!   failures and region failures are the same to it.
@@ -87,6 +92,7 @@ mod placement;
 pub mod scheduler;
 mod sequencer;
 mod server;
+pub mod shares;
 pub mod state;
 
 use std::time::Duration;
@@ -100,7 +106,8 @@ use crate::hosting::{self, size, vary};
 use crate::replication::{self, Tooth};
 pub use client::Client;
 pub use message::{
-    Chunk, Command, Ended, Home, Image, Log, Msg, Name, Record, Sequenced, StreamImage,
+    Chunk, Command, Due, Ended, Home, Image, Log, Msg, Name, Part, Record, Sequenced, StreamImage,
+    Turn,
 };
 pub use placement::Placement;
 pub use server::Server;
@@ -166,6 +173,12 @@ pub struct Config {
     /// A key moves to the region in which this many transactions in a row on it began, the next time after twice as
     /// many, and so on; never if none.
     pub migrate_after: Option<u32>,
+    /// A server whose part of a transaction's reads has not come from another share asks for it after this time, then
+    /// after twice, …
+    pub ask_after: Duration,
+    /// Parts that others may ask for are kept as long as they are no more bytes together, unless a majority of the servers
+    /// of a share still needs them.
+    pub kept_bytes: usize,
     /// How often a server looks for work that is overdue.
     pub sweep_interval: Duration,
     /// A server takes no more transactions of gateways at once, nor does a sequencer of servers.
@@ -192,6 +205,8 @@ pub struct Teeth {
     pub waits_for_itself: bool,
     /// S10: whether keys are where a transaction supposes is not looked at when it runs.
     pub runs_void: bool,
+    /// S11: what other shares need of a transaction is read when it is known, not when those before it have run.
+    pub reads_early: bool,
     /// R6: a transaction that comes twice runs twice.
     pub runs_repeated: bool,
 }
@@ -231,6 +246,10 @@ pub enum Note {
     Shed,
     /// A server lost the lead of a stream, and with it what it had not proposed.
     Deposed,
+    /// What other shares hold of a transaction has not come, and was asked for.
+    WantedReads,
+    /// What another share wanted was sent again.
+    SentReadsAgain,
     /// A server took another's state.
     SnapshotInstalled,
     /// A server started from an image whose checkpoint was cut short.
@@ -258,6 +277,7 @@ impl Protocol for Deterministic {
     const NAMES: &'static [&'static str] = &[CALVIN, SLOG, SLOG_CONSENSUS, SLOTH];
     const GENERAL: bool = true;
     const STALE_READS: bool = true;
+    const SHARES: bool = true;
 
     type Config = Config;
     type Msg = Msg;
@@ -278,9 +298,9 @@ impl Protocol for Deterministic {
 
     fn teeth(name: &str) -> &'static [&'static str] {
         match name {
-            CALVIN => &["S2", "S4", "S7", "S9", "R6"],
-            SLOG | SLOG_CONSENSUS => &["S2", "S4", "S7", "S9", "S10", "R6"],
-            _ => &["S1", "S2", "S4", "S6", "S7", "S9", "S10", "R6"],
+            CALVIN => &["S2", "S4", "S7", "S9", "S11", "R6"],
+            SLOG | SLOG_CONSENSUS => &["S2", "S4", "S7", "S9", "S10", "S11", "R6"],
+            _ => &["S1", "S2", "S4", "S6", "S7", "S9", "S10", "S11", "R6"],
         }
     }
 
@@ -303,6 +323,8 @@ impl Protocol for Deterministic {
             close_after: round_trip * 3 + Duration::from_millis(50),
             waiting_max: 8_192,
             migrate_after: Some(16),
+            ask_after: Duration::from_millis(100),
+            kept_bytes: 32 << 20,
             sweep_interval: Duration::from_millis(50),
             in_flight_max: 65_536,
             batch_max: 1_024,
@@ -321,6 +343,7 @@ impl Protocol for Deterministic {
             "S7" => teeth.waits_for_itself = true,
             "S9" => config.hosting.replication.tooth = Some(Tooth::AckNotDurable),
             "S10" => teeth.runs_void = true,
+            "S11" => teeth.reads_early = true,
             "R6" => teeth.runs_repeated = true,
             other => panic!("{other} is none of {:?}", Self::teeth(SLOTH)),
         }
@@ -348,6 +371,10 @@ impl Protocol for Deterministic {
         // under way on its key sequenced again, so that fewer still are more than links can carry that lose packets.
         if rng.chance(1, 2) {
             config.migrate_after = u32::try_from(size(4, 32, rng)).ok();
+        }
+        config.ask_after = vary(config.ask_after, 5, 300, rng);
+        if rng.chance(1, 3) {
+            config.kept_bytes = size(1_000, 100_000, rng);
         }
     }
 }

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Partition};
-use orthodrome_core::id::{NodeId, PartitionId, RegionId};
+use orthodrome_core::id::{NodeId, PartitionId, RegionId, ShareId};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
 use super::{Orderer, Ordering};
+use crate::functor::Functor;
 
 /// The stream of an orderer that is no partition's.
 const APART: PartitionId = PartitionId(u32::MAX - 1);
@@ -24,6 +25,8 @@ pub struct Placement {
     orderer: Option<PartitionId>,
     /// The voters of an orderer that is no partition's; the first prefers to lead.
     central: Vec<NodeId>,
+    /// Whose placement it is holds this share of all values.
+    share: ShareId,
 }
 
 impl Placement {
@@ -50,7 +53,44 @@ impl Placement {
             Ordering::Global | Ordering::Regional => None,
         };
         let central = central(&cluster);
-        Self { cluster, streams, orderer, central }
+        Self { cluster, streams, orderer, central, share: ShareId::default() }
+    }
+
+    /// The same as `server` sees it.
+    #[must_use]
+    pub fn seen_by(self, server: NodeId) -> Self {
+        let (share, _) = self.cluster.share_at(server);
+        Self { share, ..self }
+    }
+
+    /// The share of all values that is held here.
+    #[must_use]
+    pub fn share(&self) -> ShareId {
+        self.share
+    }
+
+    /// Into how many shares values are divided; 0 if they are not.
+    #[must_use]
+    pub fn share_count(&self) -> u32 {
+        if self.is_divided() { self.cluster.shares() } else { 0 }
+    }
+
+    /// True if not every server holds everything.
+    #[must_use]
+    pub fn is_divided(&self) -> bool {
+        self.cluster.shares() > 1
+    }
+
+    /// True if the value of `key` is held here.
+    #[must_use]
+    pub fn holds(&self, key: &Key) -> bool {
+        !self.is_divided() || self.cluster.share_of(key) == self.share
+    }
+
+    /// The shares that a transaction touches.
+    #[must_use]
+    pub fn shares(&self, functor: &Functor) -> BTreeSet<ShareId> {
+        shares(&self.cluster, functor.reads.iter().chain(&functor.writes))
     }
 
     /// Every stream.
@@ -114,6 +154,14 @@ impl Placement {
     pub fn stream_in(&self, region: RegionId) -> Option<PartitionId> {
         self.streams.values().copied().find(|&stream| self.region_of(stream) == region)
     }
+}
+
+/// The shares that these keys are in.
+pub(super) fn shares<'a>(
+    cluster: &Cluster,
+    keys: impl Iterator<Item = &'a Key>,
+) -> BTreeSet<ShareId> {
+    keys.map(|key| cluster.share_of(key)).collect()
 }
 
 /// Who orders for all: the replicas of one partition, that first which is nearest to all regions.

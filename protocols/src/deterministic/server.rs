@@ -1,5 +1,7 @@
 //! The server side: a replica of every stream, the merge, the data, and the gateways' transactions.
 
+mod exchange;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::mem::take;
@@ -16,7 +18,8 @@ use orthodrome_core::store::{Store, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads, Value, Version};
 
-use super::message::{Chunk, Command, Ended, Image, Log, Msg, Name, Record, Sequenced};
+use self::exchange::Exchange;
+use super::message::{Chunk, Command, Due, Ended, Image, Log, Msg, Name, Record, Sequenced};
 use super::placement::Placement;
 use super::sequencer::{Sequencer, View};
 use super::state::{Applied, State, piece_from, visible};
@@ -28,6 +31,9 @@ use crate::waiting::Asked;
 
 /// A table of the server's own in its store: the number of the checkpoint that the data is of.
 const OWN: PartitionId = PartitionId(u32::MAX);
+
+/// The names of shares where partitions are asked for: from here downwards.
+const SHARES: PartitionId = PartitionId(u32::MAX - 2);
 
 /// What is sent again is counted by such windows, see [`Again`].
 const AGAIN_WINDOW: Duration = Duration::from_millis(250);
@@ -90,6 +96,7 @@ pub struct Server {
     acknowledged_at: Time,
     /// Messages to this server itself.
     local: VecDeque<Msg>,
+    exchange: Exchange,
     disk: Disk,
 }
 
@@ -187,7 +194,16 @@ impl Machine<Deterministic> for Server {
         if images.len() > 2 {
             cx.note(Note::CheckpointCutShort);
         }
-        let placement = Placement::new(cluster.clone(), config.ordering);
+        let placement = Placement::new(cluster.clone(), config.ordering).seen_by(node);
+        let is_new = image.number == 0;
+        assert!(
+            is_new || image.shares == placement.share_count(),
+            "{node}: the data is of a copy in {} shares, not in {}; a data directory keeps its shares",
+            image.shares.max(1),
+            placement.share_count().max(1)
+        );
+        let mut exchange = Exchange::new(node, &cluster, config.ask_after, cx.now());
+        exchange.restore(image);
         let mut server = Self {
             node,
             routes: Routes::new(cluster.clone()),
@@ -198,6 +214,7 @@ impl Machine<Deterministic> for Server {
             again: Again::new(cx.now()),
             acknowledged_at: cx.now(),
             local: VecDeque::new(),
+            exchange,
             disk: Disk::default(),
             cluster,
             config,
@@ -209,6 +226,13 @@ impl Machine<Deterministic> for Server {
             server.open(stream, log, cx);
         }
         cx.set_timer(Timer::Sweep, cx.now() + server.config.sweep_interval);
+        if server.placement.is_divided() {
+            // What was due when the checkpoint was made.
+            let mut applied = Applied::default();
+            applied.due.extend(server.state.shares.due().map(Due::turn));
+            server.state.run_due(&mut applied, &server.placement, &mut server.store);
+            server.answer(applied, cx);
+        }
         server.settle(cx);
         server
     }
@@ -239,6 +263,7 @@ impl Machine<Deterministic> for Server {
             self.flush_streams(cx);
         }
         self.settle(cx);
+        self.flush_exchange(cx);
         self.checkpoint_if_due(cx);
     }
 
@@ -246,9 +271,13 @@ impl Machine<Deterministic> for Server {
         for (stream, held) in &self.streams {
             held.replica.assert_invariants();
             let (applied, surfaced) = (self.state.applied(*stream), held.replica.surfaced_index());
-            assert!(applied >= surfaced, "{stream}: {surfaced} was surfaced, {applied} is merged");
+            assert!(
+                applied >= surfaced || self.exchange.has_gap(*stream),
+                "{stream}: {surfaced} was surfaced, {applied} is merged"
+            );
         }
         self.state.merge.assert_invariants();
+        self.state.shares.assert_invariants();
         let (largest, most) = (self.state.merge.largest(), self.component_max());
         assert!(largest <= most, "S1: {largest} transactions in one component, not {most}");
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
@@ -260,14 +289,21 @@ impl Machine<Deterministic> for Server {
             ("transactions that have not run", self.state.merge.len()),
             ("transactions that gateways wait for", self.waiting.len()),
             ("transactions to be sequenced", sequencing),
+            ("transactions that wait for other shares", self.state.shares.len()),
+            ("logs that begin after the state", usize::from(self.exchange.has_gaps())),
         ]
     }
 
     fn copies(&self) -> Vec<StateCopy> {
         let mut digest = Digest::default();
-        self.state.add_to(&mut digest);
+        if self.placement.is_divided() {
+            digest.add_debug(&self.state.ended);
+        } else {
+            self.state.add_to(&mut digest);
+        }
         for (partition, _) in self.placement.partitions() {
             for (key, versions) in self.store.scan(partition, None, usize::MAX) {
+                assert!(self.placement.holds(&key), "{key} is of another share");
                 // Older versions and deletions go when a server makes a checkpoint, which each does
                 // by itself.
                 if let Some(newest @ (_, Some(_))) = versions.last() {
@@ -275,10 +311,20 @@ impl Machine<Deterministic> for Server {
                 }
             }
         }
+        let position = self.state.position();
+        let copy = |partition, digest: Digest| {
+            let digest = digest.value();
+            StateCopy { partition, position, digest }
+        };
         // One copy of everything, under the name of the first stream.
         let first = self.streams.keys().next().copied().unwrap_or_default();
-        let position = self.state.position();
-        vec![StateCopy { partition: first, position, digest: digest.value() }]
+        if !self.placement.is_divided() {
+            return vec![copy(first, digest)];
+        }
+        let mut order = Digest::default();
+        self.state.add_order_to(&mut order);
+        let share = PartitionId(SHARES.0 - self.placement.share().0);
+        vec![copy(first, order), copy(share, digest)]
     }
 }
 
@@ -394,6 +440,7 @@ impl Server {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {
+        self.exchange.heard(from);
         match msg {
             Msg::Submit { functor } => self.on_submit(from, functor, cx),
             Msg::Look { txn, round, keys } => self.on_look(from, (txn, round), keys, cx),
@@ -403,6 +450,16 @@ impl Server {
             }
             Msg::Replication { partition, message } => {
                 self.with(partition, cx, |held, door| held.replica.step(from, message, door));
+            }
+            Msg::RemoteReads { parts } => self.on_remote_reads(from, parts, cx),
+            Msg::WantReads { turns } => self.on_want_reads(from, turns, cx),
+            Msg::ReadsGone { turns } => self.on_reads_gone(&turns, cx),
+            Msg::Covered { through } => self.on_covered(from, through),
+            Msg::WantState { number, past, cursor } => {
+                self.on_want_state(from, (number, past), cursor, cx);
+            }
+            Msg::StatePiece { number, chunk, next } => {
+                self.on_state_piece(from, (number, next), chunk, cx);
             }
             Msg::Answer { .. } | Msg::Found { .. } => {
                 unreachable!("{} answers a gateway", msg.kind())
@@ -492,7 +549,8 @@ impl Server {
     }
 
     /// Tells who waits.
-    fn answer(&mut self, applied: Applied, cx: &mut Cx<'_>) {
+    fn answer(&mut self, mut applied: Applied, cx: &mut Cx<'_>) {
+        self.exchange(&mut applied, cx);
         for _ in 0..applied.repeated {
             cx.note(Note::RepeatedEntry);
         }
@@ -622,6 +680,7 @@ impl Server {
         self.again.turn(cx.now());
         self.forward(cx);
         self.ask_again(cx);
+        self.sweep_exchange(cx);
         let acknowledges = cx.now().since(self.acknowledged_at) >= ACKNOWLEDGE_AFTER;
         for stream in self.placement.streams() {
             self.sequencing(stream, cx, |sequencer, view| sequencer.reopen(view));
@@ -654,6 +713,8 @@ impl Server {
                 self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
             } else if self.state.is_acknowledged(txn) {
                 self.waiting.remove(&txn);
+            } else if self.state.shares.is_due(supposed.name()) {
+                // It has its place, and waits for other shares.
             } else {
                 cx.note(Note::AskedAgain);
                 self.again.asked += 1;
@@ -751,7 +812,13 @@ impl Server {
                     unreachable!("nobody reads by leadership")
                 }
                 Event::SnapshotWanted { to, cursor } => self.send_chunk(stream, to, cursor, cx),
-                Event::SnapshotChunk { chunk, last, .. } => self.on_chunk(stream, chunk, last, cx),
+                Event::SnapshotChunk { chunk, first, last, index } => {
+                    if first && chunk.image.is_none() {
+                        self.on_empty_chunk(stream, index, cx);
+                    } else {
+                        self.on_chunk(stream, chunk, last, cx);
+                    }
+                }
             }
         }
         let leader = self.streams.get(&stream).and_then(|held| held.replica.leader());
@@ -766,6 +833,9 @@ impl Server {
         payload: &Payload<Command>,
         cx: &mut Cx<'_>,
     ) {
+        if self.exchange.hold(stream, index, payload) {
+            return;
+        }
         let command = match payload {
             Payload::Command(command) => Some(command.as_ref()),
             Payload::Noop | Payload::Members(_) => None,
@@ -831,16 +901,14 @@ impl Server {
         cursor: Option<usize>,
         cx: &mut Cx<'_>,
     ) {
-        let image = cursor.is_none().then(|| Arc::new(self.state.image()));
-        let Self { store, placement, .. } = &*self;
-        let all = cursor.is_none().then(|| {
-            let scan = |(partition, _)| store.scan(partition, None, usize::MAX);
-            let newest = |(key, mut versions): (Key, Versions)| {
-                versions.drain(..versions.len().saturating_sub(1));
-                (key, versions)
-            };
-            Arc::new(placement.partitions().flat_map(scan).map(newest).collect::<Vec<_>>())
-        });
+        if self.cluster.share_at(to).0 != self.placement.share() && self.placement.is_divided() {
+            // It needs the values of its own share, and asks somebody who holds them.
+            let empty = Chunk { image: None, keys: Vec::new() };
+            self.with(stream, cx, |held, door| held.replica.send_chunk(to, empty, None, door));
+            return;
+        }
+        let image = cursor.is_none().then(|| Arc::new(self.state.image(&self.placement)));
+        let all = cursor.is_none().then(|| Arc::new(self.newest()));
         let limit = self.config.hosting.chunk_keys;
         self.with(stream, cx, |held, door| {
             if let Some(all) = all {
@@ -856,6 +924,25 @@ impl Server {
         });
     }
 
+    /// All values that are held here.
+    fn newest(&self) -> Vec<(Key, Versions)> {
+        let scan = |(partition, _)| self.store.scan(partition, None, usize::MAX);
+        let newest = |(key, mut versions): (Key, Versions)| {
+            versions.drain(..versions.len().saturating_sub(1));
+            (key, versions)
+        };
+        self.placement.partitions().flat_map(scan).map(newest).collect()
+    }
+
+    /// The log of a stream goes on after `index`; the leader, which forgot what was before, holds another share.
+    fn on_empty_chunk(&mut self, stream: PartitionId, index: Index, cx: &mut Cx<'_>) {
+        if self.state.applied(stream) >= index {
+            self.disk.installed.insert(stream);
+        } else {
+            self.open_gap(stream, index, cx);
+        }
+    }
+
     /// A piece of another server's state. It may know less than this one of other streams.
     fn on_chunk(&mut self, stream: PartitionId, chunk: Chunk, last: bool, cx: &mut Cx<'_>) {
         let Some(held) = self.streams.get_mut(&stream) else { return };
@@ -868,10 +955,17 @@ impl Server {
             return;
         }
         let Some(Chunk { image: Some(image), keys }) = held.staged.take() else { return };
+        self.disk.installed.insert(stream);
+        self.take_state(&image, keys, cx);
+        self.close_gaps(cx);
+    }
+
+    /// Learns what another server of this share knows.
+    fn take_state(&mut self, image: &Image, keys: Vec<(Key, Versions)>, cx: &mut Cx<'_>) {
         cx.note(Note::SnapshotInstalled);
         let (state, store) = (&mut self.state, &mut self.store);
-        let applied = state.join(&image, keys, &self.placement, store, cx.now());
-        self.disk.installed.insert(stream);
+        let mut applied = state.join(image, keys, &self.placement, store, cx.now());
+        applied.due = state.shares.due().map(Due::turn).collect();
         self.answer(applied, cx);
     }
 
@@ -883,6 +977,9 @@ impl Server {
         if self.disk.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
             self.disk.checkpoint = None;
             self.store.thaw();
+            if self.placement.is_divided() {
+                self.covered(cx);
+            }
             for stream in take(&mut self.disk.settling) {
                 self.with(stream, cx, |held, door| held.replica.snapshot_durable(door));
             }
@@ -894,7 +991,7 @@ impl Server {
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_>) {
         let is_due = !self.disk.installed.is_empty()
             || self.disk.bytes >= self.config.hosting.checkpoint_bytes;
-        if !is_due || self.store.is_frozen() {
+        if !is_due || self.store.is_frozen() || self.exchange.has_gaps() {
             return;
         }
         cx.note(Note::Checkpoint);
@@ -906,11 +1003,13 @@ impl Server {
         for (partition, below) in self.state.collectables(&self.placement) {
             self.store.collect_below(partition, below);
         }
-        let image = Arc::new(self.state.image());
+        let image = Arc::new(self.state.image(&self.placement));
+        self.exchange.checkpoint(&image);
         let mut records = vec![Record::Image(image.clone())];
         for (&stream, held) in &mut self.streams {
             let applied = self.state.applied(stream);
             let through = held.replica.compactable(self.config.log_kept).min(applied);
+            let through = through.min(self.exchange.compactable(self.placement.share(), stream));
             held.replica.compact(through);
             let log = held.replica.checkpoint_records().into_iter();
             records.extend(log.map(|record| Record::Replication(stream, record)));
@@ -947,6 +1046,11 @@ impl fmt::Display for Server {
         for (stream, held) in &self.streams {
             write!(f, "{stream} {} merged {} | ", held.replica, self.state.applied(*stream))?;
         }
-        write!(f, "{} have not run, {} awaited", self.state.merge.len(), self.waiting.len())
+        write!(f, "{} have not run, {} awaited", self.state.merge.len(), self.waiting.len())?;
+        if self.placement.is_divided() {
+            let (share, due) = (self.placement.share(), self.state.shares.len());
+            write!(f, " | {share}: {due} due, {} parts kept", self.state.shares.kept().len())?;
+        }
+        Ok(())
     }
 }

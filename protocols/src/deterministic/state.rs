@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
-use orthodrome_core::id::{ClientId, PartitionId, RegionId, TxnId};
+use orthodrome_core::id::{ClientId, PartitionId, RegionId, ShareId, TxnId};
 use orthodrome_core::store::{PIECE_BYTES, Store, Versions, piece_len};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
@@ -12,9 +12,10 @@ use orthodrome_core::workers::{self, Workers};
 
 use super::Teeth;
 use super::merge::{Merge, Merged, Place};
-use super::message::{Command, Ended, Home, Image, Name, Sequenced, StreamImage};
+use super::message::{Command, Due, Ended, Home, Image, Name, Part, Sequenced, StreamImage, Turn};
 use super::placement::Placement;
 use super::scheduler;
+use super::shares::Shares;
 use crate::acknowledged::advance;
 use crate::functor::{Body, Functor, Output};
 use crate::replication::Index;
@@ -34,6 +35,8 @@ pub struct State {
     /// Transactions that have run, until every stream knows that their clients know it: they may come
     /// again under another name.
     ran: BTreeSet<TxnId>,
+    /// Of what this server holds only a share: what is due, and what others may ask for.
+    pub shares: Shares,
     /// Counts checkpoints.
     pub number: u64,
     /// Who runs transactions that do not conflict.
@@ -52,6 +55,10 @@ pub struct Applied {
     pub void: Vec<Name>,
     /// Keys that moved.
     pub relocated: usize,
+    /// Parts of this share that were taken, and the shares that need them.
+    pub taken: Vec<(Turn, BTreeSet<ShareId>, Arc<Part>)>,
+    /// What is due now, and waits for parts of other shares.
+    pub due: Vec<Turn>,
 }
 
 impl State {
@@ -74,12 +81,14 @@ impl State {
         }
         let (ended, moved, ran) = (image.ended.clone(), image.moved.clone(), image.ran.clone());
         let number = image.number;
-        Self { streams, acknowledged, merge, ended, moved, ran, number, workers, teeth }
+        let mut shares = Shares::new(teeth.reads_early);
+        shares.restore(image.due.iter().cloned(), &image.kept, placement);
+        Self { streams, acknowledged, merge, ended, moved, ran, shares, number, workers, teeth }
     }
 
     /// Everything, to go on from later.
     #[must_use]
-    pub fn image(&self) -> Image {
+    pub fn image(&self, placement: &Placement) -> Image {
         Image {
             number: self.number,
             streams: self.streams.clone(),
@@ -87,6 +96,9 @@ impl State {
             ended: self.ended.clone(),
             moved: self.moved.clone(),
             ran: self.ran.clone(),
+            shares: placement.share_count(),
+            due: self.shares.due().cloned().collect(),
+            kept: self.shares.kept().clone(),
         }
     }
 
@@ -144,7 +156,7 @@ impl State {
         now: Time,
     ) -> Applied {
         self.join_data(image, data, placement, store);
-        let ours = self.image();
+        let ours = self.image(placement);
         let mut pending: BTreeMap<(PartitionId, Place), Arc<Sequenced>> = BTreeMap::new();
         for (one, other) in [(&ours, image), (image, &ours)] {
             let has_run = other.has_run(&one.pending);
@@ -170,12 +182,22 @@ impl State {
         let is_over = |txn: &TxnId| acknowledged.get(&txn.client).is_some_and(|&b| txn.counter < b);
         self.ended.retain(|txn, _| !is_over(txn));
         self.ran.extend(image.ran.iter().copied());
+        // One that only one of them knows to be due comes after whatever it has to wait for, in both.
+        let (waits, theirs) = (ours.waits(), image.waits());
+        let mine = ours.due.iter().filter(|due| !image.has_run_due(due, &theirs));
+        let new = image
+            .due
+            .iter()
+            .filter(|due| !self.shares.is_due(due.entry.name()) && !ours.has_run_due(due, &waits));
+        let due: Vec<Due> = mine.chain(new).cloned().collect();
+        self.shares.restore(due, &image.kept, placement);
         self.merge.clear();
         for ((stream, place), entry) in &pending {
             self.merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
         let mut applied = Applied::default();
         self.run_ready(&mut applied, placement, store);
+        self.forget_arrived();
         applied
     }
 
@@ -414,6 +436,19 @@ impl State {
     /// Runs what has come so far and waits for nothing: what does not conflict at once.
     fn run_ready(&mut self, applied: &mut Applied, placement: &Placement, store: &mut Store) {
         let due: Vec<Merged> = std::iter::from_fn(|| self.merge.pop()).collect();
+        if placement.is_divided() {
+            for merged in due {
+                if self.admit(&merged, applied, placement, store) {
+                    self.ran.extend((self.streams.len() > 1).then_some(merged.entry.functor.txn));
+                    let Merged { entry, stamp, places, .. } = merged;
+                    let due = Due { entry, stamp, places };
+                    applied.due.push(due.turn());
+                    self.shares.insert(due, placement);
+                }
+            }
+            self.run_due(applied, placement, store);
+            return;
+        }
         let keys = due.iter().map(|merged| {
             let Functor { reads, writes, .. } = &*merged.entry.functor;
             (reads.as_slice(), writes.as_slice())
@@ -435,29 +470,104 @@ impl State {
     ) {
         let mut granted: Vec<&Merged> = Vec::new();
         for merged in round {
-            let (name, txn) = (merged.entry.name(), merged.entry.functor.txn);
-            // S10: whether it is void follows from what it comes after on its keys. If of one transaction
-            // two names are not, the same one comes first everywhere.
-            let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
-            let is_checked = merged.entry.target.is_some() || !self.teeth.runs_void;
-            if is_checked && !self.is_right(&merged.entry) {
-                applied.void.push(name);
-            } else if merged.entry.target.is_some() {
-                self.relocate(merged, placement, store);
-                applied.relocated += 1;
-            } else if !has_run || self.teeth.runs_repeated {
+            if self.admit(merged, applied, placement, store) {
                 granted.push(merged);
             }
         }
-        let cost =
-            |merged: &&Merged| merged.entry.functor.reads.len() + merged.entry.functor.writes.len();
         let held: &Store = store;
-        let all = workers::each(&*self.workers, &granted, cost, |merged| {
-            execute(merged, placement, held)
-        });
+        let all = workers::each(
+            &*self.workers,
+            &granted,
+            |merged| cost(&merged.entry),
+            |merged| {
+                let own = part(&merged.entry.functor, placement, held);
+                execute(&merged.entry, merged.stamp, &[Arc::new(own)])
+            },
+        );
         for (merged, executed) in granted.into_iter().zip(all) {
-            applied.ran.push(self.finish(merged, executed, placement, store));
+            if self.streams.len() > 1 {
+                self.ran.insert(merged.entry.functor.txn);
+            }
+            applied.ran.push(self.finish(&merged.entry.functor, executed, placement, store));
         }
+    }
+
+    /// True if a transaction runs, now that its turn has come.
+    fn admit(
+        &mut self,
+        merged: &Merged,
+        applied: &mut Applied,
+        placement: &Placement,
+        store: &Store,
+    ) -> bool {
+        let (name, txn) = (merged.entry.name(), merged.entry.functor.txn);
+        // S10: whether it is void follows from what it comes after on its keys. If of one transaction
+        // two names are not, the same one comes first everywhere.
+        let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
+        let is_checked = merged.entry.target.is_some() || !self.teeth.runs_void;
+        if is_checked && !self.is_right(&merged.entry) {
+            applied.void.push(name);
+            return false;
+        }
+        if merged.entry.target.is_some() {
+            self.relocate(merged, placement, store);
+            applied.relocated += 1;
+            return false;
+        }
+        !has_run || self.teeth.runs_repeated
+    }
+
+    /// Takes the parts of what has its locks, and runs that to which nothing is missing, until nothing is left to do.
+    pub fn run_due(&mut self, applied: &mut Applied, placement: &Placement, store: &mut Store) {
+        loop {
+            while let Some((order, due)) = self.shares.next_granted() {
+                let turn = due.turn();
+                let own = Arc::new(part(&due.entry.functor, placement, store));
+                let others = self.shares.take_part(order, own.clone());
+                if !others.is_empty() {
+                    applied.taken.push((turn, others, own));
+                }
+            }
+            let ready = self.shares.take_ready();
+            if ready.is_empty() {
+                return;
+            }
+            // What others hold they have read.
+            let cost = |(_, due, _): &(_, Due, _)| {
+                let Functor { reads, writes, .. } = &*due.entry.functor;
+                reads.iter().chain(writes).filter(|key| placement.holds(key)).count()
+            };
+            let all = workers::each(&*self.workers, &ready, cost, |(_, due, parts)| {
+                execute(&due.entry, due.stamp, parts)
+            });
+            for ((order, due, _), executed) in ready.into_iter().zip(all) {
+                applied.ran.push(self.finish(&due.entry.functor, executed, placement, store));
+                self.shares.release(order, placement);
+            }
+        }
+    }
+
+    /// What a transaction reads in another share has come. Nothing happens if it has run.
+    pub fn arrive(&mut self, turn: Turn, share: ShareId, part: Arc<Part>) {
+        if !self.has_run(turn) {
+            self.shares.arrive(turn, share, part);
+        }
+    }
+
+    /// True if this was seen and has run, or never will.
+    #[must_use]
+    pub fn has_run(&self, turn: Turn) -> bool {
+        let is_seen = turn.index <= self.applied(turn.stream);
+        is_seen && !self.merge.contains(turn.name) && !self.shares.is_due(turn.name)
+    }
+
+    /// After a state was taken: parts that came for what has run are not needed.
+    fn forget_arrived(&mut self) {
+        let Self { merge, shares, streams, .. } = self;
+        shares.forget_arrived(|Turn { stream, index, name }| {
+            let applied = streams.get(&stream).map_or(Index(0), |stream| stream.applied);
+            index > applied || merge.contains(name)
+        });
     }
 
     /// A key moves.
@@ -466,25 +576,28 @@ impl State {
         else {
             return;
         };
-        let held = store.read(placement.partition_of(key), key).version.timestamp;
-        let since = merged.stamp.max(held.next()).max(from.since.next());
+        let mut since = merged.stamp.max(from.since.next());
+        if !placement.is_divided() {
+            // What not all servers know must not decide.
+            let held = store.read(placement.partition_of(key), key).version.timestamp;
+            since = since.max(held.next());
+        }
         self.moved.insert(key.clone(), Home { counter: from.counter + 1, stream, since });
     }
 
     /// A transaction has run: writes what it writes, and remembers what came of it.
     fn finish(
         &mut self,
-        merged: &Merged,
+        functor: &Functor,
         executed: Executed,
         placement: &Placement,
         store: &mut Store,
     ) -> (TxnId, Ended) {
-        let functor = &merged.entry.functor;
         let (txn, Executed { timestamp, reads, writes }) = (functor.txn, executed);
         let outcome = match writes {
             Ok(writes) => {
                 let version = Version { timestamp, writer: txn };
-                for (key, value) in writes {
+                for (key, value) in writes.into_iter().filter(|(key, _)| placement.holds(key)) {
                     store.put(placement.partition_of(&key), key, version, value);
                 }
                 Outcome::Committed(timestamp)
@@ -496,9 +609,6 @@ impl State {
             Body::Validate { .. } => Reads::new(),
         };
         let ended = Ended { outcome, reads };
-        if self.streams.len() > 1 {
-            self.ran.insert(txn);
-        }
         if !self.is_acknowledged(txn) {
             self.ended.insert(txn, ended.clone());
         }
@@ -510,7 +620,8 @@ impl State {
     #[must_use]
     pub fn collectable(&self, stream: PartitionId) -> Timestamp {
         let stamp = self.streams.get(&stream).map(|state| state.stamp).unwrap_or_default();
-        self.merge.earliest(stream).map_or(stamp, |earliest| earliest.min(stamp))
+        let waiting = self.merge.earliest(stream).into_iter().chain(self.shares.earliest(stream));
+        waiting.min().map_or(stamp, |earliest| earliest.min(stamp))
     }
 
     /// Below which timestamps old versions of each partition may go.
@@ -549,6 +660,13 @@ impl State {
         digest.add_debug(&self.moved);
         digest.add_debug(&self.merge.pending());
     }
+
+    /// Of that, what must be equal on servers of all shares.
+    pub fn add_order_to(&self, digest: &mut Digest) {
+        digest.add_debug(&self.streams);
+        digest.add_debug(&self.moved);
+        digest.add_debug(&self.merge.pending());
+    }
 }
 
 /// What a transaction came to, before anything of it is written.
@@ -558,25 +676,39 @@ struct Executed {
     writes: Output,
 }
 
-/// A transaction reads and computes, on any thread. Its timestamp follows from its places and from what it
-/// touches, so that it is the same in every region, and grows along each key.
-fn execute(merged: &Merged, placement: &Placement, store: &Store) -> Executed {
-    let functor = &merged.entry.functor;
+/// How many keys a transaction touches.
+fn cost(entry: &Sequenced) -> usize {
+    entry.functor.reads.len() + entry.functor.writes.len()
+}
+
+/// What is held here of what a transaction touches.
+fn part(functor: &Functor, placement: &Placement, store: &Store) -> Part {
     let held = |key| store.read(placement.partition_of(key), key);
-    let mut timestamp = merged.stamp;
-    for (_, home) in &merged.entry.moved {
+    let mut part = Part::default();
+    for key in functor.reads.iter().filter(|key| placement.holds(key)) {
+        let read = held(key);
+        part.newest = part.newest.max(read.version.timestamp);
+        part.reads.insert(key.clone(), visible(read));
+    }
+    for key in functor.writes.iter().filter(|key| placement.holds(key)) {
+        part.newest = part.newest.max(held(key).version.timestamp);
+    }
+    part
+}
+
+/// A transaction computes, on any thread. Its timestamp follows from its places and from what it
+/// touches, so that it is the same in every region, and grows along each key.
+fn execute(entry: &Sequenced, stamp: Timestamp, parts: &[Arc<Part>]) -> Executed {
+    let mut timestamp = stamp;
+    for (_, home) in &entry.moved {
         timestamp = timestamp.max(home.since.next());
     }
     let mut reads = Reads::new();
-    for key in &functor.reads {
-        let read = held(key);
-        timestamp = timestamp.max(read.version.timestamp.next());
-        reads.insert(key.clone(), visible(read));
+    for part in parts {
+        timestamp = timestamp.max(part.newest.next());
+        reads.extend(part.reads.iter().map(|(key, read)| (key.clone(), read.clone())));
     }
-    for key in &functor.writes {
-        timestamp = timestamp.max(held(key).version.timestamp.next());
-    }
-    let writes = functor.execute(&reads);
+    let writes = entry.functor.execute(&reads);
     Executed { timestamp, reads, writes }
 }
 

@@ -180,8 +180,8 @@ impl Checker<'_> {
             nodes.push(Node { id: gateway, region, role: Role::Gateway });
         }
         let epoch = self.file.map_epoch.unwrap_or(1);
-        let Placement { partitions, replicas, explicit } = &self.file.placement;
-        match (partitions, replicas, explicit.is_empty()) {
+        let Placement { partitions, replicas, shares, explicit } = &self.file.placement;
+        let map = match (partitions, replicas, explicit.is_empty()) {
             (Some(partitions), Some(replicas), true) => {
                 if *partitions == 0 || *partitions > 10_000 {
                     return Err(format!(
@@ -189,14 +189,24 @@ impl Checker<'_> {
                     ));
                 }
                 let map = Cluster::spread_over(topology, epoch, nodes, *partitions, *replicas);
-                map.map_err(|error| format!("placement: {error}"))
+                map.map_err(|error| format!("placement: {error}"))?
             }
-            (None, None, false) => self.explicit(topology, epoch, nodes),
+            (None, None, false) => self.explicit(topology, epoch, nodes)?,
             _ => {
-                Err("placement: give either `partitions` and `replicas`, or a list `explicit`"
-                    .into())
+                return Err(
+                    "placement: give either `partitions` and `replicas`, or a list `explicit`"
+                        .into(),
+                );
             }
+        };
+        let shares = shares.unwrap_or(1);
+        let name = &self.file.protocol;
+        if shares > 1 && !registry::has_shares(name).map_err(|error| error.to_string())? {
+            return Err(format!(
+                "placement.shares: {name} divides no copies; use 1, or a protocol that orders transactions first"
+            ));
         }
+        map.divided(shares).map_err(|error| format!("placement.shares: {error}"))
     }
 
     fn explicit(

@@ -116,7 +116,10 @@ emulate_wan = {emulate_wan}
 partitions = {partitions}
 # An odd number: 2f + 1 replicas survive f.
 replicas = {replicas}
-# Instead of both, each partition by itself. Without `start`, keys are hashed over the partitions:
+# With the protocols that order transactions first (calvin, slog, sloth): the servers of a region divide the
+# values of its copy into so many shares. Kept by data directories: it cannot be changed later.
+#shares = 1
+# Instead of partitions and replicas, each partition by itself. Without `start`, keys are hashed over the partitions:
 #   explicit = [
 #     {{ id = "p0", replicas = ["n1", "n2", "n3"], leader = "n1", start = "" }},
 #     {{ id = "p1", replicas = ["n2", "n3", "n1"], leader = "n2", start = "m" }},

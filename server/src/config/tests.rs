@@ -81,6 +81,7 @@ fn errors_name_the_place_and_the_remedy() {
         ("replicas = 3", "replicas = 5", &["placement", "5"]),
         ("replicas = 3", "replicas = 2", &["placement", "odd"]),
         ("partitions = 3\n", "", &["placement", "explicit"]),
+        ("replicas = 3", "replicas = 3\nshares = 2", &["placement.shares"]),
         ("partitions = 3", "partitions = 0", &["placement.partitions", "1 to 10000"]),
         (
             "[placement]",

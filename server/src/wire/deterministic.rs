@@ -6,8 +6,8 @@ use bytes::{Bytes, BytesMut};
 use orthodrome_core::{Key, NodeId, PartitionId, RegionId, Timestamp, TxnId};
 use orthodrome_protocols::deterministic::merge::Place;
 use orthodrome_protocols::deterministic::{
-    Chunk, Command, Deterministic, Ended, Home, Image, Log, Msg, Name, Record, Sequenced,
-    StreamImage,
+    Chunk, Command, Deterministic, Due, Ended, Home, Image, Log, Msg, Name, Part, Record,
+    Sequenced, StreamImage, Turn,
 };
 use orthodrome_protocols::replication::Index;
 use prost::Message as _;
@@ -79,6 +79,82 @@ fn name_from_wire(name: wire::Name) -> Result<Name, WireError> {
     Ok(Name { txn: txn_id_from_wire(&need(name.txn, "Name.txn")?), map: name.map })
 }
 
+fn turn_to_wire(turn: &Turn) -> wire::Turn {
+    let Turn { stream, index, name } = turn;
+    wire::Turn { stream: stream.0, index: index.0, name: Some(name_to_wire(name)) }
+}
+
+fn turn_from_wire(turn: wire::Turn) -> Result<Turn, WireError> {
+    let (stream, index) = (PartitionId(turn.stream), Index(turn.index));
+    Ok(Turn { stream, index, name: name_from_wire(need(turn.name, "Turn.name")?)? })
+}
+
+fn turns_to_wire(turns: &[Turn]) -> wire::msg::Turns {
+    wire::msg::Turns { turns: turns.iter().map(turn_to_wire).collect() }
+}
+
+fn turns_from_wire(turns: wire::msg::Turns) -> Result<Vec<Turn>, WireError> {
+    turns.turns.into_iter().map(turn_from_wire).collect()
+}
+
+fn part_to_wire((turn, part): (&Turn, &Part)) -> wire::Part {
+    let Part { reads, newest } = part;
+    let (turn, reads) = (Some(turn_to_wire(turn)), reads_to_wire(reads));
+    wire::Part { turn, reads, newest: newest.0 }
+}
+
+fn part_from_wire(part: wire::Part) -> Result<(Turn, Arc<Part>), WireError> {
+    let turn = turn_from_wire(need(part.turn, "Part.turn")?)?;
+    let (reads, newest) = (reads_from_wire(part.reads)?, Timestamp(part.newest));
+    Ok((turn, Arc::new(Part { reads, newest })))
+}
+
+fn due_to_wire(due: &Due) -> wire::image::Due {
+    let Due { entry, stamp, places } = due;
+    let places = places.iter().map(|(stream, place)| {
+        let Place { index, offset, stamp, is_late } = *place;
+        let (stream, index, stamp) = (stream.0, index.0, stamp.0);
+        wire::image::Place { stream, index, offset, stamp, is_late }
+    });
+    let (entry, places) = (Some(sequenced_to_wire(entry)), places.collect());
+    wire::image::Due { entry, stamp: stamp.0, places }
+}
+
+fn due_from_wire(due: wire::image::Due) -> Result<Due, WireError> {
+    let places = due.places.into_iter().map(|place| {
+        let wire::image::Place { stream, index, offset, stamp, is_late } = place;
+        let (index, stamp) = (Index(index), Timestamp(stamp));
+        (PartitionId(stream), Place { index, offset, stamp, is_late })
+    });
+    let places = places.collect();
+    let (entry, stamp) = (sequenced_from_wire(due.entry)?, Timestamp(due.stamp));
+    Ok(Due { entry, stamp, places })
+}
+
+fn chunk_to_wire(chunk: &Chunk) -> wire::Chunk {
+    let Chunk { image, keys } = chunk;
+    let image = image.as_ref().map(|image| image_to_wire(image));
+    wire::Chunk { image, keys: keys.iter().map(key_versions_to_wire).collect() }
+}
+
+fn chunk_from_wire(chunk: wire::Chunk) -> Result<Chunk, WireError> {
+    let image = chunk.image.map(image_from_wire).transpose()?.map(Arc::new);
+    let keys = chunk.keys.into_iter().map(key_versions_from_wire);
+    Ok(Chunk { image, keys: keys.collect::<Result<_, _>>()? })
+}
+
+/// Where in a state a piece begins.
+fn cursor_from_wire(cursor: Option<u64>) -> Result<Option<usize>, WireError> {
+    let as_place = |at: u64| {
+        usize::try_from(at).map_err(|_| WireError::Value {
+            field: "cursor",
+            found: at.to_string(),
+            wanted: "a place in a state",
+        })
+    };
+    cursor.map(as_place).transpose()
+}
+
 fn msg_to_wire(msg: &Msg) -> wire::Msg {
     use wire::msg as m;
     use wire::msg::Msg as Wire;
@@ -107,6 +183,26 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::Replication { partition, message } => {
             let message = Some(message_to_wire(message));
             (None, Wire::Replication(m::Replication { partition: partition.0, message }))
+        }
+        Msg::RemoteReads { parts } => {
+            let parts = parts.iter().map(|(turn, part)| part_to_wire((turn, part))).collect();
+            (None, Wire::RemoteReads(m::RemoteReads { parts }))
+        }
+        Msg::WantReads { turns } => (None, Wire::WantReads(turns_to_wire(turns))),
+        Msg::ReadsGone { turns } => (None, Wire::ReadsGone(turns_to_wire(turns))),
+        Msg::Covered { through } => {
+            let through = through
+                .iter()
+                .map(|(stream, index)| m::covered::Stream { stream: stream.0, index: index.0 });
+            (None, Wire::Covered(m::Covered { through: through.collect() }))
+        }
+        Msg::WantState { number, past, cursor } => {
+            let (past, cursor) = (Some(turn_to_wire(past)), cursor.map(|at| at as u64));
+            (None, Wire::WantState(m::WantState { number: *number, past, cursor }))
+        }
+        Msg::StatePiece { number, chunk, next } => {
+            let (chunk, next) = (Some(chunk_to_wire(chunk)), next.map(|at| at as u64));
+            (None, Wire::StatePiece(m::StatePiece { number: *number, chunk, next }))
         }
     };
     wire::Msg { txn: txn.map(txn_id_to_wire), msg: Some(msg) }
@@ -138,6 +234,26 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         Wire::Replication(m) => Msg::Replication {
             partition: PartitionId(m.partition),
             message: message_from_wire(need(m.message, "Msg.message")?)?,
+        },
+        Wire::RemoteReads(m) => {
+            let parts = m.parts.into_iter().map(part_from_wire).collect::<Result<_, _>>()?;
+            Msg::RemoteReads { parts }
+        }
+        Wire::WantReads(m) => Msg::WantReads { turns: turns_from_wire(m)? },
+        Wire::ReadsGone(m) => Msg::ReadsGone { turns: turns_from_wire(m)? },
+        Wire::Covered(m) => {
+            let of = |of: wire::msg::covered::Stream| Ok((PartitionId(of.stream), Index(of.index)));
+            Msg::Covered { through: keyed(m.through.into_iter().map(of), "Covered.through")? }
+        }
+        Wire::WantState(m) => Msg::WantState {
+            number: m.number,
+            past: turn_from_wire(need(m.past, "WantState.past")?)?,
+            cursor: cursor_from_wire(m.cursor)?,
+        },
+        Wire::StatePiece(m) => Msg::StatePiece {
+            number: m.number,
+            chunk: chunk_from_wire(need(m.chunk, "StatePiece.chunk")?)?,
+            next: cursor_from_wire(m.next)?,
         },
     })
 }
@@ -177,7 +293,7 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
 
 fn image_to_wire(image: &Image) -> wire::Image {
     use wire::image as i;
-    let Image { number, streams, pending, ended, moved, ran } = image;
+    let Image { number, streams, pending, ended, moved, ran, shares, due, kept } = image;
     let streams = streams.iter().map(|(stream, image)| {
         let StreamImage { applied, stamp, seen, acknowledged, forgotten, moves } = image;
         let moves = moves.iter().map(|(key, &count)| wire::Moves { key: key.0.clone(), count });
@@ -211,6 +327,9 @@ fn image_to_wire(image: &Image) -> wire::Image {
         ended: ended.collect(),
         moved: moved.iter().map(|(key, home)| moved_to_wire(key, home)).collect(),
         ran: ran.iter().map(txn_id_to_wire).collect(),
+        shares: *shares,
+        due: due.iter().map(due_to_wire).collect(),
+        kept: kept.iter().map(|(turn, part)| part_to_wire((turn, part))).collect(),
     }
 }
 
@@ -251,6 +370,9 @@ fn image_from_wire(image: wire::Image) -> Result<Image, WireError> {
             "Image.moved",
         )?,
         ran: image.ran.iter().map(txn_id_from_wire).collect(),
+        shares: image.shares,
+        due: image.due.into_iter().map(due_from_wire).collect::<Result<_, _>>()?,
+        kept: keyed(image.kept.into_iter().map(part_from_wire), "Image.kept")?,
     })
 }
 
@@ -264,17 +386,11 @@ impl WireReplicated for Log {
     }
 
     fn encode_chunk(chunk: &Chunk) -> Bytes {
-        let Chunk { image, keys } = chunk;
-        let image = image.as_ref().map(|image| image_to_wire(image));
-        let keys = keys.iter().map(key_versions_to_wire).collect();
-        wire::Chunk { image, keys }.encode_to_vec().into()
+        chunk_to_wire(chunk).encode_to_vec().into()
     }
 
     fn decode_chunk(bytes: Bytes) -> Result<Chunk, WireError> {
-        let chunk = wire::Chunk::decode(bytes)?;
-        let image = chunk.image.map(image_from_wire).transpose()?.map(Arc::new);
-        let keys = chunk.keys.into_iter().map(key_versions_from_wire);
-        Ok(Chunk { image, keys: keys.collect::<Result<_, _>>()? })
+        chunk_from_wire(wire::Chunk::decode(bytes)?)
     }
 }
 

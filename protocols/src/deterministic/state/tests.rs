@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::NodeId;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::time::Duration;
@@ -17,6 +18,14 @@ const CLIENTS: u64 = 3;
 fn placement() -> Placement {
     let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
     Placement::new(Arc::new(Cluster::spread(map, 1, 1, 3, 3).unwrap()), Ordering::Regional)
+}
+
+/// Of two servers that hold everything together: what each sees.
+fn shared_placements() -> [Placement; 2] {
+    let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+    let cluster = Cluster::spread(map, 2, 1, 3, 3).unwrap().divided(2).unwrap();
+    let placement = Placement::new(Arc::new(cluster), Ordering::Regional);
+    [1, 2].map(|node| placement.clone().seen_by(NodeId(node)))
 }
 
 /// A transaction of a few operations.
@@ -52,7 +61,11 @@ struct Drawing {
 }
 
 impl Drawing {
-    fn draw(rng: &mut Rng, placement: &Placement) -> BTreeMap<PartitionId, Vec<Command>> {
+    fn draw(
+        rng: &mut Rng,
+        placement: &Placement,
+        moves: bool,
+    ) -> BTreeMap<PartitionId, Vec<Command>> {
         let logs = placement.streams().into_iter().map(|stream| (stream, Vec::new())).collect();
         let mut drawing = Self {
             logs,
@@ -65,7 +78,8 @@ impl Drawing {
         for _ in 0..rng.range(40, 300) {
             match rng.below(13) {
                 0..4 => drawing.submit(rng, placement),
-                4 => drawing.relocate(rng, placement),
+                4 if moves => drawing.relocate(rng, placement),
+                4 => {}
                 5..9 => drawing.arrive(rng),
                 _ => drawing.advance(rng, placement),
             }
@@ -192,15 +206,21 @@ impl Held {
     }
 
     /// The next entry of `stream`.
-    fn step(&mut self, stream: PartitionId, log: &[Command], placement: &Placement) {
+    fn step(
+        &mut self,
+        stream: PartitionId,
+        log: &[Command],
+        placement: &Placement,
+    ) -> Vec<(Turn, Arc<Part>)> {
         let index = self.state.applied(stream).next();
         let command = log.get(usize::try_from(index.0 - 1).unwrap());
         let at = (stream, index);
         let applied = self.state.apply(at, command, placement, &mut self.store, Time(index.0));
-        let Applied { ran, void, relocated, .. } = applied;
+        let Applied { ran, void, relocated, taken, .. } = applied;
         for (count, more) in self.counts.iter_mut().zip([ran.len(), void.len(), relocated]) {
             *count += more;
         }
+        taken.into_iter().map(|(turn, _, part)| (turn, part)).collect()
     }
 
     /// Forgets old versions and deletions, as a checkpoint does.
@@ -227,7 +247,7 @@ impl Held {
         let mut newest: Vec<_> = newest.collect();
         newest.sort();
         // How long it is remembered that something ran is each server's own affair.
-        (Image { ran: BTreeSet::new(), ..self.state.image() }, newest)
+        (Image { ran: BTreeSet::new(), ..self.state.image(placement) }, newest)
     }
 }
 
@@ -240,7 +260,7 @@ fn joined_states_are_what_the_longer_prefixes_give() {
     let placement = placement();
     let (mut neither, mut ran_by_join, mut waited, mut counts) = (0, 0, 0, [0; 3]);
     for _ in 0..300 {
-        let logs = Drawing::draw(&mut rng, &placement);
+        let logs = Drawing::draw(&mut rng, &placement, true);
         let streams: Vec<PartitionId> = logs.keys().copied().collect();
         let prefix = |rng: &mut Rng| -> BTreeMap<PartitionId, u64> {
             let of = |(&stream, log): (_, &Vec<Command>)| (stream, rng.below(log.len() as u64 + 1));
@@ -273,7 +293,7 @@ fn joined_states_are_what_the_longer_prefixes_give() {
         // Another that is as far as the first.
         run(&one, back, true);
         let mut join = |to: &mut Held, from: &Held| {
-            let (image, data) = (from.state.image(), from.data(&placement));
+            let (image, data) = (from.state.image(&placement), from.data(&placement));
             let joined = to.state.join(&image, data, &placement, &mut to.store, Time(1));
             ran_by_join += joined.ran.len();
             to.state.merge.assert_invariants();
@@ -298,6 +318,176 @@ fn joined_states_are_what_the_longer_prefixes_give() {
     println!("{counts:?} ran, were void, moved");
     assert!(neither > 100 && ran_by_join > 100 && waited > 100, "{neither} {ran_by_join} {waited}");
     assert!(counts.iter().all(|&count| count > 300), "{counts:?}");
+}
+
+/// Servers that hold a share each, two of each, and what they have said to each other.
+struct Divided {
+    placements: [Placement; 2],
+    /// Of the first share, of the second, of the first, …
+    servers: Vec<Held>,
+    /// Parts on their way: to whom, of which share.
+    on_way: Vec<(usize, ShareId, Turn, Arc<Part>)>,
+    ran: usize,
+}
+
+impl Divided {
+    fn new() -> Self {
+        let placements = shared_placements();
+        let servers = (0..4).map(|at| Held::new(&placements[at % 2])).collect();
+        Self { placements, servers, on_way: Vec::new(), ran: 0 }
+    }
+
+    /// Sends what a server took, or loses it.
+    fn send(&mut self, from: usize, taken: Vec<(Turn, Arc<Part>)>, rng: &mut Rng) {
+        let share = self.placements[from % 2].share();
+        for (turn, part) in taken {
+            for to in (0..4).filter(|to| to % 2 != from % 2) {
+                if rng.chance(2, 3) {
+                    self.on_way.push((to, share, turn, part.clone()));
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, at: usize, rng: &mut Rng) {
+        let mut applied = Applied::default();
+        let held = &mut self.servers[at];
+        held.state.run_due(&mut applied, &self.placements[at % 2], &mut held.store);
+        self.ran += applied.ran.len();
+        let taken = applied.taken.into_iter().map(|(turn, _, part)| (turn, part)).collect();
+        self.send(at, taken, rng);
+    }
+
+    fn arrive(&mut self, rng: &mut Rng) {
+        let Some(last) = self.on_way.len().checked_sub(1) else { return };
+        let at = usize::try_from(rng.range(0, last as u64)).unwrap();
+        let (to, share, turn, part) = self.on_way.swap_remove(at);
+        self.servers[to].state.arrive(turn, share, part);
+        self.run(to, rng);
+    }
+
+    /// A server asks for everything that it misses, of one that has it.
+    fn ask(&mut self, at: usize, rng: &mut Rng) {
+        let share = self.placements[1 - at % 2].share();
+        let turns: Vec<Turn> = self.servers[at].state.shares.due().map(Due::turn).collect();
+        for turn in turns {
+            let others = (0..4).filter(|other| other % 2 != at % 2);
+            let part =
+                others.filter_map(|other| self.servers[other].state.shares.part(turn)).next();
+            if let Some(part) = part {
+                self.servers[at].state.arrive(turn, share, part);
+            }
+        }
+        self.run(at, rng);
+    }
+
+    /// A server starts again from what it would write to a checkpoint now.
+    fn restart(&mut self, at: usize, rng: &mut Rng) {
+        let placement = self.placements[at % 2].clone();
+        let held = &mut self.servers[at];
+        held.collect(&placement);
+        let image = held.state.image(&placement);
+        let workers = Arc::new(Alone);
+        held.state = State::new(&image, &placement, Teeth::default(), workers, Time(0));
+        self.run(at, rng);
+    }
+
+    /// A server takes the state of the other one of its share.
+    fn join(&mut self, at: usize, rng: &mut Rng) {
+        let placement = self.placements[at % 2].clone();
+        let from = &self.servers[(at + 2) % 4];
+        let (image, data) = (from.state.image(&placement), from.data(&placement));
+        let held = &mut self.servers[at];
+        let applied = held.state.join(&image, data, &placement, &mut held.store, Time(1));
+        self.ran += applied.ran.len();
+        held.state.merge.assert_invariants();
+        held.state.shares.assert_invariants();
+        let taken = applied.taken.into_iter().map(|(turn, _, part)| (turn, part)).collect();
+        self.send(at, taken, rng);
+    }
+
+    /// A server merges the next entry of some stream. False if there is none.
+    fn step(
+        &mut self,
+        at: usize,
+        logs: &BTreeMap<PartitionId, Vec<Command>>,
+        rng: &mut Rng,
+    ) -> bool {
+        let placement = self.placements[at % 2].clone();
+        let held = &mut self.servers[at];
+        let open = logs
+            .iter()
+            .filter(|(stream, log)| (held.state.applied(**stream).0 as usize) < log.len());
+        let open: Vec<_> = open.collect();
+        let Some((stream, log)) = rng.pick(&open).copied() else { return false };
+        let taken = held.step(*stream, log, &placement);
+        held.state.shares.assert_invariants();
+        self.send(at, taken, rng);
+        true
+    }
+}
+
+/// Servers that hold a share each come to what one comes to that holds everything: whatever order parts arrive in or
+/// get lost, and whoever starts again or takes another's state meanwhile.
+#[test]
+fn shares_together_are_what_one_server_holds() {
+    let mut rng = Rng::stream(12, "shares", 0);
+    let (mut waited, mut joined, mut restarted) = (0, 0, 0);
+    for _ in 0..200 {
+        let mut divided = Divided::new();
+        let whole = placement();
+        let logs = Drawing::draw(&mut rng, &whole, false);
+        let mut done = false;
+        while !done {
+            for _ in 0..40 {
+                let at = usize::try_from(rng.below(4)).unwrap();
+                waited += divided.servers[at].state.shares.len();
+                match rng.below(24) {
+                    0 => divided.ask(at, &mut rng),
+                    1 if rng.chance(1, 3) => {
+                        divided.restart(at, &mut rng);
+                        restarted += 1;
+                    }
+                    2 if rng.chance(1, 3) => {
+                        divided.join(at, &mut rng);
+                        joined += 1;
+                    }
+                    3..14 => divided.arrive(&mut rng),
+                    _ => {
+                        divided.step(at, &logs, &mut rng);
+                    }
+                }
+            }
+            done = (0..4).all(|at| !divided.step(at, &logs, &mut rng));
+        }
+        // As many rounds as a chain of transactions may need that wait for each other.
+        for _ in 0..400 {
+            (0..4).for_each(|at| divided.ask(at, &mut rng));
+        }
+        let mut one = Held::new(&whole);
+        for (&stream, log) in &logs {
+            for _ in log {
+                one.step(stream, log, &whole);
+            }
+        }
+        let (image, newest) = one.essence(&whole);
+        for (at, held) in divided.servers.iter().enumerate() {
+            let placement = &divided.placements[at % 2];
+            assert!(held.state.shares.is_empty(), "{:?}", held.state.shares);
+            let (own, data) = held.essence(placement);
+            let here = newest.iter().filter(|(key, ..)| placement.holds(key)).cloned();
+            assert_eq!(data, here.collect::<Vec<_>>());
+            assert_eq!((&own.streams, &own.pending), (&image.streams, &image.pending));
+            for (txn, ended) in &own.ended {
+                assert_eq!(Some(ended), image.ended.get(txn), "{txn}");
+            }
+        }
+        // Whatever ended is known to somebody of each share that it touches.
+        let known = |txn: &TxnId| divided.servers.iter().any(|s| s.state.ended.contains_key(txn));
+        assert!(image.ended.keys().all(known));
+    }
+    println!("{waited} waited, {joined} joined, {restarted} restarted");
+    assert!(waited > 1_000 && joined > 100 && restarted > 100, "{waited} {joined} {restarted}");
 }
 
 #[test]

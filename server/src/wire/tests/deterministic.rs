@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use orthodrome_core::txn::Reads;
 use orthodrome_protocols::deterministic::merge::Place;
 use orthodrome_protocols::deterministic::{
-    Chunk, Command, Deterministic, Ended, Home, Image, Log, Msg, Name, Record, Sequenced,
-    StreamImage,
+    Chunk, Command, Deterministic, Due, Ended, Home, Image, Log, Msg, Name, Part, Record,
+    Sequenced, StreamImage, Turn,
 };
 use orthodrome_protocols::functor::{Body, Functor};
 
@@ -14,7 +14,7 @@ use super::*;
 
 type Protocol = Deterministic;
 
-const MSGS: u64 = 8;
+const MSGS: u64 = 14;
 
 fn outcome(draw: &mut Draw) -> Outcome {
     match draw.below(2) {
@@ -87,6 +87,22 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
             txn: Some(txn),
         },
         6 => Msg::NotLeader { partition: draw.partition(), leader: None, txn: None },
+        7 => Msg::RemoteReads { parts: draw.many(4, part) },
+        8 => Msg::WantReads { turns: draw.many(4, turn) },
+        9 => Msg::ReadsGone { turns: draw.many(4, turn) },
+        10 => {
+            let through = draw.many(4, |draw| (draw.partition(), Index(draw.below(1 << 30))));
+            Msg::Covered { through: through.into_iter().collect() }
+        }
+        11 => {
+            let cursor = draw.option(|draw| draw.below(1 << 20) as usize);
+            Msg::WantState { number: draw.below(999), past: turn(draw), cursor }
+        }
+        12 => {
+            let next = draw.option(|draw| draw.below(1 << 20) as usize);
+            let chunk = Chunk { image: None, keys: Vec::new() };
+            Msg::StatePiece { number: draw.below(999), chunk, next }
+        }
         _ => {
             let (term, matched, received) = (Term(3), Index(draw.below(1 << 30)), Index(7 << 20));
             let beat = Beat { round: 1 << 40, sent_at: orthodrome_core::Time(1 << 50) };
@@ -94,6 +110,20 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
             Msg::Replication { partition: draw.partition(), message }
         }
     }
+}
+
+fn turn(draw: &mut Draw) -> Turn {
+    Turn { stream: draw.partition(), index: Index(draw.below(1 << 30)), name: name(draw) }
+}
+
+fn part(draw: &mut Draw) -> (Turn, Arc<Part>) {
+    (turn(draw), Arc::new(Part { reads: reads(draw), newest: draw.timestamp() }))
+}
+
+fn place(draw: &mut Draw) -> (PartitionId, Place) {
+    let index = Index(draw.below(1 << 40));
+    let (offset, stamp) = (draw.below(99) as u32, draw.timestamp());
+    (draw.partition(), Place { index, offset, stamp, is_late: draw.below(2) == 1 })
 }
 
 fn image(draw: &mut Draw) -> Image {
@@ -112,10 +142,8 @@ fn image(draw: &mut Draw) -> Image {
         (draw.partition(), image)
     });
     let pending = draw.many(3, |draw| {
-        let index = Index(draw.below(1 << 40));
-        let (offset, stamp) = (draw.below(99) as u32, draw.timestamp());
-        let place = Place { index, offset, stamp, is_late: draw.below(2) == 1 };
-        (draw.partition(), place, entry(draw))
+        let (stream, place) = place(draw);
+        (stream, place, entry(draw))
     });
     let ended =
         draw.many(3, |draw| (draw.txn_id(), Ended { outcome: outcome(draw), reads: reads(draw) }));
@@ -126,6 +154,13 @@ fn image(draw: &mut Draw) -> Image {
         ended: ended.into_iter().collect::<BTreeMap<_, _>>(),
         moved: draw.many(3, moved).into_iter().collect(),
         ran: draw.many(3, Draw::txn_id).into_iter().collect(),
+        shares: draw.below(4) as u32,
+        due: draw.many(3, |draw| Due {
+            entry: entry(draw),
+            stamp: draw.timestamp(),
+            places: draw.many(3, place),
+        }),
+        kept: draw.many(3, part).into_iter().collect(),
     }
 }
 

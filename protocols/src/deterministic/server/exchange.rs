@@ -1,0 +1,488 @@
+//! What servers of different shares tell each other, and servers of one share that are behind (ADR 24).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem::take;
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, ShareId};
+use orthodrome_core::store::Versions;
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::txn::Key;
+
+use super::super::message::{Chunk, Command, Image, Msg, Name, Part, Turn};
+use super::super::state::{Applied, State, piece_from};
+use super::super::{Cx, Note};
+use super::Server;
+use crate::replication::{Index, Payload};
+use crate::waiting::Asked;
+
+/// No more parts are asked for at a time.
+const ASKED_MAX: usize = 1_024;
+/// No more transactions are remembered of which somebody wants this share's part before their turn has come.
+const WANTED_MAX: usize = 65_536;
+/// How often servers say what they do not need any more.
+const COVERED_AFTER: Duration = Duration::from_secs(1);
+/// A state that is leaving in pieces is given up if no piece is asked for.
+const LEAVING_FOR: Duration = Duration::from_secs(30);
+
+/// A server's dealings with servers of other shares, and of its own.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// The servers that hold each share, those first that this one asks first.
+    holders: BTreeMap<ShareId, Vec<NodeId>>,
+    /// Servers of this region that this one sends its parts to.
+    receivers: Vec<(ShareId, NodeId)>,
+    /// Parts to be sent together.
+    outgoing: BTreeMap<NodeId, Vec<(Turn, Arc<Part>)>>,
+    /// Parts to be asked for together.
+    asking: BTreeMap<NodeId, Vec<Turn>>,
+    /// What waits for parts, and when they were asked for.
+    awaited: BTreeMap<Turn, Asked>,
+    /// Who wants this share's part of what is not due here yet.
+    wanted: BTreeMap<Turn, BTreeSet<NodeId>>,
+    /// Servers that were asked and have not been heard of since, and since when.
+    silent: BTreeMap<NodeId, Time>,
+    /// One that is silent for so long is not asked.
+    patience: Duration,
+    /// What is in this server's durable checkpoint, and what is in the one under way.
+    covered: BTreeMap<PartitionId, Index>,
+    covering: Option<BTreeMap<PartitionId, Index>>,
+    told_at: Time,
+    /// What others do not need any more.
+    passed: BTreeMap<NodeId, BTreeMap<PartitionId, Index>>,
+    /// A state that is arriving.
+    arriving: Option<Arriving>,
+    /// Counts the states that were asked for.
+    number: u64,
+    /// States that are leaving in pieces: which, the data, and when a piece was last asked for.
+    leaving: BTreeMap<NodeId, (u64, Arc<Vec<(Key, Versions)>>, Time)>,
+    /// Streams whose logs begin after what this server's state covers, and what has been chosen in them since.
+    gaps: BTreeMap<PartitionId, Gap>,
+}
+
+#[derive(Debug)]
+struct Arriving {
+    peer: NodeId,
+    past: Turn,
+    asked: Asked,
+    staged: Option<Chunk>,
+    cursor: Option<usize>,
+}
+
+/// A stream's log begins after `until`, and the state ends before it.
+#[derive(Debug)]
+struct Gap {
+    until: Index,
+    chosen: VecDeque<(Index, Payload<Command>)>,
+}
+
+impl Exchange {
+    pub fn new(node: NodeId, cluster: &Cluster, patience: Duration, now: Time) -> Self {
+        let mut holders: BTreeMap<ShareId, Vec<NodeId>> = BTreeMap::new();
+        let mut receivers = Vec::new();
+        if cluster.shares() > 1 {
+            holders = holders_for(node, cluster);
+            let (own, _) = cluster.share_at(node);
+            for server in cluster.servers().filter(|server| server.id != node) {
+                let (share, _) = cluster.share_at(server.id);
+                let is_near = server.region == cluster.region_of(node) && share != own;
+                if is_near
+                    && holders_for(server.id, cluster).get(&own).and_then(|all| all.first())
+                        == Some(&node)
+                {
+                    receivers.push((share, server.id));
+                }
+            }
+        }
+        Self {
+            holders,
+            receivers,
+            outgoing: BTreeMap::new(),
+            asking: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            patience,
+            covered: BTreeMap::new(),
+            covering: None,
+            told_at: now,
+            passed: BTreeMap::new(),
+            arriving: None,
+            number: 0,
+            leaving: BTreeMap::new(),
+            gaps: BTreeMap::new(),
+        }
+    }
+
+    /// A message of `from` has come.
+    pub fn heard(&mut self, from: NodeId) {
+        self.silent.remove(&from);
+    }
+
+    /// True if a stream's log goes on where this server's state does not.
+    pub fn has_gaps(&self) -> bool {
+        !self.gaps.is_empty()
+    }
+
+    /// True if a stream's log goes on where this server's state does not.
+    pub fn has_gap(&self, stream: PartitionId) -> bool {
+        self.gaps.contains_key(&stream)
+    }
+
+    /// Keeps what is chosen in a stream that has a gap. False if it has none.
+    pub fn hold(&mut self, stream: PartitionId, index: Index, payload: &Payload<Command>) -> bool {
+        let Some(gap) = self.gaps.get_mut(&stream) else { return false };
+        gap.chosen.push_back((index, payload.clone()));
+        true
+    }
+
+    /// A checkpoint with this image begins.
+    pub fn checkpoint(&mut self, image: &Image) {
+        self.covering = Some(image.covered());
+    }
+
+    /// This server started with this image.
+    pub fn restore(&mut self, image: &Image) {
+        self.covered = image.covered();
+    }
+
+    fn is_silent(&self, node: NodeId, now: Time) -> bool {
+        self.silent.get(&node).is_some_and(|&since| now.since(since) >= self.patience)
+    }
+
+    /// The server to ask for a share that was asked for so many times: one that is not silent, another every second
+    /// time.
+    fn holder(&self, share: ShareId, times: u32, now: Time) -> Option<NodeId> {
+        let all = self.holders.get(&share)?;
+        let well = all.iter().filter(|&&node| !self.is_silent(node, now));
+        let well: Vec<NodeId> = well.copied().collect();
+        let from = if well.is_empty() { all } else { &well };
+        from.get((times as usize / 2).checked_rem(from.len())?).copied()
+    }
+
+    fn ask(&mut self, turn: Turn, share: ShareId, times: u32, now: Time) {
+        if let Some(holder) = self.holder(share, times, now) {
+            self.silent.entry(holder).or_insert(now);
+            self.asking.entry(holder).or_default().push(turn);
+        }
+    }
+}
+
+/// The servers of each share but `node` itself, in the order in which it asks them: near ones first, and of those in one region
+/// that one first which is in its turn for the share, as `node` is for its own.
+fn holders_for(node: NodeId, cluster: &Cluster) -> BTreeMap<ShareId, Vec<NodeId>> {
+    let (home, (_, spare)) = (cluster.region_of(node), cluster.share_at(node));
+    let mut counts = BTreeMap::new();
+    for server in cluster.servers() {
+        let (share, _) = cluster.share_at(server.id);
+        *counts.entry((server.region, share)).or_insert(0_u32) += 1;
+    }
+    let mut holders: BTreeMap<ShareId, Vec<_>> = BTreeMap::new();
+    for server in cluster.servers().filter(|server| server.id != node) {
+        let (share, at) = cluster.share_at(server.id);
+        let count = counts.get(&(server.region, share)).copied().unwrap_or(1);
+        let distance = cluster.topology.rtt(home, server.region);
+        let turn = (at + count - spare.checked_rem(count).unwrap_or(0)) % count.max(1);
+        let rank = (server.region != home, distance, server.region, turn, server.id);
+        holders.entry(share).or_default().push(rank);
+    }
+    let sorted = holders.into_iter().map(|(share, mut ranks)| {
+        ranks.sort_unstable();
+        (share, ranks.into_iter().map(|(.., id)| id).collect())
+    });
+    sorted.collect()
+}
+
+impl Server {
+    /// Parts were taken, and transactions wait for those of others.
+    pub(super) fn exchange(&mut self, applied: &mut Applied, cx: &mut Cx<'_>) {
+        let exchange = &mut self.exchange;
+        for (turn, shares, part) in take(&mut applied.taken) {
+            let near = exchange.receivers.iter().filter(|(share, _)| shares.contains(share));
+            let mut to: BTreeSet<NodeId> = near.map(|&(_, node)| node).collect();
+            to.extend(exchange.wanted.remove(&turn).unwrap_or_default());
+            for node in to {
+                exchange.outgoing.entry(node).or_default().push((turn, part.clone()));
+            }
+        }
+        for turn in take(&mut applied.due) {
+            let missing = self.state.shares.missing(turn.name);
+            if missing.is_empty() {
+                continue;
+            }
+            exchange.awaited.entry(turn).or_insert(Asked::new(cx.now()));
+            for share in missing {
+                let first = exchange.holders.get(&share).and_then(|all| all.first()).copied();
+                if first.is_some_and(|first| exchange.is_silent(first, cx.now())) {
+                    // Nobody would send it.
+                    exchange.ask(turn, share, 0, cx.now());
+                }
+            }
+        }
+    }
+
+    /// Sends what has come together for other shares.
+    pub(super) fn flush_exchange(&mut self, cx: &mut Cx<'_>) {
+        for (to, parts) in take(&mut self.exchange.outgoing) {
+            cx.send(to, Msg::RemoteReads { parts });
+        }
+        for (to, turns) in take(&mut self.exchange.asking) {
+            cx.note(Note::WantedReads);
+            cx.send(to, Msg::WantReads { turns });
+        }
+    }
+
+    /// Parts of another share have come.
+    pub(super) fn on_remote_reads(
+        &mut self,
+        from: NodeId,
+        parts: Vec<(Turn, Arc<Part>)>,
+        cx: &mut Cx<'_>,
+    ) {
+        let (share, _) = self.cluster.share_at(from);
+        for (turn, part) in parts {
+            self.state.arrive(turn, share, part);
+        }
+        let mut applied = Applied::default();
+        self.state.run_due(&mut applied, &self.placement, &mut self.store);
+        self.answer(applied, cx);
+    }
+
+    /// Somebody waits for this share's parts of these.
+    pub(super) fn on_want_reads(&mut self, from: NodeId, turns: Vec<Turn>, cx: &mut Cx<'_>) {
+        let mut gone = Vec::new();
+        // Also if there is nothing to say: whoever asks wants to know that somebody is here.
+        self.exchange.outgoing.entry(from).or_default();
+        for turn in turns {
+            if let Some(part) = self.state.shares.part(turn) {
+                cx.note(Note::SentReadsAgain);
+                self.exchange.outgoing.entry(from).or_default().push((turn, part));
+            } else if self.state.has_run(turn) {
+                gone.push(turn);
+            } else if self.exchange.wanted.len() < WANTED_MAX {
+                self.exchange.wanted.entry(turn).or_default().insert(from);
+            }
+        }
+        if !gone.is_empty() {
+            cx.send(from, Msg::ReadsGone { turns: gone });
+        }
+    }
+
+    /// What somebody was asked for is not kept any more: whatever holds this share and has run that can give a state.
+    pub(super) fn on_reads_gone(&mut self, turns: &[Turn], cx: &mut Cx<'_>) {
+        let state = &self.state;
+        let waits = turns.iter().find(|turn| !state.shares.missing(turn.name).is_empty());
+        if let Some(&turn) = waits {
+            self.want_state(turn, cx);
+        }
+    }
+
+    /// Servers of other shares do not need what was read before.
+    pub(super) fn on_covered(&mut self, from: NodeId, through: BTreeMap<PartitionId, Index>) {
+        self.exchange.passed.insert(from, through);
+        for stream in self.placement.streams() {
+            let (all, most) = self.exchange.needed(self.placement.share(), stream);
+            self.state.shares.forget(stream, all, 0);
+            self.state.shares.forget(stream, most, self.config.kept_bytes);
+        }
+    }
+
+    /// What is overdue between shares.
+    pub(super) fn sweep_exchange(&mut self, cx: &mut Cx<'_>) {
+        let (now, patience) = (cx.now(), self.config.ask_after);
+        let Self { exchange, state, .. } = self;
+        exchange.awaited.retain(|turn, _| state.shares.is_due(turn.name));
+        exchange.wanted.retain(|turn, _| !state.has_run(*turn));
+        let due = exchange.awaited.iter().filter(|(_, asked)| asked.is_due(patience, now));
+        let mut due: Vec<(Time, Turn)> = due.map(|(turn, asked)| (asked.at, *turn)).collect();
+        due.sort_unstable();
+        due.truncate(ASKED_MAX);
+        for (_, turn) in due {
+            let Some(asked) = exchange.awaited.get_mut(&turn) else { continue };
+            let times = asked.times;
+            *asked = asked.again(now);
+            for share in state.shares.missing(turn.name) {
+                exchange.ask(turn, share, times, now);
+            }
+        }
+        exchange.leaving.retain(|_, (_, _, at)| now.since(*at) < LEAVING_FOR);
+        if let Some(stream) = exchange.gaps.keys().next().copied()
+            && exchange.arriving.is_none()
+        {
+            self.fill_gap(stream, cx);
+        }
+        self.want_state_again(cx);
+        if self.placement.is_divided() && now.since(self.exchange.told_at) >= COVERED_AFTER {
+            self.tell_covered(cx);
+        }
+    }
+
+    /// A checkpoint is durable.
+    pub(super) fn covered(&mut self, cx: &mut Cx<'_>) {
+        if let Some(covered) = self.exchange.covering.take() {
+            self.exchange.covered = covered;
+            self.tell_covered(cx);
+        }
+    }
+
+    fn tell_covered(&mut self, cx: &mut Cx<'_>) {
+        self.exchange.told_at = cx.now();
+        let own = self.placement.share();
+        let others = self.exchange.holders.iter().filter(|(share, _)| **share != own);
+        for &to in others.flat_map(|(_, all)| all) {
+            cx.send(to, Msg::Covered { through: self.exchange.covered.clone() });
+        }
+    }
+
+    // States from servers of the same share.
+
+    /// Asks for a state in which `past` has run.
+    fn want_state(&mut self, past: Turn, cx: &mut Cx<'_>) {
+        if self.exchange.arriving.is_some() {
+            return;
+        }
+        let Some(peer) = self.exchange.holder(self.placement.share(), 0, cx.now()) else { return };
+        self.begin_state(peer, past, Asked::new(cx.now()), cx);
+    }
+
+    fn begin_state(&mut self, peer: NodeId, past: Turn, asked: Asked, cx: &mut Cx<'_>) {
+        self.exchange.number += 1;
+        let number = self.exchange.number;
+        self.exchange.arriving = Some(Arriving { peer, past, asked, staged: None, cursor: None });
+        cx.send(peer, Msg::WantState { number, past, cursor: None });
+    }
+
+    /// Nobody answered: another one is asked, unless there is no need any more.
+    fn want_state_again(&mut self, cx: &mut Cx<'_>) {
+        let (now, patience) = (cx.now(), self.config.answer_after);
+        let Some(Arriving { peer, past, asked, .. }) = &self.exchange.arriving else { return };
+        if !asked.is_due(patience, now) {
+            return;
+        }
+        let (peer, past, asked) = (*peer, *past, asked.again(now));
+        self.exchange.arriving = None;
+        if !self.state.has_run(past) {
+            let next = self.exchange.holder(self.placement.share(), 2 * asked.times, now);
+            self.begin_state(next.unwrap_or(peer), past, asked, cx);
+        }
+    }
+
+    /// A server of this share is behind.
+    pub(super) fn on_want_state(
+        &mut self,
+        from: NodeId,
+        (number, past): (u64, Turn),
+        cursor: Option<usize>,
+        cx: &mut Cx<'_>,
+    ) {
+        if !self.state.has_run(past) {
+            // It asks somebody else, or again.
+            return;
+        }
+        let image = cursor.is_none().then(|| Arc::new(self.state.image(&self.placement)));
+        if image.is_some() {
+            let all = Arc::new(self.newest());
+            self.exchange.leaving.insert(from, (number, all, cx.now()));
+        }
+        let Some((held, all, at)) = self.exchange.leaving.get_mut(&from) else { return };
+        if *held != number {
+            return;
+        }
+        *at = cx.now();
+        // One piece at a time is on its way, as long as several of a leader's.
+        let window = self.config.hosting.replication.snapshot_window;
+        let limit = self.config.hosting.chunk_keys.saturating_mul(window);
+        let (keys, next) = piece_from(all, cursor.unwrap_or(0), limit);
+        if next.is_none() {
+            self.exchange.leaving.remove(&from);
+        }
+        cx.send(from, Msg::StatePiece { number, chunk: Chunk { image, keys }, next });
+    }
+
+    /// A piece of the state that was asked for.
+    pub(super) fn on_state_piece(
+        &mut self,
+        from: NodeId,
+        (number, next): (u64, Option<usize>),
+        chunk: Chunk,
+        cx: &mut Cx<'_>,
+    ) {
+        if number != self.exchange.number {
+            return;
+        }
+        let Some(arriving) = &mut self.exchange.arriving else { return };
+        if arriving.peer != from || chunk.image.is_some() != arriving.cursor.is_none() {
+            return;
+        }
+        match &mut arriving.staged {
+            Some(staged) => staged.keys.extend(chunk.keys),
+            staged @ None => *staged = Some(chunk),
+        }
+        arriving.asked = Asked::new(cx.now());
+        if let Some(cursor) = next {
+            arriving.cursor = Some(cursor);
+            let past = arriving.past;
+            cx.send(from, Msg::WantState { number, past, cursor: Some(cursor) });
+            return;
+        }
+        let Some(Chunk { image: Some(image), keys }) = arriving.staged.take() else { return };
+        self.exchange.arriving = None;
+        self.take_state(&image, keys, cx);
+        self.close_gaps(cx);
+    }
+
+    /// A stream's log goes on after `until`, where this server's state does not.
+    pub(super) fn open_gap(&mut self, stream: PartitionId, until: Index, cx: &mut Cx<'_>) {
+        self.exchange.gaps.insert(stream, Gap { until, chosen: VecDeque::new() });
+        self.fill_gap(stream, cx);
+    }
+
+    fn fill_gap(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        let Some(gap) = self.exchange.gaps.get(&stream) else { return };
+        let past = Turn { stream, index: gap.until, name: Name::default() };
+        self.want_state(past, cx);
+    }
+
+    /// Goes on with streams whose logs begin where the state ends now.
+    pub(super) fn close_gaps(&mut self, cx: &mut Cx<'_>) {
+        let is_closed =
+            |state: &State, stream: PartitionId, gap: &Gap| state.applied(stream) >= gap.until;
+        for stream in self.placement.streams() {
+            let gap = self.exchange.gaps.get(&stream);
+            if !gap.is_some_and(|gap| is_closed(&self.state, stream, gap)) {
+                continue;
+            }
+            let Some(gap) = self.exchange.gaps.remove(&stream) else { continue };
+            self.disk.installed.insert(stream);
+            for (index, payload) in gap.chosen {
+                self.on_chosen(stream, index, &payload, cx);
+            }
+        }
+    }
+}
+
+impl Exchange {
+    /// How much of a stream's log may go: values of another share follow from it, and whoever holds that share and needs
+    /// the log has to find another holder who does not.
+    pub fn compactable(&self, own: ShareId, stream: PartitionId) -> Index {
+        self.needed(own, stream).1
+    }
+
+    /// Up to where no server of another share needs anything of `stream`, and up to where a majority of
+    /// each share's servers does not.
+    fn needed(&self, own: ShareId, stream: PartitionId) -> (Index, Index) {
+        let (mut all, mut most) = (Index(u64::MAX), Index(u64::MAX));
+        for (_, holders) in self.holders.iter().filter(|(share, _)| **share != own) {
+            let passed = |node| self.passed.get(node).and_then(|of| of.get(&stream)).copied();
+            let mut passed: Vec<Index> =
+                holders.iter().map(|node| passed(node).unwrap_or(Index(0))).collect();
+            passed.sort_unstable();
+            all = all.min(passed.first().copied().unwrap_or_default());
+            // As many as are a majority have passed this.
+            let minority = passed.len().saturating_sub(1) / 2;
+            most = most.min(passed.get(minority).copied().unwrap_or_default());
+        }
+        (all, most)
+    }
+}
