@@ -23,6 +23,9 @@ const ASKED_MAX: usize = 1_024;
 const WANTED_MAX: usize = 65_536;
 /// How often servers say what they do not need any more.
 const COVERED_AFTER: Duration = Duration::from_secs(1);
+/// All keys of a state.
+type Data = Vec<(Key, Versions)>;
+
 /// A state that is leaving in pieces is given up if no piece is asked for.
 const LEAVING_FOR: Duration = Duration::from_secs(30);
 
@@ -56,7 +59,7 @@ pub(super) struct Exchange {
     /// Counts the states that were asked for.
     number: u64,
     /// States that are leaving in pieces: which, the data, and when a piece was last asked for.
-    leaving: BTreeMap<NodeId, (u64, Arc<Vec<(Key, Versions)>>, Time)>,
+    leaving: BTreeMap<NodeId, (u64, Arc<Data>, Time)>,
     /// Streams whose logs begin after what this server's state covers, and what has been chosen in them since.
     gaps: BTreeMap<PartitionId, Gap>,
 }
