@@ -613,7 +613,7 @@ impl Message for Msg {
 }
 
 /// About how many bytes a [`Turn`] takes.
-const TURN: usize = 19 + TXN;
+const TURN: usize = 22 + TXN;
 
 fn reads_size(reads: &Reads) -> usize {
     reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()

@@ -140,8 +140,7 @@ impl Source {
             let is_same = at.parse::<u64>().is_ok_and(|at| at.abs_diff(start) <= 2_000);
             let id = id.parse::<u64>().ok().filter(|id| is_same && !own.contains(id));
             if let Some(id) = id {
-                // It may have ended by itself.
-                let _ = self.endpoint.end_session(session, id).await;
+                self.bury(session, id).await;
             }
         }
     }
@@ -442,7 +441,10 @@ impl Source {
                 (&*place, begun, slot.is_prepared.load(Ordering::Acquire))
             {
                 // Its connection broke; the server may still be at work, and prepare.
-                self.bury(&begun).await;
+                if let Ok(mut session) = self.session().await {
+                    self.bury(&mut session, begun.id()).await;
+                    self.give_back(session);
+                }
                 slot.is_prepared.store(true, Ordering::Release);
             }
             if !slot.is_prepared.load(Ordering::Acquire) {
@@ -469,17 +471,16 @@ impl Source {
         }
     }
 
-    /// Ends a session whose connection broke, and waits until it is gone.
-    async fn bury(&self, lost: &Interrupt) {
-        for _ in 0..50 {
-            let Ok(mut session) = self.session().await else { return };
-            let found = self.endpoint.end_session(&mut session, lost.id()).await;
-            self.give_back(session);
-            match found {
-                Ok(true) => tokio::time::sleep(AGAIN).await,
+    /// Ends a session that lost its owner, and waits until it is gone. While a MariaDB session ends, its prepared branch
+    /// can be found and not be ended: who tries makes it vanish from `XA RECOVER`, with its locks held.
+    async fn bury(&self, session: &mut Session, lost: u64) {
+        for _ in 0..1_000 {
+            match self.endpoint.end_session(session, lost).await {
+                Ok(true) => tokio::time::sleep(AGAIN / 20).await,
                 Ok(false) | Err(_) => return,
             }
         }
+        warn!(source = %self.node, lost, "a session of before does not end");
     }
 
     async fn commit_prepared(&self, xid: Xid, at: Timestamp) {
@@ -495,19 +496,32 @@ impl Source {
     /// cannot be reached.
     async fn end_prepared(&self, xid: Xid, commit: bool) -> Option<bool> {
         let text = self.endpoint.end_prepared(&xid.at(self.node), commit);
+        // The session that prepared it, if its connection broke.
+        let mut lost: Option<u64> = None;
         loop {
             let slot = self.slot(xid);
             let own = match &slot {
                 Some(slot) => slot.session.lock().await.take(),
                 None => None,
             };
+            if let (None, Some(slot)) = (&own, &slot) {
+                lost = locked(&slot.interrupt).as_ref().map(Interrupt::id);
+            }
             locked(&self.slots).remove(&xid);
+            let is_own = own.is_some();
             let mut session = match own {
                 Some(session) => session,
                 None => self.session().await.ok()?,
             };
+            if let Some(lost) = lost.take() {
+                self.bury(&mut session, lost).await;
+            }
+            let id = session.interrupt().id();
             match session.text(&text, self.endpoint.one_way).await {
-                Err(_) => tokio::time::sleep(AGAIN).await,
+                Err(_) => {
+                    lost = is_own.then_some(id);
+                    tokio::time::sleep(AGAIN).await;
+                }
                 Ok(Outcome { fault: None, .. }) => {
                     self.give_back(session);
                     return Some(true);
