@@ -542,6 +542,8 @@ impl Source {
                         return Some(false);
                     }
                     warn!(source = %self.node, %xid, "cannot end a prepared branch: {}", fault.message);
+                    // It is closed with this session, if it is its own.
+                    lost = is_own.then_some(id);
                     tokio::time::sleep(AGAIN * 5).await;
                 }
             }
