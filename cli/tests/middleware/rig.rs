@@ -371,6 +371,24 @@ impl Rig {
         said(text, server.login())
     }
 
+    /// What transactions and sessions the servers have, for whoever looks for a lock.
+    fn open(&self) -> String {
+        let one = |&place: &usize| {
+            let server = &self.servers[place];
+            let text = match server.kind {
+                Dialect::PostgreSql => {
+                    "SELECT pid, state, wait_event_type, query FROM pg_stat_activity"
+                }
+                Dialect::MariaDb => {
+                    "SELECT trx_id, trx_state, trx_started, trx_mysql_thread_id, trx_rows_locked, trx_query \
+                     FROM information_schema.innodb_trx; XA RECOVER; SHOW FULL PROCESSLIST"
+                }
+            };
+            format!("source {place}:\n{}\n", said(text, server.login()))
+        };
+        self.setup.servers.iter().map(one).collect()
+    }
+
     /// Nothing stays prepared or locked, and the total is what it was.
     pub fn settle(&self, after: &str) {
         let deadline = Instant::now() + PATIENCE;
@@ -388,7 +406,7 @@ impl Rig {
             problem = String::from_utf8_lossy(&output.stderr).into_owned();
             output.status.success()
         })
-        .unwrap_or_else(|| panic!("after {after}: {problem}\n{}", self.log()));
+        .unwrap_or_else(|| panic!("after {after}: {problem}\n{}{}", self.open(), self.log()));
         // A source that has just come back may break the first connections to it.
         let mut total = String::new();
         wait(deadline, || {
