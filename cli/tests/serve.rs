@@ -50,6 +50,40 @@ fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
     }
 }
 
+/// Two servers in each region hold half of its values each. One dies under load, with transactions on their way between
+/// the halves; what it needs is sent again when it comes back, and it is needed again when its like elsewhere die.
+#[test]
+fn a_server_that_holds_a_share_dies_and_comes_back() {
+    for protocol in ["calvin", "slog", "sloth"] {
+        let arguments =
+            ["--topology", "local3", "--protocol", protocol, "--servers-per-region", "2"];
+        let mut cluster = Cluster::init(3, &arguments, &[("#shares = 1", "shares = 2")]);
+        cluster.start(1..=6);
+        let all = cluster.endpoints(1..=6);
+        let arguments = ["--workload", "list-append", "--clients", "8", "--duration", "1h"];
+        let load = Load::start(&[&["--connect", &all], &arguments[..]].concat());
+        load.commits(40);
+        // The first of each region holds one share, the second the other.
+        cluster.kill([2]);
+        load.commits(40);
+        cluster.start([2]);
+        load.commits(40);
+        cluster.kill([4]);
+        load.commits(40);
+        let (result, status, said) = load.stop();
+        assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
+        assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
+        // Everything at once: parts that were kept are on disk.
+        cluster.kill([1, 2, 3, 5, 6]);
+        cluster.start(1..=6);
+        let first = cluster.endpoint(1);
+        let keys: Vec<String> = (0..10).map(|number| format!("k{number}")).collect();
+        let get = format!("get {}", keys.join(" "));
+        let output = run(&["shell", "--deadline", "30s", "--connect", &first, "-e", &get]);
+        assert_eq!(output.status.code(), Some(0), "{protocol}: {}", text(&output.stderr));
+    }
+}
+
 /// A server is lost with its disk; an empty one takes its place under load, and is needed soon after:
 /// of two partitions, only the new one and one other are left.
 #[test]
