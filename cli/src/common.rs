@@ -59,6 +59,15 @@ impl Placement {
         self.placed(if subject.is_replicated { self.replicas } else { 1 })
     }
 
+    /// The servers of a region, for people.
+    pub fn servers(&self) -> String {
+        let servers = format!("{} server(s) a region", self.servers_per_region);
+        match self.shares {
+            1 => servers,
+            shares => format!("{servers} with {shares} shares"),
+        }
+    }
+
     fn placed(&self, replicas: u32) -> anyhow::Result<Cluster> {
         let map = topology(&self.topology)?;
         for name in &self.gateways {

@@ -207,6 +207,7 @@ struct Printed<'a> {
     partitions: u32,
     replicas: u32,
     servers_per_region: u32,
+    shares: u32,
     warmup_seconds: f64,
     outstanding: u32,
     cpu_seconds: f64,
@@ -338,6 +339,7 @@ fn print_json(args: &Args, run: &Run) -> anyhow::Result<()> {
         partitions: args.placement.partitions,
         replicas: args.placement.replicas,
         servers_per_region: args.placement.servers_per_region,
+        shares: args.placement.shares,
         warmup_seconds: args.course.warmup().as_secs_f64(),
         outstanding: report.outstanding,
         cpu_seconds: report.cpu.as_secs_f64(),
@@ -363,7 +365,7 @@ pub fn kind(kind: FailureKind) -> &'static str {
 /// The figures for people.
 fn describe(args: &Args, run: &Run) -> String {
     let (report, result) = (&run.report, &run.report.result);
-    let Placement { partitions, replicas, servers_per_region, .. } = &args.placement;
+    let Placement { partitions, replicas, .. } = &args.placement;
     let rows = [
         ("all", &result.latency_ms.all),
         ("high", &result.latency_ms.high),
@@ -381,11 +383,12 @@ fn describe(args: &Args, run: &Run) -> String {
     let rate = result.events as f64 / result.wall_seconds.max(1e-6) / 1e6;
     let mut text = format!(
         "Simulated: {} under {} on {}, {partitions} partitions × {replicas} replicas, \
-         {servers_per_region} server(s) a region; seed {}, commit {}\n\
+         {}; seed {}, commit {}\n\
          {:.1} s of simulated time in {:.2} s: {} events, {rate:.2} million a second\n\n{}\n",
         result.protocol,
         result.workload,
         result.topology,
+        args.placement.servers(),
         result.seed,
         output::COMMIT,
         result.simulated_seconds,

@@ -74,13 +74,58 @@ fn a_server_that_holds_a_share_dies_and_comes_back() {
         assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
         assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
         // Everything at once: parts that were kept are on disk.
+        let keys: Vec<String> = (0..20).map(|number| format!("k{number}")).collect();
+        let get = format!("get {}", keys.join(" "));
+        let read = |cluster: &Cluster, number: u32| {
+            let at = cluster.endpoint(number);
+            let output = run(&["shell", "--deadline", "30s", "--connect", &at, "-e", &get]);
+            assert_eq!(output.status.code(), Some(0), "{protocol}: {}", text(&output.stderr));
+            text(&output.stdout)
+        };
+        let before = read(&cluster, 6);
+        assert!(before.contains(" = "), "{protocol}: nothing was appended to what is read");
         cluster.kill([1, 2, 3, 5, 6]);
         cluster.start(1..=6);
-        let first = cluster.endpoint(1);
-        let keys: Vec<String> = (0..10).map(|number| format!("k{number}")).collect();
-        let get = format!("get {}", keys.join(" "));
-        let output = run(&["shell", "--deadline", "30s", "--connect", &first, "-e", &get]);
-        assert_eq!(output.status.code(), Some(0), "{protocol}: {}", text(&output.stderr));
+        for number in [1, 4] {
+            assert_eq!(read(&cluster, number), before, "{protocol}, n{number}");
+        }
+    }
+}
+
+/// Of three regions two are dead, so that nothing can be ordered. The third still tells what it has, to those who ask for
+/// no more than that.
+#[test]
+fn a_region_that_is_alone_tells_what_it_has() {
+    for protocol in ["calvin", "slog", "slog-consensus", "sloth"] {
+        let mut cluster = Cluster::init(3, &["--topology", "local3", "--protocol", protocol], &[]);
+        cluster.start(1..=3);
+        let ask = |cluster: &Cluster, number: u32, deadline: &str, line: &str| {
+            let at = cluster.endpoint(number);
+            let output = run(&["shell", "--deadline", deadline, "--connect", &at, "-e", line]);
+            (output.status.code(), text(&output.stdout), text(&output.stderr))
+        };
+        let (status, _, said) = ask(&cluster, 1, "20s", "put a 1 b 1");
+        assert_eq!(status, Some(0), "{protocol}: {said}");
+        let began = Instant::now();
+        let (none, all) = ("a: nothing\nb: nothing\n", "a = 1\nb = 1\n");
+        loop {
+            let (status, told, said) = ask(&cluster, 3, "20s", "get-stale a b");
+            assert_eq!(status, Some(0), "{protocol}: {said}");
+            assert!([none, all].contains(&&*told), "{protocol}: half a transaction: {told}");
+            if told == all {
+                break;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "{protocol}: it never came");
+        }
+        cluster.kill([1, 2]);
+        let (status, told, _) = ask(&cluster, 3, "1s", "get a b");
+        assert_eq!(
+            (status, &*told),
+            (Some(1), ""),
+            "{protocol}: it cannot know whether that is new"
+        );
+        let (status, told, said) = ask(&cluster, 3, "20s", "get-stale a b");
+        assert_eq!((status, &*told), (Some(0), all), "{protocol}: {said}");
     }
 }
 

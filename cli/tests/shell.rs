@@ -54,7 +54,7 @@ async fn a_script_reads_and_writes_and_says_what_it_did() {
         get tea 'earl grey'
         add tea -2
         append tea !
-        get tea
+        get-stale tea
         cas seat nothing ada
         cas seat ada bob
         get seat
@@ -148,7 +148,7 @@ async fn a_transaction_begun_without_keys_reads_as_it_goes_along() {
 async fn what_goes_wrong_is_said_with_its_line_and_the_rest_still_runs() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;
     let script = "put a 1\ncas a 2 3\njump\ncommit\nbegin a -> a\nput b 1\nadd a x\nput a 9\n\
-                  cas a 8 7\nget c\nbegin a\nget a\n";
+                  cas a 8 7\nget c\nbegin a\nget a\nget-stale a\n";
     let output = shell(&node, &[], script).await;
     let expected = "\
 error: line 2: aborted: guard (the key does not hold what that needs)
@@ -159,6 +159,7 @@ error: line 7: usage: add KEY NUMBER
 error: line 9: refused: the key does not hold what that needs; the transaction is still open
 error: line 10: c was not declared to be read; name it to the left of -> in `begin`
 error: line 11: c1.3 is open; `commit` or `abort` it first
+error: line 13: c1.3 is open, and reads no old state; `commit` or `abort` it first
 error: c1.3 was not committed; it is aborted
 ";
     assert_eq!(text(&output.stderr), expected);

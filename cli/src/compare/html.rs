@@ -99,12 +99,12 @@ impl Report<'_> {
             more => format!("{more} seeds from {}, means ± 95 % confidence intervals", course.seed),
         };
         format!(
-            "Simulated, by the protocol code that servers run: {}, {} partitions × {} replicas, {} server(s) a region; {:?}, of \
+            "Simulated, by the protocol code that servers run: {}, {} partitions × {} replicas, {}; {:?}, of \
              which the first {:?} do not count; {seeds}; commit {}; took {:.0} s.",
             format_args!("{} {}", self.args.workload.amount(), self.args.workload.amount_unit()),
             placement.partitions,
             placement.replicas,
-            placement.servers_per_region,
+            placement.servers(),
             course.duration,
             course.warmup(),
             output::COMMIT,

@@ -90,6 +90,7 @@ struct Printed<'a> {
     partitions: u32,
     replicas: u32,
     servers_per_region: u32,
+    shares: u32,
     duration_seconds: f64,
     warmup_seconds: f64,
     wall_seconds: f64,
@@ -303,7 +304,8 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
 }
 
 fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::Result<()> {
-    let Placement { topology, partitions, replicas, servers_per_region, .. } = &args.placement;
+    let Placement { topology, partitions, replicas, servers_per_region, shares, .. } =
+        &args.placement;
     output::print_json(&Printed {
         figures: "simulated",
         commit: output::COMMIT,
@@ -312,6 +314,7 @@ fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::
         partitions: *partitions,
         replicas: *replicas,
         servers_per_region: *servers_per_region,
+        shares: *shares,
         duration_seconds: args.course.duration.as_secs_f64(),
         warmup_seconds: args.course.warmup().as_secs_f64(),
         wall_seconds,
@@ -369,7 +372,7 @@ pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
 
 /// The figures for people.
 fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
-    let Placement { topology, partitions, replicas, servers_per_region, .. } = &args.placement;
+    let Placement { topology, partitions, replicas, .. } = &args.placement;
     let Course { duration, seed, .. } = &args.course;
     let seeds = match args.seeds {
         1 => format!("seed {seed}"),
@@ -380,9 +383,10 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
     };
     let mut text = format!(
         "Simulated: {} on {topology}, {partitions} partitions × {replicas} replicas, \
-         {servers_per_region} server(s) a region; {duration:?}, of which the first {:?} do not \
+         {}; {duration:?}, of which the first {:?} do not \
          count; {seeds}; commit {}; took {wall_seconds:.1} s\n\n",
         args.workload.workload,
+        args.placement.servers(),
         args.course.warmup(),
         output::COMMIT,
     );

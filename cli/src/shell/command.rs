@@ -10,6 +10,8 @@ pub(super) enum Command {
     /// A blank line or a comment.
     Nothing,
     Get(Vec<Key>),
+    /// Reads what the nearest server has, however old.
+    GetStale(Vec<Key>),
     /// Guarded operations: at once, or as part of the open transaction.
     Ops(Vec<Op>),
     /// Without keys: a general transaction.
@@ -40,6 +42,14 @@ pub(super) struct Usage {
 /// Every command, in the order of `help`.
 pub(super) const COMMANDS: &[Usage] = &[
     usage("get", "KEY…", "read keys as of one consistent snapshot", ""),
+    usage(
+        "get-stale",
+        "KEY…",
+        "read keys as of any consistent snapshot, however old",
+        "What the nearest server has. It may miss what was committed before, by this shell too. With \
+         calvin, slog,\nslog-consensus and sloth it takes no word with another region; with other \
+         protocols it is the same as `get`.",
+    ),
     usage(
         "put",
         "KEY VALUE [KEY VALUE…]",
@@ -130,6 +140,7 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
     let text = |word: &Word| String::from_utf8_lossy(&word.bytes).into_owned();
     Some(match (name, arguments) {
         ("get", [_, ..]) => Command::Get(keys(arguments)),
+        ("get-stale", [_, ..]) => Command::GetStale(keys(arguments)),
         ("put", [_, ..]) => {
             let (pairs, rest) = arguments.as_chunks::<2>();
             if !rest.is_empty() {
@@ -192,6 +203,7 @@ mod tests {
             ("", Command::Nothing),
             ("  # a remark", Command::Nothing),
             ("GET a b", Command::Get(vec!["a".into(), "b".into()])),
+            ("get-stale a b", Command::GetStale(vec!["a".into(), "b".into()])),
             ("put a 1", Command::Ops(vec![Op::Put("a".into(), "1".into())])),
             ("add a -3", Command::Ops(vec![Op::Add("a".into(), -3)])),
             ("rm a", Command::Ops(vec![Op::Delete("a".into())])),
@@ -223,6 +235,7 @@ mod tests {
         for (line, expected) in [
             ("jump", "there is no command \"jump\""),
             ("get", "usage: get KEY…"),
+            ("get-stale", "usage: get-stale KEY…"),
             ("put a", "usage: put KEY VALUE"),
             ("put a 1 b", "usage: put KEY VALUE"),
             ("add a x", "usage: add KEY NUMBER"),

@@ -101,6 +101,7 @@ impl Session {
     pub(super) async fn run(&mut self, command: Command) -> Result<String, String> {
         match command {
             Command::Get(keys) => self.get(keys).await,
+            Command::GetStale(keys) => self.get_stale(&keys).await,
             Command::Ops(ops) => self.ops(ops).await,
             Command::Begin { reads, writes } => self.begin(reads, writes).await,
             Command::Commit => self.commit().await,
@@ -131,6 +132,18 @@ impl Session {
         let query = self.client.read(keys.clone()).priority(self.priority);
         let snapshot = query.await.map_err(|error| error.to_string())?;
         Ok(show(&keys, |key| snapshot.reads.get(key.clone()).map(<[u8]>::to_vec)))
+    }
+
+    async fn get_stale(&self, keys: &[Key]) -> Result<String, String> {
+        if let Some(open) = &self.open {
+            let id = open.txn.id();
+            return Err(format!(
+                "{id} is open, and reads no old state; `commit` or `abort` it first"
+            ));
+        }
+        let query = self.client.read(keys.to_vec()).priority(self.priority).stale();
+        let snapshot = query.await.map_err(|error| error.to_string())?;
+        Ok(show(keys, |key| value_of(&snapshot.reads, key)))
     }
 
     /// Reads what the open transaction does not know yet, if it may.

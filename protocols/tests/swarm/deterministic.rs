@@ -76,7 +76,7 @@ fn servers_that_are_far_behind_take_a_state() {
 }
 
 /// Unsafe variants, and within how many seeds they are caught.
-const CAUGHT_WITHIN: [(&str, &str, u64); 15] = [
+const CAUGHT_WITHIN: [(&str, &str, u64); 17] = [
     (CALVIN, "S2", 10),
     (CALVIN, "S7", 10),
     (CALVIN, "S9", 300),
@@ -85,6 +85,8 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 15] = [
     (SLOG, "S2", 20),
     (SLOG, "S7", 10),
     (SLOG, "S10", 60),
+    (SLOG_CONSENSUS, "S2", 40),
+    (SLOG_CONSENSUS, "S10", 60),
     (SLOTH, "S1", 80),
     (SLOTH, "S2", 20),
     (SLOTH, "S6", 100),
