@@ -18,6 +18,8 @@ use super::driver::{Endpoint, Interrupt, Outcome, Session, Sql, Statement, Troub
 const LOOK: Duration = Duration::from_millis(500);
 /// How long to wait before another try of what failed.
 const AGAIN: Duration = Duration::from_millis(100);
+/// How often a text is interrupted before its session is ended.
+const INTERRUPTS_MAX: u32 = 10;
 /// Sessions kept for later.
 const IDLE_MAX: usize = 128;
 
@@ -25,6 +27,8 @@ const IDLE_MAX: usize = 128;
 struct Slot {
     session: tokio::sync::Mutex<Option<Session>>,
     interrupt: Mutex<Option<Interrupt>>,
+    /// Texts that have been begun in it.
+    texts: AtomicU64,
     /// It is to be rolled back; nothing more begins in it.
     is_ended: AtomicBool,
     is_prepared: AtomicBool,
@@ -192,6 +196,7 @@ impl Source {
                     let slot = Arc::new(Slot {
                         session: tokio::sync::Mutex::new(None),
                         interrupt: Mutex::new(None),
+                        texts: AtomicU64::new(0),
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
                     });
@@ -259,6 +264,7 @@ impl Source {
             return;
         }
         let Some(session) = place.as_mut() else { return lost() };
+        slot.texts.fetch_add(1, Ordering::AcqRel);
         let (text, pieces) = self.compose(xid, begin, statements, then);
         let outcome = match session.text(&text, self.endpoint.one_way).await {
             Ok(outcome) => outcome,
@@ -424,14 +430,8 @@ impl Source {
         if let Some(slot) = self.slot(xid) {
             slot.is_ended.store(true, Ordering::Release);
             let mut place = loop {
-                if let Ok(place) = slot.session.try_lock() {
-                    break place;
-                }
-                let running = locked(&slot.interrupt).clone();
-                if let Some(running) = running {
-                    // It may just have come to its end; then there is nothing to interrupt.
-                    let _ = self.endpoint.interrupt(running).await;
-                }
+                self.stop(xid, &slot).await;
+                // Something else may have been waiting to be run.
                 if let Ok(place) = tokio::time::timeout(AGAIN, slot.session.lock()).await {
                     break place;
                 }
@@ -461,13 +461,36 @@ impl Source {
 
     /// Interrupts what a branch runs, if it does.
     async fn interrupt(&self, xid: Xid) {
-        let Some(slot) = self.slot(xid) else { return };
-        let is_idle = slot.session.try_lock().is_ok();
-        let running = locked(&slot.interrupt).clone().filter(|_| !is_idle);
+        if let Some(slot) = self.slot(xid) {
+            self.stop(xid, &slot).await;
+        }
+    }
+
+    /// Interrupts the text that runs in a slot, if one does, until it has ended. A MariaDB server that is interrupted
+    /// between two statements of a text leaves out the rest and says nothing: both ends wait for the other, for ever.
+    async fn stop(&self, xid: Xid, slot: &Slot) {
+        let text = slot.texts.load(Ordering::Acquire);
+        let is_running =
+            || slot.session.try_lock().is_err() && slot.texts.load(Ordering::Acquire) == text;
+        for _ in 0..INTERRUPTS_MAX {
+            let running = locked(&slot.interrupt).clone().filter(|_| is_running());
+            if let Some(running) = running
+                && let Err(trouble) = self.endpoint.interrupt(running).await
+            {
+                warn!(source = %self.node, %xid, "cannot interrupt: {trouble}");
+            }
+            let ended = tokio::time::timeout(AGAIN, slot.session.lock()).await;
+            if ended.is_ok() || !is_running() {
+                return;
+            }
+        }
+        let running = locked(&slot.interrupt).clone();
         if let Some(running) = running
-            && let Err(trouble) = self.endpoint.interrupt(running).await
+            && let Ok(mut session) = self.session().await
         {
-            warn!(source = %self.node, %xid, "cannot interrupt: {trouble}");
+            info!(source = %self.node, %xid, session = running.id(), "interrupted and silent: ended");
+            self.bury(&mut session, running.id()).await;
+            self.give_back(session);
         }
     }
 
@@ -559,5 +582,67 @@ impl Source {
             }
             Err(trouble) => warn!(source = %self.node, "cannot list prepared branches: {trouble}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::super::local::LocalServer;
+    use super::*;
+
+    /// What somebody has prepared is told by its name; here nothing is.
+    const NODE: NodeId = NodeId(1001);
+
+    /// G8: a server that is interrupted between two statements of one text may leave the rest out and say nothing.
+    #[test]
+    fn a_branch_is_rolled_back_at_whatever_moment_it_is_interrupted() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = LocalServer::start(Dialect::MariaDb, &directory.path().join("server")).unwrap();
+        let login = server.login();
+        let made = login.client("CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)");
+        assert!({ made }.status().unwrap().success());
+        let endpoint = Endpoint {
+            kind: Dialect::MariaDb,
+            address: format!("127.0.0.1:{}", server.port),
+            database: login.database.to_owned(),
+            user: login.user.to_owned(),
+            password: login.password.to_owned(),
+            lock_wait: Duration::from_secs(5),
+            one_way: Duration::ZERO,
+            label: "orthodrome_test".into(),
+        };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (report, reports) = mpsc::channel();
+        let _entered = runtime.enter();
+        let source =
+            Source::start(NODE, endpoint, None, move |said| drop(report.send(said)));
+        let statement = || Statement {
+            prelude: Vec::new(),
+            text: "UPDATE t SET v = v + 1 WHERE id = 1".into(),
+        };
+        for number in 1..=600 {
+            let xid = Xid { middleware: NodeId(1), epoch: 1, number };
+            source.order(ToSource::Run {
+                xid,
+                begin: Some(Isolation::Serializable),
+                statements: (0..20).map(|_| statement()).collect(),
+                then: Then::Wait,
+                wrote: true,
+            });
+            // From before the first statement until after the last.
+            std::thread::sleep(Duration::from_micros(number * 37 % 3_000));
+            source.order(ToSource::Rollback { xid });
+            loop {
+                let said = reports.recv_timeout(Duration::from_secs(20));
+                match said.unwrap_or_else(|_| panic!("{xid} is still not rolled back")) {
+                    FromSource::RolledBack { xid: which } if which == xid => break,
+                    _ => {}
+                }
+            }
+        }
+        let value = login.client("SELECT v FROM t FOR UPDATE NOWAIT").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&value.stdout).trim(), "0");
     }
 }
