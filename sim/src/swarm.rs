@@ -368,7 +368,11 @@ fn phases<P: Protocol>(
     } else {
         run.drain(options.liveness)?;
     }
-    run.settle(options.liveness)?;
+    if scenario.options.network.loss > 0.0 {
+        run.settle_while_moving(options.liveness)?;
+    } else {
+        run.settle(options.liveness)?;
+    }
     run.audit()
 }
 

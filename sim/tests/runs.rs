@@ -14,11 +14,12 @@ use std::rc::Rc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
-use orthodrome_core::time::Duration;
+use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::topology::Topology;
 use orthodrome_eval::checker::{self, Model};
 use orthodrome_eval::history::History;
 use orthodrome_eval::workload;
+use orthodrome_sim::disk::DiskModel;
 use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::{Options, Schedule, Simulation};
 use toy::Toy;
@@ -81,6 +82,32 @@ fn a_run_without_faults_keeps_every_promise_and_measures_it() {
     assert!((1.4..1.8).contains(&result.wan_round_trips.mean), "{result:?}");
     assert!(result.floor_ratio.p50 > 0.9, "{result:?}");
     assert!((3.9..4.6).contains(&result.messages_per_txn), "{result:?}");
+}
+
+/// Each flush writes what came during the one before it, ever more. All of it takes longer than any single one.
+#[test]
+fn what_is_slow_is_not_stuck_as_long_as_less_is_left() {
+    let slow_disk = || {
+        let disk = DiskModel { write: Duration::from_millis(200), ..DiskModel::default() };
+        let options = Options { disk, check_outcomes: false, ..options(1, 25.0) };
+        let mut run = simulation("ycsbt:1", "", options);
+        run.start_nodes();
+        run.start_load();
+        run.run_until(Time::ZERO + Duration::from_secs(4)).unwrap();
+        run.drain(Duration::ZERO).unwrap();
+        run
+    };
+    let limit = Duration::from_secs(7);
+    let mut run = slow_disk();
+    let stuck = run.settle(limit).unwrap_err();
+    assert!(stuck.detail.contains("records that are not on disk"), "{stuck}");
+    let mut run = slow_disk();
+    run.settle_while_moving(limit).unwrap();
+    let took = run.now().since(Time::ZERO + Duration::from_secs(4));
+    assert!(took > limit, "{took:?}");
+    // A step that takes longer than the limit is one too many.
+    let stuck = slow_disk().settle_while_moving(Duration::from_secs(2)).unwrap_err();
+    assert!(stuck.detail.contains("records that are not on disk"), "{stuck}");
 }
 
 #[test]

@@ -599,9 +599,11 @@ mod tests {
     #[test]
     fn a_branch_is_rolled_back_at_whatever_moment_it_is_interrupted() {
         let directory = tempfile::tempdir().unwrap();
-        let server = LocalServer::start(Dialect::MariaDb, &directory.path().join("server")).unwrap();
+        let server =
+            LocalServer::start(Dialect::MariaDb, &directory.path().join("server")).unwrap();
         let login = server.login();
-        let made = login.client("CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)");
+        let made =
+            login.client("CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)");
         assert!({ made }.status().unwrap().success());
         let endpoint = Endpoint {
             kind: Dialect::MariaDb,
@@ -616,8 +618,7 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (report, reports) = mpsc::channel();
         let _entered = runtime.enter();
-        let source =
-            Source::start(NODE, endpoint, None, move |said| drop(report.send(said)));
+        let source = Source::start(NODE, endpoint, None, move |said| drop(report.send(said)));
         let statement = || Statement {
             prelude: Vec::new(),
             text: "UPDATE t SET v = v + 1 WHERE id = 1".into(),

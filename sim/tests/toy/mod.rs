@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Cx, Input, Machine, Message, Protocol, Setup};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Message, Protocol, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{
@@ -431,6 +431,10 @@ impl Machine<Toy> for Server {
                 assert!(self.locked.contains(key), "{key} is being written without a lock");
             }
         }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![("records that are not on disk", self.waiting.len())]
     }
 }
 
