@@ -121,7 +121,7 @@ const fn deterministic(name: &'static str, paper: &'static str, round_trips: &'s
         name,
         paper,
         guarantee: Guarantee::StrictSerializable,
-        conditions: "strictly serializable always; experimental: fewer than ten thousand seeds on one commit",
+        conditions: "strictly serializable always",
         model: "procedures natively; interactive and general by reconnaissance; read-only",
         round_trips,
     }
