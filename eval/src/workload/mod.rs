@@ -19,6 +19,7 @@ mod tpcc_check;
 mod ycsb;
 mod ycsbt;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use serde::Deserialize;
@@ -107,21 +108,39 @@ fn boxed<W: Workload + 'static>(
     Ok(Box::new(workload?))
 }
 
-/// Reads a workload file: `workload = "ycsbt:6"`, and [`Options`] in a table `[options]`.
+/// What a workload file says.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// The workload: `ycsbt:6`.
+    pub workload: String,
+    /// Its settings.
+    #[serde(default)]
+    pub options: Options,
+    /// Which share of the transactions begins in each region, by name, in proportion; the same everywhere if absent.
+    #[serde(default)]
+    pub origins: BTreeMap<String, f64>,
+    /// What matters, for whoever plans a cluster for it.
+    #[serde(default)]
+    pub goal: Goal,
+}
+
+/// What matters of a cluster.
+#[derive(Clone, PartialEq, Default, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Goal {
+    /// The figure that is to be best: `p95-high`.
+    pub objective: Option<String>,
+    /// How many regions may die.
+    pub survive: Option<u32>,
+}
+
+/// Reads a workload file.
 ///
 /// # Errors
 /// What is wrong with the text, and where.
-pub fn read_file(text: &str) -> Result<(String, Options), WorkloadError> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct File {
-        workload: String,
-        #[serde(default)]
-        options: Options,
-    }
-    let file: File =
-        toml::from_str(text).map_err(|error| WorkloadError::Syntax(error.to_string()))?;
-    Ok((file.workload, file.options))
+pub fn read_file(text: &str) -> Result<Description, WorkloadError> {
+    toml::from_str(text).map_err(|error| WorkloadError::Syntax(error.to_string()))
 }
 
 /// Who asks.
