@@ -161,7 +161,8 @@ impl FromStr for HighPriority {
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
     /// ycsbt, ycsbt:KEYS, ycsb, ycsb:OPERATIONS, retwis, smallbank, tpcc, tpcc:new-order, movr, movr:begin-ride, bank,
-    /// list-append or list-append:dependent, or a file with a workload and its options
+    /// list-append or list-append:dependent; or a file: a workload and its options (.toml), recorded transactions (.jsonl: a
+    /// trace, or what --history wrote), or YCSB's properties (.properties)
     #[arg(long, value_name = "W")]
     pub workload: String,
     /// Transactions begun a second, over all clients, whatever the answers [default: 100]
@@ -237,7 +238,7 @@ impl WorkloadArgs {
     pub fn described(&self) -> anyhow::Result<Description> {
         let text = &self.workload;
         let name = text.split(':').next().unwrap_or_default();
-        if workload::NAMES.contains(&name) || !is_file(text) {
+        if workload::NAMES.contains(&name) || !is_file(text) || self.is_recorded() {
             let workload = text.clone();
             return Ok(Description {
                 workload,
@@ -248,6 +249,9 @@ impl WorkloadArgs {
         }
         let place = format!("--workload {text}");
         let content = fs::read_to_string(text).context(place.clone())?;
+        if has_ending(text, "properties") {
+            return workload::read_properties(&content).map_err(|error| anyhow!("{text}: {error}"));
+        }
         workload::read_file(&content).map_err(|error| match error {
             WorkloadError::Syntax(problem) => toml_error(text, &problem),
             WorkloadError::Unknown(_)
@@ -309,7 +313,18 @@ impl WorkloadArgs {
                 HighPriority::Names(names) => (None, Some(names.clone())),
             };
         }
-        workload::parse(&spec, &options).map_err(|error| anyhow!("--workload {text}: {error}"))
+        let workload = if self.is_recorded() {
+            let content = fs::read_to_string(text).with_context(|| format!("--workload {text}"))?;
+            workload::replay(text, &content, &options)
+        } else {
+            workload::parse(&spec, &options)
+        };
+        workload.map_err(|error| anyhow!("--workload {text}: {error}"))
+    }
+
+    /// Whether it is a file of recorded transactions.
+    fn is_recorded(&self) -> bool {
+        has_ending(&self.workload, "jsonl")
     }
 
     /// When transactions are begun.
@@ -404,10 +419,14 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
     })
 }
 
+fn has_ending(path: &str, ending: &str) -> bool {
+    Path::new(path).extension().is_some_and(|its| its == ending)
+}
+
 /// True if a text that might be a name is meant as a file.
 fn is_file(text: &str) -> bool {
     text.contains(std::path::MAIN_SEPARATOR)
-        || Path::new(text).extension().is_some_and(|ending| ending == "toml")
+        || ["toml", "jsonl", "properties"].iter().any(|ending| has_ending(text, ending))
         || Path::new(text).is_file()
 }
 

@@ -27,6 +27,7 @@ mod shell;
 mod sim;
 mod style;
 mod swarm;
+mod topology;
 mod trace;
 mod workers;
 
@@ -75,6 +76,7 @@ enum Command {
     Sim(Box<sim::Args>),
     Compare(Box<compare::Args>),
     Plan(Box<plan::Args>),
+    Topology(topology::Args),
     Reproduce(reproduce::Args),
     Swarm(Box<swarm::Args>),
     Check(check::Args),
@@ -113,6 +115,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Sim(args)) => sim::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Plan(args)) => plan::run(&args),
+        Some(Command::Topology(args)) => topology::run(&args),
         Some(Command::Reproduce(args)) => reproduce::run(&args),
         Some(Command::Swarm(args)) => swarm::run(&args),
         Some(Command::Check(args)) => check::run(&args),

@@ -420,6 +420,53 @@ fn transactions_begin_where_they_are_said_to() {
 }
 
 #[test]
+fn loads_and_maps_of_ones_own_are_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    // A trace, the history of a run, and YCSB's properties.
+    let trace = "{\"region\":\"VA\",\"reads\":[\"a\"]}\n{\"region\":\"SG\",\"reads\":[\"a\"],\"writes\":[\"b\"]}\n";
+    let trace = file("shop.jsonl", trace);
+    let history = folder.path().join("run.jsonl").to_str().unwrap().to_owned();
+    json(0, &sim(&["--workload", "list-append", "--rate", "30", "--json", "--history", &history]));
+    let properties =
+        file("a.properties", "recordcount=100\nreadproportion=0.5\nupdateproportion=0.5\n");
+    for (workload, kinds) in [
+        (&trace, &["read", "update"][..]),
+        (&history, &["read", "update"]),
+        (&properties, &["centralized"]),
+    ] {
+        let result = json(0, &sim(&["--workload", workload, "--rate", "50", "--verify", "--json"]));
+        assert!(result["committed"].as_u64().unwrap() > 50, "{workload}: {result}");
+        assert!(kinds.iter().all(|kind| result["kinds"][kind].is_object()), "{workload}: {result}");
+    }
+    let bad = file("bad.jsonl", "{\"reads\":[\"a\"]}\n{}\n");
+    let line = refused(&sim(&["--workload", &bad]));
+    assert!(line.contains("bad.jsonl") && line.contains("line 2"), "{line}");
+
+    // A server that listens is somewhere to measure the way to.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("Far={}", listener.local_addr().unwrap());
+    let output = run(&["topology", "measure", "--region", "Here", "--to", &to, "--count", "3"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    assert_eq!(lines.lines().filter(|line| line.starts_with("Here Far ")).count(), 3, "{lines}");
+    let measured = file("here.rtt", &lines);
+    let third = file("third.rtt", "Third Here 80\nThird Far 81.5\n");
+    let output = run(&["topology", "join", "--name", "ours", &measured, &third]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let map = file("ours.toml", &text(&output.stdout));
+    let base = ["sim", "--protocol", PROTOCOL, "--topology", &map, "--workload", "ycsbt:2"];
+    let result = json(0, &[base.as_slice(), &["--duration", "3s", "--json"]].concat());
+    assert_eq!(result["topology"], "ours");
+    let line = refused(&["topology", "join", &measured, &file("x.rtt", "Third Here 80\n")]);
+    assert!(line.contains("nobody measured between Far and Third"), "{line}");
+}
+
+#[test]
 fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
     let folder = tempfile::tempdir().unwrap();
     let workload = folder.path().join("shop.toml");

@@ -263,7 +263,7 @@ fn files(
         topology: args.topology.clone(),
         servers_per_region: args.servers_per_region,
         partitions: placement.partitions,
-        replicas: placement.replicas,
+        replicas: best.pair.candidate.regions.first().map_or(0, |held| held.len() as u32),
         explicit: cluster.partitions().map(|partition| partition.replicas.clone()).collect(),
         protocol: best.pair.protocol.to_owned(),
         tls: false,

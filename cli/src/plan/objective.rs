@@ -28,7 +28,7 @@ enum Figure {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Objective {
     /// The least of a latency.
-    Latency(#[doc(hidden)] LatencyOf),
+    Latency(LatencyOf),
     /// The most transactions a second.
     Throughput,
     /// The fewest bytes between regions for each transaction.
@@ -89,6 +89,9 @@ impl Display for Objective {
 }
 
 impl Objective {
+    /// The mean latency of all.
+    pub const MEAN: Self = Self::Latency(LatencyOf(Figure::Mean, Whose::All));
+
     /// Its unit.
     pub fn unit(self) -> &'static str {
         match self {

@@ -45,7 +45,7 @@ impl Wish<'_> {
         let fewest = self.replicas();
         let mut found = vec![self.naive()];
         let mut add = |name: String, regions: Regions| {
-            if found.iter().all(|known: &Candidate| known.regions != regions) {
+            if found.iter().all(|known: &Candidate| !is_same(&known.regions, &regions)) {
                 found.push(Candidate { name, regions });
             }
         };
@@ -140,6 +140,16 @@ impl Wish<'_> {
     fn ms(&self, a: RegionId, b: RegionId) -> f64 {
         self.map.rtt(a, b).as_secs_f64() * 1e3
     }
+}
+
+/// Whether they differ only in the order of replicas that do not lead.
+fn is_same(a: &Regions, b: &Regions) -> bool {
+    let ordered = |replicas: &Vec<RegionId>| {
+        let mut others = replicas.clone();
+        others.sort_unstable();
+        (replicas.first().copied(), others)
+    };
+    a.iter().map(ordered).eq(b.iter().map(ordered))
 }
 
 /// All sets of `size` of them, each in their order.

@@ -30,6 +30,8 @@ const MOVED_MAX: usize = 2;
 const MOVED_PARTITIONS_MAX: usize = 8;
 /// What a move must gain to be worth a placement that is harder to explain.
 const GAIN: f64 = 0.02;
+/// What is no difference between finalists.
+const TIE: f64 = 0.01;
 
 /// A protocol at a placement.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -162,7 +164,9 @@ impl Search<'_> {
         }
         let mut pairs: Vec<Pair> = second.into_iter().map(|tried| tried.pair).collect();
         let length = self.course.duration;
-        let finalists = self.round("the best", pairs.clone(), length, self.seeds, &mut count)?;
+        let mut finalists =
+            self.round("the best", pairs.clone(), length, self.seeds, &mut count)?;
+        self.settle_ties(&mut finalists);
         let best = finalists.first().context("nothing was tried")?;
         if let Some(fault) = best.runs.iter().find_map(Run::fault) {
             bail!(
@@ -181,6 +185,19 @@ impl Search<'_> {
         let same_naive = of(&same).context("the naive placement was not tried")?;
         let deaths = self.deaths(&best.pair, &mut count)?;
         Ok(Found { naive, same_naive, deaths, count, finalists })
+    }
+
+    /// Those that are as good as the best, but for a hundredth, go by their mean latency.
+    fn settle_ties(&self, finalists: &mut [Tried]) {
+        let cost = |tried: &Tried| self.objective.cost(&tried.runs);
+        let Some(best) = finalists.first().map(cost) else { return };
+        let equal = finalists.iter().take_while(|tried| cost(tried) <= best + best.abs() * TIE);
+        let equal = equal.count();
+        if let Some(equal) = finalists.get_mut(..equal) {
+            equal.sort_by(|a, b| {
+                Objective::MEAN.mean(&a.runs).total_cmp(&Objective::MEAN.mean(&b.runs))
+            });
+        }
     }
 
     /// Runs all pairs, and sorts them: the best first.

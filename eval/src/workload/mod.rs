@@ -7,7 +7,9 @@ mod list_append;
 mod movr;
 mod options;
 mod places;
+mod properties;
 mod read_write;
+mod replay;
 mod retwis;
 mod rows;
 mod smallbank;
@@ -31,6 +33,7 @@ use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
 pub use options::{Distribution, Form, Options, ReadOnlyAs};
 pub use places::Reach;
+pub use properties::read_properties;
 
 /// The workloads that [`parse`] knows.
 pub const NAMES: &[&str] =
@@ -94,12 +97,28 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
         _ => Err(WorkloadError::Unknown(spec.into())),
     }?;
-    Ok(match options.read_only_as.unwrap_or_default() {
+    Ok(read_as(workload, options))
+}
+
+/// The recorded transactions in `text` ([`replay::Replay`]), called `name` in results.
+///
+/// # Errors
+/// What is wrong in which line, or with an option.
+pub fn replay(
+    name: &str,
+    text: &str,
+    options: &Options,
+) -> Result<Box<dyn Workload>, WorkloadError> {
+    Ok(read_as(boxed(replay::Replay::new(name, text, options))?, options))
+}
+
+fn read_as(workload: Box<dyn Workload>, options: &Options) -> Box<dyn Workload> {
+    match options.read_only_as.unwrap_or_default() {
         ReadOnlyAs::ReadOnly => workload,
         how @ (ReadOnlyAs::ReadWrite | ReadOnlyAs::Stale) => {
             Box::new(read_write::ReadAs { workload, how })
         }
-    })
+    }
 }
 
 fn boxed<W: Workload + 'static>(
