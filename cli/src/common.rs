@@ -1,5 +1,6 @@
 //! Arguments and input files that several verbs share.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::fs;
@@ -8,11 +9,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use orthodrome_core::cluster::{Cluster, Node, Role};
-use orthodrome_core::id::NodeId;
+use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
+use orthodrome_core::id::{NodeId, PartitionId, RegionId};
 use orthodrome_core::topology::{Topology, TopologyError};
 use orthodrome_eval::checker::Model;
-use orthodrome_eval::workload::{self, Distribution, Form, ReadOnlyAs, Workload, WorkloadError};
+use orthodrome_eval::workload::{
+    self, Description, Distribution, Form, ReadOnlyAs, Workload, WorkloadError,
+};
 use orthodrome_lab::Subject;
 use orthodrome_protocols::registry::Guarantee;
 use orthodrome_sim::load::Arrival;
@@ -70,6 +73,19 @@ impl Placement {
 
     fn placed(&self, replicas: u32) -> anyhow::Result<Cluster> {
         let map = topology(&self.topology)?;
+        let nodes = self.nodes(&map)?;
+        let cluster = Cluster::spread_over(map, 1, nodes, self.partitions, replicas);
+        let cluster = cluster.with_context(|| {
+            format!(
+                "--replicas {} on --topology {} with --servers-per-region {}",
+                self.replicas, self.topology, self.servers_per_region
+            )
+        })?;
+        cluster.divided(self.shares).with_context(|| format!("--shares {}", self.shares))
+    }
+
+    /// The servers of each region, numbered from 1, then a gateway in each region that has any.
+    fn nodes(&self, map: &Topology) -> anyhow::Result<Vec<Node>> {
         for name in &self.gateways {
             ensure!(
                 map.region_named(name).is_some(),
@@ -89,18 +105,38 @@ impl Placement {
             .regions()
             .filter(|&region| has_gateway(region))
             .map(|region| (region, Role::Gateway));
-        let nodes: Vec<Node> = (1..)
-            .zip(servers.chain(gateways))
-            .map(|(id, (region, role))| Node { id: NodeId(id), region, role })
-            .collect();
-        let cluster = Cluster::spread_over(map, 1, nodes, self.partitions, replicas);
-        let cluster = cluster.with_context(|| {
-            format!(
-                "--replicas {} on --topology {} with --servers-per-region {}",
-                self.replicas, self.topology, self.servers_per_region
-            )
-        })?;
-        cluster.divided(self.shares).with_context(|| format!("--shares {}", self.shares))
+        let nodes = (1..).zip(servers.chain(gateways));
+        Ok(nodes.map(|(id, (region, role))| Node { id: NodeId(id), region, role }).collect())
+    }
+
+    /// The cluster with the replicas of each partition in given regions, the leader's first; those of a region are
+    /// spread over its servers.
+    pub fn cluster_at(&self, regions: &[Vec<RegionId>]) -> anyhow::Result<Cluster> {
+        let map = topology(&self.topology)?;
+        let nodes = self.nodes(&map)?;
+        let mut held: BTreeMap<NodeId, (usize, usize)> = BTreeMap::new();
+        let mut partitions = Vec::new();
+        for (id, regions) in (0..).map(PartitionId).zip(regions) {
+            let mut replicas = Vec::new();
+            for (place, &region) in regions.iter().enumerate() {
+                let servers =
+                    nodes.iter().filter(|node| node.region == region && node.role == Role::Server);
+                // The server that leads least, then the one that holds least.
+                let least = |node: &&Node| {
+                    let (leads, holds) = held.get(&node.id).copied().unwrap_or_default();
+                    if place == 0 { (leads, holds, node.id) } else { (holds, leads, node.id) }
+                };
+                let Some(server) = servers.min_by_key(least) else { continue };
+                let (leads, holds) = held.entry(server.id).or_default();
+                *leads += usize::from(place == 0);
+                *holds += 1;
+                replicas.push(server.id);
+            }
+            let preferred_leader = replicas.first().copied().unwrap_or_default();
+            partitions.push(Partition { id, replicas, preferred_leader });
+        }
+        let partitioning = Partitioning::hash(partitions.iter().map(|partition| partition.id));
+        Ok(Cluster::new(map, 1, nodes, partitions, partitioning)?)
     }
 }
 
@@ -134,7 +170,8 @@ impl FromStr for HighPriority {
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
     /// ycsbt, ycsbt:KEYS, ycsb, ycsb:OPERATIONS, retwis, smallbank, tpcc, tpcc:new-order, movr, movr:begin-ride, bank,
-    /// list-append or list-append:dependent, or a file with a workload and its options
+    /// list-append or list-append:dependent; or a file: a workload and its options (.toml), recorded transactions (.jsonl: a
+    /// trace, or what --history wrote), or YCSB's properties (.properties)
     #[arg(long, value_name = "W")]
     pub workload: String,
     /// Transactions begun a second, over all clients, whatever the answers [default: 100]
@@ -143,6 +180,10 @@ pub struct WorkloadArgs {
     /// Instead of a rate: so many clients, each beginning its next transaction when its last ended
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub clients: Option<u32>,
+    /// Where transactions begin: shares of regions, in proportion (VA=3,SG=1); in others none does [default: everywhere
+    /// as many]
+    #[arg(long, value_name = "R=F,…", value_delimiter = ',', value_parser = origin)]
+    pub origins: Vec<(String, f64)>,
     /// Zipf exponent of the choice of keys, from 0 (uniform)
     #[arg(long, value_name = "Z")]
     pub zipf: Option<f64>,
@@ -202,22 +243,59 @@ pub struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
+    /// What the file says, if it is one.
+    pub fn described(&self) -> anyhow::Result<Description> {
+        let text = &self.workload;
+        let name = text.split(':').next().unwrap_or_default();
+        if workload::NAMES.contains(&name) || !is_file(text) || self.is_recorded() {
+            let workload = text.clone();
+            return Ok(Description {
+                workload,
+                options: workload::Options::default(),
+                origins: BTreeMap::new(),
+                goal: workload::Goal::default(),
+            });
+        }
+        let place = format!("--workload {text}");
+        let content = fs::read_to_string(text).context(place.clone())?;
+        if has_ending(text, "properties") {
+            return workload::read_properties(&content).map_err(|error| anyhow!("{text}: {error}"));
+        }
+        workload::read_file(&content).map_err(|error| match error {
+            WorkloadError::Syntax(problem) => toml_error(text, &problem),
+            WorkloadError::Unknown(_)
+            | WorkloadError::Parameter { .. }
+            | WorkloadError::Option { .. } => anyhow!("{place}: {error}"),
+        })
+    }
+
+    /// Where transactions begin, regions given on the command line before those of a file; nothing: everywhere as many.
+    /// `regions` are the names of those in which some can.
+    pub fn origins(&self, regions: &[&str]) -> anyhow::Result<BTreeMap<String, f64>> {
+        let (origins, place) = if self.origins.is_empty() {
+            (self.described()?.origins, format!("--workload {}: origins", self.workload))
+        } else {
+            (self.origins.iter().cloned().collect(), "--origins".into())
+        };
+        for (name, &share) in &origins {
+            ensure!(
+                regions.contains(&name.as_str()),
+                "{place}: nobody can begin anything in {name:?}; use some of {}",
+                regions.join(", ")
+            );
+            ensure!(is_share(share), "{place}: {name}: {NO_SHARE}");
+        }
+        ensure!(
+            origins.is_empty() || origins.values().sum::<f64>() > 0.0,
+            "{place}: no region has a share above 0"
+        );
+        Ok(origins)
+    }
+
     /// The workload, options given on the command line before those of a file.
     pub fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
         let text = &self.workload;
-        let name = text.split(':').next().unwrap_or_default();
-        let (spec, mut options) = if workload::NAMES.contains(&name) || !is_file(text) {
-            (text.clone(), workload::Options::default())
-        } else {
-            let place = format!("--workload {text}");
-            let content = fs::read_to_string(text).context(place.clone())?;
-            workload::read_file(&content).map_err(|error| match error {
-                WorkloadError::Syntax(problem) => toml_error(text, &problem),
-                WorkloadError::Unknown(_)
-                | WorkloadError::Parameter { .. }
-                | WorkloadError::Option { .. } => anyhow!("{place}: {error}"),
-            })?
-        };
+        let Description { workload: spec, mut options, .. } = self.described()?;
         options.zipf = self.zipf.or(options.zipf);
         options.keys = self.keys.or(options.keys);
         options.keys_per_rank = self.keys_per_rank.or(options.keys_per_rank);
@@ -244,7 +322,18 @@ impl WorkloadArgs {
                 HighPriority::Names(names) => (None, Some(names.clone())),
             };
         }
-        workload::parse(&spec, &options).map_err(|error| anyhow!("--workload {text}: {error}"))
+        let workload = if self.is_recorded() {
+            let content = fs::read_to_string(text).with_context(|| format!("--workload {text}"))?;
+            workload::replay(text, &content, &options)
+        } else {
+            workload::parse(&spec, &options)
+        };
+        workload.map_err(|error| anyhow!("--workload {text}: {error}"))
+    }
+
+    /// Whether it is a file of recorded transactions.
+    fn is_recorded(&self) -> bool {
+        has_ending(&self.workload, "jsonl")
     }
 
     /// When transactions are begun.
@@ -280,6 +369,18 @@ impl WorkloadArgs {
             None => Self { rate: Some(self.per_second() * multiple), ..more },
         }
     }
+}
+
+const NO_SHARE: &str = "use a share from 0, such as 0.25 or 3";
+
+fn is_share(share: f64) -> bool {
+    (0.0..=1e9).contains(&share)
+}
+
+fn origin(text: &str) -> Result<(String, f64), String> {
+    let (name, share) = text.split_once('=').ok_or("use REGION=SHARE, such as VA=3")?;
+    let share: f64 = share.parse().map_err(|_| NO_SHARE.to_owned())?;
+    if is_share(share) { Ok((name.to_owned(), share)) } else { Err(NO_SHARE.into()) }
 }
 
 fn form(text: &str) -> Result<Form, String> {
@@ -327,10 +428,14 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
     })
 }
 
+fn has_ending(path: &str, ending: &str) -> bool {
+    Path::new(path).extension().is_some_and(|its| its == ending)
+}
+
 /// True if a text that might be a name is meant as a file.
 fn is_file(text: &str) -> bool {
     text.contains(std::path::MAIN_SEPARATOR)
-        || Path::new(text).extension().is_some_and(|ending| ending == "toml")
+        || ["toml", "jsonl", "properties"].iter().any(|ending| has_ending(text, ending))
         || Path::new(text).is_file()
 }
 

@@ -18,6 +18,7 @@ mod load;
 mod middleware;
 mod output;
 mod page;
+mod plan;
 mod protocols;
 mod recording;
 mod reproduce;
@@ -26,6 +27,7 @@ mod shell;
 mod sim;
 mod style;
 mod swarm;
+mod topology;
 mod trace;
 mod workers;
 
@@ -48,7 +50,7 @@ enum Status {
 /// trips.
 ///
 /// The same protocol code runs in two places: in a simulator, where one seed replays a whole planet
-/// with its faults (`sim`, `compare`, `reproduce`, `swarm`), and in servers. Every run records what its clients saw, and
+/// with its faults (`sim`, `compare`, `plan`, `reproduce`, `swarm`), and in servers. Every run records what its clients saw, and
 /// `check` judges any such history. Figures from the simulator are marked as simulated.
 #[derive(Parser)]
 #[command(
@@ -73,6 +75,8 @@ enum Command {
     Demo(demo::Args),
     Sim(Box<sim::Args>),
     Compare(Box<compare::Args>),
+    Plan(Box<plan::Args>),
+    Topology(topology::Args),
     Reproduce(reproduce::Args),
     Swarm(Box<swarm::Args>),
     Check(check::Args),
@@ -110,6 +114,8 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Sim(args)) => sim::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
+        Some(Command::Plan(args)) => plan::run(&args),
+        Some(Command::Topology(args)) => topology::run(&args),
         Some(Command::Reproduce(args)) => reproduce::run(&args),
         Some(Command::Swarm(args)) => swarm::run(&args),
         Some(Command::Check(args)) => check::run(&args),

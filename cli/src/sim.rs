@@ -176,7 +176,9 @@ impl Course {
         workload: &WorkloadArgs,
         seed: u64,
     ) -> anyhow::Result<Box<dyn Simulated>> {
-        let options = self.options(workload, seed)?;
+        let mut options = self.options(workload, seed)?;
+        let regions = cluster.gateways().map(|gateway| cluster.topology.name_of(gateway.region));
+        options.load.origins = workload.origins(&regions.collect::<Vec<_>>())?;
         let schedule = match &self.faults {
             Some(path) => schedule(path)?,
             None => Schedule::default(),

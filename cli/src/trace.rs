@@ -22,7 +22,7 @@ enum View {
     Diagram(DiagramArgs),
 }
 
-/// Print the messages of one transaction as a Mermaid sequence diagram
+/// Print the messages of one transaction as a sequence diagram: for Mermaid, or with --svg as a drawing
 ///
 /// Arrows carry the kind of the message and when it was sent and received, in milliseconds since the
 /// transaction began. Messages about several transactions at once are left out.
@@ -32,11 +32,15 @@ Examples:
   orthodrome sim --protocol carousel-basic --topology azure5 --workload retwis --duration 2s \\
       --trace run.trace
   orthodrome trace diagram run.trace --txn c4.19      # every attempt at the transaction
-  orthodrome trace diagram run.trace --txn c4.19#1    # its second attempt only")]
+  orthodrome trace diagram run.trace --txn c4.19#1    # its second attempt only
+  orthodrome trace diagram run.trace --txn c4.19 --svg > c4.19.svg")]
 struct DiagramArgs {
     /// A trace, as `sim --trace` writes it
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
+    /// Print an SVG drawing, in which time runs downwards
+    #[arg(long)]
+    svg: bool,
     /// Which transaction: c4.19 for all its attempts, c4.19#0 for the first, c4.19#1 for the second
     #[arg(long, value_name = "ID")]
     txn: String,
@@ -66,7 +70,8 @@ fn diagram(args: &DiagramArgs) -> anyhow::Result<Status> {
         })?;
     }
     bar.finish_and_clear();
-    let Some(text) = diagram.to_mermaid() else {
+    let drawn = if args.svg { diagram.to_svg() } else { diagram.to_mermaid() };
+    let Some(text) = drawn else {
         bail!("--txn {}: {place} has no event of that transaction", args.txn);
     };
     output::print(&text)?;

@@ -398,6 +398,136 @@ fn compare_puts_protocols_side_by_side() {
     }
 }
 
+#[test]
+fn transactions_begin_where_they_are_said_to() {
+    let base = ["--workload", "ycsbt:2", "--duration", "6s", "--json"];
+    for load in [["--rate", "50"], ["--clients", "40"]] {
+        let more = ["--origins", "VA=3,SG=1"];
+        let result = json(0, &sim(&[base.as_slice(), &load, &more].concat()));
+        let regions = result["regions"].as_object().unwrap();
+        let n = |name: &str| regions.get(name).map_or(0, |summary| summary["n"].as_u64().unwrap());
+        assert_eq!(n("WA") + n("PR") + n("NSW"), 0, "{regions:?}");
+        // Clients in Singapore wait longer for each.
+        assert!(n("SG") > 10 && n("VA") > 2 * n("SG"), "{regions:?}");
+    }
+    for (bad, names) in [
+        ("LA=1", "\"LA\"; use some of VA, WA, PR, NSW, SG"),
+        ("VA=0", "no region has a share above 0"),
+    ] {
+        let line = refused(&sim(&["--workload", "ycsbt:2", "--origins", bad]));
+        assert!(line.contains(names), "{line}");
+    }
+}
+
+#[test]
+fn loads_and_maps_of_ones_own_are_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    // A trace, the history of a run, and YCSB's properties.
+    let trace = "{\"region\":\"VA\",\"reads\":[\"a\"]}\n{\"region\":\"SG\",\"reads\":[\"a\"],\"writes\":[\"b\"]}\n";
+    let trace = file("shop.jsonl", trace);
+    let history = folder.path().join("run.jsonl").to_str().unwrap().to_owned();
+    json(0, &sim(&["--workload", "list-append", "--rate", "30", "--json", "--history", &history]));
+    let properties =
+        file("a.properties", "recordcount=100\nreadproportion=0.5\nupdateproportion=0.5\n");
+    for (workload, kinds) in [
+        (&trace, &["read", "update"][..]),
+        (&history, &["read", "update"]),
+        (&properties, &["centralized"]),
+    ] {
+        let result = json(0, &sim(&["--workload", workload, "--rate", "50", "--verify", "--json"]));
+        assert!(result["committed"].as_u64().unwrap() > 50, "{workload}: {result}");
+        assert!(kinds.iter().all(|kind| result["kinds"][kind].is_object()), "{workload}: {result}");
+    }
+    let bad = file("bad.jsonl", "{\"reads\":[\"a\"]}\n{}\n");
+    let line = refused(&sim(&["--workload", &bad]));
+    assert!(line.contains("bad.jsonl") && line.contains("line 2"), "{line}");
+
+    // A server that listens is somewhere to measure the way to.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("Far={}", listener.local_addr().unwrap());
+    let output = run(&["topology", "measure", "--region", "Here", "--to", &to, "--count", "3"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    assert_eq!(lines.lines().filter(|line| line.starts_with("Here Far ")).count(), 3, "{lines}");
+    let measured = file("here.rtt", &lines);
+    let third = file("third.rtt", "Third Here 80\nThird Far 81.5\n");
+    let output = run(&["topology", "join", "--name", "ours", &measured, &third]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let map = file("ours.toml", &text(&output.stdout));
+    let base = ["sim", "--protocol", PROTOCOL, "--topology", &map, "--workload", "ycsbt:2"];
+    let result = json(0, &[base.as_slice(), &["--duration", "3s", "--json"]].concat());
+    assert_eq!(result["topology"], "ours");
+    let line = refused(&["topology", "join", &measured, &file("x.rtt", "Third Here 80\n")]);
+    assert!(line.contains("nobody measured between Far and Third"), "{line}");
+}
+
+#[test]
+fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let workload = folder.path().join("shop.toml");
+    let goal = "workload = \"ycsbt:2\"\norigins = { VA = 3, WA = 1 }\n[goal]\nobjective = \"p50\"\nsurvive = 1\n";
+    fs::write(&workload, goal).unwrap();
+    let workload = workload.to_str().unwrap();
+    let base = ["plan", "--topology", "azure5", "--workload", workload, "--rate", "20"];
+    let with = |more: &[&'static str]| [base.as_slice(), more].concat();
+    let short = ["--protocols", "carousel-basic,2pl", "--duration", "6s", "--seeds", "2"];
+    let plan = json(0, &with(&[short.as_slice(), &["--json"]].concat()));
+    assert_eq!((&plan["objective"], &plan["survive"]), (&"p50".into(), &1.into()));
+    let best = &plan["recommended"];
+    let figure = |pair: &Value| pair["figure"].as_f64().unwrap();
+    // Half of what the naive placement takes: it leads from where nobody is.
+    for naive in ["same_protocol_naive", "best_naive"] {
+        assert_eq!(plan[naive]["placement"], "naive");
+        assert!(figure(best) < 0.7 * figure(&plan[naive]), "{plan}");
+    }
+    for other in plan["runners_up"].as_array().unwrap() {
+        assert!(figure(other) >= figure(best));
+    }
+    let partitions = best["partitions"].as_array().unwrap();
+    assert_eq!((partitions.len(), best["runs"].as_array().unwrap().len()), (5, 2));
+    for partition in partitions {
+        let leader = partition["leader"].as_str().unwrap();
+        assert!(["VA", "WA"].contains(&leader), "{partition}");
+        assert_eq!(partition["replicas"].as_array().unwrap().len(), 3);
+    }
+    // Whatever dies, the others go on.
+    let deaths = plan["deaths"].as_array().unwrap();
+    assert!(deaths.len() >= 3);
+    for death in deaths {
+        assert!(death["failure"].is_null() && death["committed"].as_u64().unwrap() > 30, "{death}");
+    }
+
+    let dir = folder.path().join("cluster");
+    let output = run(&[with(&short).as_slice(), &["--init", dir.to_str().unwrap()]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for part in ["Recommended: ", "Runner-up: ", "naively: ", "When a region dies", "Start them:"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let checked = run(&["serve", "--check", "--config", dir.join("n1.toml").to_str().unwrap()]);
+    assert_eq!(checked.status.code(), Some(0), "{}", text(&checked.stderr));
+    // What it says of the first node is what was recommended for its region.
+    let led = partitions.iter().filter(|partition| partition["leader"] == "VA").count();
+    assert_eq!(text(&checked.stdout).matches("(leads)").count(), led);
+
+    for (bad, names) in [
+        (&["--survive", "3"], "--survive 3: that takes 7 regions"),
+        (&["--objective", "throughput"], "give --clients"),
+        (&["--protocols", "xa"], "--protocols xa: no server runs"),
+        (&["--origins", "LA=1"], "--origins"),
+    ] {
+        let line = refused(&with(bad));
+        assert!(line.contains(names), "{line}");
+    }
+    let output = run(&with(&["--objective", "p90"]));
+    assert_eq!(output.status.code(), Some(2));
+}
+
 /// Half of Retwis only reads. Without a way of their own such transactions are prepared as well, which
 /// takes a round trip to all replicas of what they read.
 #[test]

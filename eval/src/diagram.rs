@@ -1,4 +1,4 @@
-//! One transaction of a trace as a sequence diagram, in the language of Mermaid.
+//! One transaction of a trace as a sequence diagram, in the language of Mermaid or as a drawing.
 //!
 //! Messages are arrows in the order of their arrival, each with the times of sending and arrival in
 //! milliseconds since the transaction's first event. What its caller asked and was told are notes.
@@ -30,6 +30,20 @@ pub fn places(cluster: &Cluster) -> String {
     }
     text
 }
+
+/// Pixels from the edge to the first column, and from one column to the next.
+const MARGIN: f64 = 90.0;
+const COLUMN: f64 = 210.0;
+/// Where time begins; what a row takes at least; and what a millisecond takes.
+const HEAD: f64 = 44.0;
+const ROW: f64 = 18.0;
+const PER_MS: f64 = 2.0;
+
+const STYLE: &str = "svg{--ink:#222;--paper:#fff;--faint:#bbb;font:11px system-ui,sans-serif}\
+@media(prefers-color-scheme:dark){svg{--ink:#ddd;--paper:#181818;--faint:#555}}\
+rect{fill:var(--paper)}line{stroke:var(--ink)}.life{stroke:var(--faint)}path,circle{fill:var(--ink)}\
+text{fill:var(--ink);text-anchor:middle;paint-order:stroke;stroke:var(--paper);stroke-width:3px}\
+.node{font-weight:bold}.note{text-anchor:start}";
 
 /// A diagram in the making: takes a trace line by line and keeps what belongs in it.
 #[derive(Clone, Debug)]
@@ -98,6 +112,108 @@ impl Diagram {
             add(self.row(line, start));
         }
         Some(text)
+    }
+
+    /// The diagram as an SVG drawing, in which time runs downwards and messages slant by how long they were under way; none if
+    /// no line was about the transaction. Where much happens at once time is stretched, so that everything can be read.
+    #[must_use]
+    pub fn to_svg(&self) -> Option<String> {
+        let start = self.lines.iter().map(|line| line.sent.unwrap_or(line.at)).min()?;
+        let nodes = self.participants();
+        let x_of = |node: NodeId| {
+            let column = nodes.iter().position(|other| *other == node).unwrap_or_default();
+            MARGIN + column as f64 * COLUMN
+        };
+        // Where each moment is: every row a step below the last, or further if more time has passed.
+        let mut moments: Vec<(u64, f64)> = vec![(0, HEAD)];
+        let micros = |at: Time| at.since(start).as_micros() as u64;
+        for line in &self.lines {
+            let (last, y) = moments.last().copied().unwrap_or_default();
+            let at = micros(line.at);
+            moments.push((at, y + ROW.max(at.saturating_sub(last) as f64 / 1e3 * PER_MS)));
+        }
+        let y_of = |at: u64| {
+            let after = moments.partition_point(|(moment, _)| *moment < at);
+            let (before, after) = (moments.get(after.wrapping_sub(1)), moments.get(after));
+            match (before, after) {
+                (Some((t0, y0)), Some((t1, y1))) if t1 > t0 => {
+                    y0 + (y1 - y0) * (at - t0) as f64 / (t1 - t0) as f64
+                }
+                (_, Some((_, y))) | (Some((_, y)), None) => *y,
+                (None, None) => HEAD,
+            }
+        };
+        let width = 2.0 * MARGIN + nodes.len().saturating_sub(1) as f64 * COLUMN;
+        let bottom = moments.last().map_or(HEAD, |(_, y)| *y) + ROW;
+        let title = format!("{} in {} messages and notes", self.txn, self.lines.len());
+        let mut text = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {:.0}\" width=\"{width:.0}\" \
+             role=\"img\">\n<title>{}</title>\n<style>{STYLE}</style>\n<rect width=\"100%\" height=\"100%\"/>\n",
+            bottom + ROW,
+            escape_xml(&title)
+        );
+        let mut add = |row: String| {
+            text.push_str(&row);
+            text.push('\n');
+        };
+        for &node in &nodes {
+            let (x, place) = (x_of(node), self.places.get(&node).map_or("", String::as_str));
+            add(format!(
+                "<line class=\"life\" x1=\"{x}\" y1=\"{HEAD}\" x2=\"{x}\" y2=\"{bottom:.1}\"/>"
+            ));
+            add(format!("<text class=\"node\" x=\"{x}\" y=\"18\">{node}</text>"));
+            add(format!("<text class=\"place\" x=\"{x}\" y=\"34\">{}</text>", escape_xml(place)));
+        }
+        for (line, (_, y)) in self.lines.iter().zip(moments.iter().skip(1)) {
+            let x = x_of(line.node);
+            let label = escape_xml(&self.label(line, start));
+            match (line.event, line.peer, line.sent) {
+                (Event::Receive, Some(peer), Some(sent)) => {
+                    let (from, left) = (x_of(peer), y_of(micros(sent)).min(*y));
+                    let back = if from < x { -6.0 } else { 6.0 };
+                    add(format!(
+                        "<line x1=\"{from}\" y1=\"{left:.1}\" x2=\"{x}\" y2=\"{y:.1}\"/><path d=\"M{x} {y:.1}l{back} -4v8z\"/>"
+                    ));
+                    let at = (from + x) / 2.0;
+                    add(format!(
+                        "<text x=\"{at}\" y=\"{:.1}\">{label}</text>",
+                        (left + y) / 2.0 - 3.0
+                    ));
+                }
+                _ => {
+                    add(format!("<circle cx=\"{x}\" cy=\"{y:.1}\" r=\"3\"/>"));
+                    add(format!(
+                        "<text class=\"note\" x=\"{}\" y=\"{:.1}\">{label}</text>",
+                        x + 7.0,
+                        y + 4.0
+                    ));
+                }
+            }
+        }
+        text.push_str("</svg>\n");
+        Some(text)
+    }
+
+    /// What stands at a line of the drawing.
+    fn label(&self, line: &Line, start: Time) -> String {
+        let attempt = match line.txn {
+            Some(txn) if self.all_attempts && txn.attempt > 0 => format!(" {txn}"),
+            Some(_) | None => String::new(),
+        };
+        let Line { event, kind, detail, .. } = line;
+        let what = match event {
+            Event::Receive => kind.to_string(),
+            Event::Begin => {
+                format!("begin {}", line.txn.map(|txn| txn.to_string()).unwrap_or_default())
+            }
+            Event::Finish => detail.to_string(),
+            Event::Resolve => "what became of it?".into(),
+            Event::Lose => format!("{kind} is lost"),
+            Event::Read | Event::Decide | Event::Reads => event.to_string(),
+            Event::Timer | Event::Durable | Event::Note | Event::Fault => format!("{event} {kind}"),
+        };
+        let attempt = if *event == Event::Begin { "" } else { &attempt };
+        format!("{what}{attempt}, {} ms", millis(line.at, start))
     }
 
     /// Nodes in the order of their first appearance, senders before receivers.
@@ -178,6 +294,11 @@ fn millis(at: Time, start: Time) -> String {
     format!("{}.{:03}", micros / 1_000, micros % 1_000)
 }
 
+/// Text between the tags of XML.
+fn escape_xml(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
 /// Text that Mermaid takes as it is: `#` would start a character code, `;` would end the row.
 fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut text, letter| {
@@ -223,6 +344,21 @@ mod tests {
     #[test]
     fn a_name_with_an_attempt_shows_that_one_only() {
         golden("retried-second.mmd", &diagram("c4.19#1", TRACE).unwrap());
+    }
+
+    #[test]
+    fn the_drawing_has_a_line_for_each_message() {
+        let drawing = |txn: &str| {
+            let mut diagram = Diagram::new(txn.parse().unwrap(), !txn.contains('#'));
+            TRACE.lines().for_each(|line| diagram.read_line(line).unwrap());
+            diagram.to_svg()
+        };
+        let svg = drawing("c4.19").unwrap();
+        golden("retried-all.svg", &svg);
+        let received = diagram("c4.19", TRACE).unwrap().matches("->>").count();
+        assert_eq!(svg.matches("<path").count(), received);
+        assert_eq!(drawing("c4.1"), None);
+        assert_eq!(escape_xml("a<b>&c"), "a&lt;b&gt;&amp;c");
     }
 
     #[test]

@@ -32,6 +32,51 @@ pub struct LoadModel {
     pub transactions_max: u64,
     /// Probability that a caller dies with the gateway that it uses.
     pub die_with_gateway: f64,
+    /// Which share of the transactions begins in each region, or of the clients is there, by the region's name; in
+    /// proportion, so that they need not add up to one. None begins in regions that are not named. Without any, each
+    /// gateway has the same.
+    pub origins: BTreeMap<String, f64>,
+}
+
+/// Which of several places somebody is at, each by its weight.
+#[derive(Clone, Debug)]
+pub struct Origins {
+    weights: Vec<f64>,
+    dealt: Vec<f64>,
+}
+
+impl Origins {
+    /// Places with these weights, which are not below zero.
+    #[must_use]
+    pub fn new(weights: Vec<f64>) -> Self {
+        let dealt = vec![0.0; weights.len()];
+        Self { weights, dealt }
+    }
+
+    /// A place at random; none if none has any weight.
+    pub fn draw(&self, rng: &mut Rng) -> Option<usize> {
+        let mut left = rng.unit() * self.weights.iter().sum::<f64>();
+        let mut last = None;
+        for (place, &weight) in self.weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0)
+        {
+            last = Some(place);
+            left -= weight;
+            if left < 0.0 {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The place of the next of many, so that at all times each has its part of them; with equal weights, in turns.
+    pub fn deal(&mut self) -> Option<usize> {
+        let places = self.weights.iter().zip(&self.dealt).enumerate();
+        let with_weight = places.filter(|(_, (weight, _))| **weight > 0.0);
+        let after = with_weight.map(|(place, (weight, dealt))| ((dealt + 1.0) / weight, place));
+        let (_, place) = after.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
+        *self.dealt.get_mut(place)? += 1.0;
+        Some(place)
+    }
 }
 
 /// When transactions are begun.
@@ -61,6 +106,7 @@ impl Default for LoadModel {
             decide: Duration::ZERO,
             transactions_max: u64::MAX,
             die_with_gateway: 0.0,
+            origins: BTreeMap::new(),
         }
     }
 }
@@ -236,6 +282,8 @@ pub struct Load {
     idle: BTreeMap<u32, Vec<u32>>,
     /// Dense number, id and region of every gateway.
     gateways: Vec<(u32, NodeId, RegionId)>,
+    /// Their parts of the load; none if all have the same.
+    origins: Option<Origins>,
     regions: Vec<String>,
     region_distance: Vec<Vec<Duration>>,
     begun: u64,
@@ -282,7 +330,15 @@ impl Load {
         let distance = |a: RegionId| topology.regions().map(move |b| topology.rtt(a, b)).collect();
         let gateways: Vec<(u32, NodeId, RegionId)> =
             gateways.iter().map(|&(dense, id)| (dense, id, cluster.region_of(id))).collect();
+        let weight = |&(_, _, region): &(u32, NodeId, RegionId)| {
+            let others = gateways.iter().filter(|(.., other)| *other == region).count();
+            let share = model.origins.get(topology.name_of(region)).copied().unwrap_or(0.0);
+            share / others.max(1) as f64
+        };
+        let weights = || Origins::new(gateways.iter().map(weight).collect());
+        let origins = (!model.origins.is_empty()).then(weights);
         Self {
+            origins,
             model,
             workload,
             runs_general,
@@ -374,7 +430,13 @@ impl Load {
             Arrival::Closed { clients, .. } => {
                 for number in 0..clients as usize {
                     let count = self.gateways.len().max(1);
-                    let Some(&(gateway, _, region)) = self.gateways.get(number % count) else {
+                    let place = match &mut self.origins {
+                        Some(origins) => origins.deal(),
+                        None => Some(number % count),
+                    };
+                    let Some(&(gateway, _, region)) =
+                        place.and_then(|place| self.gateways.get(place))
+                    else {
                         break;
                     };
                     let client = self.add_client(gateway, region);
@@ -395,7 +457,11 @@ impl Load {
         if self.stopped || self.begun >= self.model.transactions_max {
             return None;
         }
-        if let Some(&(gateway, _, region)) = self.rng.pick(&self.gateways) {
+        let place = match &self.origins {
+            Some(origins) => origins.draw(&mut self.rng).and_then(|at| self.gateways.get(at)),
+            None => self.rng.pick(&self.gateways),
+        };
+        if let Some(&(gateway, _, region)) = place {
             let idle = self.idle.get_mut(&gateway).and_then(Vec::pop);
             let client = idle.unwrap_or_else(|| self.add_client(gateway, region));
             self.next_transaction(client, now);

@@ -646,6 +646,7 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
             decide: Duration::from_millis(if rng.chance(1, 3) { rng.below(40) } else { 0 }),
             transactions_max: swarm.transactions,
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
+            origins: BTreeMap::new(),
         },
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,

@@ -19,6 +19,7 @@ use orthodrome_eval::metrics::{Check, FloorRatio, LatencyMs, Run, RunResult, Sum
 use orthodrome_eval::workload::{self, Form, Options, Workload};
 use orthodrome_protocols::registry;
 use orthodrome_sim::floor::Floor;
+use orthodrome_sim::load::Origins;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -223,6 +224,7 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
     let site = |&region: &RegionId| Site { region, config: planet.config(region) };
     let driver = Driver::start(Plan {
         sites: regions.iter().map(site).collect(),
+        origins: Origins::new(vec![1.0; regions.len()]),
         workloads: workloads()?,
         callers: args.callers * u32::try_from(regions.len()).unwrap_or(1),
         pace: if args.rising { Pace::Rising(third * 3) } else { Pace::Closed },

@@ -10,6 +10,7 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Reads};
 use orthodrome_eval::workload::{Issuer, Reach, Request, Step, Values, Workload};
 use orthodrome_sim::floor::Floor;
+use orthodrome_sim::load::Origins;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -91,8 +92,10 @@ pub enum Pace {
 /// What to do.
 #[derive(Debug)]
 pub struct Plan {
-    /// Where callers are; they are dealt out one by one.
+    /// Where callers are.
     pub sites: Vec<Site>,
+    /// Their parts of the load: callers are dealt out by them, and so are arrivals.
+    pub origins: Origins,
     /// What they ask for; each caller sticks to one, in turn.
     pub workloads: Vec<Box<dyn Workload>>,
     /// How many there are.
@@ -199,11 +202,23 @@ impl Driver {
     /// # Errors
     /// A caller found no gateway.
     pub async fn start(plan: Plan) -> anyhow::Result<Self> {
-        let Plan { sites, workloads, callers, pace, seed, prefix, regions, floor, ledger } = plan;
+        let Plan {
+            sites,
+            mut origins,
+            workloads,
+            callers,
+            pace,
+            seed,
+            prefix,
+            regions,
+            floor,
+            ledger,
+        } = plan;
+        let arriving = origins.clone();
         let first = sites.first().cloned().context("there is no gateway to use")?;
         let sources: Vec<Arc<Source>> =
             workloads.into_iter().map(|workload| Arc::new(Source::new(workload))).collect();
-        let connected = connect_all(&sites, callers).await?;
+        let connected = connect_all(&sites, &mut origins, callers).await?;
         let own = connected.first().map(|(_, caller)| format!("load-{}/", caller.issuer().client));
         let shared = Arc::new(Shared {
             started: Instant::now(),
@@ -217,11 +232,11 @@ impl Driver {
         let queues = match pace {
             Pace::Closed | Pace::Rising(_) => None,
             Pace::Open { per_second } => {
-                let room = (callers as usize).div_ceil(sites.len()).max(16);
+                let room = |at| connected.iter().filter(|(site, _)| *site == at).count().max(16);
                 let (senders, receivers): (Vec<_>, Vec<_>) =
-                    sites.iter().map(|_| mpsc::channel(room)).unzip();
+                    (0..sites.len()).map(|at| mpsc::channel(room(at))).unzip();
                 let rng = Rng::stream(seed, "load-arrivals", 0);
-                tasks.spawn(arrivals(Arc::clone(&shared), senders, per_second, rng));
+                tasks.spawn(arrivals(Arc::clone(&shared), senders, arriving, per_second, rng));
                 let share = |queue| Arc::new(tokio::sync::Mutex::new(queue));
                 Some(receivers.into_iter().map(share).collect::<Vec<_>>())
             }
@@ -323,10 +338,15 @@ impl Driver {
 }
 
 /// Connects callers, dealt out over the sites; each with the index of its site.
-async fn connect_all(sites: &[Site], callers: u32) -> anyhow::Result<Vec<(usize, Caller)>> {
+async fn connect_all(
+    sites: &[Site],
+    origins: &mut Origins,
+    callers: u32,
+) -> anyhow::Result<Vec<(usize, Caller)>> {
     let mut connecting = JoinSet::new();
-    for (index, (at, site)) in (0..callers).zip(sites.iter().enumerate().cycle()) {
-        let site = site.clone();
+    for index in 0..callers {
+        let place = origins.deal().and_then(|at| Some((at, sites.get(at)?.clone())));
+        let Some((at, site)) = place else { continue };
         connecting.spawn(async move {
             let caller = Caller::connect(site.config, index, site.region).await;
             caller.map(|caller| (at, caller))
@@ -401,16 +421,17 @@ impl Place {
     }
 }
 
-/// Sends arrivals to the sites in turn, at random moments, until the run stops.
+/// Sends arrivals to the sites, at random moments, until the run stops.
 async fn arrivals(
     shared: Arc<Shared>,
     queues: Vec<mpsc::Sender<Instant>>,
+    mut origins: Origins,
     per_second: f64,
     mut rng: Rng,
 ) {
     let mut stop = shared.stop.subscribe();
     let mut due = tokio::time::Instant::now();
-    for queue in queues.iter().cycle() {
+    while let Some(queue) = origins.deal().and_then(|at| queues.get(at)) {
         // Exponential gaps make a Poisson process.
         let gap = -(1.0 - rng.unit()).ln() / per_second;
         due += Duration::from_secs_f64(gap.min(3_600.0));

@@ -17,7 +17,7 @@ use orthodrome_core::RegionId;
 use orthodrome_eval::checker::{Model, Verdict};
 use orthodrome_eval::metrics::{Check, FloorRatio, OfKind, Run, RunResult, Summary};
 use orthodrome_sim::floor::Floor;
-use orthodrome_sim::load::Arrival;
+use orthodrome_sim::load::{Arrival, Origins};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -156,6 +156,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     let name = workload.name();
     let plan = Plan {
+        origins: origins(&args.workload, &about, &sites)?,
         sites,
         workloads: vec![workload],
         callers,
@@ -245,6 +246,27 @@ async fn sites(args: &Args) -> anyhow::Result<(ClusterInfo, Vec<Site>)> {
         sites.push(Site { region: here.region, config });
     }
     Ok((about.clone(), sites))
+}
+
+/// Which part of the load begins at each site.
+fn origins(
+    workload: &WorkloadArgs,
+    about: &ClusterInfo,
+    sites: &[Site],
+) -> anyhow::Result<Origins> {
+    let name = |site: &Site| {
+        let region = about.regions.get(usize::from(site.region.0));
+        region.map_or("", |region| &region.name)
+    };
+    let names: Vec<&str> = sites.iter().map(name).collect();
+    let origins = workload.origins(&names)?;
+    let weight = |name: &&str| {
+        let here = names.iter().filter(|other| *other == name).count() as f64;
+        origins.get(*name).copied().unwrap_or(0.0) / here
+    };
+    let equal = || vec![1.0; names.len()];
+    let given = || names.iter().map(weight).collect();
+    Ok(Origins::new(if origins.is_empty() { equal() } else { given() }))
 }
 
 async fn describe(

@@ -26,6 +26,8 @@ pub struct Wish {
     pub partitions: u32,
     /// Replicas of each.
     pub replicas: u32,
+    /// Instead, the servers of each partition's replicas, the leader's first; none to have them dealt out.
+    pub explicit: Vec<Vec<NodeId>>,
     /// The protocol.
     pub protocol: String,
     /// Whether to talk TLS and ask clients for a token.
@@ -78,6 +80,7 @@ pub fn init(wish: &Wish) -> anyhow::Result<String> {
         nodes: nodes.clone(),
         partitions: wish.partitions,
         replicas: wish.replicas,
+        explicit: wish.explicit.clone(),
         emulate_wan: true,
         tls: None,
         principals: Vec::new(),

@@ -1,6 +1,6 @@
 //! `serve`: runs a node; or makes the files of a whole cluster of them.
 
-mod init;
+pub mod init;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
@@ -100,6 +100,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             servers_per_region,
             partitions,
             replicas,
+            explicit: Vec::new(),
             tls,
             base_port,
         };

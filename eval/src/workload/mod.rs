@@ -7,7 +7,9 @@ mod list_append;
 mod movr;
 mod options;
 mod places;
+mod properties;
 mod read_write;
+mod replay;
 mod retwis;
 mod rows;
 mod smallbank;
@@ -19,6 +21,7 @@ mod tpcc_check;
 mod ycsb;
 mod ycsbt;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use serde::Deserialize;
@@ -30,6 +33,7 @@ use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
 pub use options::{Distribution, Form, Options, ReadOnlyAs};
 pub use places::Reach;
+pub use properties::read_properties;
 
 /// The workloads that [`parse`] knows.
 pub const NAMES: &[&str] =
@@ -93,12 +97,28 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
         _ => Err(WorkloadError::Unknown(spec.into())),
     }?;
-    Ok(match options.read_only_as.unwrap_or_default() {
+    Ok(read_as(workload, options))
+}
+
+/// The recorded transactions in `text` ([`replay::Replay`]), called `name` in results.
+///
+/// # Errors
+/// What is wrong in which line, or with an option.
+pub fn replay(
+    name: &str,
+    text: &str,
+    options: &Options,
+) -> Result<Box<dyn Workload>, WorkloadError> {
+    Ok(read_as(boxed(replay::Replay::new(name, text, options))?, options))
+}
+
+fn read_as(workload: Box<dyn Workload>, options: &Options) -> Box<dyn Workload> {
+    match options.read_only_as.unwrap_or_default() {
         ReadOnlyAs::ReadOnly => workload,
         how @ (ReadOnlyAs::ReadWrite | ReadOnlyAs::Stale) => {
             Box::new(read_write::ReadAs { workload, how })
         }
-    })
+    }
 }
 
 fn boxed<W: Workload + 'static>(
@@ -107,21 +127,39 @@ fn boxed<W: Workload + 'static>(
     Ok(Box::new(workload?))
 }
 
-/// Reads a workload file: `workload = "ycsbt:6"`, and [`Options`] in a table `[options]`.
+/// What a workload file says.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// The workload: `ycsbt:6`.
+    pub workload: String,
+    /// Its settings.
+    #[serde(default)]
+    pub options: Options,
+    /// Which share of the transactions begins in each region, by name, in proportion; the same everywhere if absent.
+    #[serde(default)]
+    pub origins: BTreeMap<String, f64>,
+    /// What matters, for whoever plans a cluster for it.
+    #[serde(default)]
+    pub goal: Goal,
+}
+
+/// What matters of a cluster.
+#[derive(Clone, PartialEq, Default, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Goal {
+    /// The figure that is to be best: `p95-high`.
+    pub objective: Option<String>,
+    /// How many regions may die.
+    pub survive: Option<u32>,
+}
+
+/// Reads a workload file.
 ///
 /// # Errors
 /// What is wrong with the text, and where.
-pub fn read_file(text: &str) -> Result<(String, Options), WorkloadError> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct File {
-        workload: String,
-        #[serde(default)]
-        options: Options,
-    }
-    let file: File =
-        toml::from_str(text).map_err(|error| WorkloadError::Syntax(error.to_string()))?;
-    Ok((file.workload, file.options))
+pub fn read_file(text: &str) -> Result<Description, WorkloadError> {
+    toml::from_str(text).map_err(|error| WorkloadError::Syntax(error.to_string()))
 }
 
 /// Who asks.

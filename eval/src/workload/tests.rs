@@ -251,7 +251,8 @@ fn names_parse_to_workloads_of_that_name() {
 
 #[test]
 fn errors_name_the_field_and_the_remedy() {
-    let set = |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().1;
+    let set =
+        |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().options;
     for (spec, options, expected) in [
         ("tpcx", "", "\"tpcx\" does not exist; use one of ycsbt, ycsb, retwis"),
         ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
@@ -308,12 +309,18 @@ fn errors_name_the_field_and_the_remedy() {
 #[test]
 fn a_file_names_a_workload_and_its_options() {
     let text = "workload = \"smallbank\"\n[options]\nhigh_priority_names = [\"send-payment\"]\n";
-    let (spec, options) = read_file(text).unwrap();
-    let requests = run(&spec, &options, 500).1;
+    let Description { workload, options, .. } = read_file(text).unwrap();
+    let requests = run(&workload, &options, 500).1;
     for (request, _) in requests {
         assert_eq!(request.priority == Priority::HIGH, request.name == "send-payment");
     }
-    assert_eq!(read_file("workload = \"bank\"").unwrap(), ("bank".into(), Options::default()));
+    let least = read_file("workload = \"bank\"").unwrap();
+    assert_eq!((&*least.workload, least.options), ("bank", Options::default()));
+    assert!(least.origins.is_empty() && least.goal == Goal::default());
+    let whole = "workload = \"bank\"\norigins = { VA = 3, SG = 1 }\n[goal]\nobjective = \"p99\"\nsurvive = 2\n";
+    let whole = read_file(whole).unwrap();
+    assert_eq!(whole.origins, BTreeMap::from([("VA".into(), 3.0), ("SG".into(), 1.0)]));
+    assert_eq!(whole.goal, Goal { objective: Some("p99".into()), survive: Some(2) });
     for (text, expected) in [
         ("workload = \"bank\"\n[options]\nzpif = 1", "zpif"),
         ("[options]\nzipf = 1", "workload"),

@@ -24,6 +24,8 @@ pub struct Example {
     pub partitions: u32,
     /// Replicas of each partition.
     pub replicas: u32,
+    /// Instead, the servers of each partition's replicas, the leader's first; none to have them dealt out.
+    pub explicit: Vec<Vec<NodeId>>,
     /// Whether messages wait as long as the map says.
     pub emulate_wan: bool,
     /// Certificate, key and authority of the node, relative to the file.
@@ -109,24 +111,39 @@ emulate_wan = {emulate_wan}
 
     fn placement(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { partitions, replicas, .. } = self;
-        write!(
-            f,
-            r#"[placement]
-# Partition i is led from region i (modulo the regions), its other replicas are in the regions after it.
+        f.write_str("[placement]\n")?;
+        if self.explicit.is_empty() {
+            write!(
+                f,
+                r#"# Partition i is led from region i (modulo the regions), its other replicas are in the regions after it.
 partitions = {partitions}
 # An odd number: 2f + 1 replicas survive f.
 replicas = {replicas}
-# With the protocols that order transactions first (calvin, slog, sloth): the servers of a region divide the
+"#
+            )?;
+        } else {
+            f.write_str("# Each partition by itself: who has a replica, and who leads. Keys are hashed over them.\nexplicit = [\n")?;
+            for (at, replicas) in self.explicit.iter().enumerate() {
+                let names: Vec<String> =
+                    replicas.iter().map(|node| quoted(&node.to_string()).to_string()).collect();
+                let leader = names.first().map_or("", String::as_str);
+                let names = names.join(", ");
+                writeln!(f, "  {{ id = \"p{at}\", replicas = [{names}], leader = {leader} }},")?;
+            }
+            f.write_str("]\n")?;
+        }
+        f.write_str(
+            r#"# With the protocols that order transactions first (calvin, slog, sloth): the servers of a region divide the
 # values of its copy into so many shares. Kept by data directories: it cannot be changed later.
 #shares = 1
 # Instead of partitions and replicas, each partition by itself. Without `start`, keys are hashed over the partitions:
 #   explicit = [
-#     {{ id = "p0", replicas = ["n1", "n2", "n3"], leader = "n1", start = "" }},
-#     {{ id = "p1", replicas = ["n2", "n3", "n1"], leader = "n2", start = "m" }},
+#     { id = "p0", replicas = ["n1", "n2", "n3"], leader = "n1", start = "" },
+#     { id = "p1", replicas = ["n2", "n3", "n1"], leader = "n2", start = "m" },
 #   ]
 
 # Every node: where others (peer) and clients (client) reach it.
-"#
+"#,
         )?;
         for ExampleNode { id, region, peer, client } in &self.nodes {
             let [id, region, peer, client] =

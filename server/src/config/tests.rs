@@ -175,10 +175,22 @@ fn example() -> Example {
         nodes: vec![node(1, "A"), node(2, "B"), node(3, "C")],
         partitions: 3,
         replicas: 3,
+        explicit: Vec::new(),
         emulate_wan: true,
         tls: None,
         principals: Vec::new(),
     }
+}
+
+#[test]
+fn an_example_can_place_each_partition() {
+    let place = |names: &[u32]| names.iter().copied().map(NodeId).collect::<Vec<_>>();
+    let explicit = vec![place(&[3, 1, 2]), place(&[2])];
+    let config = parse(&Example { explicit, ..example() }.to_string()).unwrap();
+    let map = &config.node.map;
+    let placed: Vec<_> =
+        map.partitions().map(|p| (p.preferred_leader, p.replicas.clone())).collect();
+    assert_eq!(placed, [(NodeId(3), place(&[3, 1, 2])), (NodeId(2), place(&[2]))]);
 }
 
 #[test]

@@ -1,0 +1,417 @@
+//! `plan`: which protocol, and which replicas and leaders where, suit a map and a load.
+
+mod objective;
+mod placement;
+mod search;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::topology::Topology;
+use orthodrome_protocols::registry;
+use serde::Serialize;
+
+use crate::common::{self, Placement, WorkloadArgs};
+use crate::serve::init::{self, Wish as Files};
+use crate::sim::Course;
+use crate::{Status, compare, output};
+use objective::Objective;
+use placement::{Candidate, Wish};
+use search::{Found, Run, Search, Tried};
+
+/// Find the protocol and the placement that suit a map and a load
+///
+/// Protocols are simulated at placements that differ in where partitions are led from and where their other replicas
+/// are: many pairs briefly, the better ones longer, the best with several seeds. The recommendation comes with the
+/// runner-up, with what the naive placement would give (partition i is led from region i, its other replicas are in the
+/// regions after it), and with what happens when a region dies. --init writes the files of its servers.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+A workload file can say all of it:
+
+  workload = \"retwis\"
+  origins = { VA = 3, SG = 1 }    # where transactions begin
+  [options]
+  zipf = 0.9
+  [goal]
+  objective = \"p95-high\"
+  survive = 1
+
+Examples:
+  orthodrome plan --topology azure5 --workload retwis --rate 200 --objective p95-high
+  orthodrome plan --topology map.toml --workload shop.toml --rate 500 --init cluster
+  orthodrome plan --topology azure5 --workload smallbank --clients 400 --objective throughput --json
+
+Exit status: 0 there is a recommendation, 1 a run broke its promise, 2 bad usage, or nothing keeps up with the load.")]
+pub struct Args {
+    /// The protocols to choose from, by name and separated by commas
+    #[arg(long, value_name = "all|A,B,C", default_value = "all", value_delimiter = ',')]
+    protocols: Vec<String>,
+    /// What is to be best: mean, p50, p95 or p99, each also with -high or -low for transactions of that priority;
+    /// throughput (with --clients); egress, which is bytes between regions for each transaction [default: p95]
+    #[arg(long, value_name = "O")]
+    objective: Option<Objective>,
+    /// How many regions may die without anything being lost: each partition has a replica in 2 N + 1 regions, or more
+    /// [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10))]
+    survive: Option<u32>,
+    /// A built-in map (azure5, azure6, ec2-3, ec2-5, geotp4, local3, local5) or a file of that form
+    #[arg(long, value_name = "T", help_heading = "Cluster")]
+    topology: String,
+    /// Partitions of the key space [default: as many as there are regions]
+    #[arg(long, value_name = "N", help_heading = "Cluster", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    partitions: Option<u32>,
+    /// Servers in each region
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cluster",
+          value_parser = clap::value_parser!(u32).range(1..=16))]
+    servers_per_region: u32,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    course: Course,
+    /// Runs of each of the best: this many seeds, counted up from --seed
+    #[arg(long, value_name = "N", default_value = "3", value_parser = compare::seeds, help_heading = "Run")]
+    seeds: u64,
+    /// Threads, each with one simulation at a time [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Run")]
+    threads: Option<u16>,
+    /// Write the files of the recommended servers, on this machine, to this new directory
+    #[arg(long, value_name = "DIR")]
+    init: Option<PathBuf>,
+    /// With --init: first of the ports to listen on, two for each node
+    #[arg(long, value_name = "PORT", default_value_t = 7400, requires = "init")]
+    base_port: u16,
+    /// Print the plan as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    figures: &'static str,
+    commit: &'static str,
+    topology: &'a str,
+    workload: &'a str,
+    objective: String,
+    unit: &'static str,
+    survive: u32,
+    runs: usize,
+    wall_seconds: f64,
+    recommended: PrintedPair<'a>,
+    /// The others of the last round, the best first.
+    runners_up: Vec<PrintedPair<'a>>,
+    /// The recommended protocol where everything is placed naively.
+    same_protocol_naive: PrintedPair<'a>,
+    /// The best protocol where everything is placed naively.
+    best_naive: PrintedPair<'a>,
+    /// The recommended pair when a region dies a third into the run.
+    deaths: Vec<PrintedDeath<'a>>,
+}
+
+#[derive(Serialize)]
+struct PrintedPair<'a> {
+    protocol: &'static str,
+    placement: &'a str,
+    /// The figure that the objective names, the mean over the runs.
+    figure: f64,
+    partitions: Vec<PrintedPartition<'a>>,
+    runs: &'a [Run],
+}
+
+#[derive(Serialize)]
+struct PrintedPartition<'a> {
+    id: String,
+    leader: &'a str,
+    replicas: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+struct PrintedDeath<'a> {
+    region: &'a str,
+    #[serde(flatten)]
+    run: &'a Run,
+}
+
+/// Plans.
+///
+/// # Errors
+/// A mistake in the arguments, or nothing keeps up with the load.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    let map = common::topology(&args.topology)?;
+    let goal = args.workload.described()?.goal;
+    let objective = match (&args.objective, &goal.objective) {
+        (Some(objective), _) => *objective,
+        (None, Some(text)) => text
+            .parse()
+            .map_err(|problem| anyhow!("--workload {}: goal: {problem}", args.workload.workload))?,
+        (None, None) => "p95".parse().map_err(|problem: String| anyhow!(problem))?,
+    };
+    ensure!(
+        objective != Objective::Throughput || args.workload.clients.is_some(),
+        "--objective throughput: at a fixed rate all that keep up commit as much; give --clients"
+    );
+    let survive = args.survive.or(goal.survive).unwrap_or(1);
+    let wanted = 2 * survive as usize + 1;
+    ensure!(
+        wanted <= map.len(),
+        "--survive {survive}: that takes {wanted} regions; --topology {} has {}",
+        args.topology,
+        map.len()
+    );
+    let partitions = args.partitions.unwrap_or(map.len() as u32);
+    let names: Vec<&str> = map.regions().map(|region| map.name_of(region)).collect();
+    let origins = args.workload.origins(&names)?;
+    let share = |name: &&str| {
+        origins.get(*name).copied().unwrap_or(f64::from(u8::from(origins.is_empty())))
+    };
+    let users: Vec<f64> = names.iter().map(share).collect();
+    let placement = Placement {
+        topology: args.topology.clone(),
+        partitions,
+        replicas: 2 * survive + 1,
+        servers_per_region: args.servers_per_region,
+        shares: 1,
+        gateways: Vec::new(),
+    };
+    if let Some(dir) = &args.init {
+        let is_free = !dir.exists() || dir.read_dir().is_ok_and(|mut files| files.next().is_none());
+        ensure!(is_free, "--init {}: it is not empty; name a new directory", dir.display());
+    }
+    let began = Instant::now();
+    let search = Search {
+        placement: &placement,
+        workload: &args.workload,
+        course: &args.course,
+        seeds: args.seeds,
+        objective,
+        protocols: chosen(&args.protocols)?,
+        wish: Wish {
+            map: &map,
+            users: &users,
+            partitions: partitions as usize,
+            survive: survive as usize,
+        },
+        threads: args.threads,
+    };
+    let found = search.run()?;
+    let wall = began.elapsed();
+    let best = found.finalists.first().context("nothing was tried")?;
+    if args.json {
+        let pair = |tried| printed(tried, objective, &map);
+        output::print_json(&Printed {
+            figures: "simulated",
+            commit: output::COMMIT,
+            topology: &args.topology,
+            workload: &args.workload.workload,
+            objective: objective.to_string(),
+            unit: objective.unit(),
+            survive,
+            runs: found.count,
+            wall_seconds: wall.as_secs_f64(),
+            recommended: pair(best),
+            runners_up: found.finalists.iter().skip(1).map(pair).collect(),
+            same_protocol_naive: pair(&found.same_naive),
+            best_naive: pair(&found.naive),
+            deaths: found
+                .deaths
+                .iter()
+                .map(|(region, run)| PrintedDeath { region: map.name_of(*region), run })
+                .collect(),
+        })?;
+    } else {
+        output::print(&describe(args, objective, &map, &found, best, wall))?;
+    }
+    if let Some(dir) = &args.init {
+        let cluster = placement.cluster_at(&best.pair.candidate.regions)?;
+        let made = init::init(&files(args, &placement, best, &cluster, dir.clone()))?;
+        if args.json {
+            eprintln!("{made}");
+        } else {
+            output::print(&format!("\n{made}"))?;
+        }
+    }
+    let all = found.finalists.iter().chain([&found.naive, &found.same_naive]);
+    let mut runs = all.flat_map(|tried| &tried.runs).chain(found.deaths.iter().map(|(_, run)| run));
+    Ok(if runs.all(|run| run.failure.is_none()) { Status::Held } else { Status::Broken })
+}
+
+/// The protocols to choose from: of those that servers run.
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static str>> {
+    let known = || registry::ROWS.iter().map(|row| row.name);
+    if let Some(unknown) = names.iter().find(|name| *name != "all" && !known().any(|k| k == *name))
+    {
+        let known = known().collect::<Vec<_>>().join(", ");
+        bail!("--protocols {unknown}: no server runs such a protocol; use all, or some of {known}");
+    }
+    let is_wanted = |known: &&str| names.iter().any(|name| name == "all" || name == known);
+    Ok(known().filter(is_wanted).collect())
+}
+
+/// The servers to write files for.
+fn files(
+    args: &Args,
+    placement: &Placement,
+    best: &Tried,
+    cluster: &Cluster,
+    dir: PathBuf,
+) -> Files {
+    Files {
+        dir,
+        topology: args.topology.clone(),
+        servers_per_region: args.servers_per_region,
+        partitions: placement.partitions,
+        replicas: best.pair.candidate.regions.first().map_or(0, |held| held.len() as u32),
+        explicit: cluster.partitions().map(|partition| partition.replicas.clone()).collect(),
+        protocol: best.pair.protocol.to_owned(),
+        tls: false,
+        base_port: args.base_port,
+    }
+}
+
+fn printed<'a>(tried: &'a Tried, objective: Objective, map: &'a Topology) -> PrintedPair<'a> {
+    let Candidate { name, regions } = &tried.pair.candidate;
+    let partition = |(at, regions): (usize, &Vec<_>)| {
+        let mut replicas = regions.iter().map(|region| map.name_of(*region));
+        PrintedPartition {
+            id: format!("p{at}"),
+            leader: replicas.clone().next().unwrap_or_default(),
+            replicas: replicas.by_ref().collect(),
+        }
+    };
+    PrintedPair {
+        protocol: tried.pair.protocol,
+        placement: name,
+        figure: objective.mean(&tried.runs),
+        partitions: regions.iter().enumerate().map(partition).collect(),
+        runs: &tried.runs,
+    }
+}
+
+/// Figures of a pair, their names, and how many decimals they are worth.
+type Column = (&'static str, usize, fn(&Run) -> f64);
+
+const COLUMNS: &[Column] = &[
+    ("p50 ms", 1, |run| run.result.latency_ms.all.p50),
+    ("p95 ms", 1, |run| run.result.latency_ms.all.p95),
+    ("p99 ms", 1, |run| run.result.latency_ms.all.p99),
+    ("p95 high", 1, |run| run.result.latency_ms.high.p95),
+    ("committed/s", 1, |run| run.result.committed_tps),
+    ("WAN trips", 2, |run| run.result.wan_round_trips.mean),
+    ("egress bytes", 0, |run| run.egress_bytes_per_txn),
+];
+
+/// The plan for people.
+fn describe(
+    args: &Args,
+    objective: Objective,
+    map: &Topology,
+    found: &Found,
+    best: &Tried,
+    wall: Duration,
+) -> String {
+    let Course { duration, seed, .. } = &args.course;
+    let mut text = format!(
+        "Planned by simulation: {} ({:.0} {}) on {}, best {objective}; {} runs in {:.0} s, the last with {} seeds from {seed} of \
+         {duration:?}; commit {}\n\nRecommended: {}, {}\n\n",
+        args.workload.workload,
+        args.workload.amount(),
+        args.workload.amount_unit(),
+        args.topology,
+        found.count,
+        wall.as_secs_f64(),
+        args.seeds,
+        output::COMMIT,
+        best.pair.protocol,
+        best.pair.candidate.name,
+    );
+    let rows = best.pair.candidate.regions.iter().enumerate().map(|(at, regions)| {
+        let names: Vec<&str> = regions.iter().map(|region| map.name_of(*region)).collect();
+        let (leader, others) = names.split_first().map_or(("", &[][..]), |(a, b)| (*a, b));
+        vec![format!("p{at}"), leader.to_owned(), others.join(", ")]
+    });
+    let table = output::table(&["partition", "leader", "other replicas"], rows);
+    text.push_str(&format!("{}\n\n", table.trim_fmt()));
+    let header: Vec<&str> =
+        ["protocol", "placement"].into_iter().chain(COLUMNS.iter().map(|c| c.0)).collect();
+    let row = |tried: &Tried| {
+        let cells = COLUMNS.iter().map(|(_, decimals, figure)| {
+            let values: Vec<f64> = tried.runs.iter().map(figure).collect();
+            compare::cell(&values, *decimals)
+        });
+        let pair = &tried.pair;
+        [pair.protocol.to_owned(), pair.candidate.name.clone()]
+            .into_iter()
+            .chain(cells)
+            .collect::<Vec<_>>()
+    };
+    let mut shown: Vec<&Tried> = found.finalists.iter().collect();
+    for naive in [&found.same_naive, &found.naive] {
+        if shown.iter().all(|tried| tried.pair != naive.pair) {
+            shown.push(naive);
+        }
+    }
+    let table = output::table(&header, shown.into_iter().map(row));
+    text.push_str(&format!("{}\n\n", table.trim_fmt()));
+    for line in reasons(objective, found, best) {
+        text.push_str(&format!("{line}\n"));
+    }
+    if !found.deaths.is_empty() {
+        text.push_str("\nWhen a region dies, with everything in it, and stays dead:\n");
+        let rows = found.deaths.iter().map(|(region, run)| {
+            let result = &run.result;
+            let begun = result.committed + result.failed + u64::from(run.outstanding);
+            vec![
+                map.name_of(*region).to_owned(),
+                output::percent(result.committed, begun),
+                format!("{:.1}", result.latency_ms.all.p50),
+                format!("{:.1}", result.latency_ms.all.p95),
+                format!("{:.1}", result.latency_ms.all.max / 1e3),
+                run.failure.clone().unwrap_or_else(|| "kept".into()),
+            ]
+        });
+        let header = ["region", "committed", "p50 ms", "p95 ms", "longest s", "promise"];
+        text.push_str(&format!("{}\n", output::table(&header, rows).trim_fmt()));
+    }
+    if args.init.is_none() {
+        text.push_str("\n--init DIR writes the files of these servers.");
+    }
+    text
+}
+
+/// Why it is recommended.
+fn reasons(objective: Objective, found: &Found, best: &Tried) -> Vec<String> {
+    let figure = |tried: &Tried| {
+        let value = objective.mean(&tried.runs);
+        format!("{value:.1} {}", objective.unit())
+    };
+    let trips = |tried: &Tried| {
+        let sum: f64 = tried.runs.iter().map(|run| run.result.wan_round_trips.mean).sum();
+        sum / tried.runs.len() as f64
+    };
+    let against = |what: &str, other: &Tried| {
+        format!(
+            "{what}: {}, {}: {}; {:.2} times as good, with {:.2} WAN round trips for {:.2}",
+            other.pair.protocol,
+            other.pair.candidate.name,
+            figure(other),
+            objective.ratio(&best.runs, &other.runs),
+            trips(best),
+            trips(other)
+        )
+    };
+    let mut lines = vec![format!("Why: {objective} {}", figure(best))];
+    let another = |tried: &&Tried| tried.pair.protocol != best.pair.protocol;
+    let others = || found.finalists.iter().skip(1);
+    lines.extend(others().next().map(|other| against("Runner-up", other)));
+    if others().next().is_some_and(|other| !another(&other)) {
+        lines.extend(others().find(another).map(|other| against("Best other protocol", other)));
+    }
+    lines.push(against("The same, placed naively", &found.same_naive));
+    if found.naive.pair != found.same_naive.pair {
+        lines.push(against("Best of those placed naively", &found.naive));
+    }
+    lines
+}

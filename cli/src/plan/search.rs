@@ -1,0 +1,355 @@
+//! The search: many short runs, fewer longer ones, then the best again with several seeds.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use orthodrome_core::id::RegionId;
+use orthodrome_eval::metrics::{RunResult, Summary};
+use orthodrome_sim::Schedule;
+use serde::Serialize;
+
+use super::objective::Objective;
+use super::placement::{Candidate, Regions, Wish};
+use crate::common::{Placement, WorkloadArgs};
+use crate::output;
+use crate::sim::{self, Course};
+use crate::workers::Pool;
+
+/// Runs of the first round, each of a protocol at a placement.
+const FIRST: Duration = Duration::from_secs(15);
+/// Of the second.
+const SECOND: Duration = Duration::from_secs(30);
+/// Pairs that go on after the first round, and how many of them with one protocol.
+const SECOND_MAX: (usize, usize) = (12, 4);
+/// The same after the second.
+const THIRD_MAX: (usize, usize) = (4, 2);
+/// Of those, pairs whose partitions are tried elsewhere, one by one.
+const MOVED_MAX: usize = 2;
+/// Partitions that are, at most.
+const MOVED_PARTITIONS_MAX: usize = 8;
+/// What a move must gain to be worth a placement that is harder to explain.
+const GAIN: f64 = 0.02;
+/// What is no difference between finalists.
+const TIE: f64 = 0.01;
+
+/// A protocol at a placement.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pair {
+    /// The protocol.
+    pub protocol: &'static str,
+    /// The placement.
+    pub candidate: Candidate,
+}
+
+/// What one run of a pair came to.
+#[derive(Clone, Serialize, Debug)]
+pub struct Run {
+    /// The figures.
+    #[serde(flatten)]
+    pub result: RunResult,
+    /// Latencies by the region that transactions began in.
+    pub regions: BTreeMap<String, Summary>,
+    /// Bytes that crossed regions, per committed transaction.
+    pub egress_bytes_per_txn: f64,
+    /// Requests that had not ended when the run did.
+    pub outstanding: u32,
+    /// The promise that the run broke.
+    pub failure: Option<String>,
+}
+
+impl Run {
+    /// Why it cannot be recommended, if it cannot.
+    pub fn fault(&self) -> Option<&'static str> {
+        let RunResult { committed, failed, .. } = self.result;
+        let hundredth = committed as f64 * 0.01;
+        if self.failure.is_some() {
+            Some("broke its promise")
+        } else if committed == 0 {
+            Some("commits nothing")
+        } else if f64::from(self.outstanding) > hundredth.max(self.result.offered_tps) {
+            Some("falls behind")
+        } else if failed as f64 > hundredth {
+            Some("gives up more than 1 % of the transactions")
+        } else {
+            None
+        }
+    }
+}
+
+/// A pair and its runs.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// Which.
+    pub pair: Pair,
+    /// One for each seed.
+    pub runs: Vec<Run>,
+}
+
+/// What was found.
+pub struct Found {
+    /// Pairs with their runs, the best first; those that came to the last round.
+    pub finalists: Vec<Tried>,
+    /// The best protocol where everything is placed naively.
+    pub naive: Tried,
+    /// The recommended protocol where everything is placed naively.
+    pub same_naive: Tried,
+    /// What becomes of the recommended pair when a region dies, by region.
+    pub deaths: Vec<(RegionId, Run)>,
+    /// Runs, of all lengths.
+    pub count: usize,
+}
+
+/// The first `(all, each)`: as many of all, and as many of each protocol. What is left shows that another protocol was
+/// tried too.
+fn best_of(tried: Vec<Tried>, (all, each): (usize, usize)) -> Vec<Tried> {
+    let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+    let is_one_more = |tried: &Tried| {
+        let taken = taken.entry(tried.pair.protocol).or_default();
+        *taken += 1;
+        *taken <= each
+    };
+    tried.into_iter().filter(is_one_more).take(all).collect()
+}
+
+/// Where and what to search.
+pub struct Search<'a> {
+    /// The servers.
+    pub placement: &'a Placement,
+    /// What is asked.
+    pub workload: &'a WorkloadArgs,
+    /// The last round's runs.
+    pub course: &'a Course,
+    /// Their seeds, counted up from the course's.
+    pub seeds: u64,
+    /// What matters.
+    pub objective: Objective,
+    /// The protocols.
+    pub protocols: Vec<&'static str>,
+    /// The placements.
+    pub wish: Wish<'a>,
+    /// Threads.
+    pub threads: Option<u16>,
+}
+
+impl Search<'_> {
+    /// Searches.
+    ///
+    /// # Errors
+    /// A mistake in the arguments, or no pair keeps up with the load.
+    pub fn run(&self) -> anyhow::Result<Found> {
+        let candidates = self.wish.candidates();
+        let mut count = 0;
+        let all: Vec<Pair> = (self.protocols.iter())
+            .flat_map(|&protocol| {
+                let pair =
+                    move |candidate: &Candidate| Pair { protocol, candidate: candidate.clone() };
+                candidates.iter().map(pair)
+            })
+            .collect();
+        let first = self.round("many, briefly", all, FIRST, 1, &mut count)?;
+        let is_naive = |tried: &Tried| tried.pair.candidate.name == "naive";
+        let naive = first.iter().find(|tried| is_naive(tried)).context("there is no protocol")?;
+        let naive = naive.pair.clone();
+        let pairs = best_of(first, SECOND_MAX).into_iter().map(|tried| tried.pair).collect();
+        let second = self.round("the better ones", pairs, SECOND, 1, &mut count)?;
+        let mut second = best_of(second, THIRD_MAX);
+        for place in 0..second.len().min(MOVED_MAX) {
+            if let Some(better) = second.get(place).cloned() {
+                let better = self.improve(better, &mut count)?;
+                if let Some(tried) = second.get_mut(place) {
+                    *tried = better;
+                }
+            }
+        }
+        let mut pairs: Vec<Pair> = second.into_iter().map(|tried| tried.pair).collect();
+        let length = self.course.duration;
+        let mut finalists =
+            self.round("the best", pairs.clone(), length, self.seeds, &mut count)?;
+        self.settle_ties(&mut finalists);
+        let best = finalists.first().context("nothing was tried")?;
+        if let Some(fault) = best.runs.iter().find_map(Run::fault) {
+            bail!(
+                "no protocol keeps up with this load at any placement that was tried: even the best, {} {}, {fault}; ask \
+                 less, or give regions more servers (--servers-per-region) or cores (--cores)",
+                best.pair.protocol,
+                best.pair.candidate.name
+            );
+        }
+        let same = Pair { protocol: best.pair.protocol, candidate: self.wish.naive() };
+        pairs = [same.clone(), naive.clone()].into();
+        pairs.dedup();
+        let naives = self.round("the naive placement", pairs, length, self.seeds, &mut count)?;
+        let of = |pair: &Pair| naives.iter().find(|tried| tried.pair == *pair).cloned();
+        let naive = of(&naive).context("the naive placement was not tried")?;
+        let same_naive = of(&same).context("the naive placement was not tried")?;
+        let deaths = self.deaths(&best.pair, &mut count)?;
+        Ok(Found { naive, same_naive, deaths, count, finalists })
+    }
+
+    /// Those that are as good as the best, but for a hundredth, go by their mean latency.
+    fn settle_ties(&self, finalists: &mut [Tried]) {
+        let cost = |tried: &Tried| self.objective.cost(&tried.runs);
+        let Some(best) = finalists.first().map(cost) else { return };
+        let equal = finalists.iter().take_while(|tried| cost(tried) <= best + best.abs() * TIE);
+        let equal = equal.count();
+        if let Some(equal) = finalists.get_mut(..equal) {
+            equal.sort_by(|a, b| {
+                Objective::MEAN.mean(&a.runs).total_cmp(&Objective::MEAN.mean(&b.runs))
+            });
+        }
+    }
+
+    /// Runs all pairs, and sorts them: the best first.
+    fn round(
+        &self,
+        what: &'static str,
+        pairs: Vec<Pair>,
+        length: Duration,
+        seeds: u64,
+        count: &mut usize,
+    ) -> anyhow::Result<Vec<Tried>> {
+        let jobs = pairs.len() as u64 * seeds;
+        *count += pairs.len() * seeds as usize;
+        let bar = output::progress(Some(jobs), "{spinner} {msg}: {pos}/{len} {bar:20} {elapsed}")?;
+        bar.set_message(what);
+        let course = self.shorter(length);
+        let job = |number: u64| {
+            let (at, seed) = ((number / seeds) as usize, number % seeds);
+            let run = pairs.get(at).context("no such pair").and_then(|pair| {
+                let seed = course.seed.wrapping_add(seed);
+                let regions = &pair.candidate.regions;
+                self.once(pair.protocol, regions, &course, &Schedule::default(), seed)
+            });
+            (at, run)
+        };
+        let mut tried: Vec<Tried> =
+            pairs.iter().cloned().map(|pair| Tried { pair, runs: Vec::new() }).collect();
+        let mut problem = None;
+        let pool = Pool { threads: self.threads, minutes: None };
+        pool.run(0..jobs, job, |(at, run)| {
+            bar.inc(1);
+            match (run, tried.get_mut(at)) {
+                (Ok(run), Some(tried)) => tried.runs.push(run),
+                (Err(error), _) => drop(problem.get_or_insert(error)),
+                (Ok(_), None) => {}
+            }
+            problem.is_none()
+        });
+        bar.finish_and_clear();
+        if let Some(problem) = problem {
+            return Err(problem);
+        }
+        for one in &mut tried {
+            one.runs.sort_by_key(|run| run.result.seed);
+        }
+        // Those with a fault come last; the order of the arguments decides between equals.
+        tried.sort_by(|a, b| self.objective.cost(&a.runs).total_cmp(&self.objective.cost(&b.runs)));
+        Ok(tried)
+    }
+
+    /// A course of another length; what is left out at the beginning is in proportion, and long enough for leaders to be
+    /// elected.
+    fn shorter(&self, length: Duration) -> Course {
+        let duration = length.min(self.course.duration);
+        let warmup = if duration == self.course.duration {
+            self.course.warmup()
+        } else {
+            (duration / 3).min(Duration::from_secs(5))
+        };
+        Course { duration, warmup: Some(warmup), ..self.course.clone() }
+    }
+
+    fn once(
+        &self,
+        protocol: &str,
+        regions: &Regions,
+        course: &Course,
+        schedule: &Schedule,
+        seed: u64,
+    ) -> anyhow::Result<Run> {
+        let subject = orthodrome_lab::find(protocol)?;
+        let cluster = self.placement.cluster_at(regions)?;
+        let mut options = course.options(self.workload, seed)?;
+        let names: Vec<&str> =
+            cluster.gateways().map(|gateway| cluster.topology.name_of(gateway.region)).collect();
+        options.load.origins = self.workload.origins(&names)?;
+        let workload = self.workload.workload()?;
+        let mut simulation = subject.simulation(cluster, workload, schedule, options, None)?;
+        let (report, failure) = sim::carry_out(&mut *simulation)?;
+        let wide_area = report.traffic.by_role().get("wide-area").map_or(0, |count| count.bytes);
+        Ok(Run {
+            egress_bytes_per_txn: wide_area as f64 / report.result.committed.max(1) as f64,
+            result: report.result,
+            regions: report.regions,
+            outstanding: report.outstanding,
+            failure: failure.map(|failure| failure.to_string()),
+        })
+    }
+
+    /// Moves one partition after another to where its pair is better for it.
+    fn improve(&self, mut best: Tried, count: &mut usize) -> anyhow::Result<Tried> {
+        let partitions = best.pair.candidate.regions.len().min(MOVED_PARTITIONS_MAX);
+        for partition in 0..partitions {
+            let Pair { protocol, candidate } = best.pair.clone();
+            let moved = self.wish.moved(&candidate, partition);
+            let pairs = moved.into_iter().map(|candidate| Pair { protocol, candidate }).collect();
+            let tried = self.round("moving leaders", pairs, SECOND, 1, count)?;
+            let now = self.objective.cost(&best.runs);
+            if let Some(other) = tried.into_iter().next()
+                && self.objective.cost(&other.runs) < now - now.abs() * GAIN
+            {
+                best = other;
+            }
+        }
+        Ok(best)
+    }
+
+    /// What happens when each region that holds anything dies, a third into the run, and stays dead.
+    fn deaths(&self, pair: &Pair, count: &mut usize) -> anyhow::Result<Vec<(RegionId, Run)>> {
+        if self.wish.survive == 0 {
+            return Ok(Vec::new());
+        }
+        let held = |region: &RegionId| {
+            pair.candidate.regions.iter().any(|replicas| replicas.contains(region))
+        };
+        let regions: Vec<RegionId> = self.wish.map.regions().filter(held).collect();
+        *count += regions.len();
+        let cluster = self.placement.cluster_at(&pair.candidate.regions)?;
+        let course = self.shorter(SECOND);
+        let bar =
+            output::progress(Some(regions.len() as u64), "{spinner} regions die: {pos}/{len}")?;
+        let job = |number: u64| {
+            let region = regions.get(number as usize).copied().unwrap_or(RegionId(0));
+            let dead = cluster.nodes().filter(|node| node.region == region);
+            let dead: Vec<String> = dead.map(|node| format!("\"{}\"", node.id)).collect();
+            // Until long after the end.
+            let text = format!(
+                "[[faults]]\nat_ms = {}\nuntil_ms = {}\nfault.crash = {{ nodes = [{}] }}\n",
+                course.duration.as_millis() / 3,
+                course.duration.as_millis() * 1_000,
+                dead.join(", ")
+            );
+            let schedule = Schedule::parse(&text)?;
+            let regions = &pair.candidate.regions;
+            let run = self.once(pair.protocol, regions, &course, &schedule, course.seed)?;
+            Ok((region, run))
+        };
+        let (mut deaths, mut problem) = (Vec::new(), None);
+        let pool = Pool { threads: self.threads, minutes: None };
+        pool.run(0..regions.len() as u64, job, |death: anyhow::Result<_>| {
+            bar.inc(1);
+            match death {
+                Ok(death) => deaths.push(death),
+                Err(error) => drop(problem.get_or_insert(error)),
+            }
+            problem.is_none()
+        });
+        bar.finish_and_clear();
+        if let Some(problem) = problem {
+            return Err(problem);
+        }
+        deaths.sort_by_key(|(region, _)| *region);
+        Ok(deaths)
+    }
+}
