@@ -31,8 +31,9 @@ pub fn places(cluster: &Cluster) -> String {
     text
 }
 
-/// Pixels from the edge to the first column, and from one column to the next.
+/// Pixels from the edge to the first column, from the last to the other edge, and from one column to the next.
 const MARGIN: f64 = 90.0;
+const LAST: f64 = 260.0;
 const COLUMN: f64 = 210.0;
 /// Where time begins; what a row takes at least; and what a millisecond takes.
 const HEAD: f64 = 44.0;
@@ -133,7 +134,7 @@ impl Diagram {
             moments.push((at, y + ROW.max(at.saturating_sub(last) as f64 / 1e3 * PER_MS)));
         }
         let y_of = |at: u64| {
-            let after = moments.partition_point(|(moment, _)| *moment < at);
+            let after = moments.partition_point(|(moment, _)| *moment <= at);
             let (before, after) = (moments.get(after.wrapping_sub(1)), moments.get(after));
             match (before, after) {
                 (Some((t0, y0)), Some((t1, y1))) if t1 > t0 => {
@@ -143,7 +144,7 @@ impl Diagram {
                 (None, None) => HEAD,
             }
         };
-        let width = 2.0 * MARGIN + nodes.len().saturating_sub(1) as f64 * COLUMN;
+        let width = MARGIN + LAST + nodes.len().saturating_sub(1) as f64 * COLUMN;
         let bottom = moments.last().map_or(HEAD, |(_, y)| *y) + ROW;
         let title = format!("{} in {} messages and notes", self.txn, self.lines.len());
         let mut text = format!(
@@ -174,11 +175,8 @@ impl Diagram {
                     add(format!(
                         "<line x1=\"{from}\" y1=\"{left:.1}\" x2=\"{x}\" y2=\"{y:.1}\"/><path d=\"M{x} {y:.1}l{back} -4v8z\"/>"
                     ));
-                    let at = (from + x) / 2.0;
-                    add(format!(
-                        "<text x=\"{at}\" y=\"{:.1}\">{label}</text>",
-                        (left + y) / 2.0 - 3.0
-                    ));
+                    let (at, above) = (from + (x - from) * 0.62, left + (y - left) * 0.62 - 4.0);
+                    add(format!("<text x=\"{at}\" y=\"{above:.1}\">{label}</text>"));
                 }
                 _ => {
                     add(format!("<circle cx=\"{x}\" cy=\"{y:.1}\" r=\"3\"/>"));
