@@ -138,12 +138,11 @@ fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
     for (file, text) in files {
         for (number, line) in (1..).zip(text.lines()) {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [from, to, ms] = words.as_slice() else {
-                ensure!(
-                    words.is_empty() || line.starts_with('#'),
-                    "{file}:{number}: {line:?} is no measurement; write FROM TO MILLISECONDS"
-                );
+            if words.first().is_none_or(|first| first.starts_with('#')) {
                 continue;
+            }
+            let [from, to, ms] = words.as_slice() else {
+                bail!("{file}:{number}: {line:?} is no measurement; write FROM TO MILLISECONDS");
             };
             let ms: f64 = match ms.parse() {
                 Ok(ms) if (0.0..=60_000.0).contains(&ms) => ms,

@@ -100,7 +100,7 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
     Ok(read_as(workload, options))
 }
 
-/// The recorded transactions in `text` ([`replay::Replay`]), called `name` in results.
+/// The recorded transactions in `text`, a trace or a history (`replay.rs` has the form), called `name` in results.
 ///
 /// # Errors
 /// What is wrong in which line, or with an option.
