@@ -400,7 +400,7 @@ fn compare_puts_protocols_side_by_side() {
 
 #[test]
 fn transactions_begin_where_they_are_said_to() {
-    let base = ["--workload", "ycsbt:2", "--duration", "6s", "--json"];
+    let base = ["--workload", "ycsbt:2", "--json"];
     for load in [["--rate", "50"], ["--clients", "40"]] {
         let more = ["--origins", "VA=3,SG=1"];
         let result = json(0, &sim(&[base.as_slice(), &load, &more].concat()));
