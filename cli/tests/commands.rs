@@ -520,6 +520,8 @@ fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
         (&["--objective", "throughput"], "give --clients"),
         (&["--protocols", "xa"], "--protocols xa: no server runs"),
         (&["--origins", "LA=1"], "--origins"),
+        (&["--faults", "none.toml"], "--faults: a plan lets regions die"),
+        (&["--tooth", "S2"], "--tooth: an unsafe variant"),
     ] {
         let line = refused(&with(bad));
         assert!(line.contains(names), "{line}");

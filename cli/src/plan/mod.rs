@@ -140,6 +140,9 @@ struct PrintedDeath<'a> {
 /// # Errors
 /// A mistake in the arguments, or nothing keeps up with the load.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
+    // These are `sim`'s and `compare`'s; here they would change nothing.
+    ensure!(args.course.faults.is_none(), "--faults: a plan lets regions die by itself; use sim");
+    ensure!(args.course.tooth.is_none(), "--tooth: an unsafe variant is not planned for; use sim");
     let map = common::topology(&args.topology)?;
     let goal = args.workload.described()?.goal;
     let objective = match (&args.objective, &goal.objective) {
