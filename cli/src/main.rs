@@ -15,10 +15,12 @@ mod connect;
 mod demo;
 mod guard;
 mod load;
+mod measure;
 mod middleware;
 mod output;
 mod page;
 mod plan;
+mod private;
 mod protocols;
 mod recording;
 mod reproduce;
@@ -86,6 +88,7 @@ enum Command {
     Agent(middleware::AgentArgs),
     Shell(Box<shell::Args>),
     Load(Box<load::Args>),
+    Measure(measure::Args),
     Completions(completions::Args),
 }
 
@@ -125,6 +128,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Agent(args)) => middleware::run_agent(&args),
         Some(Command::Shell(args)) => shell::run(&args),
         Some(Command::Load(args)) => load::run(&args),
+        Some(Command::Measure(args)) => measure::run(&args),
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),
     }
 }

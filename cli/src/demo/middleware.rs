@@ -3,41 +3,31 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{BufRead as _, IsTerminal as _};
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::io::IsTerminal as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use orthodrome_core::Rng;
 use orthodrome_core::time::nanos;
 use orthodrome_eval::metrics::{Samples, Summary};
 use orthodrome_server::middleware::Dialect;
-use orthodrome_server::middleware::local::{
-    Client, DATABASE, LocalServer, Login, PASSWORD, Refused, USER,
-};
+use orthodrome_server::middleware::local::{Client, LocalServer, Login, Refused};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::load::latency_table;
+use crate::private::{self, PLACES, Process, ProxyFile, enter};
 use crate::style::Style;
 use crate::{Status, output};
 
-/// Where the servers seem to be, and how far that is from the proxy in milliseconds there and back (GeoTP §VII-A3).
-const PLACES: [(&str, u32); 4] =
-    [("Beijing", 0), ("Shanghai", 27), ("Singapore", 73), ("London", 251)];
 /// Which server is killed.
 const VICTIM: usize = 1;
 /// Accounts at each server, with [`BALANCE`] each.
 const ACCOUNTS: usize = 250;
 const BALANCE: usize = 1_000;
-/// Who enters the proxy.
-const CLIENT: &str = "demo";
-/// How long the proxy may take to start.
-const START: Duration = Duration::from_secs(30);
 /// How long branches may stay prepared at the end.
 const SETTLE: Duration = Duration::from_secs(30);
 
@@ -105,45 +95,6 @@ fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A proxy in a process of its own, so that it can be killed.
-struct Proxy {
-    config: PathBuf,
-    log: PathBuf,
-    child: Option<Child>,
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-impl Proxy {
-    fn start(&mut self) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("this program has no path")?;
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
-        let mut command = Command::new(program);
-        command.arg("proxy").arg("--config").arg(&self.config);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
-        let stdout = child.stdout.take().context("the proxy has no output")?;
-        self.child = Some(child);
-        let mut first = String::new();
-        std::io::BufReader::new(stdout).read_line(&mut first)?;
-        if first.starts_with("ready") {
-            return Ok(());
-        }
-        bail!("the proxy did not start; {} says why", self.log.display())
-    }
-
-    /// As `kill -9` does.
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// Runs the demonstration.
 ///
 /// # Errors
@@ -157,19 +108,17 @@ pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
         .map(|(kind, (place, rtt))| format!("{place} ({kind}, {rtt} ms)"))
         .collect();
     eprintln!("Starting four private servers: {}.", named.join(", "));
-    let mut servers = start(&kinds, wish.dir)?;
-    let mut proxy =
-        Proxy { config: wish.dir.join("proxy.toml"), log: wish.dir.join("proxy.log"), child: None };
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    std::fs::write(&proxy.config, config(&servers, port))?;
-    proxy.start()?;
-    let login = Login {
-        kind: Dialect::PostgreSql,
-        port,
-        user: CLIENT,
-        password: PASSWORD,
-        database: DATABASE,
+    let mut servers = private::start(&kinds, wish.dir)?;
+    let file = ProxyFile {
+        mode: "geotp",
+        postgresql: private::free_port()?,
+        mysql: private::free_port()?,
+        agents: &[],
+        secret: "",
+        table: ("accounts", ACCOUNTS),
     };
+    let mut proxy = Process::start("proxy", wish.dir, "proxy", &file.text(&servers))?;
+    let login = private::login(Dialect::PostgreSql, file.postgresql);
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let printed = runtime.block_on(async {
         fill(&login).await?;
@@ -201,63 +150,6 @@ fn kinds() -> anyhow::Result<[Dialect; 4]> {
             "--middleware needs PostgreSQL 15 or later, or MariaDB, on this machine, and better both; as root: \
              apt-get install postgresql mariadb-server"
         ),
-    }
-}
-
-fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> {
-    // The servers' lesser users must get through.
-    std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let begin = |(place, &kind): (usize, &Dialect)| {
-        let directory = dir.join(format!("server{}", place + 1));
-        std::thread::spawn(move || LocalServer::start(kind, &directory))
-    };
-    let begun: Vec<_> = kinds.iter().enumerate().map(begin).collect();
-    let ended =
-        begun.into_iter().map(|one| one.join().map_err(|_| anyhow!("a server did not start")));
-    ended.map(|one| Ok(one??)).collect()
-}
-
-fn config(servers: &[LocalServer], port: u16) -> String {
-    let mut file = format!(
-        "name = \"demo\"\ndata_dir = \"proxy\"\n[listen]\npostgresql = \"127.0.0.1:{port}\"\n\
-         [[users]]\nname = \"{CLIENT}\"\npassword = \"{PASSWORD}\"\n"
-    );
-    let mut parts = Vec::new();
-    for (number, (server, (place, rtt))) in servers.iter().zip(PLACES).enumerate() {
-        let kind = match server.kind {
-            Dialect::PostgreSql => "postgresql",
-            Dialect::MariaDb => "mariadb",
-        };
-        let name = place.to_lowercase();
-        // Writing to a string cannot fail.
-        let _ = write!(
-            file,
-            "[[sources]]\nname = \"{name}\"\nregion = \"{place}\"\nkind = \"{kind}\"\naddress = \"127.0.0.1:{}\"\n\
-             database = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\nemulate_rtt_ms = {rtt}\n",
-            server.port,
-        );
-        let below = format!("below = {}, ", (number + 1) * ACCOUNTS);
-        let below = if number + 1 == PLACES.len() { "" } else { &below };
-        parts.push(format!("{{ {below}source = \"{name}\" }}"));
-    }
-    let _ = write!(
-        file,
-        "[[tables]]\nname = \"accounts\"\nshard = {{ by = \"range\", column = \"id\", parts = [{}] }}\n",
-        parts.join(", ")
-    );
-    file
-}
-
-async fn enter(login: &Login<'_>) -> anyhow::Result<Client> {
-    let deadline = Instant::now() + START;
-    loop {
-        match Client::enter(login).await {
-            Ok(client) => return Ok(client),
-            Err(error) if Instant::now() > deadline => {
-                return Err(error).context("the proxy lets nobody in");
-            }
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
     }
 }
 
@@ -331,7 +223,7 @@ async fn show(
     wish: &Wish<'_>,
     login: &Login<'static>,
     servers: &mut [LocalServer],
-    proxy: &mut Proxy,
+    proxy: &mut Process,
     named: &[String],
     style: Style,
 ) -> anyhow::Result<Printed> {
@@ -361,7 +253,7 @@ async fn show(
                 proxy.kill();
                 let dead = Instant::now();
                 eprintln!("{}", style.error("the proxy is DEAD"));
-                proxy.start()?;
+                proxy.restart()?;
                 let dead_ms = millis(dead.elapsed());
                 view.follow(sixth * 2, &style.good("the proxy is back")).await;
                 let gap_ms = millis(locked(&tally).gap);

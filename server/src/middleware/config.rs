@@ -189,6 +189,14 @@ fn address(field: &str, address: &str) -> Result<(), String> {
         .ok_or_else(|| format!("{field}: `{address}` is not an address; write host:port"))
 }
 
+/// A round trip that is not there.
+fn emulated(field: &str, ms: f64) -> Result<Duration, String> {
+    if !(0.0..=10_000.0).contains(&ms) {
+        return Err(format!("{field}.emulate_rtt_ms: {ms} is out of range; use 0 to 10000"));
+    }
+    Ok(Duration::from_secs_f64(ms / 1e3))
+}
+
 fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ConfigError> {
     let bad = |what: String| ConfigError { file: path.to_owned(), what };
     let text = std::fs::read_to_string(path)
@@ -273,13 +281,7 @@ impl ProxyConfig {
             if let Some(agent) = &source.agent {
                 address(&format!("{field}.agent"), agent)?;
             }
-            if !(0.0..=10_000.0).contains(&source.emulate_rtt_ms) {
-                return Err(format!(
-                    "{field}.emulate_rtt_ms: {} is out of range; use 0 to 10000",
-                    source.emulate_rtt_ms
-                ));
-            }
-            let emulated_rtt = Duration::from_secs_f64(source.emulate_rtt_ms / 1e3);
+            let emulated_rtt = emulated(&field, source.emulate_rtt_ms)?;
             let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
             if sources.iter().any(|other: &SourceConfig| other.node == node) {
                 return Err(format!("{field}.id: another source has it; give each its own"));
@@ -387,6 +389,18 @@ struct AgentFile {
 struct PeerEntry {
     id: u32,
     address: String,
+    /// An emulated round trip.
+    #[serde(default)]
+    emulate_rtt_ms: f64,
+}
+
+/// Another agent.
+#[derive(Clone, Debug)]
+pub struct PeerConfig {
+    /// Where it listens.
+    pub address: String,
+    /// An emulated round trip to it.
+    pub emulated_rtt: Duration,
 }
 
 /// Everything an agent is started from.
@@ -403,7 +417,7 @@ pub struct AgentConfig {
     /// Its source.
     pub endpoint: Endpoint,
     /// Other agents.
-    pub peers: BTreeMap<NodeId, String>,
+    pub peers: BTreeMap<NodeId, PeerConfig>,
     /// Of the machine.
     pub agent: agent::Config,
 }
@@ -430,8 +444,11 @@ impl AgentConfig {
         }
         let mut peers = BTreeMap::new();
         for peer in &file.peers {
-            address(&format!("peers.{}.address", peer.id), &peer.address)?;
-            peers.insert(NodeId(1_000 + peer.id), peer.address.clone());
+            let field = format!("peers.{}", peer.id);
+            address(&format!("{field}.address"), &peer.address)?;
+            let emulated_rtt = emulated(&field, peer.emulate_rtt_ms)?;
+            let config = PeerConfig { address: peer.address.clone(), emulated_rtt };
+            peers.insert(NodeId(1_000 + peer.id), config);
         }
         let longest = Duration::from_millis(file.rtt_max_ms.max(20));
         let quarantine = (longest * 4).max(Duration::from_secs(1));

@@ -225,8 +225,9 @@ pub async fn run_agent(
     let peers: BTreeMap<NodeId, Sender> = config
         .peers
         .iter()
-        .map(|(node, address)| {
-            (*node, link::call(address.clone(), hello.clone(), std::time::Duration::ZERO, |_| {}))
+        .map(|(node, peer)| {
+            let one_way = peer.emulated_rtt / 2;
+            (*node, link::call(peer.address.clone(), hello.clone(), one_way, |_| {}))
         })
         .collect();
     let (node, endpoint) = (config.node, config.endpoint.clone());

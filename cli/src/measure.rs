@@ -1,0 +1,738 @@
+//! `measure`: what transactions cost over real PostgreSQL and MariaDB servers that seem to be as far apart as four cities.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use futures_util::future::try_join_all;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, RegionId};
+use orthodrome_core::time::nanos;
+use orthodrome_core::txn::{Key, Kind, Op};
+use orthodrome_core::Rng;
+use orthodrome_eval::metrics::{Samples, Summary};
+use orthodrome_eval::workload::{self, Issuer, Options, Request, Workload};
+use orthodrome_server::middleware::Dialect;
+use orthodrome_server::middleware::local::{
+    Client, DATABASE, LocalServer, Login, PASSWORD, Refused, USER,
+};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use crate::private::{self, PLACES, Process, ProxyFile, enter};
+use crate::{Status, common, output};
+
+/// Measure the middleware on real servers: throughput and latency over emulated distances, and what a statement costs
+///
+/// Starts four private PostgreSQL or MariaDB servers on loopback, an agent beside each, and a proxy; servers and agents seem to be
+/// 0, 27, 73 and 251 ms away, there and back (GeoTP §VII-A3). Terminals run YCSB transactions through the proxy, one
+/// after the other, serializable, and try nothing again. Each row of the table is a new proxy with new agents over the same servers.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  orthodrome measure                                              PostgreSQL, medium contention, xa and GeoTP's three stages
+  orthodrome measure --sources mixed --rounds 1,5 --seconds 30
+  orthodrome measure --zipf 0.3,0.9,1.5 --distributed 0.2,0.5 --json > measured.json
+  orthodrome measure --overhead                                   a statement through the proxy and without it
+
+Needs PostgreSQL 15 or later, MariaDB, or both; as root: apt-get install postgresql mariadb-server
+
+Exit status: 0 it was measured, 2 bad usage, or servers did not start.")]
+pub struct Args {
+    /// What the four servers are
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', default_value = "postgresql")]
+    sources: Vec<Sources>,
+    /// Modes of the proxy
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "xa,geotp-o1,geotp-o2,geotp",
+          value_parser = ["xa", "xa-local", "quro", "chiller", "geotp-o1", "geotp-o2", "geotp"])]
+    modes: Vec<String>,
+    /// Zipf exponents of rows
+    #[arg(long, value_name = "Z", value_delimiter = ',', default_value = "0.9")]
+    zipf: Vec<f64>,
+    /// Shares of the transactions whose rows are at two servers
+    #[arg(long, value_name = "F", value_delimiter = ',', default_value = "0.2")]
+    distributed: Vec<f64>,
+    /// Texts in which the five operations of a transaction are sent: 1 to 5
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+          value_parser = clap::value_parser!(u8).range(1..=5))]
+    rounds: Vec<u8>,
+    /// Connections, each with one transaction at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=200))]
+    terminals: u32,
+    /// Rows at each server
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
+    rows: u32,
+    /// Length of a row's value in bytes
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(16..=10_000))]
+    value_bytes: u32,
+    /// How long each row of the table is measured, in seconds
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    seconds: u64,
+    /// How long before that is not counted, in seconds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=600))]
+    warmup: u64,
+    /// Without agents: the proxy is the agent of every server
+    #[arg(long)]
+    no_agents: bool,
+    /// Measure instead what a statement costs on loopback, through the proxy and at the server itself
+    #[arg(long)]
+    overhead: bool,
+    /// New directory for servers and logs, which is kept [default: one among the temporary files, taken away]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the servers are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Sources {
+    Postgresql,
+    Mariadb,
+    /// Of both kinds in turn.
+    Mixed,
+}
+
+impl Sources {
+    fn kinds(self) -> [Dialect; 4] {
+        let (postgres, maria) = (Dialect::PostgreSql, Dialect::MariaDb);
+        match self {
+            Self::Postgresql => [postgres; 4],
+            Self::Mariadb => [maria; 4],
+            Self::Mixed => [postgres, maria, postgres, maria],
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Postgresql => "PostgreSQL",
+            Self::Mariadb => "MariaDB",
+            Self::Mixed => "mixed",
+        }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed {
+    measured: bool,
+    commit: &'static str,
+    terminals: u32,
+    rows: u32,
+    value_bytes: u32,
+    seconds: u64,
+    agents: bool,
+    runs: Vec<Run>,
+}
+
+/// One row of the table.
+#[derive(Serialize)]
+struct Run {
+    sources: &'static str,
+    mode: String,
+    zipf: f64,
+    distributed: f64,
+    rounds: u8,
+    /// Commits a second.
+    throughput: f64,
+    /// Of transactions that committed.
+    latency_ms: Summary,
+    /// Of those that are at one server.
+    centralized_ms: Summary,
+    /// Of those that are at two.
+    distributed_ms: Summary,
+    /// Those that were told that they had no effect, in per cent of all that ended.
+    abort_percent: f64,
+    /// What those were told, and how many.
+    aborts: BTreeMap<String, u64>,
+    /// Outcomes that were not known.
+    unknown: u64,
+    /// How busy all processors of this machine were, in per cent.
+    processor_percent: f64,
+}
+
+/// Measures.
+///
+/// # Errors
+/// Servers or proxies do not start, or somebody lost their connection.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    for sources in &args.sources {
+        for kind in sources.kinds() {
+            LocalServer::check(kind)?;
+        }
+    }
+    let folder = Folder::new(args.dir.as_deref())?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    if args.overhead {
+        let found = runtime.block_on(overhead(args, &folder.path))?;
+        if args.json {
+            output::print_json(&found)?;
+        } else {
+            output::print(&overhead_table(&found))?;
+        }
+        return Ok(Status::Held);
+    }
+    let mut runs = Vec::new();
+    for (number, &sources) in args.sources.iter().enumerate() {
+        let dir = folder.path.join(format!("{number}"));
+        std::fs::create_dir_all(&dir)?;
+        eprintln!("Starting four private servers ({}) and filling them.", sources.name());
+        let servers = private::start(&sources.kinds(), &dir)?;
+        runtime.block_on(fill(args, &servers))?;
+        for &rounds in &args.rounds {
+            for &distributed in &args.distributed {
+                for &zipf in &args.zipf {
+                    for mode in &args.modes {
+                        let case = Case { sources, mode, zipf, distributed, rounds };
+                        let run = runtime.block_on(case.measure(args, &servers, &dir))?;
+                        eprintln!("{}", case.line(&run));
+                        runs.push(run);
+                    }
+                }
+            }
+        }
+    }
+    let printed = Printed {
+        measured: true,
+        commit: output::COMMIT,
+        terminals: args.terminals,
+        rows: args.rows,
+        value_bytes: args.value_bytes,
+        seconds: args.seconds,
+        agents: !args.no_agents,
+        runs,
+    };
+    if args.json {
+        output::print_json(&printed)?;
+    } else {
+        output::print(&table(&printed))?;
+    }
+    Ok(Status::Held)
+}
+
+/// A directory, taken away in the end unless somebody named it.
+struct Folder {
+    path: PathBuf,
+    is_kept: bool,
+}
+
+impl Folder {
+    fn new(named: Option<&Path>) -> anyhow::Result<Self> {
+        let own = || std::env::temp_dir().join(format!("orthodrome-measure-{}", std::process::id()));
+        let path = named.map_or_else(own, Path::to_owned);
+        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        ensure!(
+            std::fs::read_dir(&path)?.next().is_none(),
+            "{}: it is not empty; name a new directory",
+            path.display()
+        );
+        // The servers' lesser users must get through.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        Ok(Self { path, is_kept: named.is_some() })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Rows by the servers' own means, a part at each.
+async fn fill(args: &Args, servers: &[LocalServer]) -> anyhow::Result<()> {
+    let (rows, bytes) = (args.rows, args.value_bytes);
+    let fills = servers.iter().enumerate().map(|(place, server)| async move {
+        let (first, last) = (place as u64 * u64::from(rows), (place as u64 + 1) * u64::from(rows) - 1);
+        let create = format!("CREATE TABLE usertable (id bigint PRIMARY KEY, field varchar({bytes}) NOT NULL)");
+        let text = match server.kind {
+            Dialect::PostgreSql => format!(
+                "{create}; INSERT INTO usertable SELECT id, repeat('x', {bytes}) FROM generate_series({first}, {last}) AS id; \
+                 VACUUM ANALYZE usertable"
+            ),
+            Dialect::MariaDb => format!(
+                "{create}; INSERT INTO usertable SELECT seq, repeat('x', {bytes}) FROM seq_{first}_to_{last}"
+            ),
+        };
+        let mut client = Client::enter(&server.login()).await?;
+        // PostgreSQL vacuums outside of the transaction that a text of several statements is.
+        for one in text.split("; ") {
+            client.text(one).await?;
+        }
+        anyhow::Ok(())
+    });
+    try_join_all(fills).await?;
+    Ok(())
+}
+
+/// One row of the table, to be measured.
+struct Case<'a> {
+    sources: Sources,
+    mode: &'a str,
+    zipf: f64,
+    distributed: f64,
+    rounds: u8,
+}
+
+/// What terminals have seen since the last look.
+#[derive(Default)]
+struct Tally {
+    centralized: Samples,
+    distributed: Samples,
+    aborts: BTreeMap<String, u64>,
+    unknown: u64,
+}
+
+fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Case<'_> {
+    fn line(&self, run: &Run) -> String {
+        let Self { sources, mode, zipf, distributed, rounds } = self;
+        format!(
+            "{}, {mode}, skew {zipf}, {:.0} % distributed, {rounds} round(s): {:.1} a second, {:.1} % aborted",
+            sources.name(),
+            distributed * 100.0,
+            run.throughput,
+            run.abort_percent
+        )
+    }
+
+    async fn measure(&self, args: &Args, servers: &[LocalServer], dir: &Path) -> anyhow::Result<Run> {
+        let secret = "measured-on-loopback";
+        let mut agents = Vec::new();
+        let mut ports = Vec::new();
+        if !args.no_agents {
+            for _ in servers {
+                ports.push(private::free_port()?);
+            }
+            for number in 0..servers.len() {
+                let text = agent_file(servers, number, &ports, secret);
+                let name = format!("agent{}", number + 1);
+                agents.push(Process::start("agent", dir, &name, &text)?);
+            }
+        }
+        let file = ProxyFile {
+            mode: self.mode,
+            postgresql: private::free_port()?,
+            mysql: private::free_port()?,
+            agents: &ports,
+            secret,
+            table: ("usertable", args.rows as usize),
+        };
+        let proxy = Process::start("proxy", dir, "proxy", &file.text(servers))?;
+        // Its own clients, where all servers are of one kind.
+        let login = match self.sources {
+            Sources::Mariadb => private::login(Dialect::MariaDb, file.mysql),
+            Sources::Postgresql | Sources::Mixed => {
+                private::login(Dialect::PostgreSql, file.postgresql)
+            }
+        };
+        let run = self.drive(args, login).await;
+        drop((proxy, agents));
+        run
+    }
+
+    async fn drive(&self, args: &Args, login: Login<'static>) -> anyhow::Result<Run> {
+        let tally: Arc<Mutex<Tally>> = Arc::default();
+        let ends = CancellationToken::new();
+        let mut terminals = tokio::task::JoinSet::new();
+        for number in 0..args.terminals {
+            let mut terminal = Terminal {
+                texts: Texts::new(self, args)?,
+                rng: Rng::stream(1, "measure", u64::from(number)),
+                number,
+                client: enter(&login).await?,
+            };
+            let (tally, ends) = (Arc::clone(&tally), ends.clone());
+            terminals.spawn(async move {
+                while !ends.is_cancelled() {
+                    terminal.transact(&tally).await?;
+                }
+                anyhow::Ok(())
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(args.warmup)).await;
+        std::mem::take(&mut *locked(&tally));
+        let (begun, before) = (Instant::now(), processors());
+        let window = tokio::time::sleep(Duration::from_secs(args.seconds));
+        tokio::pin!(window);
+        tokio::select! {
+            () = &mut window => {}
+            // Nobody ends before it is told to.
+            ended = terminals.join_next() => {
+                ended.context("there are no terminals")?.context("a terminal panicked")??;
+                bail!("a terminal ended by itself");
+            }
+        }
+        let (seconds, after) = (begun.elapsed().as_secs_f64(), processors());
+        let seen = std::mem::take(&mut *locked(&tally));
+        ends.cancel();
+        while let Some(ended) = terminals.join_next().await {
+            ended.context("a terminal panicked")??;
+        }
+        let mut all = Samples::default();
+        all.merge(&seen.centralized);
+        all.merge(&seen.distributed);
+        let aborted: u64 = seen.aborts.values().sum();
+        let ended = (all.len() + aborted + seen.unknown).max(1);
+        let (busy, whole) = (after.0 - before.0, (after.1 - before.1).max(1.0));
+        Ok(Run {
+            sources: self.sources.name(),
+            mode: self.mode.to_owned(),
+            zipf: self.zipf,
+            distributed: self.distributed,
+            rounds: self.rounds,
+            throughput: round(all.len() as f64 / seconds),
+            latency_ms: Summary::of_nanos(&all),
+            centralized_ms: Summary::of_nanos(&seen.centralized),
+            distributed_ms: Summary::of_nanos(&seen.distributed),
+            abort_percent: round(aborted as f64 * 100.0 / ended as f64),
+            aborts: seen.aborts,
+            unknown: seen.unknown,
+            processor_percent: round(busy * 100.0 / whole),
+        })
+    }
+}
+
+fn round(figure: f64) -> f64 {
+    (figure * 10.0).round() / 10.0
+}
+
+/// How long all processors together have worked, and how long they have been there, in ticks; zeros where nobody says.
+fn processors() -> (f64, f64) {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: Vec<f64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let idle: f64 = ticks.iter().skip(3).take(2).sum();
+    let whole: f64 = ticks.iter().sum();
+    (whole - idle, whole)
+}
+
+/// The file of the agent beside one of the servers.
+fn agent_file(servers: &[LocalServer], number: usize, ports: &[u16], secret: &str) -> String {
+    let mut file = String::new();
+    let (Some(server), Some(port)) = (servers.get(number), ports.get(number)) else { return file };
+    let rtt_max = PLACES.iter().map(|(_, rtt)| *rtt).max().unwrap_or_default();
+    // Writing to a string cannot fail.
+    let _ = write!(
+        file,
+        "listen = \"127.0.0.1:{port}\"\nsecret = \"{secret}\"\ndata_dir = \"agent{0}\"\nid = {0}\nkind = \"{1}\"\n\
+         address = \"127.0.0.1:{2}\"\ndatabase = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\n\
+         rtt_max_ms = {rtt_max}\n",
+        number + 1,
+        private::kind_name(server.kind),
+        server.port,
+    );
+    let map = common::topology("geotp4");
+    for (other, port) in ports.iter().enumerate().filter(|(other, _)| *other != number) {
+        let region = |number: usize| RegionId(u16::try_from(number).unwrap_or_default());
+        let rtt = map.as_ref().map_or(0.0, |map| {
+            map.rtt(region(number), region(other)).as_secs_f64() * 1e3
+        });
+        let _ = write!(
+            file,
+            "[[peers]]\nid = {}\naddress = \"127.0.0.1:{port}\"\nemulate_rtt_ms = {rtt}\n",
+            other + 1
+        );
+    }
+    file
+}
+
+/// Transactions as texts.
+struct Texts {
+    workload: Box<dyn Workload>,
+    cluster: Cluster,
+    rows: u64,
+    value_bytes: usize,
+    rounds: usize,
+}
+
+/// A transaction: its texts, and whether its rows are at two servers.
+struct Transaction {
+    texts: Vec<String>,
+    is_distributed: bool,
+}
+
+impl Texts {
+    fn new(case: &Case<'_>, args: &Args) -> anyhow::Result<Self> {
+        let options = Options {
+            keys: Some(u64::from(args.rows)),
+            zipf: Some(case.zipf),
+            distributed: Some(case.distributed),
+            value_bytes: Some(u64::from(args.value_bytes)),
+            ..Options::default()
+        };
+        let mut workload = workload::parse("ycsb:5", &options)?;
+        let cluster = Cluster::spread(common::topology("geotp4")?, 1, 1, 4, 1)?;
+        workload.place(&cluster);
+        let (rows, value_bytes) = (u64::from(args.rows), args.value_bytes as usize);
+        Ok(Self { workload, cluster, rows, value_bytes, rounds: usize::from(case.rounds) })
+    }
+
+    /// The number of the row that the workload calls so.
+    fn row(&self, key: &Key) -> anyhow::Result<u64> {
+        let place = self.cluster.leader_region(self.cluster.partition_of(key)).0;
+        let name = String::from_utf8_lossy(&key.0).into_owned();
+        let rank = name.rsplit(':').next().and_then(|rank| rank.parse::<u64>().ok());
+        let rank = rank.with_context(|| format!("{name} is no row"))?;
+        Ok(u64::from(place) * self.rows + rank % self.rows)
+    }
+
+    fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> anyhow::Result<Transaction> {
+        let Request { kind, reads, parameter, .. } = self.workload.next(issuer, rng);
+        let ops: Vec<(Key, bool)> = match kind {
+            Kind::Procedure(ops) => ops
+                .into_iter()
+                .map(|op| match op {
+                    Op::Get(key) => Ok((key, true)),
+                    Op::Put(key, _) => Ok((key, false)),
+                    other => Err(anyhow!("{other:?} is not one of YCSB's operations")),
+                })
+                .collect::<anyhow::Result<_>>()?,
+            _ => reads.into_iter().map(|key| (key, true)).collect(),
+        };
+        let mut statements = Vec::new();
+        let mut places = std::collections::BTreeSet::new();
+        for (key, is_read) in &ops {
+            let row = self.row(key)?;
+            places.insert(row / self.rows);
+            statements.push(if *is_read {
+                format!("SELECT field FROM usertable WHERE id = {row}")
+            } else {
+                let value: String =
+                    format!("{parameter:016x}").chars().cycle().take(self.value_bytes).collect();
+                format!("UPDATE usertable SET field = '{value}' WHERE id = {row}")
+            });
+        }
+        let each = statements.len().div_ceil(self.rounds).max(1);
+        let mut texts: Vec<String> =
+            statements.chunks(each).map(|chunk| chunk.join("; ")).collect();
+        if let Some(first) = texts.first_mut() {
+            first.insert_str(0, "BEGIN; ");
+        }
+        if let Some(last) = texts.last_mut() {
+            last.push_str("; COMMIT");
+        }
+        Ok(Transaction { texts, is_distributed: places.len() > 1 })
+    }
+}
+
+/// A connection with one transaction at a time.
+struct Terminal {
+    texts: Texts,
+    rng: Rng,
+    number: u32,
+    client: Client,
+}
+
+impl Terminal {
+    async fn transact(&mut self, tally: &Mutex<Tally>) -> anyhow::Result<()> {
+        let issuer = Issuer {
+            client: ClientId(u64::from(self.number)),
+            index: self.number,
+            region: RegionId(0),
+        };
+        let transaction = self.texts.next(issuer, &mut self.rng)?;
+        let begun = Instant::now();
+        for text in &transaction.texts {
+            match self.client.text(text).await {
+                Ok(_) => {}
+                Err(Refused::Fault(fault)) if fault.sqlstate == "08007" => {
+                    locked(tally).unknown += 1;
+                    return Ok(());
+                }
+                Err(Refused::Fault(fault)) => {
+                    *locked(tally).aborts.entry(fault.message).or_default() += 1;
+                    // The failed block ends with it.
+                    self.client.text("ROLLBACK").await?;
+                    return Ok(());
+                }
+                Err(error) => return Err(error).context("a terminal lost its connection"),
+            }
+        }
+        let took = nanos(begun.elapsed());
+        let mut tally = locked(tally);
+        let samples = if transaction.is_distributed {
+            &mut tally.distributed
+        } else {
+            &mut tally.centralized
+        };
+        samples.record(took);
+        Ok(())
+    }
+}
+
+fn table(printed: &Printed) -> String {
+    let figure = |value: f64| format!("{value:.1}");
+    let rows = printed.runs.iter().map(|run| {
+        [
+            format!("{}, {}", run.sources, run.mode),
+            run.zipf.to_string(),
+            format!("{:.0} %", run.distributed * 100.0),
+            run.rounds.to_string(),
+            figure(run.throughput),
+            figure(run.latency_ms.mean),
+            figure(run.latency_ms.p50),
+            figure(run.latency_ms.p99),
+            figure(run.abort_percent),
+            figure(run.processor_percent),
+        ]
+    });
+    let header = [
+        "sources, mode", "skew", "distributed", "rounds", "txn/s", "mean ms", "p50 ms", "p99 ms", "aborted %",
+        "processors %",
+    ];
+    let agents = if printed.agents { "an agent beside each" } else { "no agents" };
+    format!(
+        "Measured on this machine: four servers 0, 27, 73 and 251 ms away (emulated), {agents}, {} terminals, five operations, \
+         {} rows of {} bytes at each; {} s a row; commit {}\n\n{}\n",
+        printed.terminals,
+        output::count(u64::from(printed.rows)),
+        printed.value_bytes,
+        printed.seconds,
+        printed.commit,
+        output::table(&header, rows).trim_fmt()
+    )
+}
+
+/// What `--overhead --json` prints.
+#[derive(Serialize)]
+struct Overhead {
+    measured: bool,
+    commit: &'static str,
+    seconds: u64,
+    statements: Vec<Statement>,
+}
+
+/// A statement at the server, and through the proxy.
+#[derive(Serialize)]
+struct Statement {
+    source: &'static str,
+    statement: &'static str,
+    callers: u32,
+    /// By themselves, in milliseconds.
+    server_ms: Summary,
+    /// Through the proxy, in milliseconds.
+    proxy_ms: Summary,
+    server_a_second: f64,
+    proxy_a_second: f64,
+}
+
+/// What is sent, by name; `{row}` is a number of the near server's, `{other}` of another's.
+const TEXTS: [(&str, &str); 3] = [
+    ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
+    ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
+    ("BEGIN, read, update, COMMIT in one text", "BEGIN; SELECT field FROM usertable WHERE id = {row}; UPDATE usertable SET field = 'changed' WHERE id = {row}; COMMIT"),
+];
+
+/// Statements at a server and through a proxy in front of it, in turns.
+async fn overhead(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
+    let mut statements = Vec::new();
+    for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+        if let Err(missing) = LocalServer::check(kind) {
+            eprintln!("{kind} is left out: {missing}");
+            continue;
+        }
+        let dir = dir.join(private::kind_name(kind));
+        std::fs::create_dir_all(&dir)?;
+        let servers = private::start(&[kind], &dir)?;
+        fill(args, &servers).await?;
+        let file = ProxyFile {
+            mode: "geotp",
+            postgresql: private::free_port()?,
+            mysql: private::free_port()?,
+            agents: &[],
+            secret: "",
+            table: ("usertable", args.rows as usize),
+        };
+        let _proxy = Process::start("proxy", &dir, "proxy", &file.text(&servers))?;
+        let port = if kind == Dialect::PostgreSql { file.postgresql } else { file.mysql };
+        let server = servers.first().context("a server was started")?;
+        for (name, text) in TEXTS {
+            for callers in [1, 8] {
+                let mut ends = Vec::new();
+                for login in [server.login(), private::login(kind, port)] {
+                    ends.push(repeat(args, login, text, callers).await?);
+                }
+                let [(server_ms, server_a_second), (proxy_ms, proxy_a_second)] =
+                    <[_; 2]>::try_from(ends).map_err(|_| anyhow!("there are two ends"))?;
+                let source = private::kind_name(kind);
+                statements.push(Statement {
+                    source,
+                    statement: name,
+                    callers,
+                    server_ms,
+                    proxy_ms,
+                    server_a_second,
+                    proxy_a_second,
+                });
+            }
+        }
+    }
+    Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
+}
+
+/// One text again and again, on rows drawn evenly.
+async fn repeat(
+    args: &Args,
+    login: Login<'static>,
+    text: &'static str,
+    callers: u32,
+) -> anyhow::Result<(Summary, f64)> {
+    let window = Duration::from_secs(args.seconds) / 8;
+    let rows = u64::from(args.rows);
+    let calls = (0..callers).map(|number| async move {
+        let mut client = enter(&login).await?;
+        let mut rng = Rng::stream(1, "overhead", u64::from(number));
+        let (mut samples, begun) = (Samples::default(), Instant::now());
+        while begun.elapsed() < window {
+            let text = text.replace("{row}", &rng.below(rows).to_string());
+            let sent = Instant::now();
+            client.text(&text).await?;
+            samples.record(nanos(sent.elapsed()));
+        }
+        anyhow::Ok(samples)
+    });
+    let mut all = Samples::default();
+    for samples in try_join_all(calls).await? {
+        all.merge(&samples);
+    }
+    Ok((Summary::of_nanos(&all), round(all.len() as f64 / window.as_secs_f64())))
+}
+
+fn overhead_table(found: &Overhead) -> String {
+    let figure = |value: f64| format!("{value:.3}");
+    let rows = found.statements.iter().map(|one| {
+        [
+            format!("{}, {}", one.source, one.statement),
+            one.callers.to_string(),
+            figure(one.server_ms.p50),
+            figure(one.proxy_ms.p50),
+            figure(one.server_ms.p99),
+            figure(one.proxy_ms.p99),
+            format!("{:.0}", one.server_a_second),
+            format!("{:.0}", one.proxy_a_second),
+        ]
+    });
+    let header = ["text", "callers", "p50 ms", "by proxy", "p99 ms", "by proxy", "a second", "by proxy"];
+    format!(
+        "Measured on this machine, on loopback; commit {}\n\n{}\n",
+        found.commit,
+        output::table(&header, rows).trim_fmt()
+    )
+}

@@ -1,0 +1,168 @@
+//! Private PostgreSQL and MariaDB servers on this machine that seem to be as far apart as four cities, and processes of
+//! this program in front of them: for `demo --middleware` and `measure`.
+
+use std::fmt::Write as _;
+use std::io::BufRead as _;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use orthodrome_server::middleware::Dialect;
+use orthodrome_server::middleware::local::{Client, DATABASE, LocalServer, Login, PASSWORD, USER};
+
+/// Where the servers seem to be, and how far that is from the proxy in milliseconds there and back (GeoTP §VII-A3).
+pub const PLACES: [(&str, u32); 4] =
+    [("Beijing", 0), ("Shanghai", 27), ("Singapore", 73), ("London", 251)];
+/// Who enters the proxy.
+pub const CLIENT: &str = "demo";
+/// How long a process may take to start.
+const START: Duration = Duration::from_secs(30);
+
+/// A process of this program, so that it can be killed.
+pub struct Process {
+    verb: &'static str,
+    config: PathBuf,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Process {
+    /// Starts `proxy` or `agent` with a file of this text, which is written into `dir` as `name`, and waits until it is ready.
+    pub fn start(verb: &'static str, dir: &Path, name: &str, text: &str) -> anyhow::Result<Self> {
+        let config = dir.join(format!("{name}.toml"));
+        std::fs::write(&config, text)?;
+        let mut process = Self { verb, config, log: dir.join(format!("{name}.log")), child: None };
+        process.restart()?;
+        Ok(process)
+    }
+
+    /// Starts it again, and waits until it is ready.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.kill();
+        let program = std::env::current_exe().context("this program has no path")?;
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
+        let mut command = Command::new(program);
+        command.arg(self.verb).arg("--config").arg(&self.config);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
+        let stdout = child.stdout.take().context("the process has no output")?;
+        self.child = Some(child);
+        let mut first = String::new();
+        std::io::BufReader::new(stdout).read_line(&mut first)?;
+        if first.starts_with("ready") {
+            return Ok(());
+        }
+        bail!("the {} did not start; {} says why", self.verb, self.log.display())
+    }
+
+    /// As `kill -9` does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts servers of these kinds, at once.
+pub fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> {
+    // The servers' lesser users must get through.
+    std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let begin = |(place, &kind): (usize, &Dialect)| {
+        let directory = dir.join(format!("server{}", place + 1));
+        std::thread::spawn(move || LocalServer::start(kind, &directory))
+    };
+    let begun: Vec<_> = kinds.iter().enumerate().map(begin).collect();
+    let ended =
+        begun.into_iter().map(|one| one.join().map_err(|_| anyhow!("a server did not start")));
+    ended.map(|one| Ok(one??)).collect()
+}
+
+/// A port of loopback that nobody listens on.
+pub fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Where a proxy listens, and what it runs.
+pub struct ProxyFile<'a> {
+    /// `mode` of its file.
+    pub mode: &'a str,
+    pub postgresql: u16,
+    pub mysql: u16,
+    /// Ports of the agents beside its servers; none if the proxy is their agent.
+    pub agents: &'a [u16],
+    /// What agents want to hear first.
+    pub secret: &'a str,
+    /// A table, spread over all servers by its column `id`, and how many of its numbers each has.
+    pub table: (&'a str, usize),
+}
+
+/// A kind as files write it.
+pub const fn kind_name(kind: Dialect) -> &'static str {
+    match kind {
+        Dialect::PostgreSql => "postgresql",
+        Dialect::MariaDb => "mariadb",
+    }
+}
+
+impl ProxyFile<'_> {
+    /// Its text.
+    pub fn text(&self, servers: &[LocalServer]) -> String {
+        let Self { mode, postgresql, mysql, secret, table: (table, each), .. } = *self;
+        let mut file = format!(
+            "name = \"{mode}\"\ndata_dir = \"proxy-{mode}\"\nmode = \"{mode}\"\nsecret = \"{secret}\"\n[listen]\n\
+             postgresql = \"127.0.0.1:{postgresql}\"\nmysql = \"127.0.0.1:{mysql}\"\n\
+             [[users]]\nname = \"{CLIENT}\"\npassword = \"{PASSWORD}\"\n"
+        );
+        let mut parts = Vec::new();
+        for (number, (server, (place, rtt))) in servers.iter().zip(PLACES).enumerate() {
+            let name = place.to_lowercase();
+            // Writing to a string cannot fail.
+            let _ = write!(
+                file,
+                "[[sources]]\nname = \"{name}\"\nregion = \"{place}\"\nkind = \"{}\"\naddress = \"127.0.0.1:{}\"\n\
+                 database = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\nemulate_rtt_ms = {rtt}\n",
+                kind_name(server.kind),
+                server.port,
+            );
+            if let Some(port) = self.agents.get(number) {
+                let _ = writeln!(file, "agent = \"127.0.0.1:{port}\"");
+            }
+            let below = format!("below = {}, ", (number + 1) * each);
+            let below = if number + 1 == servers.len() { "" } else { &below };
+            parts.push(format!("{{ {below}source = \"{name}\" }}"));
+        }
+        let _ = write!(
+            file,
+            "[[tables]]\nname = \"{table}\"\nshard = {{ by = \"range\", column = \"id\", parts = [{}] }}\n",
+            parts.join(", ")
+        );
+        file
+    }
+}
+
+/// How somebody enters a proxy as one of a kind's clients.
+pub const fn login(kind: Dialect, port: u16) -> Login<'static> {
+    Login { kind, port, user: CLIENT, password: PASSWORD, database: DATABASE }
+}
+
+/// Enters, again until it is let in.
+pub async fn enter(login: &Login<'_>) -> anyhow::Result<Client> {
+    let deadline = Instant::now() + START;
+    loop {
+        match Client::enter(login).await {
+            Ok(client) => return Ok(client),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).context("the proxy lets nobody in");
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
