@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use futures_util::future::try_join_all;
+use orthodrome_core::Rng;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId};
 use orthodrome_core::time::nanos;
 use orthodrome_core::txn::{Key, Kind, Op};
-use orthodrome_core::Rng;
 use orthodrome_eval::metrics::{Samples, Summary};
 use orthodrome_eval::workload::{self, Issuer, Options, Request, Workload};
 use orthodrome_server::middleware::Dialect;
@@ -223,7 +223,8 @@ struct Folder {
 
 impl Folder {
     fn new(named: Option<&Path>) -> anyhow::Result<Self> {
-        let own = || std::env::temp_dir().join(format!("orthodrome-measure-{}", std::process::id()));
+        let own =
+            || std::env::temp_dir().join(format!("orthodrome-measure-{}", std::process::id()));
         let path = named.map_or_else(own, Path::to_owned);
         std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
         ensure!(
@@ -305,7 +306,12 @@ impl Case<'_> {
         )
     }
 
-    async fn measure(&self, args: &Args, servers: &[LocalServer], dir: &Path) -> anyhow::Result<Run> {
+    async fn measure(
+        &self,
+        args: &Args,
+        servers: &[LocalServer],
+        dir: &Path,
+    ) -> anyhow::Result<Run> {
         let secret = "measured-on-loopback";
         let mut agents = Vec::new();
         let mut ports = Vec::new();
@@ -441,9 +447,9 @@ fn agent_file(servers: &[LocalServer], number: usize, ports: &[u16], secret: &st
     let map = common::topology("geotp4");
     for (other, port) in ports.iter().enumerate().filter(|(other, _)| *other != number) {
         let region = |number: usize| RegionId(u16::try_from(number).unwrap_or_default());
-        let rtt = map.as_ref().map_or(0.0, |map| {
-            map.rtt(region(number), region(other)).as_secs_f64() * 1e3
-        });
+        let rtt = map
+            .as_ref()
+            .map_or(0.0, |map| map.rtt(region(number), region(other)).as_secs_f64() * 1e3);
         let _ = write!(
             file,
             "[[peers]]\nid = {}\naddress = \"127.0.0.1:{port}\"\nemulate_rtt_ms = {rtt}\n",
@@ -594,7 +600,15 @@ fn table(printed: &Printed) -> String {
         ]
     });
     let header = [
-        "sources, mode", "skew", "distributed", "rounds", "txn/s", "mean ms", "p50 ms", "p99 ms", "aborted %",
+        "sources, mode",
+        "skew",
+        "distributed",
+        "rounds",
+        "txn/s",
+        "mean ms",
+        "p50 ms",
+        "p99 ms",
+        "aborted %",
         "processors %",
     ];
     let agents = if printed.agents { "an agent beside each" } else { "no agents" };
@@ -637,7 +651,10 @@ struct Statement {
 const TEXTS: [(&str, &str); 3] = [
     ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
     ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
-    ("BEGIN, read, update, COMMIT in one text", "BEGIN; SELECT field FROM usertable WHERE id = {row}; UPDATE usertable SET field = 'changed' WHERE id = {row}; COMMIT"),
+    (
+        "BEGIN, read, update, COMMIT in one text",
+        "BEGIN; SELECT field FROM usertable WHERE id = {row}; UPDATE usertable SET field = 'changed' WHERE id = {row}; COMMIT",
+    ),
 ];
 
 /// Statements at a server and through a proxy in front of it, in turns.
@@ -729,7 +746,8 @@ fn overhead_table(found: &Overhead) -> String {
             format!("{:.0}", one.proxy_a_second),
         ]
     });
-    let header = ["text", "callers", "p50 ms", "by proxy", "p99 ms", "by proxy", "a second", "by proxy"];
+    let header =
+        ["text", "callers", "p50 ms", "by proxy", "p99 ms", "by proxy", "a second", "by proxy"];
     format!(
         "Measured on this machine, on loopback; commit {}\n\n{}\n",
         found.commit,

@@ -13,7 +13,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use crate::contract::{
     AgentEffect, AgentTimer, Door, Failure, Fence, FromAgent, FromSource, Isolation, Note,
-    PeerRollback, Reason, Then, ToAgent, ToSource, Work, Xid,
+    PeerRollback, Reason, Then, ToAgent, ToSource, Wait, Work, Xid,
 };
 
 /// Settings.
@@ -104,6 +104,8 @@ pub struct Agent<W: Work> {
     held: Vec<(NodeId, ToAgent<W>)>,
     /// Who asked for prepared branches.
     scanners: BTreeMap<NodeId, u64>,
+    /// Who was told last that somebody waits here.
+    watchers: BTreeSet<NodeId>,
 }
 
 type Out<'a, 'b, W> = &'a mut Door<'b, AgentEffect<W>>;
@@ -123,6 +125,7 @@ impl<W: Work> Agent<W> {
             answers: BTreeMap::new(),
             held: Vec::new(),
             scanners: BTreeMap::new(),
+            watchers: BTreeSet::new(),
             config,
         }
     }
@@ -513,6 +516,7 @@ impl<W: Work> Agent<W> {
             }
             FromSource::SessionLost { xid } => self.on_session_lost(xid, door),
             FromSource::Listed { prepared } => self.on_listed(prepared, door),
+            FromSource::Waits { waits } => self.on_waits(&waits, door),
         }
     }
 
@@ -724,6 +728,17 @@ impl<W: Work> Agent<W> {
         for (to, epoch) in std::mem::take(&mut self.scanners) {
             let prepared = left.iter().copied().filter(|xid| xid.middleware == to).collect();
             door.push(AgentEffect::Send { to, msg: FromAgent::Scanned { epoch, prepared } });
+        }
+    }
+
+    /// Whoever has a transaction among them is told of all: a circle may go through others'.
+    fn on_waits(&mut self, waits: &[Wait], door: Out<'_, '_, W>) {
+        let of = |wait: &Wait| [wait.waiter.middleware, wait.holder.middleware];
+        let watchers: BTreeSet<NodeId> = waits.iter().flat_map(of).collect();
+        let before = std::mem::replace(&mut self.watchers, watchers.clone());
+        for &to in before.union(&watchers) {
+            let msg = FromAgent::Waits { waits: waits.to_vec() };
+            door.push(AgentEffect::Send { to, msg });
         }
     }
 

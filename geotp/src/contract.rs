@@ -145,7 +145,7 @@ pub enum Then {
 /// Why a branch cannot commit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Reason {
-    /// The source chose it as the victim of a deadlock.
+    /// The source chose it as the victim of a deadlock; or its middleware did, across sources.
     Deadlock,
     /// It waited too long for a lock.
     LockTimeout,
@@ -369,6 +369,21 @@ pub enum FromAgent<W: Work> {
         /// Prepared branches of this middleware.
         prepared: Vec<Xid>,
     },
+    /// Unasked: who waits for whom at this source now, all that is known. Sent to the middlewares of those, and once more when it is
+    /// nobody of theirs.
+    Waits {
+        /// Instead of what was said before.
+        waits: Vec<Wait>,
+    },
+}
+
+/// A branch waits at a source for a lock that another holds, or waits for before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Wait {
+    /// Who waits.
+    pub waiter: Xid,
+    /// For whom.
+    pub holder: Xid,
 }
 
 /// From an agent to another: early abort (GeoTP §IV-A).
@@ -500,6 +515,11 @@ pub enum FromSource<W: Work> {
     Listed {
         /// Names of prepared branches that are ours.
         prepared: Vec<Xid>,
+    },
+    /// Unasked, when it has changed: who waits for whom, as far as both are ours.
+    Waits {
+        /// All of them.
+        waits: Vec<Wait>,
     },
 }
 
@@ -668,6 +688,8 @@ pub enum Note {
     LockWait,
     /// A deadlock within one source.
     Deadlock,
+    /// A deadlock across sources.
+    GlobalDeadlock,
     /// A lock was waited for too long.
     LockTimeout,
     /// Nobody can tell what became of a transaction.

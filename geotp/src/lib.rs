@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod contract;
+pub mod deadlock;
 pub mod hotspot;
 pub mod middleware;
 pub mod schedule;

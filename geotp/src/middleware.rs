@@ -18,8 +18,9 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
 use crate::contract::{
     Door, Effect, Failure, Fence, FromAgent, Isolation, Kind, Last, Note, Part, Reason, Record,
-    Then, Timer, ToAgent, Work, Xid,
+    Then, Timer, ToAgent, Wait, Work, Xid,
 };
+use crate::deadlock::circle;
 use crate::hotspot::{Hotspots, Place, Spot};
 use crate::schedule::{Average, postpone};
 
@@ -81,6 +82,8 @@ pub struct Config {
     pub give_up_after: Duration,
     /// How often agents are asked for prepared branches that nobody ended.
     pub scan_interval: Duration,
+    /// Deadlocks across sources are looked for; otherwise they end by the sources' lock time-out.
+    pub finds_deadlocks: bool,
     /// How long an agent lets nothing run after its source, or itself, has started: what it had confirmed less than
     /// this ago still holds everywhere. The same at every agent.
     pub quarantine: Duration,
@@ -271,6 +274,8 @@ pub struct Middleware<W: Work> {
     labels: BTreeMap<TxnId, Timestamp>,
     by_label: BTreeMap<TxnId, Xid>,
     hot: Hotspots,
+    /// Who waits for whom at each source, as its agent said last.
+    waits: BTreeMap<NodeId, Vec<Wait>>,
     /// The last commit timestamp.
     last_at: Timestamp,
     /// Records since the last checkpoint, and whether one is under way.
@@ -319,6 +324,7 @@ impl<W: Work> Middleware<W> {
             aborting: BTreeMap::new(),
             labels,
             by_label: BTreeMap::new(),
+            waits: BTreeMap::new(),
             last_at,
             records: 0,
             checkpoint: None,
@@ -731,7 +737,37 @@ impl<W: Work> Middleware<W> {
             FromAgent::Lost { xid } => self.on_lost(xid, door),
             FromAgent::RolledBack { xid } => self.on_rolled_back(from, xid, door),
             FromAgent::Scanned { epoch, prepared } => self.on_scanned(from, epoch, prepared, door),
+            FromAgent::Waits { waits } => self.on_waits(from, waits, door),
         }
+    }
+
+    /// Ends deadlocks across sources: the youngest of each circle that can still be rolled back.
+    fn on_waits(&mut self, from: NodeId, waits: Vec<Wait>, door: Out<'_, '_, W>) {
+        if !self.config.finds_deadlocks {
+            return;
+        }
+        self.waits.insert(from, waits);
+        loop {
+            let is_open = |xid: &Xid| xid.middleware != self.node || self.open.contains_key(xid);
+            let known = self.waits.values().flatten();
+            let waits: Vec<Wait> = known
+                .filter(|wait| is_open(&wait.waiter) && is_open(&wait.holder))
+                .copied()
+                .collect();
+            let Some(circle) = circle(&waits) else { return };
+            let victim = circle.into_iter().filter(|xid| self.can_abort(*xid)).max();
+            // Another middleware, which sees the same circle, has the youngest; or it comes out as its source decides.
+            let Some(victim) = victim.filter(|xid| xid.middleware == self.node) else { return };
+            door.push(Effect::Note(Note::GlobalDeadlock));
+            self.abort(victim, None, Reason::Deadlock.into(), door);
+        }
+    }
+
+    /// Nothing of it commits by itself. What others have is taken to be so.
+    fn can_abort(&self, xid: Xid) -> bool {
+        let Some(open) = self.open.get(&xid) else { return xid.middleware != self.node };
+        let is_committing = |branch: &Branch<W>| branch.is_committing() && branch.is_sent;
+        !matches!(open.phase, Phase::Logging(..)) && !open.branches.values().any(is_committing)
     }
 
     fn branch(&mut self, xid: Xid, source: NodeId) -> Option<&mut Branch<W>> {
@@ -1191,6 +1227,10 @@ impl<W: Work> Middleware<W> {
     ) {
         let Some(source) = self.sources.get_mut(&from) else { return };
         let is_new = source.fence.replace(fence).is_some_and(|before| before != fence);
+        if is_new {
+            // Nobody who waited there does any more.
+            self.waits.remove(&from);
+        }
         if let Some(sent) = sent {
             source.confirmed = source.confirmed.max(sent);
         }

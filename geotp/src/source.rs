@@ -19,7 +19,7 @@ use orthodrome_core::store::{Memtable, StateEngine, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Op, Read, Reads, Txn, Value, Version, Writes};
 
-use crate::contract::{Failure, FromSource, Kind, Note, Reason, Then, ToSource, Work, Xid};
+use crate::contract::{Failure, FromSource, Kind, Note, Reason, Then, ToSource, Wait, Work, Xid};
 
 /// What the modelled source executes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +108,8 @@ pub struct Config {
     pub lock_timeout: Duration,
     /// PostgreSQL looks for a circle after so long a wait, MariaDB at once.
     pub deadlock_after: Duration,
+    /// How often somebody looks who waits for whom, while anybody waits; none: nobody does.
+    pub look_every: Option<Duration>,
     /// Records before a checkpoint.
     pub checkpoint_records: u32,
     /// Unsafe variants, for tests.
@@ -175,6 +177,8 @@ pub enum Timer {
     Lock(Xid),
     /// Look for a circle.
     Deadlock(Xid),
+    /// Look who waits for whom.
+    Look,
 }
 
 /// What a source wants done.
@@ -255,6 +259,9 @@ pub struct Source {
     ticket: Ticket,
     records: u32,
     checkpoint: Option<Ticket>,
+    /// Somebody looks who waits, and what the agent was told last.
+    is_watched: bool,
+    told: Vec<Wait>,
     now: Time,
 }
 
@@ -282,6 +289,8 @@ impl Source {
             ticket: Ticket(0),
             records: 0,
             checkpoint: None,
+            is_watched: false,
+            told: Vec::new(),
             now: Time::ZERO,
         };
         for record in recovered {
@@ -591,6 +600,43 @@ impl Source {
                 .push(Order::SetTimer(Timer::Deadlock(xid), now + self.config.deadlock_after));
         }
         desk.orders.push(Order::SetTimer(Timer::Lock(xid), now + self.config.lock_timeout));
+        if let (Some(every), false) = (self.config.look_every, self.is_watched) {
+            self.is_watched = true;
+            desk.orders.push(Order::SetTimer(Timer::Look, now + every));
+        }
+    }
+
+    /// Whom it waits for: those that hold the lock, and those that wait for it longer.
+    fn blockers(&self, waiter: Xid) -> Vec<Xid> {
+        let Some((key, mode)) =
+            self.sessions.get(&waiter).and_then(|session| session.wanted.as_ref())
+        else {
+            return Vec::new();
+        };
+        let Some(lock) = self.locks.get(key) else { return Vec::new() };
+        let clash = |other: Mode| *mode == Mode::Exclusive || other == Mode::Exclusive;
+        let holders =
+            lock.holders.iter().filter(|(_, held)| clash(**held)).map(|(&holder, _)| holder);
+        let before = lock.queue.iter().take_while(|(other, _)| *other != waiter);
+        let before = before.filter(|(_, wanted)| clash(*wanted)).map(|&(other, _)| other);
+        holders.chain(before).filter(|&other| other != waiter).collect()
+    }
+
+    /// Tells who waits for whom, if that has changed.
+    fn look(&mut self, now: Time, desk: &mut Desk) {
+        let of = |&waiter: &Xid| {
+            let blockers = self.blockers(waiter);
+            blockers.into_iter().map(move |holder| Wait { waiter, holder })
+        };
+        let waits: Vec<Wait> = self.sessions.keys().flat_map(of).collect();
+        self.is_watched = !waits.is_empty();
+        if let (Some(every), true) = (self.config.look_every, self.is_watched) {
+            desk.orders.push(Order::SetTimer(Timer::Look, now + every));
+        }
+        if waits != self.told {
+            self.told.clone_from(&waits);
+            desk.answers.push(FromSource::Waits { waits });
+        }
     }
 
     /// True if somebody whom it waits for waits for it.
@@ -598,18 +644,7 @@ impl Source {
         let mut seen = BTreeSet::new();
         let mut next = vec![xid];
         while let Some(waiter) = next.pop() {
-            let Some((key, mode)) =
-                self.sessions.get(&waiter).and_then(|session| session.wanted.as_ref())
-            else {
-                continue;
-            };
-            let Some(lock) = self.locks.get(key) else { continue };
-            let clash = |other: Mode| *mode == Mode::Exclusive || other == Mode::Exclusive;
-            let holders =
-                lock.holders.iter().filter(|(_, held)| clash(**held)).map(|(&holder, _)| holder);
-            let before = lock.queue.iter().take_while(|(other, _)| *other != waiter);
-            let before = before.filter(|(_, wanted)| clash(*wanted)).map(|&(other, _)| other);
-            for other in holders.chain(before).filter(|&other| other != waiter) {
+            for other in self.blockers(waiter) {
                 if other == xid {
                     return true;
                 }
@@ -677,6 +712,7 @@ impl Source {
                     ));
                 }
             }
+            Timer::Look => self.look(now, desk),
         }
     }
 

@@ -12,6 +12,7 @@
 )]
 
 mod clients;
+mod deadlocks;
 mod kills;
 mod lists;
 mod rig;

@@ -78,6 +78,7 @@ impl Message for Msg {
                 FromAgent::Lost { .. } => "Lost",
                 FromAgent::RolledBack { .. } => "RolledBack",
                 FromAgent::Scanned { .. } => "Scanned",
+                FromAgent::Waits { .. } => "Waits",
             },
             Self::Peer(_) => "PeerRollback",
             Self::Ask { .. } => "Ask",
@@ -108,6 +109,7 @@ impl Message for Msg {
                 answers.iter().map(row).sum()
             }
             Self::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
+            Self::FromAgent(FromAgent::Waits { waits }) => 48 * waits.len(),
             Self::ToAgent(_)
             | Self::FromAgent(_)
             | Self::Peer(_)

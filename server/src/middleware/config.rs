@@ -210,6 +210,9 @@ fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ConfigError> {
     })
 }
 
+/// How often agents look who waits for whom at their source. Twice that, and the way, is how long a deadlock across sources lasts.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
 const fn kind(dialect: Dialect) -> Kind {
     match dialect {
         Dialect::PostgreSql => Kind::Postgres,
@@ -303,6 +306,7 @@ impl ProxyConfig {
                     lock_wait,
                     one_way: emulated_rtt / 2,
                     label: format!("orthodrome_{}_{}", file.name, file.node),
+                    look_every: LOOK_EVERY,
                 },
                 agent: source.agent.clone(),
                 emulated_rtt,
@@ -335,6 +339,7 @@ impl ProxyConfig {
             scan_interval: Duration::from_secs(1),
             quarantine,
             checkpoint_records: 10_000,
+            finds_deadlocks: file.mode.starts_with("geotp"),
             teeth: middleware::Teeth::default(),
         };
         let agent = agent::Config {
@@ -471,6 +476,7 @@ impl AgentConfig {
                 lock_wait: Duration::from_millis(file.lock_wait_ms.max(1)),
                 one_way: Duration::ZERO,
                 label: format!("orthodrome_agent_{}", file.id),
+                look_every: LOOK_EVERY,
             },
             peers,
             agent: agent::Config {

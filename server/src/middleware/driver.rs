@@ -101,7 +101,40 @@ pub struct Endpoint {
     pub one_way: Duration,
     /// What this agent calls itself at the source.
     pub label: String,
+    /// How often to look who waits for whom, while something has run for so long.
+    pub look_every: Duration,
 }
+
+/// Who has a lock that a session waits for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Holder {
+    /// The session of that number.
+    Session(u64),
+    /// A prepared branch that is no session's.
+    Prepared(Xid),
+}
+
+/// Who waits for whom at a PostgreSQL server. It names those that block a session, but not prepared transactions.
+const POSTGRES_WAITS: &str = "\
+    WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE mode <> 'SIReadLock'), \
+    waiting AS (SELECT * FROM locks WHERE NOT granted) \
+    SELECT waiting.pid, by.pid, '' FROM waiting, unnest(pg_blocking_pids(waiting.pid)) AS by(pid) WHERE by.pid <> 0 \
+    UNION \
+    SELECT waiting.pid, 0, prepared.gid FROM waiting \
+    JOIN locks ON locks.granted AND locks.pid IS NULL AND locks.locktype = waiting.locktype AND ( \
+        locks.transactionid = waiting.transactionid \
+        OR waiting.locktype = 'advisory' AND (locks.database, locks.classid, locks.objid, locks.objsubid) \
+            = (waiting.database, waiting.classid, waiting.objid, waiting.objsubid) \
+        OR waiting.locktype = 'relation' AND locks.relation = waiting.relation \
+            AND locks.mode NOT IN ('AccessShareLock', 'RowShareLock')) \
+    JOIN locks own ON own.pid IS NULL AND own.locktype = 'transactionid' AND own.virtualtransaction = locks.virtualtransaction \
+    JOIN pg_prepared_xacts prepared ON prepared.transaction = own.transactionid";
+
+/// The same of MariaDB, whose prepared branches are in their sessions.
+const MARIA_WAITS: &str = "\
+    SELECT r.trx_mysql_thread_id, b.trx_mysql_thread_id, '' FROM information_schema.innodb_lock_waits w \
+    JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id \
+    JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id";
 
 /// A session of either kind.
 pub(super) enum Session {
@@ -204,6 +237,34 @@ impl Session {
         let names = rows.filter_map(|row| row.into_iter().nth(column).flatten());
         let ours = names.filter_map(|name| Xid::parse(std::str::from_utf8(&name).ok()?));
         Ok(ours.filter(|(_, at)| *at == source).map(|(xid, _)| xid).collect())
+    }
+}
+
+impl Session {
+    /// Who waits for whom at this server: numbers of sessions, and who has what they want.
+    pub(super) async fn waits(
+        &mut self,
+        source: NodeId,
+        one_way: Duration,
+    ) -> Result<Vec<(u64, Holder)>, Trouble> {
+        let text = match self {
+            Self::Postgres(_) => POSTGRES_WAITS,
+            Self::Maria(_) => MARIA_WAITS,
+        };
+        let done = self.text(text, one_way).await?.ok()?;
+        let rows = done.into_iter().flat_map(|(answer, _)| answer.rows);
+        let wait = |row: Vec<Option<Vec<u8>>>| {
+            let mut cells = row.into_iter().map(|cell| String::from_utf8(cell?).ok());
+            let mut next = || cells.next().flatten();
+            let waiter = next()?.parse().ok()?;
+            let (holder, name) = (next()?.parse().ok()?, next()?);
+            let holder = match Xid::parse(&name) {
+                Some((xid, at)) if at == source => Holder::Prepared(xid),
+                _ => Holder::Session(holder),
+            };
+            Some((waiter, holder))
+        };
+        Ok(rows.filter_map(wait).collect())
     }
 }
 

@@ -24,6 +24,9 @@ pub const DATABASE: &str = "bank";
 /// How long a server may take to answer.
 const START: Duration = Duration::from_secs(120);
 
+/// How many ports are tried.
+const PORTS: u32 = 3;
+
 /// Why there is no private server.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
@@ -208,6 +211,7 @@ impl Client {
             lock_wait: Duration::from_secs(5),
             one_way: Duration::ZERO,
             label: "orthodrome_local".into(),
+            look_every: Duration::from_secs(1),
         };
         Ok(Self(Session::connect(&endpoint).await?))
     }
@@ -263,6 +267,14 @@ impl LocalServer {
         match kind {
             Dialect::PostgreSql => server.make_postgres()?,
             Dialect::MariaDb => server.make_mariadb()?,
+        }
+        for _ in 1..PORTS {
+            match server.restart() {
+                Ok(()) => return Ok(server),
+                // Somebody may have taken the port since it was found free.
+                Err(LocalError::Failed { .. }) => server.port = free_port()?,
+                Err(error) => return Err(error),
+            }
         }
         server.restart()?;
         Ok(server)

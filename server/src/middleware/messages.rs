@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use orthodrome_core::{NodeId, Time, Timestamp};
 use orthodrome_geotp::contract::{
-    Failure, Fence, FromAgent, Isolation, PeerRollback, Reason, Record, Then, ToAgent, Xid,
+    Failure, Fence, FromAgent, Isolation, PeerRollback, Reason, Record, Then, ToAgent, Wait, Xid,
 };
 use orthodrome_geotp::sql::{Answer, Column, Kind};
 use prost::Message as _;
@@ -395,6 +395,10 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
                     prepared: prepared.iter().map(|xid| (*xid).into()).collect(),
                     ..empty
                 },
+                FromAgent::Waits { waits } => {
+                    let ends = waits.iter().flat_map(|wait| [wait.waiter, wait.holder]);
+                    LinkMessage { what: 30, prepared: ends.map(Into::into).collect(), ..empty }
+                }
             }
         }
     };
@@ -462,6 +466,14 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
             epoch: m.epoch,
             prepared: m.prepared.into_iter().map(Xid::from).collect(),
         }),
+        30 => {
+            let ends: Vec<Xid> = m.prepared.into_iter().map(Xid::from).collect();
+            let wait = |ends: &[Xid]| match ends {
+                &[waiter, holder] => Some(Wait { waiter, holder }),
+                _ => None,
+            };
+            word(FromAgent::Waits { waits: ends.chunks(2).map(wait).collect::<Option<_>>()? })
+        }
         _ => None,
     }
 }
@@ -526,6 +538,9 @@ mod tests {
             Link::Word(FromAgent::Lost { xid }),
             Link::Word(FromAgent::RolledBack { xid }),
             Link::Word(FromAgent::Scanned { epoch: 3, prepared: vec![xid] }),
+            Link::Word(FromAgent::Waits {
+                waits: vec![Wait { waiter: xid, holder: Xid { number: 8, ..xid } }],
+            }),
         ] {
             assert_eq!(decode(&encode(&link)), Some(link));
         }

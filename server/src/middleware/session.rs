@@ -568,6 +568,10 @@ impl Session {
             Reason::Peer => {
                 ("40001", "another transaction was in its way at another source".to_owned())
             }
+            Reason::Deadlock if !self.proxy.nodes.values().any(|node| *node == source) => (
+                "40P01",
+                "it and others waited for each other at several sources (deadlock)".to_owned(),
+            ),
             Reason::Deadlock | Reason::Serialization | Reason::LockTimeout => {
                 ("40001", format!("another transaction was in its way at source {name}"))
             }

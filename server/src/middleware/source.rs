@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use orthodrome_core::{NodeId, Timestamp};
-use orthodrome_geotp::contract::{Failure, FromSource, Isolation, Reason, Then, ToSource, Xid};
+use orthodrome_geotp::contract::{
+    Failure, FromSource, Isolation, Reason, Then, ToSource, Wait, Xid,
+};
 use orthodrome_geotp::sql::{Answer, Dialect};
 use tracing::{info, warn};
 
-use super::driver::{Endpoint, Interrupt, Outcome, Session, Sql, Statement, Trouble};
+use super::driver::{Endpoint, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble};
 
 /// How often a source is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -81,7 +83,78 @@ impl Source {
             last_id: AtomicU64::new(0),
         });
         tokio::spawn(source.clone().watch());
+        tokio::spawn(source.clone().look_for_waits());
         source
+    }
+
+    /// Tells who waits for whom while something has been running for a while.
+    async fn look_for_waits(self: Arc<Self>) {
+        let (mut running, mut told) = (BTreeMap::new(), Vec::new());
+        let mut is_refused = false;
+        loop {
+            tokio::time::sleep(self.endpoint.look_every).await;
+            // What runs, by the number of its text.
+            let before = std::mem::replace(&mut running, self.running());
+            let is_long = running.iter().any(|(xid, text)| before.get(xid) == Some(text));
+            if !is_long && told.is_empty() {
+                continue;
+            }
+            let waits = match self.waits().await {
+                Ok(waits) => waits,
+                Err(Trouble::Broken(_)) => continue,
+                Err(Trouble::Fault(fault)) => {
+                    if !std::mem::replace(&mut is_refused, true) {
+                        warn!(
+                            source = %self.node,
+                            "cannot see who waits for whom, so deadlocks across sources end by the lock time-out: {}",
+                            fault.message
+                        );
+                    }
+                    continue;
+                }
+            };
+            if waits != told {
+                told.clone_from(&waits);
+                (self.report)(FromSource::Waits { waits });
+            }
+        }
+    }
+
+    /// Branches with a text under way, and how many they had before.
+    fn running(&self) -> BTreeMap<Xid, u64> {
+        let slots = locked(&self.slots);
+        let running = slots.iter().filter(|(_, slot)| slot.session.try_lock().is_err());
+        running.map(|(&xid, slot)| (xid, slot.texts.load(Ordering::Acquire))).collect()
+    }
+
+    /// The branches in sessions, by the sessions' numbers.
+    fn owners(&self) -> BTreeMap<u64, Xid> {
+        let slots = locked(&self.slots);
+        let of =
+            |(&xid, slot): (&Xid, &Arc<Slot>)| Some((locked(&slot.interrupt).as_ref()?.id(), xid));
+        slots.iter().filter_map(of).collect()
+    }
+
+    async fn waits(&self) -> Result<Vec<Wait>, Trouble> {
+        let before = self.owners();
+        let mut session = self.session().await?;
+        let found = session.waits(self.node, self.endpoint.one_way).await?;
+        self.give_back(session);
+        let after = self.owners();
+        // A session may have been given to another branch meanwhile.
+        let owner = |id: &u64| before.get(id).filter(|xid| after.get(id) == Some(xid)).copied();
+        let wait = |(waiter, holder): (u64, Holder)| {
+            let waiter = owner(&waiter)?;
+            let holder = match holder {
+                Holder::Session(id) => owner(&id)?,
+                Holder::Prepared(xid) => xid,
+            };
+            (waiter != holder).then_some(Wait { waiter, holder })
+        };
+        let mut waits: Vec<Wait> = found.into_iter().filter_map(wait).collect();
+        waits.sort();
+        waits.dedup();
+        Ok(waits)
     }
 
     /// Looks at the server now and then, and says when it comes and goes.
@@ -614,6 +687,7 @@ mod tests {
             lock_wait: Duration::from_secs(5),
             one_way: Duration::ZERO,
             label: "orthodrome_test".into(),
+            look_every: Duration::from_millis(50),
         };
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (report, reports) = mpsc::channel();

@@ -1,0 +1,99 @@
+//! Deadlocks that close over several sources end at once, not by a lock time-out.
+
+use std::time::{Duration, Instant};
+
+use orthodrome_geotp::sql::Dialect;
+use orthodrome_server::middleware::local::{Client, Refused};
+use tokio::runtime::Runtime;
+
+use crate::rig::{Rig, Setup, rig};
+
+/// How long a statement may wait for a lock: longer than any of these tests may take.
+const LOCK_WAIT: Duration = Duration::from_secs(50);
+
+fn start(rig: &mut Rig, servers: &[usize], agents: bool) {
+    let mut setup = Setup::accounts(servers, agents);
+    setup.lock_wait_ms = LOCK_WAIT.as_millis() as u32;
+    rig.start_bank_as(setup);
+}
+
+async fn enter(rig: &Rig) -> Client {
+    Client::enter(&rig.login(Dialect::PostgreSql)).await.unwrap()
+}
+
+fn take(id: u32) -> String {
+    format!("UPDATE accounts SET balance = balance - 1 WHERE id = {id}")
+}
+
+/// Two transactions that each hold what the other wants, at two sources: the younger is told so.
+fn statements(rig: &mut Rig, servers: &[usize], agents: bool) {
+    start(rig, servers, agents);
+    let runtime = Runtime::new().unwrap();
+    let begun = Instant::now();
+    let (older, younger) = runtime.block_on(async {
+        let (mut older, mut younger) = (enter(rig).await, enter(rig).await);
+        older.text(&format!("BEGIN; {}", take(1))).await.unwrap();
+        younger.text(&format!("BEGIN; {}", take(101))).await.unwrap();
+        let (of_older, of_younger) = (take(101), take(1));
+        let (told, told_younger) = tokio::join!(older.text(&of_older), younger.text(&of_younger));
+        told.unwrap();
+        younger.text("ROLLBACK").await.unwrap();
+        (older.text("COMMIT").await, told_younger)
+    });
+    older.unwrap();
+    let Err(Refused::Fault(fault)) = younger else { panic!("{servers:?}: both went on") };
+    assert_eq!(fault.sqlstate, "40P01", "{servers:?}: {}", fault.message);
+    assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: it took {:?}", begun.elapsed());
+    assert_eq!(rig.noted("GlobalDeadlock"), 1, "{servers:?}\n{}", rig.log());
+    rig.psql("UPDATE accounts SET balance = balance + 1 WHERE id IN (1, 101)");
+    rig.settle("a deadlock");
+}
+
+/// The younger holds its lock as a prepared branch, which at PostgreSQL is no session's. It came in one text, so the proxy tries it
+/// again, and its client notices nothing.
+fn prepared(rig: &mut Rig, servers: &[usize]) {
+    start(rig, servers, true);
+    let runtime = Runtime::new().unwrap();
+    let begun = Instant::now();
+    runtime.block_on(async {
+        let (mut older, mut younger) = (enter(rig).await, enter(rig).await);
+        older.text(&format!("BEGIN; {}", take(1))).await.unwrap();
+        let text = format!("BEGIN; {}; {}; COMMIT", take(1), take(101));
+        let whole = tokio::spawn(async move { younger.text(&text).await.map(drop) });
+        let second = rig.servers[servers[1]].login();
+        let list = match second.kind {
+            Dialect::PostgreSql => "SELECT gid FROM pg_prepared_xacts",
+            Dialect::MariaDb => "XA RECOVER",
+        };
+        let mut at_second = Client::enter(&second).await.unwrap();
+        while at_second.text(list).await.unwrap().iter().all(|answer| answer.rows.is_empty()) {
+            assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: nothing was prepared");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        older.text(&format!("{}; COMMIT", take(101))).await.unwrap();
+        whole.await.unwrap().unwrap();
+    });
+    assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: it took {:?}", begun.elapsed());
+    assert!(rig.noted("GlobalDeadlock") >= 1, "{servers:?}\n{}", rig.log());
+    rig.psql("UPDATE accounts SET balance = balance + 2 WHERE id IN (1, 101)");
+    rig.settle("a deadlock with a prepared branch");
+}
+
+#[test]
+fn a_deadlock_across_sources_ends_at_once() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for servers in [[0, 1], [0, 2], [1, 3]] {
+        statements(rig, &servers, true);
+    }
+    statements(rig, &[0, 1], false);
+}
+
+#[test]
+fn a_deadlock_with_a_prepared_branch_ends_at_once() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for servers in [[1, 0], [0, 1]] {
+        prepared(rig, &servers);
+    }
+}
