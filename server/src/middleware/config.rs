@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::driver::Endpoint;
 use super::session::optimizations;
+use super::trust::Trust;
 
 /// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +106,10 @@ struct FileSource {
     password_file: Option<PathBuf>,
     /// The agent beside it; without one, the proxy is its agent.
     agent: Option<String>,
+    /// Certificates of the authority that vouches for the source: it is spoken to in TLS.
+    tls_authority: Option<PathBuf>,
+    /// The same of its agent.
+    agent_tls_authority: Option<PathBuf>,
     /// An emulated round trip.
     #[serde(default)]
     emulate_rtt_ms: f64,
@@ -121,6 +126,8 @@ pub struct SourceConfig {
     pub endpoint: Endpoint,
     /// Where its agent is, if it has one.
     pub agent: Option<String>,
+    /// Whom to believe that it is the agent; none: it is spoken to in the clear.
+    pub agent_trust: Option<Trust>,
     /// An emulated round trip, to the agent or to the source itself.
     pub emulated_rtt: Duration,
 }
@@ -187,6 +194,16 @@ fn address(field: &str, address: &str) -> Result<(), String> {
         .and_then(|(host, port)| (!host.is_empty()).then_some(port)?.parse::<u16>().ok());
     port.map(|_| ())
         .ok_or_else(|| format!("{field}: `{address}` is not an address; write host:port"))
+}
+
+/// Whom to believe that they are who listens at `address`.
+fn trust(
+    field: &str,
+    base: &Path,
+    authority: Option<&Path>,
+    address: &str,
+) -> Result<Option<Trust>, String> {
+    authority.map(|authority| Trust::load(field, &base.join(authority), address)).transpose()
 }
 
 /// A round trip that is not there.
@@ -285,6 +302,15 @@ impl ProxyConfig {
                 address(&format!("{field}.agent"), agent)?;
             }
             let emulated_rtt = emulated(&field, source.emulate_rtt_ms)?;
+            if source.agent.is_none() && source.agent_tls_authority.is_some() {
+                return Err(format!("{field}.agent_tls_authority: there is no `agent`; remove it"));
+            }
+            let agent_trust = trust(
+                &format!("{field}.agent_tls_authority"),
+                base,
+                source.agent_tls_authority.as_deref(),
+                source.agent.as_deref().unwrap_or_default(),
+            )?;
             let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
             if sources.iter().any(|other: &SourceConfig| other.node == node) {
                 return Err(format!("{field}.id: another source has it; give each its own"));
@@ -305,10 +331,17 @@ impl ProxyConfig {
                     )?,
                     lock_wait,
                     one_way: emulated_rtt / 2,
+                    trust: trust(
+                        &format!("{field}.tls_authority"),
+                        base,
+                        source.tls_authority.as_deref(),
+                        &source.address,
+                    )?,
                     label: format!("orthodrome_{}_{}", file.name, file.node),
                     look_every: LOOK_EVERY,
                 },
                 agent: source.agent.clone(),
+                agent_trust,
                 emulated_rtt,
             });
         }
@@ -330,7 +363,8 @@ impl ProxyConfig {
             rtt_weight_percent: 10,
             hot_records: 10_000,
             hot_keep_percent: 80,
-            forecast_percent: 100,
+            // As in the simulator: transactions that wait for all that was forecast hold locks meanwhile.
+            forecast_percent: 25,
             forecast_max: Duration::from_secs(2),
             admission_wait: Duration::from_millis(10),
             admission_tries: 10,
@@ -372,6 +406,8 @@ struct AgentFile {
     listen: String,
     secret: String,
     data_dir: PathBuf,
+    /// For its listener.
+    tls: Option<TlsEntry>,
     /// As in the proxies' files.
     id: u32,
     kind: Dialect,
@@ -382,6 +418,8 @@ struct AgentFile {
     password_file: Option<PathBuf>,
     #[serde(default = "five_seconds")]
     lock_wait_ms: u64,
+    /// Certificates of the authority that vouches for the source: it is spoken to in TLS.
+    tls_authority: Option<PathBuf>,
     #[serde(default)]
     rtt_max_ms: u64,
     /// Agents of other sources, for early abort.
@@ -394,6 +432,8 @@ struct AgentFile {
 struct PeerEntry {
     id: u32,
     address: String,
+    /// Certificates of the authority that vouches for it.
+    tls_authority: Option<PathBuf>,
     /// An emulated round trip.
     #[serde(default)]
     emulate_rtt_ms: f64,
@@ -404,6 +444,8 @@ struct PeerEntry {
 pub struct PeerConfig {
     /// Where it listens.
     pub address: String,
+    /// Whom to believe that it is that agent; none: it is spoken to in the clear.
+    pub trust: Option<Trust>,
     /// An emulated round trip to it.
     pub emulated_rtt: Duration,
 }
@@ -415,6 +457,8 @@ pub struct AgentConfig {
     pub listen: String,
     /// What they must say first.
     pub secret: String,
+    /// Certificate and key of its listener, in PEM.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// Where it remembers its sessions.
     pub data_dir: PathBuf,
     /// Its source's name among machines.
@@ -452,7 +496,13 @@ impl AgentConfig {
             let field = format!("peers.{}", peer.id);
             address(&format!("{field}.address"), &peer.address)?;
             let emulated_rtt = emulated(&field, peer.emulate_rtt_ms)?;
-            let config = PeerConfig { address: peer.address.clone(), emulated_rtt };
+            let trust = trust(
+                &format!("{field}.tls_authority"),
+                base,
+                peer.tls_authority.as_deref(),
+                &peer.address,
+            )?;
+            let config = PeerConfig { address: peer.address.clone(), trust, emulated_rtt };
             peers.insert(NodeId(1_000 + peer.id), config);
         }
         let longest = Duration::from_millis(file.rtt_max_ms.max(20));
@@ -460,10 +510,12 @@ impl AgentConfig {
         Ok(Self {
             listen: file.listen,
             secret: file.secret,
+            tls: file.tls.map(|tls| (base.join(tls.certificate), base.join(tls.key))),
             data_dir: base.join(&file.data_dir),
             node: NodeId(1_000 + file.id),
             endpoint: Endpoint {
                 kind: file.kind,
+                trust: trust("tls_authority", base, file.tls_authority.as_deref(), &file.address)?,
                 address: file.address,
                 database: file.database,
                 user: file.user,

@@ -9,6 +9,7 @@ use orthodrome_geotp::sql::{Answer, Dialect};
 
 use super::maria::Maria;
 use super::postgres::Postgres;
+use super::trust::Trust;
 
 /// What a branch executes at a real source: SQL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +100,8 @@ pub struct Endpoint {
     pub lock_wait: Duration,
     /// Half of an emulated round trip: passed before and after each request.
     pub one_way: Duration,
+    /// Whom to believe that it is the source; none: it is spoken to in the clear.
+    pub trust: Option<Trust>,
     /// What this agent calls itself at the source.
     pub label: String,
     /// How often to look who waits for whom, while something has run for so long.
@@ -285,7 +288,7 @@ impl Endpoint {
         tokio::time::sleep(self.one_way).await;
         match what {
             Interrupt::Postgres { pid, secret } => {
-                super::postgres::cancel(&self.address, pid, secret).await?
+                super::postgres::cancel(self, pid, secret).await?
             }
             Interrupt::Maria { id } => {
                 let mut session = Maria::connect(self).await?;

@@ -9,9 +9,12 @@ use orthodrome_core::NodeId;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tracing::warn;
 
 use super::messages::{Link, decode, encode};
-use super::stream::{MESSAGE_BYTES_MAX, Stream, malformed};
+use super::stream::{MESSAGE_BYTES_MAX, Pipe, Stream, malformed};
+use super::trust::Trust;
 
 /// How long to wait before another call.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -63,6 +66,7 @@ async fn read_one(stream: &mut Stream) -> io::Result<Link> {
 pub(super) fn call(
     address: String,
     hello: Link,
+    trust: Option<Trust>,
     one_way: Duration,
     hear: impl Fn(Link) + Send + Sync + 'static,
 ) -> Sender {
@@ -72,8 +76,18 @@ pub(super) fn call(
         loop {
             if let Ok(tcp) = TcpStream::connect(&address).await {
                 let _ = tcp.set_nodelay(true);
-                if talk(tcp, Some(&hello), &mut queue, one_way, hear.clone()).await.is_none() {
-                    return;
+                let pipe: io::Result<Box<dyn Pipe>> = match &trust {
+                    None => Ok(Box::new(tcp)),
+                    Some(trust) => trust.wrap(Box::new(tcp)).await,
+                };
+                match pipe {
+                    Ok(pipe) => {
+                        let talked = talk(pipe, Some(&hello), &mut queue, one_way, hear.clone());
+                        if talked.await.is_none() {
+                            return;
+                        }
+                    }
+                    Err(error) => warn!(%address, "the agent is not believed: {error}"),
                 }
             }
             tokio::time::sleep(AGAIN).await;
@@ -86,13 +100,13 @@ pub(super) fn call(
 
 /// Both directions of a connection, until it breaks; nothing once nobody sends any more.
 async fn talk(
-    tcp: TcpStream,
+    pipe: Box<dyn Pipe>,
     hello: Option<&Link>,
     queue: &mut mpsc::Receiver<(Instant, Link)>,
     one_way: Duration,
     hear: Arc<impl Fn(Link) + Send + Sync + 'static>,
 ) -> Option<()> {
-    let (read, mut write) = tcp.into_split();
+    let (read, mut write) = tokio::io::split(pipe);
     let (late, mut due) = mpsc::unbounded_channel::<(Instant, Link)>();
     let mut reader = tokio::spawn(async move {
         let mut stream = Stream::new(tokio::io::join(read, tokio::io::sink()));
@@ -134,14 +148,22 @@ async fn talk(
 /// goes to `hear` from then on.
 pub(super) async fn answer(
     tcp: TcpStream,
+    tls: Option<TlsAcceptor>,
     secret: &str,
     hear: impl Fn(NodeId, Link) + Send + Sync + 'static,
 ) -> io::Result<(NodeId, Sender)> {
     use subtle::ConstantTimeEq as _;
     tcp.set_nodelay(true)?;
-    let mut head = Head { tcp };
-    let hello = tokio::time::timeout(HELLO, head.hello()).await;
-    let hello = hello.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let begun = tokio::time::timeout(HELLO, async {
+        let mut pipe: Box<dyn Pipe> = match tls {
+            None => Box::new(tcp),
+            Some(tls) => Box::new(tls.accept(tcp).await?),
+        };
+        let hello = hello(&mut pipe).await?;
+        io::Result::Ok((pipe, hello))
+    });
+    let begun = begun.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+    let (pipe, hello) = begun?;
     let Link::Hello { node, secret: given } = hello else {
         return Err(malformed("a call began without a greeting"));
     };
@@ -153,32 +175,21 @@ pub(super) async fn answer(
     let kept = (node == NodeId(0)).then(|| sender.clone());
     tokio::spawn(async move {
         let _kept = kept;
-        let _ = talk(
-            head.tcp,
-            None,
-            &mut queue,
-            Duration::ZERO,
-            Arc::new(move |link| hear(node, link)),
-        )
-        .await;
+        let _ =
+            talk(pipe, None, &mut queue, Duration::ZERO, Arc::new(move |link| hear(node, link)))
+                .await;
     });
     Ok((node, Sender(sender)))
 }
 
-struct Head {
-    tcp: TcpStream,
-}
-
-impl Head {
-    /// Reads exactly the greeting, and nothing of what follows.
-    async fn hello(&mut self) -> io::Result<Link> {
-        use tokio::io::AsyncReadExt as _;
-        let length = self.tcp.read_u32().await? as usize;
-        if length > 4096 {
-            return Err(malformed("a greeting is too long"));
-        }
-        let mut body = vec![0; length];
-        self.tcp.read_exact(&mut body).await?;
-        decode(&body).ok_or_else(|| malformed("a greeting cannot be read"))
+/// Reads exactly the greeting, and nothing of what follows.
+async fn hello(pipe: &mut Box<dyn Pipe>) -> io::Result<Link> {
+    use tokio::io::AsyncReadExt as _;
+    let length = pipe.read_u32().await? as usize;
+    if length > 4096 {
+        return Err(malformed("a greeting is too long"));
     }
+    let mut body = vec![0; length];
+    pipe.read_exact(&mut body).await?;
+    decode(&body).ok_or_else(|| malformed("a greeting cannot be read"))
 }

@@ -210,6 +210,7 @@ impl Client {
             password: login.password.to_owned(),
             lock_wait: Duration::from_secs(5),
             one_way: Duration::ZERO,
+            trust: None,
             label: "orthodrome_local".into(),
             look_every: Duration::from_secs(1),
         };
@@ -343,6 +344,27 @@ impl LocalServer {
         Ok(())
     }
 
+    /// Starts it again with this certificate and key (PEM), of which it keeps copies: it speaks TLS to whoever asks.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn secure(&mut self, certificate: &Path, key: &Path) -> Result<(), LocalError> {
+        for (from, to) in [(certificate, self.certificate()), (key, self.key())] {
+            fs::copy(from, &to)?;
+            fs::set_permissions(&to, fs::Permissions::from_mode(0o600))?;
+            self.own(&to)?;
+        }
+        self.restart()
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.directory.join("tls.pem")
+    }
+
+    fn key(&self) -> PathBuf {
+        self.directory.join("tls.key")
+    }
+
     /// Starts the server, again if it was there before, and waits until it answers.
     ///
     /// # Errors
@@ -366,6 +388,12 @@ impl LocalServer {
                 ] {
                     command.args(["-c", setting]);
                 }
+                if self.certificate().exists() {
+                    command.args(["-c", "ssl=on"]);
+                    let file = |name: &str, path: PathBuf| format!("{name}={}", path.display());
+                    command.args(["-c", &file("ssl_cert_file", self.certificate())]);
+                    command.args(["-c", &file("ssl_key_file", self.key())]);
+                }
                 if cfg!(target_os = "linux") {
                     // File by file, what must be durable before recovery takes seconds.
                     command.args(["-c", "recovery_init_sync_method=syncfs"]);
@@ -385,6 +413,10 @@ impl LocalServer {
                     "--collation-server=utf8mb4_bin",
                     "--max-connections=400",
                 ]);
+                if self.certificate().exists() {
+                    command.arg(format!("--ssl-cert={}", self.certificate().display()));
+                    command.arg(format!("--ssl-key={}", self.key().display()));
+                }
                 command.arg(format!("--port={}", self.port)).env("TMPDIR", &self.directory);
                 command.arg(format!("--datadir={}", self.data().display()));
                 command.arg(format!("--socket={}", self.directory.join("socket").display()));

@@ -10,7 +10,7 @@ use super::auth::{caching_sha2, native};
 use super::driver::{Endpoint, Fault, Outcome, Trouble};
 use super::mysql_wire::{
     Body, CONNECT_WITH_DB, FOUND_ROWS, LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS,
-    PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION, TRANSACTIONS, UTF8, kind, read, write,
+    PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION, SSL, TRANSACTIONS, UTF8, kind, read, write,
 };
 use super::stream::{Stream, malformed};
 
@@ -67,13 +67,15 @@ impl Maria {
         body.zero_ended();
         self.id = body.uint(4)?;
         let mut nonce = body.bytes(8)?.to_vec();
-        body.bytes(1 + 2 + 1 + 2 + 2)?;
+        body.bytes(1)?;
+        let has_tls = body.uint(2)? & u64::from(SSL) != 0;
+        body.bytes(1 + 2 + 2)?;
         let length = body.u8()?;
         body.bytes(10)?;
         nonce.extend(body.bytes(usize::from(length).saturating_sub(8).max(13))?);
         nonce.truncate(20);
         let plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
-        let flags = LONG
+        let mut flags = LONG
             | FOUND_ROWS
             | CONNECT_WITH_DB
             | PROTOCOL_41
@@ -83,10 +85,23 @@ impl Maria {
             | MULTI_RESULTS
             | PLUGIN_AUTH;
         let mut out = BytesMut::new();
+        if to.trust.is_some() {
+            flags |= SSL;
+        }
         out.put_u32_le(flags);
         out.put_u32_le(1 << 30);
         out.put_u8(UTF8 as u8);
         out.put_bytes(0, 23);
+        if let Some(trust) = &to.trust {
+            if !has_tls {
+                return Err(
+                    malformed("the server has no TLS; set ssl_cert and ssl_key there").into()
+                );
+            }
+            // So much in the clear, then all of it again.
+            self.send(&out).await?;
+            self.stream.upgrade(|pipe| trust.wrap(pipe)).await?;
+        }
         out.extend_from_slice(to.user.as_bytes());
         out.put_u8(0);
         let proof = proof(&plugin, &to.password, &nonce);
@@ -111,10 +126,13 @@ impl Maria {
                 }
                 // `caching_sha2_password`: 3 is yes, 4 wants the password itself.
                 Some(1) if packet.get(1) == Some(&3) => {}
+                Some(1) if to.trust.is_some() => {
+                    self.send(&[to.password.as_bytes(), &[0]].concat()).await?;
+                }
                 Some(1) => {
                     return Err(malformed(
-                        "the server wants the password in the clear, which is not sent; let the user in once over TLS, or \
-                         use mysql_native_password there",
+                        "the server wants the password in the clear, which is sent over TLS only; give `tls_authority` for \
+                         this source, or use mysql_native_password there",
                     )
                     .into());
                 }

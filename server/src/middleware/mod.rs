@@ -31,6 +31,7 @@ mod run;
 mod session;
 mod source;
 mod stream;
+mod trust;
 
 pub use config::{AgentConfig, ConfigError, ProxyConfig};
 pub use driver::{Endpoint, Fault, Sql, Statement};

@@ -3,9 +3,8 @@
 //! Not `tokio-postgres`, which gives the number of rows of a command but not its tag: `PREPARE TRANSACTION` of a failed transaction answers without an error
 //! and with the tag `ROLLBACK`, and only the tag tells.
 
-use bytes::{Buf as _, BufMut as _, BytesMut};
+use bytes::{BufMut as _, BytesMut};
 use orthodrome_geotp::sql::{Answer, Column, Kind};
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use super::auth::ScramClient;
@@ -26,9 +25,7 @@ fn fault(body: bytes::Bytes) -> Fault {
 
 impl Postgres {
     pub(super) async fn connect(to: &Endpoint) -> Result<Self, Trouble> {
-        let tcp = TcpStream::connect(&to.address).await?;
-        tcp.set_nodelay(true)?;
-        let mut stream = Stream::new(tcp);
+        let mut stream = reach(to).await?;
         let mut start = BytesMut::new();
         start.put_i32(196_608);
         let wait = format!("{}", to.lock_wait.as_millis());
@@ -173,18 +170,33 @@ fn row(body: &mut Body, columns: &[Column]) -> std::io::Result<Vec<Option<Vec<u8
     Ok(row)
 }
 
+/// A connection, in TLS if the server must show who it is.
+async fn reach(to: &Endpoint) -> std::io::Result<Stream> {
+    let tcp = TcpStream::connect(&to.address).await?;
+    tcp.set_nodelay(true)?;
+    let mut stream = Stream::new(tcp);
+    if let Some(trust) = &to.trust {
+        stream.output.put_i32(8);
+        stream.output.put_i32(80_877_103);
+        stream.flush().await?;
+        stream.fill(1).await?;
+        if stream.take(1).first() != Some(&b'S') {
+            return Err(malformed("the server has no TLS; set ssl = on there"));
+        }
+        stream.upgrade(|pipe| trust.wrap(pipe)).await?;
+    }
+    Ok(stream)
+}
+
 /// Asks a server to interrupt a session.
-pub(super) async fn cancel(address: &str, pid: u32, secret: u32) -> std::io::Result<()> {
-    let mut tcp = TcpStream::connect(address).await?;
-    let mut request = BytesMut::new();
-    request.put_i32(16);
-    request.put_i32(80_877_102);
-    request.put_u32(pid);
-    request.put_u32(secret);
-    tcp.write_all_buf(&mut request).await?;
+pub(super) async fn cancel(to: &Endpoint, pid: u32, secret: u32) -> std::io::Result<()> {
+    let mut stream = reach(to).await?;
+    stream.output.put_i32(16);
+    stream.output.put_i32(80_877_102);
+    stream.output.put_u32(pid);
+    stream.output.put_u32(secret);
+    stream.flush().await?;
     // The server closes when it has passed the signal on.
-    let mut rest = [0; 1];
-    let _ = tokio::io::AsyncReadExt::read(&mut tcp, &mut rest).await;
-    debug_assert!(!request.has_remaining());
+    let _ = stream.fill(1).await;
     Ok(())
 }

@@ -67,7 +67,10 @@ async fn listen(field: &'static str, address: &str) -> Result<TcpListener, RunEr
     })
 }
 
-fn acceptor(certificate: &std::path::Path, key: &std::path::Path) -> Result<TlsAcceptor, RunError> {
+pub(super) fn acceptor(
+    certificate: &std::path::Path,
+    key: &std::path::Path,
+) -> Result<TlsAcceptor, RunError> {
     let bad = |what: String| RunError::Tls(what);
     let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_file_iter(certificate)
         .map_err(|e| bad(format!("{}: {e}", certificate.display())))?
@@ -144,7 +147,8 @@ async fn start(
         let Some(address) = &source.agent else { continue };
         let (node, postbox) = (source.node, postbox.clone());
         let hello = Link::Hello { node: config.node, secret: config.secret.clone() };
-        let sender = link::call(address.clone(), hello, source.emulated_rtt / 2, move |link| {
+        let (trust, one_way) = (source.agent_trust.clone(), source.emulated_rtt / 2);
+        let sender = link::call(address.clone(), hello, trust, one_way, move |link| {
             if let Link::Word(word) = link {
                 postbox.deliver(node, word);
             }
@@ -218,6 +222,8 @@ pub async fn run_agent(
     ready: impl FnOnce(SocketAddr),
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    let tls =
+        config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;
     let listener = listen("listen", &config.listen).await?;
     std::fs::create_dir_all(&config.data_dir)?;
     let masters: Arc<Mutex<BTreeMap<NodeId, Sender>>> = Arc::default();
@@ -227,7 +233,8 @@ pub async fn run_agent(
         .iter()
         .map(|(node, peer)| {
             let one_way = peer.emulated_rtt / 2;
-            (*node, link::call(peer.address.clone(), hello.clone(), one_way, |_| {}))
+            let trust = peer.trust.clone();
+            (*node, link::call(peer.address.clone(), hello.clone(), trust, one_way, |_| {}))
         })
         .collect();
     let (node, endpoint) = (config.node, config.endpoint.clone());
@@ -259,13 +266,14 @@ pub async fn run_agent(
                 continue;
             };
             let (agent, masters, secret) = (agent.clone(), masters.clone(), config.secret.clone());
+            let tls = tls.clone();
             tokio::spawn(async move {
                 let hear = move |caller: NodeId, link: Link| match link {
                     Link::Order(order) => agent.deliver(caller, order),
                     Link::Peer(msg) => agent.peer(msg),
                     Link::Word(_) | Link::Hello { .. } => {}
                 };
-                match link::answer(tcp, &secret, hear).await {
+                match link::answer(tcp, tls, &secret, hear).await {
                     Ok((caller, sender)) if caller != NodeId(0) => {
                         masters
                             .lock()

@@ -686,6 +686,7 @@ mod tests {
             password: login.password.to_owned(),
             lock_wait: Duration::from_secs(5),
             one_way: Duration::ZERO,
+            trust: None,
             label: "orthodrome_test".into(),
             look_every: Duration::from_millis(50),
         };
