@@ -6,6 +6,7 @@ pub mod agent;
 pub mod contract;
 pub mod hotspot;
 pub mod middleware;
+pub mod scalardb;
 pub mod schedule;
 pub mod simulated;
 pub mod source;
