@@ -44,6 +44,24 @@ impl Xid {
         format!("orthodrome_{}_{}_{}_{}", self.middleware.0, self.epoch, self.number, source.0)
     }
 
+    /// How long its statements wait for a lock: from three quarters of `longest` to all of it, drawn from its name. Two transactions
+    /// that wait for each other at two sources, where nobody sees the circle, do not give up at the same moment; nor do they when
+    /// they are tried again, under other names.
+    #[must_use]
+    pub fn lock_wait(self, longest: Duration) -> Duration {
+        const STEPS: u64 = 1 << 10;
+        // The finalizer of SplitMix64: names that follow each other draw far apart.
+        let mix = |mut bits: u64| {
+            bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            bits ^ (bits >> 31)
+        };
+        let drawn = mix(mix(mix(u64::from(self.middleware.0)) ^ self.epoch) ^ self.number);
+        let quarter = longest / 4;
+        let step = u32::try_from(drawn % STEPS).unwrap_or_default();
+        longest - quarter + quarter * step / (1 << 10)
+    }
+
     /// What [`Xid::at`] wrote; none if something else did.
     #[must_use]
     pub fn parse(text: &str) -> Option<(Self, NodeId)> {
@@ -698,6 +716,19 @@ impl<E> Door<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_for_locks_differ_from_one_transaction_to_the_next() {
+        let longest = Duration::from_secs(5);
+        let wait = |number| Xid { middleware: NodeId(5), epoch: 3, number }.lock_wait(longest);
+        let waits: Vec<Duration> = (0..1_000).map(wait).collect();
+        let least = Duration::from_millis(3_750);
+        assert!(waits.iter().all(|wait| (least..longest).contains(wait)), "{waits:?}");
+        // Two that meet seldom give up within a tenth of a second of each other.
+        let is_close = |pair: &[Duration]| pair[0].abs_diff(pair[1]) < Duration::from_millis(100);
+        let close = waits.windows(2).filter(|pair| is_close(pair)).count();
+        assert!(close < 250, "{close} of 999 neighbours");
+    }
 
     #[test]
     fn names_of_branches_are_read_back() {

@@ -104,7 +104,7 @@ pub struct Answer {
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// How long a statement waits for a lock.
+    /// How long a statement waits for a lock at most ([`Xid::lock_wait`]).
     pub lock_timeout: Duration,
     /// PostgreSQL looks for a circle after so long a wait, MariaDB at once.
     pub deadlock_after: Duration,
@@ -590,7 +590,8 @@ impl Source {
             desk.orders
                 .push(Order::SetTimer(Timer::Deadlock(xid), now + self.config.deadlock_after));
         }
-        desk.orders.push(Order::SetTimer(Timer::Lock(xid), now + self.config.lock_timeout));
+        let longest = self.config.lock_timeout;
+        desk.orders.push(Order::SetTimer(Timer::Lock(xid), now + xid.lock_wait(longest)));
     }
 
     /// True if somebody whom it waits for waits for it.

@@ -418,7 +418,8 @@ impl Client {
         if !open.waiting.is_empty() {
             return;
         }
-        let at_once = if self.config.is_scheduled { open.queue.len() } else { 1 };
+        let is_scan = open.queue.len() > self.config.scan_above;
+        let at_once = if self.config.is_scheduled || is_scan { open.queue.len() } else { 1 };
         let next: Vec<Key> = open.queue.drain(..at_once.min(open.queue.len())).collect();
         if next.is_empty() {
             self.after_reads(id, cx);
@@ -529,8 +530,7 @@ impl Client {
             open.phase = Phase::Preparing;
         }
         let since = cx.clock().now;
-        let msg =
-            |request, images| Msg::Prepare { request, txn: id, coordinator, since, images };
+        let msg = |request, images| Msg::Prepare { request, txn: id, coordinator, since, images };
         self.ask_all(id, parts, true, msg, cx);
     }
 

@@ -30,7 +30,8 @@
 //! # What is parallel
 //! Prepare, validation, commit and rollback go to all sources at once, one message each, as ScalarDB's defaults have it, and the
 //! caller is told after the records have been committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after the other, because in
-//! its interface an operation is a call that returns before the next is made. To schedule by latency one must have the
+//! its interface an operation is a call that returns before the next is made; a round of more than 32 records is taken for a scan, and goes
+//! as one message to each source. To schedule by latency one must have the
 //! requests together, so `scalardb+` sends the reads of a round at once, one message to each source.
 //!
 //! # What `scalardb+` schedules
@@ -81,6 +82,8 @@ pub const SCALARDB_PLUS: &str = "scalardb+";
 pub struct Config {
     /// Reads of a round go together, nearer sources start later, and transactions on hot records are held back.
     pub is_scheduled: bool,
+    /// Otherwise reads of a round go one after the other, unless there are more than this: that is a scan.
+    pub scan_above: usize,
     /// A record that has been prepared for so long, without a state of its transaction, aborts it.
     pub expire_after: Duration,
     /// What is not answered is sent again after this.
@@ -216,6 +219,7 @@ impl Protocol for ScalarDb {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         Config {
             is_scheduled: name == SCALARDB_PLUS,
+            scan_above: 32,
             // ScalarDB's own.
             expire_after: Duration::from_secs(15),
             resend_after: round_trip * 3 + Duration::from_millis(500),
@@ -243,6 +247,7 @@ impl Protocol for ScalarDb {
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {
+        config.scan_above = usize::try_from(rng.range(0, 32)).unwrap_or(32);
         config.expire_after = Duration::from_millis(rng.range(10, 20_000));
         config.resend_after = Duration::from_millis(rng.range(50, 2_000));
         config.resend_tries = u32::try_from(rng.range(2, 20)).unwrap_or(10);

@@ -126,12 +126,7 @@ impl Server {
             prepared: self.prepared.get(key).map(|(mark, _)| *mark),
         });
         let records = records.collect();
-        self.answer(
-            from,
-            Msg::Records { request, records },
-            keys.into_iter().map(Row::Record),
-            cx,
-        );
+        self.answer(from, Msg::Records { request, records }, keys.into_iter().map(Row::Record), cx);
     }
 
     fn on_prepare(

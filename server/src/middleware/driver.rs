@@ -95,7 +95,7 @@ pub struct Endpoint {
     pub user: String,
     /// Its password.
     pub password: String,
-    /// How long a statement waits for a lock.
+    /// How long a statement waits for a lock at most ([`Xid::lock_wait`]).
     pub lock_wait: Duration,
     /// Half of an emulated round trip: passed before and after each request.
     pub one_way: Duration,
@@ -256,17 +256,26 @@ impl Endpoint {
         }
     }
 
-    /// The words that open a branch.
-    pub(super) fn begin(&self, name: &str, isolation: Isolation) -> String {
+    /// The words that open the branch of `xid` that is called `name` here.
+    pub(super) fn begin(&self, xid: Xid, name: &str, isolation: Isolation) -> String {
         let level = match isolation {
             Isolation::Serializable => "SERIALIZABLE",
             Isolation::RepeatableRead => "REPEATABLE READ",
             Isolation::ReadCommitted => "READ COMMITTED",
         };
+        let wait = xid.lock_wait(self.lock_wait);
         match self.kind {
-            Dialect::PostgreSql => format!("BEGIN ISOLATION LEVEL {level}"),
+            Dialect::PostgreSql => {
+                let wait = wait.as_millis().max(1);
+                format!("BEGIN ISOLATION LEVEL {level};SET LOCAL lock_timeout = {wait}")
+            }
+            // It counts in seconds.
             Dialect::MariaDb => {
-                format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'")
+                let wait = wait.as_millis().div_ceil(1_000).max(1);
+                format!(
+                    "SET SESSION innodb_lock_wait_timeout = {wait};\
+                     SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'"
+                )
             }
         }
     }

@@ -289,15 +289,13 @@ impl Source {
         let name = xid.at(self.node);
         let mut texts: Vec<String> = Vec::new();
         let mut pieces = Vec::new();
-        let count = |text: &str| {
-            if self.endpoint.kind == Dialect::MariaDb { text.split(';').count() } else { 1 }
-        };
+        let count = |text: &str| text.split(';').count();
         let own = |piece: Piece, text: String, texts: &mut Vec<String>, pieces: &mut Vec<Piece>| {
             pieces.extend(std::iter::repeat_n(piece, count(&text)));
             texts.push(text);
         };
         if let Some(isolation) = begin {
-            own(Piece::Begin, self.endpoint.begin(&name, isolation), &mut texts, &mut pieces);
+            own(Piece::Begin, self.endpoint.begin(xid, &name, isolation), &mut texts, &mut pieces);
         }
         for (number, statement) in statements.into_iter().enumerate() {
             for prelude in statement.prelude {
