@@ -227,10 +227,14 @@ pub struct WorkloadArgs {
     /// in one close by [default: 0.15]
     #[arg(long, value_name = "F")]
     pub multi_region: Option<f64>,
+    /// tpcc: share of the orders that ask for an item that does not exist, and abort [default: 0.01]
+    #[arg(long, value_name = "F")]
+    pub rollbacks: Option<f64>,
     /// ycsb: share of the operations that only read [default: 0.5]
     #[arg(long, value_name = "F")]
     pub reads: Option<f64>,
-    /// ycsb: share of the transactions that have rows in two regions [default: 0.2]
+    /// ycsb: share of the transactions that have rows in two regions [default: 0.2]; tpcc: share of NewOrder and Payment that do,
+    /// with warehouses of any region [default: see --multi-region]
     #[arg(long, value_name = "F")]
     pub distributed: Option<f64>,
     /// ycsb: rounds in which the operations of a transaction are sent [default: 1]
@@ -314,6 +318,7 @@ impl WorkloadArgs {
         options.multi_region = self.multi_region.or(options.multi_region);
         options.reads = self.reads.or(options.reads);
         options.distributed = self.distributed.or(options.distributed);
+        options.rollbacks = self.rollbacks.or(options.rollbacks);
         options.rounds = self.rounds.or(options.rounds);
         options.read_only_as = self.read_only_as.or(options.read_only_as);
         if let Some(high) = &self.high_priority {

@@ -7,6 +7,7 @@ pub mod contract;
 pub mod deadlock;
 pub mod hotspot;
 pub mod middleware;
+pub mod scalardb;
 pub mod schedule;
 pub mod simulated;
 pub mod source;

@@ -1,8 +1,9 @@
-//! The golden traces: one file, one behaviour, in `src/simulated/testdata`; one folder for each variant. Rewritten by
-//! `cargo xtask golden`.
+//! The golden traces: one file, one behaviour, in `src/simulated/testdata` and `src/scalardb/testdata`; one folder for each
+//! variant. Rewritten by `cargo xtask golden`.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
+use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS, ScalarDb};
 use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA, XA_LOCAL};
 use orthodrome_sim::golden::run_all;
 
@@ -43,4 +44,18 @@ fn golden_traces_of_quro() {
 #[test]
 fn golden_traces_of_chiller() {
     golden(CHILLER);
+}
+
+fn scalardb(name: &'static str) {
+    run_all::<ScalarDb>(name, format!("src/scalardb/testdata/{name}")).unwrap();
+}
+
+#[test]
+fn golden_traces_of_scalardb() {
+    scalardb(SCALARDB);
+}
+
+#[test]
+fn golden_traces_of_scalardb_plus() {
+    scalardb(SCALARDB_PLUS);
 }

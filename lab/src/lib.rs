@@ -6,6 +6,7 @@ mod middleware;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_eval::workload::Workload;
+use orthodrome_geotp::scalardb::ScalarDb;
 use orthodrome_geotp::simulated::GeoTp;
 use orthodrome_protocols::registry::{self, Row, UnknownProtocol, Visitor};
 use orthodrome_sim::load::HistorySink;
@@ -59,12 +60,15 @@ pub fn find(name: &str) -> Result<Subject, UnknownProtocol> {
     if let Some(row) = middleware::ROWS.iter().find(|row| row.name == name) {
         return Ok(Find.visit::<GeoTp>(row));
     }
+    if let Some(row) = middleware::SCALARDB_ROWS.iter().find(|row| row.name == name) {
+        return Ok(Find.visit::<ScalarDb>(row));
+    }
     registry::with(name, Find).map_err(|_| UnknownProtocol::new(name, rows()))
 }
 
 /// What is known of every protocol that can be simulated: those that servers run, and the middleware's.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    registry::ROWS.iter().chain(middleware::ROWS)
+    registry::ROWS.iter().chain(middleware::ROWS).chain(middleware::SCALARDB_ROWS)
 }
 
 /// Those that keep their promise only while nothing fails: baselines.

@@ -1,8 +1,10 @@
 //! What is known of the middleware's variants. Servers do not run them as they run protocols: `proxy` and `agent` do.
 
+use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS};
 use orthodrome_geotp::simulated::{CHILLER, O1, O2, O3, QURO, XA, XA_LOCAL};
 use orthodrome_protocols::registry::{Guarantee, Row};
 
+/// Of the machines in [`orthodrome_geotp::simulated`].
 pub(crate) const ROWS: &[Row] = &[
     row(
         XA,
@@ -27,6 +29,27 @@ pub(crate) const ROWS: &[Row] = &[
     row(O2, "GeoTP (2025) §IV-A, §IV-B", "2: statements with prepare, commit; one source 1"),
     row(O3, "GeoTP (2025) §IV", "2: statements with prepare, commit; one source 1"),
 ];
+
+/// Of those in [`orthodrome_geotp::scalardb`].
+pub(crate) const SCALARDB_ROWS: &[Row] = &[
+    scalardb(
+        SCALARDB,
+        "ScalarDB's consensus commit (PVLDB 16(12), 2023), as in GeoTP §VII-A1",
+        "1 for each record read, then prepare, validation, state, commit; read-only 1 for each record and validation",
+    ),
+    scalardb(
+        SCALARDB_PLUS,
+        "the same with latency-aware and late scheduling; GeoTP §VII-A1",
+        "5: reads, prepare, validation, state, commit; read-only 2",
+    ),
+];
+
+const fn scalardb(name: &'static str, paper: &'static str, round_trips: &'static str) -> Row {
+    Row {
+        conditions: "records are changed by such middlewares only; not replicated: a source that is down is missed",
+        ..row(name, paper, round_trips)
+    }
+}
 
 const fn row(name: &'static str, paper: &'static str, round_trips: &'static str) -> Row {
     Row {

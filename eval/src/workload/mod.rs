@@ -71,7 +71,7 @@ pub enum WorkloadError {
 }
 
 /// The workload called `spec`: a name, for some with a parameter after a colon (`ycsbt:6`,
-/// `list-append:dependent`, `tpcc:new-order`, `movr:begin-ride`).
+/// `list-append:dependent`, `tpcc:new-order`, `tpcc:payment`, `movr:begin-ride`).
 ///
 /// # Errors
 /// What is wrong with the name or an option, and what to do.

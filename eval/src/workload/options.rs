@@ -97,7 +97,8 @@ pub struct Options {
     /// `ycsb`: share of the operations that only read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reads: Option<f64>,
-    /// `ycsb`: share of the transactions that have rows in two regions.
+    /// `ycsb`: share of the transactions that have rows in two regions. `tpcc`: share of NewOrder and Payment that do, of which
+    /// each has its warehouse in any region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distributed: Option<f64>,
     /// `ycsb`: rounds in which the operations of a transaction are sent.

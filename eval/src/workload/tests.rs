@@ -20,10 +20,11 @@ use crate::record::{self, Attempt};
 /// Every name, and every form where there is a choice.
 fn every() -> Vec<(&'static str, Options)> {
     let mut all = vec![("smallbank", Options::default())];
-    for name in ["tpcc", "tpcc:new-order", "movr:begin-ride"] {
+    for name in ["tpcc", "tpcc:new-order", "tpcc:payment", "movr:begin-ride"] {
         all.push((name, Options::default()));
     }
     all.push(("tpcc", Options { warehouses: Some(1), ..Options::default() }));
+    all.push(("tpcc", Options { distributed: Some(0.2), ..Options::default() }));
     let busy = Options { read_only: Some(0.2), ..Options::default() };
     all.push(("movr", Options { vehicles: Some(30), users: Some(90), ..busy }));
     for form in [Form::Interactive, Form::Procedure, Form::Mixed] {
@@ -261,6 +262,12 @@ fn errors_name_the_field_and_the_remedy() {
         ("tpcc:x", "", "tpcc has no variant \"x\"; write \"tpcc\" or"),
         ("tpcc", "warehouses = 0", "`warehouses`: 0 is out of range"),
         ("tpcc", "multi_region = 1.5", "`multi_region`: 1.5 is no share"),
+        (
+            "tpcc",
+            "distributed = 0.2\nmulti_region = 0.1",
+            "`multi_region`: contradicts `distributed`",
+        ),
+        ("tpcc:payment", "new_order_share = 0.1", "`new_order_share`: contradicts `tpcc:payment`"),
         ("movr:x", "", "movr has no variant \"x\"; write \"movr\" or"),
         ("movr", "p_far = 0.95", "are more than 1 together"),
         ("movr", "p_far = 0.1\nmulti_region = 0.1", "`multi_region`: contradicts `p_close`"),

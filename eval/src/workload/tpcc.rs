@@ -53,12 +53,14 @@ const C: [i64; 3] = [87, 259, 7_911];
 /// The workload.
 #[derive(Debug)]
 pub struct Tpcc {
-    is_new_order_only: bool,
+    /// All transactions are of this kind.
+    only: Option<&'static str>,
     warehouses: i64,
     places: Places,
     new_orders: f64,
     multi_warehouse: Option<f64>,
     multi_region: Option<f64>,
+    distributed: Option<f64>,
     rollbacks: f64,
     priorities: Priorities,
     /// The last number given to an order, a payment or a delivery.
@@ -87,25 +89,55 @@ impl Tpcc {
     /// exist. Each line is of another warehouse with a probability of 1 %; or, if `multi_warehouse` is
     /// given, exactly one line of this share of the orders. The other warehouse, also of the 15 % of
     /// payments by customers of another one, is any; or, if `multi_region` is given, one of another
-    /// region in this share of the cases.
+    /// region in this share of the cases. With the parameter `payment` all are Payment.
+    ///
+    /// With `distributed` warehouses are those of any region, whoever asks; this share of the orders has one line, and of the
+    /// payments the customer, of a warehouse of another region, and the others have all of one region.
     ///
     /// # Errors
     /// Which option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
-        let known =
-            ["warehouses", "new_order_share", "multi_warehouse", "multi_region", "rollbacks"];
+        let known = [
+            "warehouses",
+            "new_order_share",
+            "multi_warehouse",
+            "multi_region",
+            "distributed",
+            "rollbacks",
+        ];
         options.only("tpcc", &known)?;
-        let new_orders = match parameter {
-            None => NEW_ORDERS,
-            Some(NEW_ORDER) => 1.0,
+        let (only, new_orders) = match parameter {
+            None => (None, NEW_ORDERS),
+            Some(NEW_ORDER) => (Some(NEW_ORDER), 1.0),
+            Some(PAYMENT) => (Some(PAYMENT), 0.0),
             Some(other) => {
                 return Err(WorkloadError::Parameter {
                     spec: format!("tpcc:{other}"),
                     problem: format!("tpcc has no variant {other:?}"),
-                    remedy: "write \"tpcc\" or \"tpcc:new-order\"".into(),
+                    remedy: "write \"tpcc\", \"tpcc:new-order\" or \"tpcc:payment\"".into(),
                 });
             }
         };
+        let contradicted = [
+            ("multi_warehouse", options.multi_warehouse.is_some()),
+            ("multi_region", options.multi_region.is_some()),
+        ];
+        if let (Some((field, _)), true) =
+            (contradicted.into_iter().find(|(_, is)| *is), options.distributed.is_some())
+        {
+            return Err(WorkloadError::Option {
+                field,
+                problem: "contradicts `distributed`".into(),
+                remedy: "remove one of the two".into(),
+            });
+        }
+        if only == Some(PAYMENT) && options.new_order_share.is_some() {
+            return Err(WorkloadError::Option {
+                field: "new_order_share",
+                problem: "contradicts `tpcc:payment`".into(),
+                remedy: "remove it, or write \"tpcc\"".into(),
+            });
+        }
         let new_orders = share("new_order_share", options.new_order_share, new_orders)?;
         let optional = |field, value: Option<f64>| match value {
             None => Ok(None),
@@ -114,12 +146,13 @@ impl Tpcc {
         let warehouses = bounded("warehouses", options.warehouses, 16, (1, 10_000))?;
         let warehouses = i64::try_from(warehouses).unwrap_or(i64::MAX);
         let mut workload = Self {
-            is_new_order_only: new_orders >= 1.0,
+            only: only.or((new_orders >= 1.0).then_some(NEW_ORDER)),
             warehouses,
             places: Places::alone(warehouses),
             new_orders,
             multi_warehouse: optional("multi_warehouse", options.multi_warehouse)?,
             multi_region: optional("multi_region", options.multi_region)?,
+            distributed: optional("distributed", options.distributed)?,
             rollbacks: share("rollbacks", options.rollbacks, 0.01)?,
             priorities: options.priorities(&NAMES)?,
             number: rows::INITIAL_ORDERS,
@@ -145,22 +178,34 @@ impl Tpcc {
     /// Another warehouse than `w`, if there is one.
     fn other_warehouse(&self, home: usize, w: i64, rng: &mut Rng) -> i64 {
         let nearby = self.places.names(home);
-        let is_abroad = match self.multi_region {
-            Some(share) => chance(share, rng),
-            None => {
+        let is_abroad = match (self.distributed, self.multi_region) {
+            // What lies in two regions is drawn for the whole transaction.
+            (Some(_), _) => false,
+            (None, Some(share)) => chance(share, rng),
+            (None, None) => {
                 let all: usize = self.places.all().map(<[i64]>::len).sum();
                 let abroad = (all - nearby.len()) as u64;
                 rng.below((all as u64).saturating_sub(1)) < abroad
             }
         };
-        let place = if is_abroad || nearby.len() < 2 { self.places.other(home, rng) } else { home };
+        let has_others = nearby.len() > 1 || self.distributed.is_some();
+        let place = if is_abroad || !has_others { self.places.other(home, rng) } else { home };
         if place != home {
             return self.places.pick(place, rng);
+        }
+        if nearby.len() < 2 {
+            return w;
         }
         let at = nearby.iter().position(|name| *name == w).unwrap_or_default();
         let step = 1 + rng.below((nearby.len() as u64).saturating_sub(1));
         let other = (at as u64 + step).checked_rem(nearby.len() as u64).unwrap_or_default();
         usize::try_from(other).ok().and_then(|at| nearby.get(at)).copied().unwrap_or(w)
+    }
+
+    /// A warehouse of another region, if this transaction is to have one.
+    fn warehouse_abroad(&self, home: usize, rng: &mut Rng) -> Option<i64> {
+        let is_abroad = self.distributed.is_some_and(|share| chance(share, rng));
+        is_abroad.then(|| self.places.pick(self.places.other(home, rng), rng))
     }
 
     fn new_order(&mut self, home: usize, w: i64, d: i64, rng: &mut Rng) -> Request {
@@ -171,13 +216,18 @@ impl Tpcc {
             Some(share) if chance(share, rng) => Some(rng.below(count)),
             Some(_) | None => None,
         };
+        let abroad = self.warehouse_abroad(home, rng).map(|abroad| (rng.below(count), abroad));
         let mut lines: Vec<[i64; 3]> = Vec::new();
         for number in 0..count {
             let is_remote = match self.multi_warehouse {
                 Some(_) => remote_line == Some(number),
                 None => rng.chance(1, 100),
             };
-            let supply = if is_remote { self.other_warehouse(home, w, rng) } else { w };
+            let supply = match abroad {
+                Some((line, abroad)) if line == number => abroad,
+                Some(_) | None if is_remote => self.other_warehouse(home, w, rng),
+                Some(_) | None => w,
+            };
             // No item twice, so that each line takes from a stock of its own.
             let mut item = nurand(8_191, C[2], (1, rows::ITEMS), rng);
             while lines.iter().any(|line| line[0] == item) {
@@ -224,7 +274,9 @@ impl Tpcc {
     }
 
     fn payment(&mut self, home: usize, w: i64, d: i64, rng: &mut Rng) -> Request {
-        let (cw, cd) = if rng.chance(85, 100) {
+        let (cw, cd) = if let Some(abroad) = self.warehouse_abroad(home, rng) {
+            (abroad, rng.range(1, 10).cast_signed())
+        } else if rng.chance(85, 100) {
             (w, d)
         } else {
             (self.other_warehouse(home, w, rng), rng.range(1, 10).cast_signed())
@@ -431,7 +483,7 @@ fn step_stock_level(request: &Request, reads: &Reads) -> Option<Step> {
 
 impl Workload for Tpcc {
     fn name(&self) -> String {
-        if self.is_new_order_only { "tpcc:new-order" } else { "tpcc" }.into()
+        self.only.map_or_else(|| "tpcc".into(), |only| format!("tpcc:{only}"))
     }
 
     fn values(&self) -> Values {
@@ -444,13 +496,19 @@ impl Workload for Tpcc {
     }
 
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
-        let home = self.places.home(issuer.region);
+        let home = match self.distributed {
+            Some(_) => {
+                let count = self.places.all().count() as u64;
+                usize::try_from(rng.below(count)).unwrap_or_default()
+            }
+            None => self.places.home(issuer.region),
+        };
         let w = self.places.pick(home, rng);
         let d = rng.range(1, 10).cast_signed();
         if chance(self.new_orders, rng) {
             return self.new_order(home, w, d, rng);
         }
-        match weighted(&OTHERS, rng).copied() {
+        match self.only.or_else(|| weighted(&OTHERS, rng).copied()) {
             Some(PAYMENT) => self.payment(home, w, d, rng),
             Some(DELIVERY) => self.delivery(w, rng),
             Some(STOCK_LEVEL) => {
@@ -488,7 +546,7 @@ impl Workload for Tpcc {
     }
 
     fn is_general(&self) -> bool {
-        !self.is_new_order_only
+        self.only.is_none()
     }
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {

@@ -269,6 +269,13 @@ impl ProxyConfig {
         }
         let isolation = Isolation::from_name(&file.isolation)
             .ok_or_else(|| format!("isolation: `{}` is not a level; use serializable, repeatable read or read committed", file.isolation))?;
+        if file.mode.starts_with("scalardb") {
+            return Err(format!(
+                "mode: `{}` runs in the simulator only: every record carries columns of its own (who wrote it, \
+                 its state, what it held before) that your tables do not have; use xa or geotp",
+                file.mode
+            ));
+        }
         let switched = optimizations(&file.mode)
             .ok_or_else(|| format!("mode: `{}` is not known; use xa, xa-local, quro, chiller, geotp-o1, geotp-o2 or geotp", file.mode))?;
         let mut users = BTreeMap::new();

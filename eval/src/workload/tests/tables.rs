@@ -112,6 +112,37 @@ fn orders_reach_other_regions_as_often_as_asked() {
 }
 
 #[test]
+fn distributed_transactions_have_two_regions_wherever_they_begin() {
+    let cluster = azure6();
+    for spec in ["tpcc:new-order", "tpcc:payment"] {
+        let options = Options { distributed: Some(0.3), ..Options::default() };
+        let mut workload = parse(spec, &options).unwrap();
+        workload.place(&cluster);
+        assert!(!workload.is_general());
+        assert_eq!(workload.name(), spec);
+        let mut rng = Rng::stream(5, "workload", 0);
+        let (mut distributed, mut elsewhere, count) = (0, 0, 6_000);
+        for _ in 0..count {
+            let request = workload.next(issuer(0), &mut rng);
+            let regions = regions(&cluster, RegionId(0), &request);
+            let owners: BTreeSet<RegionId> = request
+                .reads
+                .iter()
+                .map(|key| cluster.leader_region(cluster.partition_of(key)))
+                .collect();
+            assert!(owners.len() <= 2, "{owners:?}");
+            distributed += u32::from(owners.len() > 1);
+            elsewhere += u32::from(!owners.contains(&RegionId(0)));
+            assert!(regions.is_superset(&owners));
+        }
+        assert_share(distributed.into(), count.into(), 0.3, "of two regions");
+        // A sixth of the warehouses is here, and of the others some take from here.
+        let elsewhere = f64::from(elsewhere) / f64::from(count);
+        assert!((0.75..0.82).contains(&elsewhere), "{elsewhere} have nothing to do with r0");
+    }
+}
+
+#[test]
 fn rides_are_taken_abroad_as_often_as_asked() {
     let cluster = azure6();
     let options = Options { multi_region: Some(0.3), ..Options::default() };
