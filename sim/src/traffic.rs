@@ -45,13 +45,8 @@ impl Traffic {
     /// Nothing yet, between nodes of these roles and in these regions.
     pub fn between(nodes: impl IntoIterator<Item = (Role, RegionId)>) -> Self {
         let none = Count::default();
-        let node = |(role, region)| OfNode {
-            role,
-            region,
-            sent: none,
-            received: none,
-            wide_area: none,
-        };
+        let node =
+            |(role, region)| OfNode { role, region, sent: none, received: none, wide_area: none };
         Self { kinds: Vec::new(), nodes: nodes.into_iter().map(node).collect() }
     }
 

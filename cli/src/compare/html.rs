@@ -8,7 +8,8 @@ use orthodrome_eval::plot::{Figure, Series};
 use super::journey::Journey;
 use super::map::Layout;
 use super::{
-    Args, BY_PRIORITY, BY_REACH, BY_ROLE, COLUMNS, Column, Compared, Swept, cell, differs_in_reach, has_both,
+    Args, BY_PRIORITY, BY_REACH, BY_ROLE, COLUMNS, Column, Compared, Swept, cell, differs_in_reach,
+    has_both,
 };
 use crate::output;
 use crate::page::{drawing, page};
@@ -166,6 +167,7 @@ impl Report<'_> {
         });
         Figure {
             title: "Distribution of latencies".into(),
+            note: String::new(),
             x: "% of the transactions that are not slower".into(),
             y: "ms".into(),
             series: series.collect(),
@@ -223,7 +225,13 @@ impl Report<'_> {
                 }
             });
             let x = self.args.workload.amount_unit().to_owned();
-            Figure { title: title.into(), x, y: y.into(), series: series.collect() }
+            Figure {
+                title: title.into(),
+                note: String::new(),
+                x,
+                y: y.into(),
+                series: series.collect(),
+            }
         };
         vec![
             figure("Throughput", "committed a second", |swept| swept.result.committed_tps),

@@ -232,7 +232,7 @@ fn simulated(
     name: &str,
     seed: u64,
 ) -> anyhow::Result<Run> {
-    let subject = orthodrome_lab::find(name)?;
+    let subject = placement.subject(name)?;
     let cluster = placement.cluster_of(&subject)?;
     let mut simulation = course.simulation(&subject, cluster, workload, seed)?;
     let (report, failure) = sim::carry_out(&mut *simulation)?;

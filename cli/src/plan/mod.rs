@@ -176,6 +176,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         partitions,
         replicas: 2 * survive + 1,
         servers_per_region: args.servers_per_region,
+        gateways_per_region: 1,
+        sources: None,
         shares: 1,
         gateways: Vec::new(),
     };

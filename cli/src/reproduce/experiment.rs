@@ -115,7 +115,10 @@ impl Experiment {
     /// Refuses what cannot be run or judged.
     fn validate(&self) -> anyhow::Result<()> {
         for column in self.columns() {
-            ensure!(compare::columns().any(|(name, ..)| *name == column), "column {column:?}: no such column");
+            ensure!(
+                compare::columns().any(|(name, ..)| *name == column),
+                "column {column:?}: no such column"
+            );
         }
         let known: BTreeSet<&str> = self.protocols.iter().map(String::as_str).collect();
         for name in self.own_options.keys() {

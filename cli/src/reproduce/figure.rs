@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
 use orthodrome_eval::metrics::OfKind;
-use orthodrome_eval::plot::{Figure, Series};
+use orthodrome_eval::plot::{Figure, Mark, Series};
 use serde::{Serialize, Serializer};
 
 use super::Args;
@@ -125,7 +125,8 @@ impl Done {
     /// Its drawings, with the names of their files.
     pub fn drawings(&self) -> Vec<(String, &str)> {
         let id = &self.experiment.id;
-        let named = [(format!("{id}.svg"), &self.svg), (format!("{id}-cdf.svg"), &self.distributions)];
+        let named =
+            [(format!("{id}.svg"), &self.svg), (format!("{id}-cdf.svg"), &self.distributions)];
         named.into_iter().filter_map(|(name, svg)| Some((name, svg.as_deref()?))).collect()
     }
 
@@ -224,7 +225,7 @@ pub fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
         points.iter().filter(|point| point.at == last && !point.kinds.is_empty()).collect();
     let distributions = match ends.as_slice() {
         [] => None,
-        ends => Some(distributions(&experiment, ends).svg()?),
+        ends => Some(distributions(args, &experiment, ends).svg()?),
     };
     Ok(Done {
         experiment,
@@ -253,11 +254,53 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-fn figure(_args: &Args, experiment: &Experiment, protocols: &[&str], measured: &Measured) -> Figure {
+/// How runs of a form are described in a few words.
+pub fn form(args: &Args, experiment: &Experiment) -> String {
+    let seeds = match args.seeds {
+        1 => "1 seed".to_owned(),
+        more => format!("{more} seeds"),
+    };
+    if args.full {
+        return format!("as in the paper, {seeds}");
+    }
+    let seconds = &experiment.sweep.short_seconds;
+    let (least, most) = (seconds.iter().min(), seconds.iter().max());
+    let seconds = match (least, most) {
+        (Some(least), Some(most)) if least != most => format!("{least} to {most} s"),
+        (_, most) => format!("{} s", most.copied().unwrap_or_default()),
+    };
+    format!("short form: {seconds} a point, {seeds}")
+}
+
+/// What a claim says of the figure at its point, if that is a value or a bound.
+fn mark(claim: &Claim, measured: &Measured) -> Option<(Mark, (f64, f64))> {
+    let (mark, value) = if let Some(value) = claim.is {
+        (Mark::Value, value)
+    } else if let Some(other) = &claim.lower_than {
+        let other = measured.at(other, claim.than_at.unwrap_or(claim.at))?;
+        let by_ratio = claim.times.map(|times| other / times);
+        (Mark::Derived, claim.by.map(|by| other - by).or(by_ratio)?)
+    } else {
+        let (mark, bound) = match claim.above {
+            Some(above) => (Mark::Above, above),
+            None => (Mark::Below, claim.below?),
+        };
+        let value = match claim.growth_from {
+            Some(from) => measured.at(&claim.of, from)? * (1.0 + bound),
+            None => bound,
+        };
+        (mark, value)
+    };
+    Some((mark, (claim.at, value)))
+}
+
+fn figure(args: &Args, experiment: &Experiment, protocols: &[&str], measured: &Measured) -> Figure {
+    let own = experiment.column.as_str();
     let reported = |name: &str| {
-        let is_drawn = |claim: &&Claim| claim.of == name && claim.column.is_none();
+        let is_drawn =
+            |claim: &&Claim| claim.of == name && claim.column.as_deref().is_none_or(|c| c == own);
         let of = experiment.claims.iter().filter(is_drawn);
-        of.filter_map(|claim| Some((claim.at, claim.is?))).collect()
+        of.filter_map(|claim| mark(claim, measured)).collect()
     };
     let series = protocols.iter().map(|&name| Series {
         name: name.to_owned(),
@@ -265,15 +308,21 @@ fn figure(_args: &Args, experiment: &Experiment, protocols: &[&str], measured: &
         reported: reported(name),
     });
     Figure {
-        title: format!("{} ({}), simulated; × reported", experiment.title, experiment.source),
+        title: experiment.title.clone(),
+        note: note(args, experiment),
         x: experiment.sweep.label.clone(),
-        y: experiment.column.clone(),
+        y: own.to_owned(),
         series: series.collect(),
     }
 }
 
+/// What is said below a title.
+fn note(args: &Args, experiment: &Experiment) -> String {
+    format!("{} · {} · simulated, {}", experiment.id, experiment.source, form(args, experiment))
+}
+
 /// Distribution functions, lying on their sides so that the slowest can be told apart.
-fn distributions(experiment: &Experiment, points: &[&Point]) -> Figure {
+fn distributions(args: &Args, experiment: &Experiment, points: &[&Point]) -> Figure {
     let at = points.first().map_or(0.0, |point| point.at);
     let series = points.iter().map(|point| Series {
         name: point.protocol.to_owned(),
@@ -281,10 +330,10 @@ fn distributions(experiment: &Experiment, points: &[&Point]) -> Figure {
         reported: Vec::new(),
     });
     Figure {
-        title: format!("{} at {at}, simulated: distribution", experiment.title),
+        title: format!("{}: how latencies are distributed at {at}", experiment.title),
+        note: note(args, experiment),
         x: "% of the transactions that are not slower".into(),
         y: "ms".into(),
         series: series.collect(),
     }
 }
-

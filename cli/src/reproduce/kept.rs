@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::Context as _;
 use orthodrome_eval::metrics::OfKind;
 use serde::{Deserialize, Serialize};
 

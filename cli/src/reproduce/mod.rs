@@ -1,9 +1,11 @@
 //! `reproduce`: published figures, measured again in the simulator and held against what their
 //! authors reported.
 
+mod docs;
 mod experiment;
 mod figure;
 mod html;
+mod ids;
 mod kept;
 mod verdict;
 
@@ -12,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 
 use crate::compare;
@@ -67,6 +69,9 @@ pub struct Args {
     /// Write each figure as ID.svg into this folder
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
+    /// With all figures: write them as reproduction.md, with their plots in plots/, into this folder
+    #[arg(long, value_name = "FOLDER")]
+    docs: Option<PathBuf>,
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
@@ -105,6 +110,10 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         output::print(&list(&all))?;
         return Ok(Status::Held);
     }
+    ensure!(
+        args.docs.is_none() || args.figures.iter().any(|name| name == "all"),
+        "--docs: it has every figure; use reproduce all"
+    );
     let chosen = chosen(all, &args.figures)?;
     if let Some(folder) = &args.plots {
         fs::create_dir_all(folder).with_context(|| format!("--plots {}", folder.display()))?;
@@ -113,6 +122,10 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let mut done = Vec::new();
     for experiment in chosen {
         let one = carry_out(args, experiment)?;
+        if args.keep.is_some() && one.ran < one.runs() {
+            let kept = one.runs() - one.ran;
+            eprintln!("{}: {kept} of {} runs were there", one.experiment.id, one.runs());
+        }
         if !args.json {
             output::print(&describe(&one, args.full))?;
         }
@@ -120,6 +133,9 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             write_plots(&one, folder).with_context(|| format!("--plots {}", folder.display()))?;
         }
         done.push(one);
+    }
+    if let Some(folder) = &args.docs {
+        docs::write(args, &done, folder).with_context(|| format!("--docs {}", folder.display()))?;
     }
     if let Some(path) = &args.html {
         let page = html::figures(&done, args.full, args.seeds);
@@ -182,14 +198,22 @@ fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experime
 
 /// Latencies by how far transactions reach, and how they are distributed over all; nothing where they do not differ in that.
 fn by_reach(done: &Done) -> String {
-    let points = || done.points.iter().filter(|point| !point.kinds.is_empty());
-    if points().next().is_none() {
+    let (header, rows) = reaches(done);
+    if rows.is_empty() {
         return String::new();
     }
+    format!("\n{BY_REACH}\n{}\n", output::table(&header, rows).trim_fmt())
+}
+
+/// What the table of [`reaches`] has.
+const BY_REACH: &str = "mean ms by how far transactions reach, and the distribution over all";
+
+/// A row for each point where transactions differ in how far they reach, with a header.
+fn reaches(done: &Done) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut header = vec!["protocol", "at"];
     header.extend(REACHES);
     header.extend(QUANTILES.map(|(name, _)| name));
-    let rows = points().map(|point| {
+    let row = |point: &Point| {
         let mean = |name: &str| {
             let kind = point.kinds.get(name).filter(|kind| kind.latency_ms.n > 0);
             compare::cell(&[kind.map_or(f64::NAN, |kind| kind.latency_ms.mean)], 1)
@@ -200,19 +224,16 @@ fn by_reach(done: &Done) -> String {
             compare::cell(&[at.map_or(f64::NAN, |(_, ms)| *ms)], 1)
         };
         let named = [point.protocol.to_owned(), point.at.to_string()].into_iter();
-        named.chain(REACHES.map(mean)).chain(QUANTILES.map(quantile)).collect::<Vec<_>>()
-    });
-    format!(
-        "\nmean ms by how far transactions reach, and the distribution over all\n{}\n",
-        output::table(&header, rows).trim_fmt()
-    )
+        named.chain(REACHES.map(mean)).chain(QUANTILES.map(quantile)).collect()
+    };
+    let points = done.points.iter().filter(|point| !point.kinds.is_empty());
+    (header, points.map(row).collect())
 }
 
 /// How far transactions reach, by name.
 const REACHES: [&str; 3] = ["local", "close", "far"];
-/// The shares of all transactions that are not slower.
-const QUANTILES: [(&str, f64); 6] =
-    [("p25", 25.0), ("p50", 50.0), ("p75", 75.0), ("p90", 90.0), ("p95", 95.0), ("p99", 99.0)];
+/// The shares of all transactions that are not slower; of further ones what is kept, a step for each 2 %, says little.
+const QUANTILES: [(&str, f64); 4] = [("p25", 25.0), ("p50", 50.0), ("p75", 75.0), ("p90", 90.0)];
 
 fn list(all: &[Experiment]) -> String {
     let rows = all.iter().map(|one| {
@@ -225,7 +246,7 @@ fn list(all: &[Experiment]) -> String {
 
 /// The figure for people.
 fn describe(done: &Done, is_full: bool) -> String {
-    let Done { experiment, points, claims, failures, .. } = done;
+    let Done { experiment, claims, .. } = done;
     let Experiment { id, source, title, column, sweep, .. } = experiment;
     let form = if is_full { "as in the paper" } else { "short form: see --full" };
     let mut text = format!(
@@ -253,21 +274,8 @@ fn describe(done: &Done, is_full: bool) -> String {
             text.push_str(&format!("\n{}: {why}", claim.reported));
         }
     }
-    let (_, absent) = experiment.protocols();
-    if !absent.is_empty() {
-        text.push_str(&format!("\nNot implemented yet: {}", absent.join(", ")));
-    }
-    // Those that did not end are not in the latencies.
-    for point in points.iter().filter(|point| point.outstanding.value() > 0.01) {
-        text.push_str(&format!(
-            "\n{} at {}: {:.0} % of the requests had not ended, so its latencies are too low",
-            point.protocol,
-            point.at,
-            point.outstanding.value() * 100.0
-        ));
-    }
-    for failure in failures {
-        text.push_str(&format!("\n{failure}"));
+    for remark in remarks(done) {
+        text.push_str(&format!("\n{remark}"));
     }
     if let Some(&at) = experiment.values(is_full).first() {
         for command in experiment.commands(at, is_full) {
@@ -276,6 +284,26 @@ fn describe(done: &Done, is_full: bool) -> String {
         text.push('\n');
     }
     text
+}
+
+/// What people must know who read the figures.
+fn remarks(done: &Done) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let (_, absent) = done.experiment.protocols();
+    if !absent.is_empty() {
+        remarks.push(format!("Not implemented yet: {}", absent.join(", ")));
+    }
+    // Those that did not end are not in the latencies.
+    for point in done.points.iter().filter(|point| point.outstanding.value() > 0.01) {
+        remarks.push(format!(
+            "{} at {}: {:.0} % of the requests had not ended, so its latencies are too low",
+            point.protocol,
+            point.at,
+            point.outstanding.value() * 100.0
+        ));
+    }
+    remarks.extend(done.failures.iter().cloned());
+    remarks
 }
 
 /// A table for each column, named above it where there are several.
@@ -290,16 +318,21 @@ fn tables(done: &Done, is_full: bool) -> String {
 }
 
 fn table(done: &Done, column: &str, is_full: bool) -> String {
-    let values = done.experiment.values(is_full);
-    let header = values.iter().map(f64::to_string);
-    let header: Vec<String> = ["protocol".to_owned()].into_iter().chain(header).collect();
+    let (header, rows) = figures(done, column, is_full);
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    let rows = done.experiment.protocols().0.into_iter().map(|name| {
-        let own = done.points.iter().filter(move |point| point.protocol == name);
-        let cells = own.map(|point| compare::cell(point.figures(column), 1));
-        [name.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
-    });
     format!("{}\n", output::table(&header, rows).trim_fmt())
+}
+
+/// One column of all points: the header of a table and its rows.
+fn figures(done: &Done, column: &str, is_full: bool) -> (Vec<String>, Vec<Vec<String>>) {
+    let values = done.experiment.values(is_full).iter().map(f64::to_string);
+    let header = ["protocol".to_owned()].into_iter().chain(values).collect();
+    let row = |name: &str| {
+        let own = done.points.iter().filter(|point| point.protocol == name);
+        let cells = own.map(|point| compare::cell(point.figures(column), 1));
+        [name.to_owned()].into_iter().chain(cells).collect()
+    };
+    (header, done.experiment.protocols().0.into_iter().map(row).collect())
 }
 
 #[cfg(test)]
@@ -401,7 +434,9 @@ mod tests {
         assert_eq!((resumed.ran, resumed.runs()), (4, 8));
         assert_eq!(shown(&resumed), shown(&whole));
         let text = fs::read_to_string(&file).unwrap();
-        assert!(text.starts_with(&half[..lines[..4].join("\n").len()]) && text.lines().count() == 8);
+        assert!(
+            text.starts_with(&half[..lines[..4].join("\n").len()]) && text.lines().count() == 8
+        );
         assert_eq!(figure(&[]).ran, 0);
 
         // Of another commit: run again, unless that does not matter.
