@@ -51,6 +51,9 @@ pub struct Run {
     pub regions: BTreeMap<String, Summary>,
     /// Bytes that crossed regions, per committed transaction.
     pub egress_bytes_per_txn: f64,
+    /// What they cost for a million committed transactions, if they have prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_dollars: Option<f64>,
     /// Requests that had not ended when the run did.
     pub outstanding: u32,
     /// The promise that the run broke.
@@ -99,6 +102,13 @@ pub struct Found {
     pub count: usize,
 }
 
+impl Found {
+    /// Whether bytes between regions have prices.
+    pub fn is_priced(&self) -> bool {
+        self.naive.runs.iter().any(|run| run.egress_dollars.is_some())
+    }
+}
+
 /// The first `(all, each)`: as many of all, and as many of each protocol. What is left shows that another protocol was
 /// tried too.
 fn best_of(tried: Vec<Tried>, (all, each): (usize, usize)) -> Vec<Tried> {
@@ -123,6 +133,8 @@ pub struct Search<'a> {
     pub seeds: u64,
     /// What matters.
     pub objective: Objective,
+    /// What a gigabyte that leaves a region costs in dollars, by region; nothing: it is not said.
+    pub prices: BTreeMap<RegionId, f64>,
     /// The protocols.
     pub protocols: Vec<&'static str>,
     /// The placements.
@@ -263,9 +275,13 @@ impl Search<'_> {
         let map = cluster.topology.clone();
         let mut simulation = subject.simulation(cluster, workload, schedule, options, None)?;
         let (report, failure) = sim::carry_out(&mut *simulation)?;
-        let egress = map.regions().map(|region| report.traffic.leaving(region).bytes).sum::<u64>();
+        let committed = report.result.committed.max(1) as f64;
+        let leaving = |region| report.traffic.leaving(region).bytes as f64 / committed;
+        let dollars = |(region, price): (&RegionId, &f64)| leaving(*region) * 1e6 * price / 1e9;
         Ok(Run {
-            egress_bytes_per_txn: egress as f64 / report.result.committed.max(1) as f64,
+            egress_bytes_per_txn: map.regions().map(leaving).sum(),
+            egress_dollars: (!self.prices.is_empty())
+                .then(|| self.prices.iter().map(dollars).sum()),
             result: report.result,
             regions: report.regions,
             outstanding: report.outstanding,
