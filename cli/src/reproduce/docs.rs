@@ -189,3 +189,70 @@ fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::super::experiment::Experiment;
+    use super::super::figure::carry_out;
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Reproduce {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Every figure, from a folder in which C4 alone has been run.
+    fn rendered(folder: &Path) -> String {
+        let keep = folder.display().to_string();
+        let words = ["reproduce", "all", "--keep", &keep, "--no-runs", "--any-commit"];
+        let args = Reproduce::parse_from(words).args;
+        let done = Experiment::all().unwrap().into_iter().map(|one| carry_out(&args, one).unwrap());
+        let done: Vec<Done> = done.collect();
+        let docs = folder.join("docs");
+        write(&args, &done, &docs).unwrap();
+        let plot = fs::read_to_string(docs.join("plots/C4.svg")).unwrap();
+        assert_eq!(fs::read_dir(docs.join("plots")).unwrap().count(), 1);
+        fs::read_to_string(docs.join("reproduction.md")).unwrap() + &plot
+    }
+
+    #[test]
+    fn the_document_has_every_figure_and_comes_out_the_same_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let experiment = Experiment::all().unwrap().into_iter().find(|one| one.id == "C4").unwrap();
+        let line = |(protocol, p50): (&&str, f64)| {
+            let run = experiment.run(protocol, 200.0, false, 1);
+            let outcome = format!(
+                "{{\"columns\":{{\"p50 ms\":{p50}}},\"committed\":9,\"outstanding\":1,\"audited\":null,\
+                 \"failure\":null,\"wall_seconds\":2.5}}"
+            );
+            let run = serde_json::to_string(&run).unwrap();
+            format!("{{\"commit\":\"0123abcd\",\"run\":{run},\"outcome\":{outcome}}}\n")
+        };
+        let protocols = experiment.protocols().0;
+        let lines: String = protocols.iter().zip([290.0, 240.5, 200.0]).map(line).collect();
+        fs::write(folder.path().join("C4.jsonl"), lines).unwrap();
+
+        let text = rendered(folder.path());
+        for id in IDS {
+            let row = |line: &str| {
+                line.starts_with(&format!("| [{}](#", id.name))
+                    || line.starts_with(&format!("| {} |", id.name))
+            };
+            assert!(text.lines().any(row), "{} has no row", id.name);
+        }
+        for part in [
+            "| 0123abcd | 2 | 1 |",
+            "| carousel-fast | 240.5 |",
+            "![Retwis on ec2-5 at 200 a second](plots/C4.svg)",
+            "| tapir at 200: 334 | 200 (-40.1 %) | differs, explained: Half of Retwis",
+            "- tapir at 200: 10 % of the requests had not ended",
+            "It has not been run.",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(rendered(folder.path()), text);
+    }
+}
