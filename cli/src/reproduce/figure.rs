@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Context as _;
 use orthodrome_eval::metrics::OfKind;
 use orthodrome_eval::plot::{Figure, Mark, Series};
+use orthodrome_eval::workload::Reach;
 use serde::{Serialize, Serializer};
 
 use super::Args;
@@ -47,7 +48,12 @@ impl Point {
     /// Takes in what came of the run with the next seed; `columns` are the experiment's.
     fn take(&mut self, columns: &[&str], outcome: &Outcome) {
         if self.kinds.is_empty() {
-            self.kinds = outcome.kinds.clone();
+            let is_reach = |name: &str| Reach::ALL.iter().any(|reach| reach.name() == name);
+            let own = outcome.kinds.iter().filter(|(name, _)| is_reach(name));
+            let reaches: BTreeMap<_, _> = own.map(|(a, b)| (a.clone(), b.clone())).collect();
+            if reaches.len() > 1 {
+                self.kinds = reaches;
+            }
         }
         for (at, name) in columns.iter().enumerate() {
             let figures = match at {
@@ -65,7 +71,7 @@ impl Point {
         self.others.get(column).unwrap_or(&self.values)
     }
 
-    /// The distribution function of its latencies, whatever their kind: shares in per cent, and milliseconds.
+    /// The distribution function of its latencies, however far they reach: 2 %, 4 % and so on, and milliseconds.
     pub fn distribution(&self) -> Vec<(f64, f64)> {
         let of = |kind: &OfKind| {
             let weight = kind.latency_ms.n as f64 / kind.cdf_ms.len().max(1) as f64;
@@ -75,11 +81,15 @@ impl Point {
         steps.sort_by(|a, b| a.0.total_cmp(&b.0));
         let all: f64 = steps.iter().map(|(_, weight)| weight).sum();
         let mut below = 0.0;
-        let share = |(ms, weight): (f64, f64)| {
+        let mut shares = (1..=50).map(|step| f64::from(2 * step)).peekable();
+        let mut distribution = Vec::new();
+        for (ms, weight) in steps {
             below += weight;
-            (100.0 * below / all, ms)
-        };
-        steps.into_iter().map(share).collect()
+            while let Some(share) = shares.next_if(|share| 100.0 * below / all >= share - 1e-9) {
+                distribution.push((share, ms));
+            }
+        }
+        distribution
     }
 }
 
