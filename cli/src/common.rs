@@ -60,7 +60,8 @@ impl Placement {
 
     /// The protocol called `name`, with the sources that were asked for.
     pub fn subject(&self, name: &str) -> anyhow::Result<Subject> {
-        let mut subject = orthodrome_lab::find(name)?;
+        let mut subject =
+            orthodrome_lab::find(name).map_err(|error| anyhow!("--protocol: {error}"))?;
         ensure!(
             self.sources.is_none() || subject.has_sources,
             "--sources: {name} is no middleware before other databases; leave it out, or use one of the middleware's protocols"

@@ -134,7 +134,7 @@ impl Report<'_> {
                     tr class={ "r" (at) } {
                         td { (swatch(at)) (one.protocol) }
                         @for ((_, decimals, figure), best) in columns.iter().zip(&best) {
-                            @let values: Vec<f64> = one.runs.iter().map(|run| figure(run)).collect();
+                            @let values: Vec<f64> = one.runs.iter().map(figure).collect();
                             @let is_best = best.is_some_and(|best| mean(&values) == best);
                             td class=(if is_best { "n best" } else { "n" }) { (cell(&values, *decimals)) }
                         }
@@ -147,10 +147,8 @@ impl Report<'_> {
 
     /// The best mean of a column; none where that says nothing.
     fn best(&self, (name, _, figure): &Column) -> Option<f64> {
-        let means = self
-            .compared
-            .iter()
-            .map(|one| mean(&one.runs.iter().map(|run| figure(run)).collect::<Vec<_>>()));
+        let means =
+            self.compared.iter().map(|one| mean(&one.runs.iter().map(figure).collect::<Vec<_>>()));
         let means = means.filter(|mean| mean.is_finite());
         let is_more_better = name.starts_with("commit");
         means.reduce(|a, b| if (a < b) == is_more_better { b } else { a })

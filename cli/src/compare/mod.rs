@@ -453,7 +453,7 @@ fn table(compared: &[Compared], columns: &[Column]) -> String {
     let header: Vec<&str> = ["protocol"].into_iter().chain(names).collect();
     let rows = compared.iter().map(|one| {
         let cells = columns.iter().map(|(_, decimals, figure)| {
-            let values: Vec<f64> = one.runs.iter().map(|run| figure(run)).collect();
+            let values: Vec<f64> = one.runs.iter().map(figure).collect();
             cell(&values, *decimals)
         });
         [one.protocol.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
