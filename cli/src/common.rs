@@ -16,7 +16,7 @@ use orthodrome_eval::checker::Model;
 use orthodrome_eval::workload::{
     self, Description, Distribution, Form, ReadOnlyAs, Workload, WorkloadError,
 };
-use orthodrome_lab::Subject;
+use orthodrome_lab::{Sources, Subject};
 use orthodrome_protocols::registry::Guarantee;
 use orthodrome_sim::load::Arrival;
 
@@ -36,6 +36,13 @@ pub struct Placement {
     /// Servers in each region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub servers_per_region: u32,
+    /// Gateways in each region that has any
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub gateways_per_region: u32,
+    /// What the databases behind the middleware are, with its protocols: mariadb, postgres, or mixed, which is PostgreSQL
+    /// the first, the third and so on, and MariaDB the others [default: mariadb]
+    #[arg(long, value_name = "KIND", value_parser = sources)]
+    pub sources: Option<Sources>,
     /// Divide the copy of everything that each region has into so many shares, with the protocols that order
     /// transactions first: the servers of a region hold them in turns
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -46,9 +53,21 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The cluster, with one gateway in each region that has any.
+    /// The cluster.
     pub fn cluster(&self) -> anyhow::Result<Cluster> {
         self.placed(self.replicas)
+    }
+
+    /// The protocol called `name`, with the sources that were asked for.
+    pub fn subject(&self, name: &str) -> anyhow::Result<Subject> {
+        let mut subject =
+            orthodrome_lab::find(name).map_err(|error| anyhow!("--protocol: {error}"))?;
+        ensure!(
+            self.sources.is_none() || subject.has_sources,
+            "--sources: {name} is no middleware before other databases; leave it out, or use one of the middleware's protocols"
+        );
+        subject.sources = self.sources.unwrap_or_default();
+        Ok(subject)
     }
 
     /// The same for a protocol that may have no replicas.
@@ -84,7 +103,7 @@ impl Placement {
         cluster.divided(self.shares).with_context(|| format!("--shares {}", self.shares))
     }
 
-    /// The servers of each region, numbered from 1, then a gateway in each region that has any.
+    /// The servers of each region, numbered from 1, then the gateways of each region that has any.
     fn nodes(&self, map: &Topology) -> anyhow::Result<Vec<Node>> {
         for name in &self.gateways {
             ensure!(
@@ -104,7 +123,7 @@ impl Placement {
         let gateways = map
             .regions()
             .filter(|&region| has_gateway(region))
-            .map(|region| (region, Role::Gateway));
+            .flat_map(|region| (0..self.gateways_per_region).map(move |_| (region, Role::Gateway)));
         let nodes = (1..).zip(servers.chain(gateways));
         Ok(nodes.map(|(id, (region, role))| Node { id: NodeId(id), region, role }).collect())
     }
@@ -137,6 +156,15 @@ impl Placement {
         }
         let partitioning = Partitioning::hash(partitions.iter().map(|partition| partition.id));
         Ok(Cluster::new(map, 1, nodes, partitions, partitioning)?)
+    }
+}
+
+fn sources(text: &str) -> Result<Sources, String> {
+    match text {
+        "mariadb" => Ok(Sources::MariaDb),
+        "mixed" => Ok(Sources::Mixed),
+        "postgres" => Ok(Sources::Postgres),
+        _ => Err("use mariadb, mixed or postgres".into()),
     }
 }
 

@@ -235,8 +235,7 @@ struct Run {
 
 /// Runs the simulation and prints what came of it.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
-    let subject =
-        orthodrome_lab::find(&args.protocol).map_err(|error| anyhow!("--protocol: {error}"))?;
+    let subject = args.placement.subject(&args.protocol)?;
     let cluster = args.placement.cluster_of(&subject)?;
     let run = simulate(args, cluster, &subject)?;
     let is_kept = run.failure.is_none() && run.verdict.as_ref().is_none_or(|verdict| verdict.ok);

@@ -7,6 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::output;
+
 /// How work is spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Pool {
@@ -17,6 +19,35 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// As many threads as were asked for, until everything is done.
+    pub fn of(threads: Option<u16>) -> Self {
+        Self { threads, minutes: None }
+    }
+
+    /// Calls `work` for the numbers below `jobs` and `take` for each result, both as [`Pool::run`] does, and shows
+    /// on standard error how far it is, after `what`. The first error ends it: nothing more is begun.
+    pub fn shown<T: Send>(
+        self,
+        what: &str,
+        jobs: u64,
+        work: impl Fn(u64) -> anyhow::Result<T> + Sync,
+        mut take: impl FnMut(T) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let bar = output::progress(Some(jobs), "{spinner} {msg}: {pos}/{len} {bar:20} {elapsed}")?;
+        bar.set_message(what.to_owned());
+        let mut outcome = Ok(());
+        self.run(0..jobs, work, |result| {
+            bar.inc(1);
+            let taken = result.and_then(&mut take);
+            if outcome.is_ok() {
+                outcome = taken;
+            }
+            outcome.is_ok()
+        });
+        bar.finish_and_clear();
+        outcome
+    }
+
     /// Calls `work` for each number, on several threads at once, and `take` on this thread for each
     /// result as it comes. Numbers are begun in order. Once `take` has answered false, or time is
     /// up, none is begun; what has been begun is still taken.
@@ -58,6 +89,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::{anyhow, bail};
+
     use super::*;
 
     #[test]
@@ -89,5 +122,25 @@ mod tests {
 
         let pool = Pool { threads: Some(2), minutes: Some(Duration::ZERO) };
         pool.run(0..10, |number| number, |_| unreachable!("time was up before it began"));
+    }
+
+    #[test]
+    fn the_first_error_of_either_side_ends_it() {
+        let pool = Pool::of(Some(1));
+        let mut taken = Vec::new();
+        let odd = |number: u64| match number {
+            3 => Err(anyhow!("three")),
+            _ => Ok(number),
+        };
+        let mut take = |number| {
+            taken.push(number);
+            Ok(())
+        };
+        assert_eq!(pool.shown("all", 3, odd, &mut take).map_err(|error| error.to_string()), Ok(()));
+        let error = pool.shown("all", 1_000_000, odd, &mut take).unwrap_err();
+        assert_eq!(error.to_string(), "three");
+        assert!(taken.len() < 20, "{} were taken after an error", taken.len());
+        let error = pool.shown("all", 3, odd, |number| bail!("not {number}")).unwrap_err();
+        assert_eq!(error.to_string(), "not 0");
     }
 }

@@ -467,6 +467,64 @@ fn loads_and_maps_of_ones_own_are_simulated() {
 }
 
 #[test]
+fn egress_has_a_price_where_one_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shop.toml");
+    let plan = |price: &str, more: &[&str]| {
+        let goal = "workload = \"ycsbt:2\"\n[goal]\nobjective = \"egress\"\n";
+        fs::write(&path, format!("{goal}{price}\n")).unwrap();
+        let workload = path.to_str().unwrap();
+        let base = ["plan", "--topology", "ec2-3", "--workload", workload, "--rate", "20"];
+        let short = ["--protocols", "carousel-basic", "--duration", "6s", "--seeds", "1"];
+        run(&[base.as_slice(), &short, more].concat())
+    };
+    let figure = |output: &Output| {
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let best = plan["recommended"].clone();
+        let runs = best["runs"][0].clone();
+        (plan["unit"].clone(), best["figure"].as_f64().unwrap(), runs)
+    };
+    let (unit, bytes, run) = figure(&plan("", &["--json"]));
+    assert_eq!(unit, "bytes between regions per transaction");
+    assert_eq!(run["egress_dollars"], Value::Null);
+    // A dollar for ten gigabytes everywhere: of a million transactions, a ten thousandth of the bytes of one.
+    let price = "egress_price = { Virginia = 0.1, Frankfurt = 0.1, Seoul = 0.1 }";
+    let (unit, dollars, run) = figure(&plan(price, &["--json"]));
+    assert_eq!(unit, "dollars per million transactions");
+    assert!((dollars - bytes * 1e-4).abs() < 1e-6, "{dollars} for {bytes}");
+    assert_eq!(run["egress_bytes_per_txn"].as_f64(), Some(bytes));
+    for (price, problem) in [
+        ("egress_price = { Virginia = 0.1 }", "Frankfurt has none"),
+        ("egress_price = { Moon = 0.1 }", "Moon: there is no such region"),
+        ("egress_price = { Virginia = -1 }", "use dollars for a gigabyte"),
+    ] {
+        let output = plan(price, &[]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(problem), "{said}");
+    }
+}
+
+#[test]
+fn sources_are_of_the_middleware_alone_and_change_what_it_does() {
+    let base = ["--workload", "ycsb:2", "--rate", "20", "--duration", "6s", "--json"];
+    let of = |protocol: &str, kind: &str| {
+        let place = ["sim", "--protocol", protocol, "--topology", "geotp4", "--partitions", "4"];
+        let sources = ["--gateways", "Beijing", "--sources", kind];
+        [&place[..], &base, &sources].concat().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let hash = |kind: &str| {
+        let words = of("geotp", kind);
+        json(0, &words.iter().map(String::as_str).collect::<Vec<_>>())["trace_hash"].clone()
+    };
+    let hashes = [hash("mariadb"), hash("mixed"), hash("postgres")];
+    assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2], "{hashes:?}");
+    let words = of("2pl", "mixed");
+    let line = refused(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(line.contains("2pl is no middleware"), "{line}");
+}
+
+#[test]
 fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
     let folder = tempfile::tempdir().unwrap();
     let workload = folder.path().join("shop.toml");

@@ -81,6 +81,28 @@ async fn a_serial_store_keeps_its_promises() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn load_begins_where_it_is_said_to() {
+    let store = Arc::<Store>::default();
+    let nodes = three(&store).await;
+    for how in [["--rate", "200"], ["--clients", "8"]] {
+        let arguments = [&["--workload", "ycsbt:2", "--origins", "R0=3,R2=1"], &how[..]].concat();
+        let (result, status, stderr) = load(&nodes, &arguments).await;
+        assert_eq!(status, 0, "{result}\n{stderr}");
+        let begun = |region: &str| result["regions"][region]["n"].as_u64().unwrap_or(0);
+        assert_eq!(begun("R1"), 0, "{result}");
+        let (more, less) = (begun("R0"), begun("R2"));
+        assert!(less > 10 && more > 2 * less && more < 5 * less, "{result}");
+    }
+    let endpoints = nodes.iter().map(|node| node.address.clone()).collect::<Vec<_>>().join(",");
+    let arguments =
+        ["load", "--connect", &endpoints, "--workload", "ycsbt:2", "--origins", "Moon=1"];
+    let output = run(arguments.map(str::to_owned).to_vec()).await;
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("\"Moon\"; use some of R0, R1, R2"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dependent_transactions_go_by_reconnaissance_where_they_must() {
     let store = Arc::<Store>::default();
     let nodes = [Node::start_plain(&store, 0).await, Node::start_plain(&store, 1).await];

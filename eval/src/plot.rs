@@ -1,6 +1,5 @@
-//! Figures as SVG: one line a system, or one bar each where nothing was swept, with the values that
-//! somebody else reported drawn in as crosses of the same colour. As a document of its own, or as a part of
-//! a page that gives it its colours.
+//! Figures as SVG: one line a system, or one dot each where nothing was swept, with what somebody else reported drawn in in the same
+//! colour. As a document of its own, legible in light and dark, or as a part of a page that gives it its colours.
 
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
@@ -11,6 +10,42 @@ use thiserror::Error;
 #[error("the figure cannot be drawn: {0}")]
 pub struct PlotError(String);
 
+/// What was reported at a point.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Mark {
+    /// This value.
+    Value,
+    /// More than this.
+    Above,
+    /// Less than this.
+    Below,
+    /// This, if what was reported is a ratio to, or a distance from, something else that was measured.
+    Derived,
+}
+
+impl Mark {
+    const ALL: [Self; 4] = [Self::Value, Self::Above, Self::Below, Self::Derived];
+
+    fn meaning(self) -> &'static str {
+        match self {
+            Self::Value => "reported",
+            Self::Above => "reported: above",
+            Self::Below => "reported: below",
+            Self::Derived => "reported as ratio",
+        }
+    }
+
+    /// Its shape, in pixels around the point.
+    fn strokes(self) -> &'static [&'static [(i32, i32)]] {
+        match self {
+            Self::Value => &[&[(-6, -6), (6, 6)], &[(-6, 6), (6, -6)]],
+            Self::Above => &[&[(-7, 0), (7, 0), (0, -10), (-7, 0)]],
+            Self::Below => &[&[(-7, 0), (7, 0), (0, 10), (-7, 0)]],
+            Self::Derived => &[&[(-6, 0), (0, -6), (6, 0), (0, 6), (-6, 0)]],
+        }
+    }
+}
+
 /// One system in a figure.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Series {
@@ -19,7 +54,7 @@ pub struct Series {
     /// What was measured, by what was swept.
     pub measured: Vec<(f64, f64)>,
     /// What was reported.
-    pub reported: Vec<(f64, f64)>,
+    pub reported: Vec<(Mark, (f64, f64))>,
 }
 
 /// What a figure shows.
@@ -27,6 +62,8 @@ pub struct Series {
 pub struct Figure {
     /// Above it.
     pub title: String,
+    /// Below the title, in smaller letters: where it is from, how it was measured.
+    pub note: String,
     /// What was swept, with its unit.
     pub x: String,
     /// What was measured, with its unit.
@@ -43,17 +80,58 @@ enum Place {
 }
 
 impl Place {
-    fn color(self, series: usize) -> RGBAColor {
+    /// Stands for a colour of the place, and is replaced by it.
+    fn color(series: usize) -> RGBAColor {
+        RGBColor(1, 2, series as u8).to_rgba()
+    }
+
+    /// The colour of a system.
+    fn paint(self, series: usize) -> String {
         match self {
-            Self::Alone => Palette99::pick(series).to_rgba(),
-            // Stands for the page's own colour of the series, and is replaced by it.
-            Self::OnPage => RGBColor(1, 2, series as u8).to_rgba(),
+            Self::Alone => format!("var(--c{})", series % COLORS.len()),
+            Self::OnPage => format!("var(--s{series})"),
         }
     }
 }
 
+/// Colours of systems in a figure that stands alone, on white and on black.
+const COLORS: [(&str, &str); 12] = [
+    ("#1b6ca8", "#6cb6f0"),
+    ("#c2410c", "#ff9d5c"),
+    ("#15803d", "#66d48a"),
+    ("#9d174d", "#f78fb8"),
+    ("#6d28d9", "#b79bff"),
+    ("#8a6d00", "#e3c64c"),
+    ("#0e7490", "#5fd6ea"),
+    ("#b91c1c", "#ff8f8f"),
+    ("#4d7c0f", "#b3dd5e"),
+    ("#a21caf", "#ee8cf5"),
+    ("#475569", "#b4c2d3"),
+    ("#7c2d12", "#d9a184"),
+];
+
+/// The colours of a figure that stands alone.
+fn style() -> String {
+    let colors = |is_dark: bool| {
+        let pick = |(light, dark): &(&str, &str)| (if is_dark { *dark } else { *light }).to_owned();
+        let named = COLORS.iter().map(pick).enumerate();
+        named.map(|(at, color)| format!("--c{at}:{color};")).collect::<String>()
+    };
+    format!(
+        "<style>svg.figure{{color:#1d2327;background:#fff;{}}}\
+         @media (prefers-color-scheme: dark){{svg.figure{{color:#e2e6e9;background:#14181b;{}}}}}\
+         svg.figure text{{fill:currentColor}}</style>",
+        colors(false),
+        colors(true)
+    )
+}
+
 /// Of a figure that stands alone.
-const SIZE: (u32, u32) = (860, 480);
+const SIZE: (u32, u32) = (900, 480);
+/// The part of its width that the legend has.
+const LEGEND: u32 = 180;
+/// Letters in a line of its title, and of the note below it.
+const LETTERS: (usize, usize) = (96, 130);
 /// From this ratio of the largest to the smallest value on, the vertical axis is logarithmic.
 const LOG_FROM: f64 = 12.0;
 
@@ -63,7 +141,11 @@ impl Figure {
     /// # Errors
     /// Nothing was measured, or the figures are not numbers.
     pub fn svg(&self) -> Result<String, PlotError> {
-        self.drawn(Place::Alone, SIZE)
+        let svg = self.drawn(Place::Alone, SIZE)?;
+        let svg = svg.replacen("<svg ", "<svg class=\"figure\" ", 1);
+        let end = svg.find('>').map_or(0, |at| at + 1);
+        let (head, rest) = svg.split_at(end);
+        Ok(format!("{head}\n{}{rest}", style()))
     }
 
     /// The figure as an element of a page, of this width and height, without title and legend. Text and axes have the colour of the text
@@ -72,21 +154,18 @@ impl Figure {
     /// # Errors
     /// As [`Figure::svg`].
     pub fn element(&self, size: (u32, u32)) -> Result<String, PlotError> {
-        let mut svg = self.drawn(Place::OnPage, size)?;
-        for kind in ["fill", "stroke"] {
-            svg = svg.replace(&format!("{kind}=\"#000000\""), &format!("{kind}=\"currentColor\""));
-            for which in 0..self.series.len() {
-                let (drawn, color) =
-                    (format!("{kind}=\"#0102{which:02X}\""), format!("var(--s{which})"));
-                svg = svg.replace(&drawn, &format!("class=\"s{which}\" style=\"{kind}:{color}\""));
-            }
-        }
-        Ok(svg)
+        self.drawn(Place::OnPage, size)
     }
 
     fn drawn(&self, place: Place, size: (u32, u32)) -> Result<String, PlotError> {
-        let points = || self.series.iter().flat_map(|one| one.measured.iter().chain(&one.reported));
-        let values = |pick: fn(&(f64, f64)) -> f64| {
+        let points = || {
+            let of = |one: &Series| {
+                let reported = one.reported.iter().map(|(_, at)| *at);
+                one.measured.iter().copied().chain(reported).collect::<Vec<_>>()
+            };
+            self.series.iter().flat_map(of)
+        };
+        let values = |pick: fn((f64, f64)) -> f64| {
             let finite = points().map(pick).filter(|value| value.is_finite());
             finite.fold(None, |range: Option<(f64, f64)>, value| {
                 let (low, high) = range.unwrap_or((value, value));
@@ -98,36 +177,91 @@ impl Figure {
         };
         let mut svg = String::new();
         let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        let background = match place {
-            Place::Alone => area.fill(&WHITE).map_err(failed),
-            Place::OnPage => Ok(()),
+        let inside = match place {
+            Place::Alone => self.surround(&area)?,
+            Place::OnPage => area.clone(),
         };
-        let drawn = background.and_then(|()| {
-            if y.0 > 0.0 && y.1 / y.0 > LOG_FROM {
-                let range = (y.0 / 1.2..y.1 * 1.2).log_scale();
-                self.draw(place, &area, x, range)
-            } else {
-                self.draw(place, &area, x, 0.0..(y.1 * 1.1).max(f64::MIN_POSITIVE))
+        if y.0 > 0.0 && y.1 / y.0 > LOG_FROM {
+            let range = (y.0 / 1.2..y.1 * 1.2).log_scale();
+            self.draw(&inside, x, range)?;
+        } else {
+            self.draw(&inside, x, 0.0..(y.1 * 1.1).max(f64::MIN_POSITIVE))?;
+        }
+        area.present().map_err(failed)?;
+        drop((inside, area));
+        for kind in ["fill", "stroke"] {
+            svg = svg.replace(&format!("{kind}=\"#000000\""), &format!("{kind}=\"currentColor\""));
+            for which in 0..self.series.len() {
+                let drawn = format!("{kind}=\"#0102{which:02X}\"");
+                let color = place.paint(which);
+                svg = svg.replace(&drawn, &format!("class=\"s{which}\" style=\"{kind}:{color}\""));
             }
-        });
-        drawn.and_then(|()| area.present().map_err(failed))?;
-        drop(area);
+        }
         Ok(svg)
     }
 
-    fn draw<Y>(&self, place: Place, area: &Area<'_>, x: (f64, f64), y: Y) -> Result<(), PlotError>
+    /// Writes title, note and legend, and answers with what is left for the rest.
+    fn surround<'a>(&self, area: &Area<'a>) -> Result<Area<'a>, PlotError> {
+        let black = BLACK.to_rgba();
+        let write = |text: &str, at: (i32, i32), size: u32| {
+            area.draw(&Text::new(text.to_owned(), at, ("sans-serif", size))).map_err(failed)
+        };
+        let mut top = 10;
+        for line in wrapped(&self.title, LETTERS.0) {
+            write(&line, (14, top), 17)?;
+            top += 22;
+        }
+        for line in wrapped(&self.note, LETTERS.1) {
+            write(&line, (14, top), 13)?;
+            top += 18;
+        }
+        let (width, _) = area.dim_in_pixel();
+        let left = width.saturating_sub(LEGEND) as i32;
+        let mut at = top + 20;
+        if self.is_swept() {
+            for (which, one) in self.series.iter().enumerate() {
+                let style = Place::color(which).stroke_width(2);
+                let line = PathElement::new([(left, at + 6), (left + 22, at + 6)], style);
+                area.draw(&line).map_err(failed)?;
+                let dot = Circle::new((left + 11, at + 6), 4, Place::color(which).filled());
+                area.draw(&dot).map_err(failed)?;
+                write(&one.name, (left + 30, at), 13)?;
+                at += 20;
+            }
+            at += 10;
+        }
+        for mark in Mark::ALL {
+            if self.series.iter().flat_map(|one| &one.reported).any(|(used, _)| *used == mark) {
+                for stroke in mark.strokes() {
+                    let points = stroke.iter().map(|(x, y)| (left + 11 + x, at + 6 + y));
+                    let line = PathElement::new(points.collect::<Vec<_>>(), black.stroke_width(2));
+                    area.draw(&line).map_err(failed)?;
+                }
+                write(mark.meaning(), (left + 30, at), 13)?;
+                at += 22;
+            }
+        }
+        let (_, below) = area.split_vertically(top);
+        let (chart, _) = below.split_horizontally(left - 8);
+        Ok(chart)
+    }
+
+    /// More than one value of what may be swept.
+    fn is_swept(&self) -> bool {
+        let mut at = self.series.iter().flat_map(|one| &one.measured).map(|(x, _)| *x);
+        at.next().is_some_and(|first| at.any(|x| x != first))
+    }
+
+    fn draw<Y>(&self, area: &Area<'_>, x: (f64, f64), y: Y) -> Result<(), PlotError>
     where
         Y: AsRangedCoord<Value = f64>,
         Y::CoordDescType: ValueFormatter<f64>,
     {
-        let is_swept = x.0 < x.1;
+        let is_swept = self.is_swept();
         let count = self.series.len() as f64;
         let range = if is_swept { x.0..x.1 } else { -0.5..count - 0.5 };
         let mut builder = ChartBuilder::on(area);
         builder.margin(12);
-        if place == Place::Alone {
-            builder.caption(&self.title, ("sans-serif", 18));
-        }
         builder.x_label_area_size(44).y_label_area_size(64);
         builder.margin_right(24);
         let mut chart = builder.build_cartesian_2d(range, y).map_err(failed)?;
@@ -151,29 +285,40 @@ impl Figure {
         }
         mesh.draw().map_err(failed)?;
         for (which, one) in self.series.iter().enumerate() {
-            let color = place.color(which);
+            let color = Place::color(which);
             let at = |&(x, y): &(f64, f64)| (if is_swept { x } else { which as f64 }, y);
             let measured: Vec<(f64, f64)> = one.measured.iter().map(at).collect();
             let dots = measured.iter().map(|&at| Circle::new(at, 4, color.filled()));
             chart.draw_series(dots).map_err(failed)?;
-            let crosses =
-                one.reported.iter().map(at).map(|at| Cross::new(at, 6, color.stroke_width(2)));
-            chart.draw_series(crosses).map_err(failed)?;
+            for (mark, point) in &one.reported {
+                for stroke in mark.strokes() {
+                    let line = PathElement::new(stroke.to_vec(), color.stroke_width(2));
+                    let placed = EmptyElement::at(at(point)) + line;
+                    chart.draw_series([placed]).map_err(failed)?;
+                }
+            }
             if is_swept {
                 let line = LineSeries::new(measured, color.stroke_width(2));
-                let legend =
-                    move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2));
-                chart.draw_series(line).map_err(failed)?.label(&one.name).legend(legend);
+                chart.draw_series(line).map_err(failed)?;
             }
-        }
-        if is_swept && place == Place::Alone {
-            let mut legend = chart.configure_series_labels();
-            legend.position(SeriesLabelPosition::UpperLeft).label_font(("sans-serif", 13));
-            legend.background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3));
-            legend.draw().map_err(failed)?;
         }
         Ok(())
     }
+}
+
+/// The words of a text in lines of at most so many letters, unless a word has more.
+fn wrapped(text: &str, letters: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= letters => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
@@ -192,11 +337,12 @@ mod tests {
         let series = series.iter().map(|(name, measured, reported)| Series {
             name: (*name).into(),
             measured: measured.to_vec(),
-            reported: reported.to_vec(),
+            reported: reported.iter().map(|&at| (Mark::Value, at)).collect(),
         });
         let text = |text: &str| text.to_owned();
         Figure {
             title: text("a <title>"),
+            note: text("short form"),
             x: text("rate"),
             y: text("ms"),
             series: series.collect(),
@@ -210,9 +356,14 @@ mod tests {
             ("other", &[(50.0, 400.0), (100.0, 500.0)], &[]),
         ]);
         let svg = svg.svg().unwrap();
-        for part in ["<svg", "a &lt;title&gt;", "one", "other", "rate", "<polyline", "<circle"] {
+        for part in ["<svg", "a &lt;title&gt;", "short form", "one", "other", "rate", "<polyline"] {
             assert!(svg.contains(part), "{part}: {svg}");
         }
+        for part in ["<circle", "reported", "var(--c1)", "prefers-color-scheme: dark"] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+        assert!(!svg.contains("reported: above"), "it explains a mark that it has not");
+        assert!(!svg.contains("#0102"), "a colour was not replaced");
     }
 
     #[test]
@@ -231,6 +382,13 @@ mod tests {
         let svg = figure(&[("one", &[(200.0, 290.0)], &[]), ("other", &[(200.0, 235.0)], &[])]);
         let svg = svg.svg().unwrap();
         assert!(svg.contains("rate = 200") && svg.contains("other"), "{svg}");
+    }
+
+    #[test]
+    fn long_titles_have_several_lines() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("extraordinary", 7), ["extraordinary"]);
+        assert!(wrapped(" ", 7).is_empty());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod middleware;
 
+pub use middleware::Sources;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
 use orthodrome_eval::workload::Workload;
@@ -27,6 +28,10 @@ pub struct Subject {
     pub is_replicated: bool,
     /// Servers may hold shares of a region's copy ([`Protocol::SHARES`]).
     pub has_shares: bool,
+    /// Servers are databases of some kind, behind a middleware.
+    pub has_sources: bool,
+    /// Which, if they are.
+    pub sources: Sources,
     /// Its unsafe variants, by name.
     pub teeth: &'static [&'static str],
     simulation: Simulate,
@@ -50,6 +55,7 @@ struct Setup<'a> {
     schedule: &'a Schedule,
     options: Options,
     tooth: Option<&'a str>,
+    sources: Sources,
 }
 
 /// The protocol called `name`.
@@ -58,7 +64,8 @@ struct Setup<'a> {
 /// If there is none.
 pub fn find(name: &str) -> Result<Subject, UnknownProtocol> {
     if let Some(row) = middleware::ROWS.iter().find(|row| row.name == name) {
-        return Ok(Find.visit::<GeoTp>(row));
+        let subject = Find.visit::<GeoTp>(row);
+        return Ok(Subject { has_sources: true, simulation: middleware::simulation, ..subject });
     }
     if let Some(row) = middleware::SCALARDB_ROWS.iter().find(|row| row.name == name) {
         return Ok(Find.visit::<ScalarDb>(row));
@@ -85,6 +92,8 @@ impl Visitor for Find {
             is_general: P::GENERAL,
             is_replicated: P::REPLICATED,
             has_shares: P::SHARES,
+            has_sources: false,
+            sources: Sources::default(),
             teeth: P::teeth(row.name),
             simulation: simulation::<P>,
             draw: Scenario::draw::<P>,
@@ -99,7 +108,16 @@ fn simulation<P: Protocol>(
     cluster: Cluster,
     workload: Box<dyn Workload>,
 ) -> Result<Box<dyn Simulated>, ScheduleError> {
-    let mut config = P::configure(&cluster, setup.name);
+    let config = P::configure(&cluster, setup.name);
+    configured::<P>(setup, cluster, workload, config)
+}
+
+fn configured<P: Protocol>(
+    setup: &Setup<'_>,
+    cluster: Cluster,
+    workload: Box<dyn Workload>,
+    mut config: P::Config,
+) -> Result<Box<dyn Simulated>, ScheduleError> {
     if let Some(tooth) = setup.tooth {
         P::bare(&mut config, tooth);
     }
@@ -124,7 +142,7 @@ impl Subject {
         options: Options,
         tooth: Option<&str>,
     ) -> Result<Box<dyn Simulated>, ScheduleError> {
-        let setup = Setup { name: self.row.name, schedule, options, tooth };
+        let setup = Setup { name: self.row.name, schedule, options, tooth, sources: self.sources };
         (self.simulation)(&setup, cluster, workload)
     }
 

@@ -1,8 +1,50 @@
 //! What is known of the middleware's variants. Servers do not run them as they run protocols: `proxy` and `agent` do.
 
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::machine::Protocol as _;
+use orthodrome_eval::workload::Workload;
+use orthodrome_geotp::contract::Kind;
 use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS};
-use orthodrome_geotp::simulated::{CHILLER, O1, O2, O3, QURO, XA, XA_LOCAL};
+use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA, XA_LOCAL};
 use orthodrome_protocols::registry::{Guarantee, Row};
+use orthodrome_sim::ScheduleError;
+use orthodrome_sim::simulation::Simulated;
+
+use crate::{Setup, configured};
+
+/// What the middleware's sources are.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Sources {
+    /// All MariaDB, or MySQL.
+    #[default]
+    MariaDb,
+    /// PostgreSQL the first, the third and so on, MariaDB the others.
+    Mixed,
+    /// All PostgreSQL.
+    Postgres,
+}
+
+impl Sources {
+    fn kind(self, place: usize) -> Kind {
+        match self {
+            Self::MariaDb => Kind::MariaDb,
+            Self::Mixed if place % 2 == 1 => Kind::MariaDb,
+            Self::Mixed | Self::Postgres => Kind::Postgres,
+        }
+    }
+}
+
+pub(crate) fn simulation(
+    setup: &Setup<'_>,
+    cluster: Cluster,
+    workload: Box<dyn Workload>,
+) -> Result<Box<dyn Simulated>, ScheduleError> {
+    let mut config = GeoTp::configure(&cluster, setup.name);
+    for (place, kind) in config.middleware.sources.values_mut().enumerate() {
+        *kind = setup.sources.kind(place);
+    }
+    configured::<GeoTp>(setup, cluster, workload, config)
+}
 
 /// Of the machines in [`orthodrome_geotp::simulated`].
 pub(crate) const ROWS: &[Row] = &[

@@ -367,7 +367,7 @@ impl<P: Protocol> Simulation<P> {
             up: vec![false; ids.len()],
             ids,
             dense,
-            traffic: Traffic::default(),
+            traffic: Traffic::between(cluster.nodes().map(|node| (node.role, node.region))),
             notes: BTreeMap::new(),
             trace: None,
             hash: Digest::default(),
@@ -867,7 +867,7 @@ impl<P: Protocol> Simulation<P> {
         let every = options.invariants_every;
         let is_checked = every > 0 && world.events.is_multiple_of(every);
         let Some(node) = nodes.get_mut(index as usize) else { return };
-        let Node { process, disk, cpu, role, work, .. } = node;
+        let Node { process, disk, cpu, work, .. } = node;
         let effects = on_host!(process, host => {
             if is_checked {
                 host.machine().assert_invariants();
@@ -876,7 +876,7 @@ impl<P: Protocol> Simulation<P> {
         }, return);
         cpu.charge_work(world.now, &work.take());
         for effect in effects {
-            world.carry_out(index, *role, (disk, cpu), effect, hops);
+            world.carry_out(index, (disk, cpu), effect, hops);
         }
         self.start_flush(index);
         self.rearm(index);
@@ -1109,13 +1109,12 @@ impl<P: Protocol> World<P> {
     fn carry_out(
         &mut self,
         index: u32,
-        role: Role,
         (disk, cpu): (&mut Disk<P>, &mut Cpu),
         effect: Effect<P>,
         hops: u16,
     ) {
         match effect {
-            Effect::Send { to, msg } => self.send(index, role, cpu, (to, msg), hops),
+            Effect::Send { to, msg } => self.send(index, cpu, (to, msg), hops),
             Effect::Persist { ticket, record } => disk.write(ticket, record, hops),
             Effect::Checkpoint { ticket, versions, records } => {
                 disk.checkpoint(ticket, versions, records, hops);
@@ -1154,14 +1153,7 @@ impl<P: Protocol> World<P> {
         }
     }
 
-    fn send(
-        &mut self,
-        from: u32,
-        role: Role,
-        cpu: &mut Cpu,
-        (to, msg): (NodeId, P::Msg),
-        hops: u16,
-    ) {
+    fn send(&mut self, from: u32, cpu: &mut Cpu, (to, msg): (NodeId, P::Msg), hops: u16) {
         let to_index = self.dense.get(to.0 as usize).copied().unwrap_or(u32::MAX);
         if to_index == u32::MAX {
             let from = self.id(from);
@@ -1177,7 +1169,7 @@ impl<P: Protocol> World<P> {
         if from != to_index {
             cpu.charge_send(self.now, bytes);
             if self.load.measured.contains(&self.now) {
-                self.traffic.count(msg.kind(), role, is_wan, bytes);
+                self.traffic.count(msg.kind(), from, to_index, is_wan, bytes);
             }
         }
         let lives = (self.life(from), self.life(to_index));

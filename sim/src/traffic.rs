@@ -1,8 +1,9 @@
-//! What travels: messages and bytes by kind of message and by role of the sender.
+//! What travels: messages and bytes by kind of message, by role and by region.
 
 use std::collections::BTreeMap;
 
 use orthodrome_core::cluster::Role;
+use orthodrome_core::id::RegionId;
 use serde::Serialize;
 
 /// Messages and bytes.
@@ -21,25 +22,44 @@ impl Count {
     }
 }
 
+/// What one node sent and received.
+#[derive(Clone, Copy, Debug)]
+struct OfNode {
+    role: Role,
+    region: RegionId,
+    sent: Count,
+    received: Count,
+    /// Of what it sent, what crossed regions.
+    wide_area: Count,
+}
+
 /// What was sent in the measured part of a run.
 #[derive(Clone, Default, Debug)]
 pub struct Traffic {
     /// Few kinds, looked up for every message: a list with the commonest in front beats a map.
     kinds: Vec<(&'static str, Count)>,
-    servers: Count,
-    gateways: Count,
-    wide_area: Count,
+    nodes: Vec<OfNode>,
 }
 
 impl Traffic {
-    /// Counts one message.
-    pub fn count(&mut self, kind: &'static str, role: Role, is_wan: bool, bytes: usize) {
-        match role {
-            Role::Server => self.servers.add(bytes),
-            Role::Gateway => self.gateways.add(bytes),
+    /// Nothing yet, between nodes of these roles and in these regions.
+    pub fn between(nodes: impl IntoIterator<Item = (Role, RegionId)>) -> Self {
+        let none = Count::default();
+        let node =
+            |(role, region)| OfNode { role, region, sent: none, received: none, wide_area: none };
+        Self { kinds: Vec::new(), nodes: nodes.into_iter().map(node).collect() }
+    }
+
+    /// Counts one message from one node to another, by their places in the list of nodes.
+    pub fn count(&mut self, kind: &'static str, from: u32, to: u32, is_wan: bool, bytes: usize) {
+        if let Some(node) = self.nodes.get_mut(from as usize) {
+            node.sent.add(bytes);
+            if is_wan {
+                node.wide_area.add(bytes);
+            }
         }
-        if is_wan {
-            self.wide_area.add(bytes);
+        if let Some(node) = self.nodes.get_mut(to as usize) {
+            node.received.add(bytes);
         }
         let same = |(name, _): &(&'static str, Count)| {
             // The same text is nearly always the same constant.
@@ -61,19 +81,33 @@ impl Traffic {
         }
     }
 
+    fn sum(&self, of: impl Fn(&OfNode) -> Option<Count>) -> Count {
+        self.nodes.iter().filter_map(of).fold(Count::default(), |sum, one| Count {
+            messages: sum.messages + one.messages,
+            bytes: sum.bytes + one.bytes,
+        })
+    }
+
     /// Everything.
     #[must_use]
     pub fn total(&self) -> Count {
-        Count {
-            messages: self.servers.messages + self.gateways.messages,
-            bytes: self.servers.bytes + self.gateways.bytes,
-        }
+        self.sum(|node| Some(node.sent))
     }
 
-    /// By role of the sender (`server`, `gateway`), and what crossed regions (`wide-area`).
+    /// What crossed regions and left this one.
     #[must_use]
-    pub fn by_role(&self) -> BTreeMap<&'static str, Count> {
-        [("server", self.servers), ("gateway", self.gateways), ("wide-area", self.wide_area)].into()
+    pub fn leaving(&self, region: RegionId) -> Count {
+        self.sum(|node| (node.region == region).then_some(node.wide_area))
+    }
+
+    /// Bytes that a node of this role sent and received, on average; none without such nodes.
+    #[must_use]
+    pub fn of_each(&self, role: Role) -> Option<(f64, f64)> {
+        let count = self.nodes.iter().filter(|node| node.role == role).count();
+        let all = |of: fn(&OfNode) -> Count| {
+            self.sum(|node| (node.role == role).then(|| of(node))).bytes as f64 / count as f64
+        };
+        (count > 0).then(|| (all(|node| node.sent), all(|node| node.received)))
     }
 
     /// By kind of message.
@@ -88,16 +122,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_counted_once_by_role_and_once_by_kind() {
-        let mut traffic = Traffic::default();
+    fn everything_is_counted_once_by_kind_and_at_both_ends() {
+        let (server, gateway) = (Role::Server, Role::Gateway);
+        let (near, far) = (RegionId(0), RegionId(1));
+        let mut traffic = Traffic::between([(server, near), (server, far), (gateway, near)]);
         for number in 0..100 {
             let kind = if number % 3 == 0 { "Vote" } else { "Append" };
-            let role = if number % 2 == 0 { Role::Server } else { Role::Gateway };
-            traffic.count(kind, role, number % 4 == 0, 10);
+            let (from, to) = if number % 4 == 0 { (0, 1) } else { (2, 0) };
+            traffic.count(kind, from, to, number % 4 == 0, 10);
         }
         assert_eq!(traffic.total(), Count { messages: 100, bytes: 1_000 });
         assert_eq!(traffic.by_kind()["Vote"].messages, 34);
         assert_eq!(traffic.by_kind()["Append"].messages, 66);
-        assert_eq!(traffic.by_role()["wide-area"].bytes, 250);
+        assert_eq!(traffic.leaving(near), Count { messages: 25, bytes: 250 });
+        assert_eq!(traffic.leaving(far), Count::default());
+        assert_eq!(traffic.of_each(server), Some((125.0, 500.0)));
+        assert_eq!(traffic.of_each(gateway), Some((750.0, 0.0)));
+        assert_eq!(Traffic::between([(server, near)]).of_each(gateway), None);
     }
 }

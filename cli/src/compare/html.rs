@@ -8,7 +8,8 @@ use orthodrome_eval::plot::{Figure, Series};
 use super::journey::Journey;
 use super::map::Layout;
 use super::{
-    Args, BY_PRIORITY, BY_REACH, COLUMNS, Column, Compared, Swept, cell, differs_in_reach, has_both,
+    Args, BY_PRIORITY, BY_REACH, BY_ROLE, COLUMNS, Column, Compared, Swept, cell, differs_in_reach,
+    has_both,
 };
 use crate::output;
 use crate::page::{drawing, page};
@@ -49,6 +50,8 @@ impl Report<'_> {
                 (self.table(COLUMNS))
                 @if runs().any(has_both) { h3 { "By priority" } (self.table(BY_PRIORITY)) }
                 @if runs().any(differs_in_reach) { h3 { "By how far transactions reach" } (self.table(BY_REACH)) }
+                h3 { "Mbit/s of each node, on average" }
+                (self.table(BY_ROLE))
             }
             section {
                 h2 { "Latency" }
@@ -131,7 +134,7 @@ impl Report<'_> {
                     tr class={ "r" (at) } {
                         td { (swatch(at)) (one.protocol) }
                         @for ((_, decimals, figure), best) in columns.iter().zip(&best) {
-                            @let values: Vec<f64> = one.runs.iter().map(|run| figure(&run.result)).collect();
+                            @let values: Vec<f64> = one.runs.iter().map(figure).collect();
                             @let is_best = best.is_some_and(|best| mean(&values) == best);
                             td class=(if is_best { "n best" } else { "n" }) { (cell(&values, *decimals)) }
                         }
@@ -144,10 +147,8 @@ impl Report<'_> {
 
     /// The best mean of a column; none where that says nothing.
     fn best(&self, (name, _, figure): &Column) -> Option<f64> {
-        let means = self
-            .compared
-            .iter()
-            .map(|one| mean(&one.runs.iter().map(|run| figure(&run.result)).collect::<Vec<_>>()));
+        let means =
+            self.compared.iter().map(|one| mean(&one.runs.iter().map(figure).collect::<Vec<_>>()));
         let means = means.filter(|mean| mean.is_finite());
         let is_more_better = name.starts_with("commit");
         means.reduce(|a, b| if (a < b) == is_more_better { b } else { a })
@@ -164,6 +165,7 @@ impl Report<'_> {
         });
         Figure {
             title: "Distribution of latencies".into(),
+            note: String::new(),
             x: "% of the transactions that are not slower".into(),
             y: "ms".into(),
             series: series.collect(),
@@ -221,7 +223,13 @@ impl Report<'_> {
                 }
             });
             let x = self.args.workload.amount_unit().to_owned();
-            Figure { title: title.into(), x, y: y.into(), series: series.collect() }
+            Figure {
+                title: title.into(),
+                note: String::new(),
+                x,
+                y: y.into(),
+                series: series.collect(),
+            }
         };
         vec![
             figure("Throughput", "committed a second", |swept| swept.result.committed_tps),

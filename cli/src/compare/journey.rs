@@ -61,7 +61,7 @@ pub fn journey(
     protocol: &'static str,
     layout: &Layout,
 ) -> anyhow::Result<Option<Journey>> {
-    let subject = orthodrome_lab::find(protocol)?;
+    let subject = args.placement.subject(protocol)?;
     let cluster = args.placement.cluster_of(&subject)?;
     let workload = WorkloadArgs { rate: Some(RATE), clients: None, ..args.workload.clone() };
     let course = Course { duration: DURATION, warmup: Some(WARMUP), ..args.course.clone() };

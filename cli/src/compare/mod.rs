@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use orthodrome_core::cluster::Role;
 use orthodrome_eval::metrics::{RunResult, Summary};
 use orthodrome_eval::workload::Reach;
 use orthodrome_protocols::registry::{self, Row};
 use orthodrome_sim::Failure;
+use orthodrome_sim::traffic::Traffic;
 use serde::Serialize;
 
 use crate::common::{Placement, WorkloadArgs};
@@ -120,6 +122,31 @@ pub struct Run {
     pub regions: BTreeMap<String, Summary>,
     /// The latencies that 2 %, 4 %, … 100 % of all are not above.
     pub cdf_ms: Vec<f64>,
+    /// What nodes sent and received.
+    pub mbit_s: MbitS,
+}
+
+/// What each node of a role sent and received on average, in Mbit/s.
+#[derive(Serialize)]
+pub struct MbitS {
+    server_sent: f64,
+    server_received: f64,
+    gateway_sent: f64,
+    gateway_received: f64,
+}
+
+impl MbitS {
+    fn new(traffic: &Traffic, measured: Duration) -> Self {
+        let of = |role| traffic.of_each(role).unwrap_or_default();
+        let rate = |bytes: f64| bytes * 8e-6 / measured.as_secs_f64();
+        let (server, gateway) = (of(Role::Server), of(Role::Gateway));
+        Self {
+            server_sent: rate(server.0),
+            server_received: rate(server.1),
+            gateway_sent: rate(gateway.0),
+            gateway_received: rate(gateway.1),
+        }
+    }
 }
 
 /// A short run with another load.
@@ -157,10 +184,6 @@ impl Args {
         loads.dedup();
         let course = self.swept_course();
         let jobs = names.len() * (loads.len() + 1);
-        let bar = output::progress(
-            Some(jobs as u64),
-            "{spinner} for the page: {pos}/{len} {bar:20} {elapsed}",
-        )?;
         let job = |number: u64| {
             let (which, part) = (number as usize % names.len(), number as usize / names.len());
             let name = names.get(which).copied().unwrap_or_default();
@@ -172,24 +195,14 @@ impl Args {
             let load = workload.amount();
             Ok((Some(Swept { protocol: name, load, result: run.result }), None))
         };
-        let (mut swept, mut journeys, mut problem) = (Vec::new(), Vec::new(), None);
+        let (mut swept, mut journeys) = (Vec::new(), Vec::new());
         // The heaviest first: nothing else is left to do when they end.
-        let pool = Pool { threads: self.threads, minutes: None };
-        pool.run(0..jobs as u64, job, |done: anyhow::Result<_>| {
-            bar.inc(1);
-            match done {
-                Ok((run, journey)) => {
-                    swept.extend(run);
-                    journeys.extend(journey);
-                }
-                Err(error) => drop(problem.get_or_insert(error)),
-            }
-            problem.is_none()
-        });
-        bar.finish_and_clear();
-        if let Some(problem) = problem {
-            return Err(problem);
-        }
+        let pool = Pool::of(self.threads);
+        pool.shown("for the page", jobs as u64, job, |(run, journey)| {
+            swept.extend(run);
+            journeys.extend(journey);
+            Ok(())
+        })?;
         swept.sort_by(|a, b| a.load.total_cmp(&b.load));
         let place = |protocol| names.iter().position(|name| *name == protocol);
         journeys.sort_by_key(|journey: &Journey| place(journey.protocol));
@@ -219,7 +232,7 @@ fn simulated(
     name: &str,
     seed: u64,
 ) -> anyhow::Result<Run> {
-    let subject = orthodrome_lab::find(name)?;
+    let subject = placement.subject(name)?;
     let cluster = placement.cluster_of(&subject)?;
     let mut simulation = course.simulation(&subject, cluster, workload, seed)?;
     let (report, failure) = sim::carry_out(&mut *simulation)?;
@@ -229,6 +242,7 @@ fn simulated(
         cdf_ms: report.cdf_ms,
         outstanding: report.outstanding,
         audited: report.audited,
+        mbit_s: MbitS::new(&report.traffic, course.duration.saturating_sub(course.warmup())),
         failure: failure.as_ref().map(Failure::to_string),
     })
 }
@@ -239,34 +253,18 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     args.validate()?;
     let began = Instant::now();
     let jobs = compared.len() as u64 * args.seeds;
-    let bar =
-        output::progress(Some(jobs), "{spinner} simulating {pos}/{len} {bar:20} {elapsed} {msg}")?;
     let names: Vec<&str> = compared.iter().map(|one| one.protocol).collect();
-    let mut problem = None;
     // Seed by seed, so that what has been seen when somebody interrupts compares like with like.
     let job = |number: u64| {
         let which = (number % names.len() as u64) as usize;
         let seed = args.course.seed.wrapping_add(number / names.len() as u64);
-        let name = names.get(which).copied().unwrap_or_default();
-        (which, once(args, name, seed))
+        let name = names.get(which).context("no such protocol")?;
+        Ok((which, once(args, name, seed)?))
     };
-    let pool = Pool { threads: args.threads, minutes: None };
-    pool.run(0..jobs, job, |(which, run)| {
-        bar.inc(1);
-        match (run, compared.get_mut(which)) {
-            (Ok(run), Some(one)) => {
-                bar.set_message(format!("{} done", one.protocol));
-                one.runs.push(run);
-            }
-            (Err(error), _) => drop(problem.get_or_insert(error)),
-            (Ok(_), None) => {}
-        }
-        problem.is_none()
-    });
-    bar.finish_and_clear();
-    if let Some(problem) = problem {
-        return Err(problem);
-    }
+    Pool::of(args.threads).shown("simulating", jobs, job, |(which, run)| {
+        compared.get_mut(which).context("no such protocol")?.runs.push(run);
+        Ok(())
+    })?;
     for one in &mut compared {
         one.runs.sort_by_key(|run| run.result.seed);
     }
@@ -323,39 +321,47 @@ fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::
 }
 
 /// A figure of a run, its name, and how many decimals it is worth.
-type Column = (&'static str, usize, fn(&RunResult) -> f64);
+pub type Column = (&'static str, usize, fn(&Run) -> f64);
 
 const COLUMNS: &[Column] = &[
-    ("p50 ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.p50)),
-    ("p95 ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.p95)),
-    ("p99 ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.p99)),
-    ("÷ floor", 2, |run| run.floor_ratio.p50),
-    ("committed/s", 1, |run| run.committed_tps),
-    ("commit rate %", 1, |run| run.commit_rate * 100.0),
-    ("failed", 0, |run| run.failed as f64),
-    ("WAN trips", 2, |run| run.wan_round_trips.mean),
-    ("messages", 1, |run| run.messages_per_txn),
-    ("bytes", 0, |run| run.bytes_per_txn),
+    ("p50 ms", 1, |run| seen(&run.result.latency_ms.all, |latency| latency.p50)),
+    ("p95 ms", 1, |run| seen(&run.result.latency_ms.all, |latency| latency.p95)),
+    ("p99 ms", 1, |run| seen(&run.result.latency_ms.all, |latency| latency.p99)),
+    ("÷ floor", 2, |run| run.result.floor_ratio.p50),
+    ("committed/s", 1, |run| run.result.committed_tps),
+    ("commit rate %", 1, |run| run.result.commit_rate * 100.0),
+    ("failed", 0, |run| run.result.failed as f64),
+    ("WAN trips", 2, |run| run.result.wan_round_trips.mean),
+    ("messages", 1, |run| run.result.messages_per_txn),
+    ("bytes", 0, |run| run.result.bytes_per_txn),
 ];
 
 /// Latency by priority, where transactions of both kinds ran.
 const BY_PRIORITY: &[Column] = &[
-    ("p50 high", 1, |run| seen(&run.latency_ms.high, |latency| latency.p50)),
-    ("p95 high", 1, |run| seen(&run.latency_ms.high, |latency| latency.p95)),
-    ("p50 low", 1, |run| seen(&run.latency_ms.low, |latency| latency.p50)),
-    ("p95 low", 1, |run| seen(&run.latency_ms.low, |latency| latency.p95)),
+    ("p50 high", 1, |run| seen(&run.result.latency_ms.high, |latency| latency.p50)),
+    ("p95 high", 1, |run| seen(&run.result.latency_ms.high, |latency| latency.p95)),
+    ("p50 low", 1, |run| seen(&run.result.latency_ms.low, |latency| latency.p50)),
+    ("p95 low", 1, |run| seen(&run.result.latency_ms.low, |latency| latency.p95)),
 ];
 
 /// Mean latency by how far transactions reach, where they differ in that.
 const BY_REACH: &[Column] = &[
-    ("mean ms", 1, |run| seen(&run.latency_ms.all, |latency| latency.mean)),
+    ("mean ms", 1, |run| seen(&run.result.latency_ms.all, |latency| latency.mean)),
     ("mean local", 1, |run| of_kind(run, Reach::Local)),
     ("mean close", 1, |run| of_kind(run, Reach::Close)),
     ("mean far", 1, |run| of_kind(run, Reach::Far)),
 ];
 
-fn of_kind(run: &RunResult, reach: Reach) -> f64 {
-    let kind = run.kinds.get(reach.name());
+/// What each node sends and receives on average, in Mbit/s.
+const BY_ROLE: &[Column] = &[
+    ("server sends", 2, |run| run.mbit_s.server_sent),
+    ("server receives", 2, |run| run.mbit_s.server_received),
+    ("gateway sends", 2, |run| run.mbit_s.gateway_sent),
+    ("gateway receives", 2, |run| run.mbit_s.gateway_received),
+];
+
+fn of_kind(run: &Run, reach: Reach) -> f64 {
+    let kind = run.result.kinds.get(reach.name());
     kind.map_or(f64::NAN, |kind| seen(&kind.latency_ms, |latency| latency.mean))
 }
 
@@ -364,10 +370,9 @@ fn seen(summary: &Summary, figure: fn(&Summary) -> f64) -> f64 {
     if summary.n == 0 { f64::NAN } else { figure(summary) }
 }
 
-/// The figure of a run that the column called `name` shows.
-pub fn column(name: &str) -> Option<fn(&RunResult) -> f64> {
-    let mut all = COLUMNS.iter().chain(BY_PRIORITY).chain(BY_REACH);
-    all.find(|(known, ..)| *known == name).map(|(.., figure)| *figure)
+/// Every column.
+pub fn columns() -> impl Iterator<Item = &'static Column> {
+    COLUMNS.iter().chain(BY_PRIORITY).chain(BY_REACH).chain(BY_ROLE)
 }
 
 /// The figures for people.
@@ -399,6 +404,8 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
         text.push('\n');
         text.push_str(&table(compared, BY_REACH));
     }
+    text.push_str("\nMbit/s of each node, on average\n");
+    text.push_str(&table(compared, BY_ROLE));
     for remark in remarks(compared) {
         text.push_str(&format!("\n{remark}"));
     }
@@ -446,7 +453,7 @@ fn table(compared: &[Compared], columns: &[Column]) -> String {
     let header: Vec<&str> = ["protocol"].into_iter().chain(names).collect();
     let rows = compared.iter().map(|one| {
         let cells = columns.iter().map(|(_, decimals, figure)| {
-            let values: Vec<f64> = one.runs.iter().map(|run| figure(&run.result)).collect();
+            let values: Vec<f64> = one.runs.iter().map(figure).collect();
             cell(&values, *decimals)
         });
         [one.protocol.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()

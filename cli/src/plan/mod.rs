@@ -4,11 +4,13 @@ mod objective;
 mod placement;
 mod search;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::RegionId;
 use orthodrome_core::topology::Topology;
 use orthodrome_protocols::registry;
 use serde::Serialize;
@@ -38,6 +40,7 @@ A workload file can say all of it:
   [goal]
   objective = \"p95-high\"
   survive = 1
+  egress_price = { VA = 0.09, SG = 0.12 }    # dollars for each gigabyte that leaves the region
 
 Examples:
   orthodrome plan --topology azure5 --workload retwis --rate 200 --objective p95-high
@@ -50,7 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "all|A,B,C", default_value = "all", value_delimiter = ',')]
     protocols: Vec<String>,
     /// What is to be best: mean, p50, p95 or p99, each also with -high or -low for transactions of that priority;
-    /// throughput (with --clients); egress, which is bytes between regions for each transaction [default: p95]
+    /// throughput (with --clients); egress, which is bytes between regions for each transaction, or money if the
+    /// workload's file says what they cost [default: p95]
     #[arg(long, value_name = "O")]
     objective: Option<Objective>,
     /// How many regions may die without anything being lost: each partition has a replica in 2 N + 1 regions, or more
@@ -156,6 +160,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         objective != Objective::Throughput || args.workload.clients.is_some(),
         "--objective throughput: at a fixed rate all that keep up commit as much; give --clients"
     );
+    let prices = prices(&map, &goal.egress_price)
+        .with_context(|| format!("--workload {}: goal.egress_price", args.workload.workload))?;
     let survive = args.survive.or(goal.survive).unwrap_or(1);
     let wanted = 2 * survive as usize + 1;
     ensure!(
@@ -176,6 +182,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         partitions,
         replicas: 2 * survive + 1,
         servers_per_region: args.servers_per_region,
+        gateways_per_region: 1,
+        sources: None,
         shares: 1,
         gateways: Vec::new(),
     };
@@ -190,6 +198,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         course: &args.course,
         seeds: args.seeds,
         objective,
+        prices,
         protocols: chosen(&args.protocols)?,
         wish: Wish {
             map: &map,
@@ -210,7 +219,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             topology: &args.topology,
             workload: &args.workload.workload,
             objective: objective.to_string(),
-            unit: objective.unit(),
+            unit: objective.unit(found.is_priced()),
             survive,
             runs: found.count,
             wall_seconds: wall.as_secs_f64(),
@@ -239,6 +248,25 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let all = found.finalists.iter().chain([&found.naive, &found.same_naive]);
     let mut runs = all.flat_map(|tried| &tried.runs).chain(found.deaths.iter().map(|(_, run)| run));
     Ok(if runs.all(|run| run.failure.is_none()) { Status::Held } else { Status::Broken })
+}
+
+/// What a gigabyte that leaves a region costs; nothing, or something for each.
+fn prices(
+    map: &Topology,
+    given: &BTreeMap<String, f64>,
+) -> anyhow::Result<BTreeMap<RegionId, f64>> {
+    for (name, price) in given {
+        ensure!(map.region_named(name).is_some(), "{name}: there is no such region");
+        ensure!((0.0..=1e6).contains(price), "{name}: use dollars for a gigabyte, such as 0.09");
+    }
+    let price = |region| {
+        let name = map.name_of(region);
+        Ok((
+            region,
+            *given.get(name).with_context(|| format!("{name} has none; give 0 if it is free"))?,
+        ))
+    };
+    if given.is_empty() { Ok(BTreeMap::new()) } else { map.regions().map(price).collect() }
 }
 
 /// The protocols to choose from: of those that servers run.
@@ -304,6 +332,7 @@ const COLUMNS: &[Column] = &[
     ("committed/s", 1, |run| run.result.committed_tps),
     ("WAN trips", 2, |run| run.result.wan_round_trips.mean),
     ("egress bytes", 0, |run| run.egress_bytes_per_txn),
+    ("$ a million", 2, |run| run.egress_dollars.unwrap_or(f64::NAN)),
 ];
 
 /// The plan for people.
@@ -388,7 +417,7 @@ fn describe(
 fn reasons(objective: Objective, found: &Found, best: &Tried) -> Vec<String> {
     let figure = |tried: &Tried| {
         let value = objective.mean(&tried.runs);
-        format!("{value:.1} {}", objective.unit())
+        format!("{value:.1} {}", objective.unit(found.is_priced()))
     };
     let trips = |tried: &Tried| {
         let sum: f64 = tried.runs.iter().map(|run| run.result.wan_round_trips.mean).sum();

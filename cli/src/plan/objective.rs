@@ -31,7 +31,7 @@ pub enum Objective {
     Latency(LatencyOf),
     /// The most transactions a second.
     Throughput,
-    /// The fewest bytes between regions for each transaction.
+    /// The fewest bytes between regions for each transaction; where they have prices, the least money.
     Egress,
 }
 
@@ -92,9 +92,10 @@ impl Objective {
     /// The mean latency of all.
     pub const MEAN: Self = Self::Latency(LatencyOf(Figure::Mean, Whose::All));
 
-    /// Its unit.
-    pub fn unit(self) -> &'static str {
+    /// Its unit; `is_priced`: bytes between regions have prices.
+    pub fn unit(self, is_priced: bool) -> &'static str {
         match self {
+            Self::Egress if is_priced => "dollars per million transactions",
             Self::Latency(_) => "ms",
             Self::Throughput => "committed/s",
             Self::Egress => "bytes between regions per transaction",
@@ -105,7 +106,7 @@ impl Objective {
     pub fn of(self, run: &Run) -> f64 {
         match self {
             Self::Throughput => run.result.committed_tps,
-            Self::Egress => run.egress_bytes_per_txn,
+            Self::Egress => run.egress_dollars.unwrap_or(run.egress_bytes_per_txn),
             Self::Latency(LatencyOf(figure, whose)) => {
                 let latencies = &run.result.latency_ms;
                 let Summary { n, mean, p50, p95, p99, .. } = match whose {

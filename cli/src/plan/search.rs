@@ -12,7 +12,6 @@ use serde::Serialize;
 use super::objective::Objective;
 use super::placement::{Candidate, Regions, Wish};
 use crate::common::{Placement, WorkloadArgs};
-use crate::output;
 use crate::sim::{self, Course};
 use crate::workers::Pool;
 
@@ -52,6 +51,9 @@ pub struct Run {
     pub regions: BTreeMap<String, Summary>,
     /// Bytes that crossed regions, per committed transaction.
     pub egress_bytes_per_txn: f64,
+    /// What they cost for a million committed transactions, if they have prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress_dollars: Option<f64>,
     /// Requests that had not ended when the run did.
     pub outstanding: u32,
     /// The promise that the run broke.
@@ -100,6 +102,13 @@ pub struct Found {
     pub count: usize,
 }
 
+impl Found {
+    /// Whether bytes between regions have prices.
+    pub fn is_priced(&self) -> bool {
+        self.naive.runs.iter().any(|run| run.egress_dollars.is_some())
+    }
+}
+
 /// The first `(all, each)`: as many of all, and as many of each protocol. What is left shows that another protocol was
 /// tried too.
 fn best_of(tried: Vec<Tried>, (all, each): (usize, usize)) -> Vec<Tried> {
@@ -124,6 +133,8 @@ pub struct Search<'a> {
     pub seeds: u64,
     /// What matters.
     pub objective: Objective,
+    /// What a gigabyte that leaves a region costs in dollars, by region; nothing: it is not said.
+    pub prices: BTreeMap<RegionId, f64>,
     /// The protocols.
     pub protocols: Vec<&'static str>,
     /// The placements.
@@ -211,35 +222,21 @@ impl Search<'_> {
     ) -> anyhow::Result<Vec<Tried>> {
         let jobs = pairs.len() as u64 * seeds;
         *count += pairs.len() * seeds as usize;
-        let bar = output::progress(Some(jobs), "{spinner} {msg}: {pos}/{len} {bar:20} {elapsed}")?;
-        bar.set_message(what);
         let course = self.shorter(length);
         let job = |number: u64| {
             let (at, seed) = ((number / seeds) as usize, number % seeds);
-            let run = pairs.get(at).context("no such pair").and_then(|pair| {
-                let seed = course.seed.wrapping_add(seed);
-                let regions = &pair.candidate.regions;
-                self.once(pair.protocol, regions, &course, &Schedule::default(), seed)
-            });
-            (at, run)
+            let pair = pairs.get(at).context("no such pair")?;
+            let seed = course.seed.wrapping_add(seed);
+            let regions = &pair.candidate.regions;
+            let run = self.once(pair.protocol, regions, &course, &Schedule::default(), seed)?;
+            Ok((at, run))
         };
         let mut tried: Vec<Tried> =
             pairs.iter().cloned().map(|pair| Tried { pair, runs: Vec::new() }).collect();
-        let mut problem = None;
-        let pool = Pool { threads: self.threads, minutes: None };
-        pool.run(0..jobs, job, |(at, run)| {
-            bar.inc(1);
-            match (run, tried.get_mut(at)) {
-                (Ok(run), Some(tried)) => tried.runs.push(run),
-                (Err(error), _) => drop(problem.get_or_insert(error)),
-                (Ok(_), None) => {}
-            }
-            problem.is_none()
-        });
-        bar.finish_and_clear();
-        if let Some(problem) = problem {
-            return Err(problem);
-        }
+        Pool::of(self.threads).shown(what, jobs, job, |(at, run)| {
+            tried.get_mut(at).context("no such pair")?.runs.push(run);
+            Ok(())
+        })?;
         for one in &mut tried {
             one.runs.sort_by_key(|run| run.result.seed);
         }
@@ -275,11 +272,16 @@ impl Search<'_> {
             cluster.gateways().map(|gateway| cluster.topology.name_of(gateway.region)).collect();
         options.load.origins = self.workload.origins(&names)?;
         let workload = self.workload.workload()?;
+        let map = cluster.topology.clone();
         let mut simulation = subject.simulation(cluster, workload, schedule, options, None)?;
         let (report, failure) = sim::carry_out(&mut *simulation)?;
-        let wide_area = report.traffic.by_role().get("wide-area").map_or(0, |count| count.bytes);
+        let committed = report.result.committed.max(1) as f64;
+        let leaving = |region| report.traffic.leaving(region).bytes as f64 / committed;
+        let dollars = |(region, price): (&RegionId, &f64)| leaving(*region) * 1e6 * price / 1e9;
         Ok(Run {
-            egress_bytes_per_txn: wide_area as f64 / report.result.committed.max(1) as f64,
+            egress_bytes_per_txn: map.regions().map(leaving).sum(),
+            egress_dollars: (!self.prices.is_empty())
+                .then(|| self.prices.iter().map(dollars).sum()),
             result: report.result,
             regions: report.regions,
             outstanding: report.outstanding,
@@ -317,8 +319,6 @@ impl Search<'_> {
         *count += regions.len();
         let cluster = self.placement.cluster_at(&pair.candidate.regions)?;
         let course = self.shorter(SECOND);
-        let bar =
-            output::progress(Some(regions.len() as u64), "{spinner} regions die: {pos}/{len}")?;
         let job = |number: u64| {
             let region = regions.get(number as usize).copied().unwrap_or(RegionId(0));
             let dead = cluster.nodes().filter(|node| node.region == region);
@@ -335,20 +335,11 @@ impl Search<'_> {
             let run = self.once(pair.protocol, regions, &course, &schedule, course.seed)?;
             Ok((region, run))
         };
-        let (mut deaths, mut problem) = (Vec::new(), None);
-        let pool = Pool { threads: self.threads, minutes: None };
-        pool.run(0..regions.len() as u64, job, |death: anyhow::Result<_>| {
-            bar.inc(1);
-            match death {
-                Ok(death) => deaths.push(death),
-                Err(error) => drop(problem.get_or_insert(error)),
-            }
-            problem.is_none()
-        });
-        bar.finish_and_clear();
-        if let Some(problem) = problem {
-            return Err(problem);
-        }
+        let mut deaths = Vec::new();
+        Pool::of(self.threads).shown("regions die", regions.len() as u64, job, |death| {
+            deaths.push(death);
+            Ok(())
+        })?;
         deaths.sort_by_key(|(region, _)| *region);
         Ok(deaths)
     }

@@ -6,6 +6,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::Parser as _;
 use serde::Deserialize;
 
+use super::kept::Key;
 use crate::common::toml_error;
 use crate::compare;
 
@@ -114,7 +115,10 @@ impl Experiment {
     /// Refuses what cannot be run or judged.
     fn validate(&self) -> anyhow::Result<()> {
         for column in self.columns() {
-            ensure!(compare::column(column).is_some(), "column {column:?}: no such column");
+            ensure!(
+                compare::columns().any(|(name, ..)| *name == column),
+                "column {column:?}: no such column"
+            );
         }
         let known: BTreeSet<&str> = self.protocols.iter().map(String::as_str).collect();
         for name in self.own_options.keys() {
@@ -236,6 +240,12 @@ impl Experiment {
         }
         words.extend([self.sweep.option.clone(), value.to_string()]);
         words
+    }
+
+    /// Which run it is.
+    pub fn run(&self, name: &str, value: f64, is_full: bool, seed: u64) -> Key {
+        let options = self.words(name, value, is_full);
+        Key { protocol: name.to_owned(), options, seed }
     }
 
     /// The same as arguments.

@@ -4,7 +4,6 @@ use maud::html;
 
 use super::verdict::Verdict;
 use super::{Done, by_reach, tables};
-use crate::output;
 use crate::page::{drawing, page};
 
 /// The page. Everything on it is text or an SVG drawn here; nothing is loaded.
@@ -13,15 +12,15 @@ pub fn figures(done: &[Done], is_full: bool, seeds: u64) -> String {
     let body = html! {
         h1 { "Published figures, measured again" }
         p.lead {
-            "Simulated " (form) ", " (seeds) " seed(s) a point, commit " (output::COMMIT) ". × marks what was reported."
+            "Simulated " (form) ", " (seeds) " seed(s) a point. × marks what was reported."
         }
         @for one in done {
             @let experiment = &one.experiment;
             section {
                 h2 { (experiment.id) " · " (experiment.title) }
                 p.soft { (experiment.source) }
-                (drawing(&one.svg))
-                @if let Some(svg) = &one.distributions { (drawing(svg)) }
+                p.soft { (one.origin()) }
+                @for (_, svg) in one.drawings() { (drawing(svg)) }
                 pre { (tables(one, is_full)) (by_reach(one)) }
                 table {
                     tr { th { "reported" } th { "measured" } th { "verdict" } }

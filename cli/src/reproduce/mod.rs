@@ -1,25 +1,27 @@
 //! `reproduce`: published figures, measured again in the simulator and held against what their
 //! authors reported.
 
+mod docs;
 mod experiment;
+mod figure;
 mod html;
+mod ids;
+mod kept;
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
-use orthodrome_eval::metrics::OfKind;
-use orthodrome_eval::plot::{Figure, Series};
+use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 
 use crate::compare;
-use crate::workers::Pool;
 use crate::{Status, output};
-use experiment::{Claim, Experiment};
-use verdict::{Judged, Measured, Verdict};
+use experiment::Experiment;
+use figure::{Done, Point, carry_out};
+use verdict::{Judged, Verdict};
 
 /// Measure published figures again, and hold them against what their authors reported
 ///
@@ -33,6 +35,7 @@ Examples:
   orthodrome reproduce C4
   orthodrome reproduce N7a --full --seeds 3 --html n7a.html
   orthodrome reproduce all --json > figures.json
+  orthodrome reproduce all --keep runs          # again after an interruption: it goes on
 
 Exit status: 0 every claim agrees or its difference is explained, 1 one differs or a run lost its
 promise, 2 bad usage or input.")]
@@ -49,12 +52,26 @@ pub struct Args {
     /// Threads, each with one simulation at a time [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Keep what came of each run in this folder as soon as it has ended, and do not run again what is there with the same
+    /// options, seed and commit: an interrupted sweep goes on where it was
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+    /// With --keep: what is there of other commits counts too, where there is nothing of this one; each figure names the
+    /// commits of its runs
+    #[arg(long, requires = "keep")]
+    any_commit: bool,
+    /// With --keep: run nothing, show what is there
+    #[arg(long, requires = "keep")]
+    no_runs: bool,
     /// Write a page with tables, plots and verdicts to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write each figure as ID.svg into this folder
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
+    /// With all figures: write them as reproduction.md, with their plots in plots/, into this folder
+    #[arg(long, value_name = "FOLDER")]
+    docs: Option<PathBuf>,
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
@@ -82,69 +99,8 @@ struct PrintedExperiment<'a> {
     points: &'a [Point],
     claims: &'a [Judged],
     failures: &'a [String],
-}
-
-/// All runs of one protocol with one value of what is swept.
-#[derive(Serialize)]
-struct Point {
-    protocol: &'static str,
-    at: f64,
-    /// The figure, by seed.
-    values: Vec<f64>,
-    /// Other figures that claims speak of, by the names of their columns.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    others: BTreeMap<String, Vec<f64>>,
-    /// Latencies by how far transactions reach, of the first seed; where they differ in that.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    kinds: BTreeMap<String, OfKind>,
-    /// Requests that had not ended when their runs did, as a share of all.
-    outstanding: f64,
-    #[serde(skip)]
-    requests: f64,
-}
-
-impl Point {
-    /// One of its columns, by seed.
-    fn figures(&self, column: &str) -> &[f64] {
-        self.others.get(column).unwrap_or(&self.values)
-    }
-
-    /// The distribution function of its latencies, whatever their kind: shares in per cent, and milliseconds.
-    fn distribution(&self) -> Vec<(f64, f64)> {
-        let of = |kind: &OfKind| {
-            let weight = kind.latency_ms.n as f64 / kind.cdf_ms.len().max(1) as f64;
-            kind.cdf_ms.iter().map(|&ms| (ms, weight)).collect::<Vec<_>>()
-        };
-        let mut steps: Vec<(f64, f64)> = self.kinds.values().flat_map(of).collect();
-        steps.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let all: f64 = steps.iter().map(|(_, weight)| weight).sum();
-        let mut below = 0.0;
-        let share = |(ms, weight): (f64, f64)| {
-            below += weight;
-            (100.0 * below / all, ms)
-        };
-        steps.into_iter().map(share).collect()
-    }
-}
-
-/// A figure, as measured.
-struct Done {
-    experiment: Experiment,
-    points: Vec<Point>,
-    claims: Vec<Judged>,
-    /// Promises that runs broke.
-    failures: Vec<String>,
-    /// Runs after which the workload's audit of the database held; none if it has no audit.
-    audited: Option<usize>,
-    svg: String,
-    /// Distribution functions at the last value of what is swept, where transactions differ in how far they reach.
-    distributions: Option<String>,
-}
-
-impl Done {
-    fn runs(&self) -> usize {
-        self.points.iter().map(|point| point.values.len()).sum()
-    }
+    /// Of its runs; several if some were kept.
+    commits: &'a BTreeSet<String>,
 }
 
 /// Runs the figures and prints what came of them.
@@ -154,6 +110,10 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         output::print(&list(&all))?;
         return Ok(Status::Held);
     }
+    ensure!(
+        args.docs.is_none() || args.figures.iter().any(|name| name == "all"),
+        "--docs: it has every figure; use reproduce all"
+    );
     let chosen = chosen(all, &args.figures)?;
     if let Some(folder) = &args.plots {
         fs::create_dir_all(folder).with_context(|| format!("--plots {}", folder.display()))?;
@@ -162,18 +122,20 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let mut done = Vec::new();
     for experiment in chosen {
         let one = carry_out(args, experiment)?;
+        if args.keep.is_some() && one.ran < one.runs() {
+            let kept = one.runs() - one.ran;
+            eprintln!("{}: {kept} of {} runs were there", one.experiment.id, one.runs());
+        }
         if !args.json {
             output::print(&describe(&one, args.full))?;
         }
         if let Some(folder) = &args.plots {
-            let path = folder.join(format!("{}.svg", one.experiment.id));
-            fs::write(&path, &one.svg).with_context(|| format!("--plots {}", path.display()))?;
-            if let Some(svg) = &one.distributions {
-                let path = folder.join(format!("{}-cdf.svg", one.experiment.id));
-                fs::write(&path, svg).with_context(|| format!("--plots {}", path.display()))?;
-            }
+            write_plots(&one, folder).with_context(|| format!("--plots {}", folder.display()))?;
         }
         done.push(one);
+    }
+    if let Some(folder) = &args.docs {
+        docs::write(args, &done, folder).with_context(|| format!("--docs {}", folder.display()))?;
     }
     if let Some(path) = &args.html {
         let page = html::figures(&done, args.full, args.seeds);
@@ -195,7 +157,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
 }
 
 fn printed(done: &Done) -> PrintedExperiment<'_> {
-    let Done { experiment, points, claims, failures, .. } = done;
+    let Done { experiment, points, claims, failures, commits, .. } = done;
     PrintedExperiment {
         id: &experiment.id,
         source: &experiment.source,
@@ -206,183 +168,52 @@ fn printed(done: &Done) -> PrintedExperiment<'_> {
         points,
         claims,
         failures,
+        commits,
     }
 }
 
-/// The experiments asked for.
+/// Writes its drawings into a folder, each under its name.
+fn write_plots(done: &Done, folder: &Path) -> anyhow::Result<()> {
+    for (name, svg) in done.drawings() {
+        let path = folder.join(name);
+        fs::write(&path, svg).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The experiments asked for, in the order in which they were; `all` are those that were not named before it.
 fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experiment>> {
     let is_known = |name: &&String| *name == "all" || all.iter().any(|one| one.id == **name);
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
         let known = all.iter().map(|one| one.id.as_str()).collect::<Vec<_>>().join(", ");
         bail!("{unknown}: there is no such figure; use list, all, or some of {known}");
     }
-    let wanted = |one: &Experiment| names.iter().any(|name| name == "all" || *name == one.id);
-    Ok(all.into_iter().filter(wanted).collect())
-}
-
-fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
-    let (protocols, _) = experiment.protocols();
-    let values = experiment.values(args.full).to_vec();
-    let mut runs: Vec<compare::Args> = Vec::new();
-    let mut points: Vec<Point> = Vec::new();
-    for &at in &values {
-        for &protocol in &protocols {
-            runs.push(experiment.arguments(protocol, at, args.full)?);
-            points.push(Point {
-                protocol,
-                at,
-                values: Vec::new(),
-                others: BTreeMap::new(),
-                kinds: BTreeMap::new(),
-                outstanding: 0.0,
-                requests: 0.0,
-            });
-        }
+    let mut all = all;
+    let mut chosen = Vec::new();
+    for name in names {
+        chosen.extend(all.extract_if(.., |one| name == "all" || *name == one.id));
     }
-    let columns: Vec<_> = experiment
-        .columns()
-        .into_iter()
-        .map(|name| Ok((name, compare::column(name).context("the column was checked")?)))
-        .collect::<anyhow::Result<_>>()?;
-    let jobs = points.len() as u64 * args.seeds;
-    let template = "{spinner} {msg} {pos}/{len} {bar:20} {elapsed}";
-    let bar = output::progress(Some(jobs), template)?;
-    bar.set_message(experiment.id.clone());
-    let names = protocols.len().max(1);
-    let job = |number: u64| {
-        let (which, seed) = (number as usize % points.len(), 1 + number / points.len() as u64);
-        let (args, name) = (runs.get(which), protocols.get(which % names));
-        let (Some(args), Some(name)) = (args, name) else { bail!("no such run") };
-        Ok((which, seed, compare::once(args, name, seed)?))
-    };
-    let (mut results, mut problem) = (Vec::new(), None);
-    Pool { threads: args.threads, minutes: None }.run(0..jobs, job, |result| {
-        bar.inc(1);
-        match result {
-            Ok(run) => results.push(run),
-            Err(error) => drop(problem.get_or_insert(error)),
-        }
-        problem.is_none()
-    });
-    bar.finish_and_clear();
-    if let Some(problem) = problem {
-        return Err(problem.context(experiment.id));
-    }
-    // In the order of seeds, whichever ended first.
-    results.sort_by_key(|(which, seed, _)| (*which, *seed));
-    let mut failures = Vec::new();
-    let mut audited = None;
-    for (which, seed, run) in results {
-        let Some(point) = points.get_mut(which) else { continue };
-        if point.kinds.is_empty() && run.result.kinds.len() > 1 {
-            point.kinds = run.result.kinds.clone();
-        }
-        for (at, (name, column)) in columns.iter().enumerate() {
-            let figures = match at {
-                0 => &mut point.values,
-                _ => point.others.entry((*name).to_owned()).or_default(),
-            };
-            figures.push(column(&run.result));
-        }
-        point.outstanding += f64::from(run.outstanding);
-        point.requests += run.result.committed as f64 + f64::from(run.outstanding);
-        let Point { protocol, at, .. } = point;
-        if let Some(is_audited) = run.audited {
-            *audited.get_or_insert(0) += usize::from(is_audited);
-            if !is_audited && run.failure.is_none() {
-                failures.push(format!(
-                    "{protocol} at {at} with seed {seed}: the database was not audited, for {} \
-                     requests did not end",
-                    run.outstanding
-                ));
-            }
-        }
-        failures.extend(run.failure.map(|failure| {
-            format!("{protocol} at {at} with seed {seed} LOST ITS PROMISE: {failure}")
-        }));
-    }
-    for point in &mut points {
-        point.outstanding /= point.requests.max(1.0);
-    }
-    let own = experiment.column.as_str();
-    let measured: BTreeMap<&str, Measured> =
-        columns.iter().map(|(name, _)| (*name, measured(&points, name))).collect();
-    let judge = |claim: &Claim| {
-        let column = claim.column.as_deref();
-        let about = measured.get(column.unwrap_or(own)).context("every column was measured")?;
-        Ok(Judged::new(claim, about))
-    };
-    let claims = experiment.claims.iter().map(judge).collect::<anyhow::Result<_>>()?;
-    let drawn = measured.get(own).context("its own column was measured")?;
-    let svg = figure(&experiment, &protocols, drawn).svg().context(experiment.id.clone())?;
-    let last = values.last().copied().unwrap_or_default();
-    let ends: Vec<&Point> =
-        points.iter().filter(|point| point.at == last && !point.kinds.is_empty()).collect();
-    let distributions = match ends.as_slice() {
-        [] => None,
-        ends => Some(distributions(&experiment, ends).svg().context(experiment.id.clone())?),
-    };
-    Ok(Done { experiment, points, claims, failures, audited, svg, distributions })
-}
-
-/// One column of all points.
-fn measured(points: &[Point], column: &str) -> Measured {
-    let mut measured = Measured::default();
-    for point in points {
-        measured.record(point.protocol, point.at, mean(point.figures(column)));
-    }
-    measured
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-fn figure(experiment: &Experiment, protocols: &[&str], measured: &Measured) -> Figure {
-    let reported = |name: &str| {
-        let is_drawn = |claim: &&Claim| claim.of == name && claim.column.is_none();
-        let of = experiment.claims.iter().filter(is_drawn);
-        of.filter_map(|claim| Some((claim.at, claim.is?))).collect()
-    };
-    let series = protocols.iter().map(|&name| Series {
-        name: name.to_owned(),
-        measured: measured.of(name).to_vec(),
-        reported: reported(name),
-    });
-    Figure {
-        title: format!("{} ({}), simulated; × reported", experiment.title, experiment.source),
-        x: experiment.sweep.label.clone(),
-        y: experiment.column.clone(),
-        series: series.collect(),
-    }
-}
-
-/// Distribution functions, lying on their sides so that the slowest can be told apart.
-fn distributions(experiment: &Experiment, points: &[&Point]) -> Figure {
-    let at = points.first().map_or(0.0, |point| point.at);
-    let series = points.iter().map(|point| Series {
-        name: point.protocol.to_owned(),
-        measured: point.distribution(),
-        reported: Vec::new(),
-    });
-    Figure {
-        title: format!("{} at {at}, simulated: distribution", experiment.title),
-        x: "% of the transactions that are not slower".into(),
-        y: "ms".into(),
-        series: series.collect(),
-    }
+    Ok(chosen)
 }
 
 /// Latencies by how far transactions reach, and how they are distributed over all; nothing where they do not differ in that.
 fn by_reach(done: &Done) -> String {
-    let points = || done.points.iter().filter(|point| !point.kinds.is_empty());
-    if points().next().is_none() {
+    let (header, rows) = reaches(done);
+    if rows.is_empty() {
         return String::new();
     }
+    format!("\n{BY_REACH}\n{}\n", output::table(&header, rows).trim_fmt())
+}
+
+/// What the table of [`reaches`] has.
+const BY_REACH: &str = "mean ms by how far transactions reach, and the distribution over all";
+
+/// A row for each point where transactions differ in how far they reach, with a header.
+fn reaches(done: &Done) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut header = vec!["protocol", "at"];
     header.extend(REACHES);
     header.extend(QUANTILES.map(|(name, _)| name));
-    let rows = points().map(|point| {
+    let row = |point: &Point| {
         let mean = |name: &str| {
             let kind = point.kinds.get(name).filter(|kind| kind.latency_ms.n > 0);
             compare::cell(&[kind.map_or(f64::NAN, |kind| kind.latency_ms.mean)], 1)
@@ -393,19 +224,16 @@ fn by_reach(done: &Done) -> String {
             compare::cell(&[at.map_or(f64::NAN, |(_, ms)| *ms)], 1)
         };
         let named = [point.protocol.to_owned(), point.at.to_string()].into_iter();
-        named.chain(REACHES.map(mean)).chain(QUANTILES.map(quantile)).collect::<Vec<_>>()
-    });
-    format!(
-        "\nmean ms by how far transactions reach, and the distribution over all\n{}\n",
-        output::table(&header, rows).trim_fmt()
-    )
+        named.chain(REACHES.map(mean)).chain(QUANTILES.map(quantile)).collect()
+    };
+    let points = done.points.iter().filter(|point| !point.kinds.is_empty());
+    (header, points.map(row).collect())
 }
 
 /// How far transactions reach, by name.
 const REACHES: [&str; 3] = ["local", "close", "far"];
-/// The shares of all transactions that are not slower.
-const QUANTILES: [(&str, f64); 6] =
-    [("p25", 25.0), ("p50", 50.0), ("p75", 75.0), ("p90", 90.0), ("p95", 95.0), ("p99", 99.0)];
+/// The shares of all transactions that are not slower; of further ones what is kept, a step for each 2 %, says little.
+const QUANTILES: [(&str, f64); 4] = [("p25", 25.0), ("p50", 50.0), ("p75", 75.0), ("p90", 90.0)];
 
 fn list(all: &[Experiment]) -> String {
     let rows = all.iter().map(|one| {
@@ -418,13 +246,13 @@ fn list(all: &[Experiment]) -> String {
 
 /// The figure for people.
 fn describe(done: &Done, is_full: bool) -> String {
-    let Done { experiment, points, claims, failures, .. } = done;
+    let Done { experiment, claims, .. } = done;
     let Experiment { id, source, title, column, sweep, .. } = experiment;
     let form = if is_full { "as in the paper" } else { "short form: see --full" };
     let mut text = format!(
-        "{id}: {title} ({source})\nSimulated, {form}; {column} by {}; commit {}\n\n",
+        "{id}: {title} ({source})\nSimulated, {form}; {column} by {}; {}\n\n",
         sweep.label,
-        output::COMMIT
+        done.origin()
     );
     text.push_str(&tables(done, is_full));
     text.push_str(&by_reach(done));
@@ -446,21 +274,8 @@ fn describe(done: &Done, is_full: bool) -> String {
             text.push_str(&format!("\n{}: {why}", claim.reported));
         }
     }
-    let (_, absent) = experiment.protocols();
-    if !absent.is_empty() {
-        text.push_str(&format!("\nNot implemented yet: {}", absent.join(", ")));
-    }
-    // Those that did not end are not in the latencies.
-    for point in points.iter().filter(|point| point.outstanding > 0.01) {
-        text.push_str(&format!(
-            "\n{} at {}: {:.0} % of the requests had not ended, so its latencies are too low",
-            point.protocol,
-            point.at,
-            point.outstanding * 100.0
-        ));
-    }
-    for failure in failures {
-        text.push_str(&format!("\n{failure}"));
+    for remark in remarks(done) {
+        text.push_str(&format!("\n{remark}"));
     }
     if let Some(&at) = experiment.values(is_full).first() {
         for command in experiment.commands(at, is_full) {
@@ -469,6 +284,26 @@ fn describe(done: &Done, is_full: bool) -> String {
         text.push('\n');
     }
     text
+}
+
+/// What people must know who read the figures.
+fn remarks(done: &Done) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let (_, absent) = done.experiment.protocols();
+    if !absent.is_empty() {
+        remarks.push(format!("Not implemented yet: {}", absent.join(", ")));
+    }
+    // Those that did not end are not in the latencies.
+    for point in done.points.iter().filter(|point| point.outstanding.value() > 0.01) {
+        remarks.push(format!(
+            "{} at {}: {:.0} % of the requests had not ended, so its latencies are too low",
+            point.protocol,
+            point.at,
+            point.outstanding.value() * 100.0
+        ));
+    }
+    remarks.extend(done.failures.iter().cloned());
+    remarks
 }
 
 /// A table for each column, named above it where there are several.
@@ -483,16 +318,21 @@ fn tables(done: &Done, is_full: bool) -> String {
 }
 
 fn table(done: &Done, column: &str, is_full: bool) -> String {
-    let values = done.experiment.values(is_full);
-    let header = values.iter().map(f64::to_string);
-    let header: Vec<String> = ["protocol".to_owned()].into_iter().chain(header).collect();
+    let (header, rows) = figures(done, column, is_full);
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    let rows = done.experiment.protocols().0.into_iter().map(|name| {
-        let own = done.points.iter().filter(move |point| point.protocol == name);
-        let cells = own.map(|point| compare::cell(point.figures(column), 1));
-        [name.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
-    });
     format!("{}\n", output::table(&header, rows).trim_fmt())
+}
+
+/// One column of all points: the header of a table and its rows.
+fn figures(done: &Done, column: &str, is_full: bool) -> (Vec<String>, Vec<Vec<String>>) {
+    let values = done.experiment.values(is_full).iter().map(f64::to_string);
+    let header = ["protocol".to_owned()].into_iter().chain(values).collect();
+    let row = |name: &str| {
+        let own = done.points.iter().filter(|point| point.protocol == name);
+        let cells = own.map(|point| compare::cell(point.figures(column), 1));
+        [name.to_owned()].into_iter().chain(cells).collect()
+    };
+    (header, done.experiment.protocols().0.into_iter().map(row).collect())
 }
 
 #[cfg(test)]
@@ -567,12 +407,62 @@ mod tests {
     }
 
     #[test]
+    fn what_was_interrupted_goes_on_where_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let keep = folder.path().display().to_string();
+        let figure = |more: &[&str]| {
+            let words = ["reproduce", "X1", "--seeds", "2", "--keep", &keep];
+            let args = Reproduce::parse_from(words.iter().chain(more)).args;
+            carry_out(&args, Experiment::parse("X1", SMALL).unwrap()).unwrap()
+        };
+        let shown = |done: &Done| (describe(done, false), done.svg.clone());
+        assert!(figure(&["--no-runs"]).svg.is_none());
+        let whole = figure(&[]);
+        assert_eq!((whole.ran, whole.runs()), (8, 8));
+
+        let file = folder.path().join("X1.jsonl");
+        let text = fs::read_to_string(&file).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 8);
+        // Killed while it wrote the fifth line.
+        let half = format!("{}\n{}", lines[..4].join("\n"), lines[4].split_at(40).0);
+        fs::write(&file, &half).unwrap();
+        let looked_at = figure(&["--no-runs"]);
+        assert_eq!((looked_at.ran, looked_at.runs()), (0, 4));
+        assert_eq!(fs::read_to_string(&file).unwrap(), half, "it was only to be read");
+        let resumed = figure(&[]);
+        assert_eq!((resumed.ran, resumed.runs()), (4, 8));
+        assert_eq!(shown(&resumed), shown(&whole));
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(
+            text.starts_with(&half[..lines[..4].join("\n").len()]) && text.lines().count() == 8
+        );
+        assert_eq!(figure(&[]).ran, 0);
+
+        // Of another commit: run again, unless that does not matter.
+        let other = text.replace(output::COMMIT, "0123abcd");
+        fs::write(&file, &other).unwrap();
+        let any = figure(&["--any-commit"]);
+        assert_eq!((any.ran, any.runs()), (0, 8));
+        assert!(describe(&any, false).contains("commit 0123abcd\n"), "{}", describe(&any, false));
+        assert_eq!(figure(&["--no-runs"]).runs(), 0);
+        assert_eq!(figure(&[]).ran, 8);
+
+        fs::write(&file, format!("{{}}\n{other}")).unwrap();
+        let args = Reproduce::parse_from(["reproduce", "X1", "--keep", &keep]).args;
+        let error = carry_out(&args, Experiment::parse("X1", SMALL).unwrap()).err().unwrap();
+        assert!(format!("{error:#}").contains("X1.jsonl:1: this is no kept run"), "{error:#}");
+    }
+
+    #[test]
     fn figures_are_named_and_unknown_ones_refused() {
         let all = Experiment::all().unwrap();
         let count = all.len();
         assert_eq!(chosen(all.clone(), &["all".into()]).unwrap().len(), count);
         let two = chosen(all.clone(), &["N7a".into(), "C4".into()]).unwrap();
-        assert_eq!(two.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["C4", "N7a"]);
+        assert_eq!(two.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["N7a", "C4"]);
+        let rest = chosen(all.clone(), &["N7a".into(), "all".into()]).unwrap();
+        assert_eq!((rest.len(), rest[0].id.as_str()), (count, "N7a"));
         let error = chosen(all.clone(), &["C99".into()]).unwrap_err().to_string();
         assert!(error.contains("C99") && error.contains("N8b"), "{error}");
         let listed = list(&all);

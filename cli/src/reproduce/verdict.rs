@@ -23,7 +23,8 @@ impl Measured {
         self.0.get(protocol).map_or(&[], Vec::as_slice)
     }
 
-    fn at(&self, protocol: &str, at: f64) -> Option<f64> {
+    /// A figure, if there is one.
+    pub fn at(&self, protocol: &str, at: f64) -> Option<f64> {
         self.of(protocol).iter().find(|(x, _)| *x == at).map(|(_, figure)| *figure)
     }
 }

@@ -152,6 +152,10 @@ pub struct Goal {
     pub objective: Option<String>,
     /// How many regions may die.
     pub survive: Option<u32>,
+    /// What a gigabyte (10⁹ bytes) costs that leaves a region for another, in dollars, by region; if anything is
+    /// said, something is of each region.
+    #[serde(default)]
+    pub egress_price: BTreeMap<String, f64>,
 }
 
 /// Reads a workload file.

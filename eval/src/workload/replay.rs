@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::RegionId;
 use orthodrome_core::rng::Rng;
-use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads};
+use orthodrome_core::txn::{Decision, Key, Priority, Reads};
 use serde::Deserialize;
 
 use super::options::Priorities;
@@ -184,8 +184,6 @@ impl Workload for Replay {
             None => *begun % self.recorded.len().max(1),
         };
         *begun += 1;
-        let parameter = rng.next_u64();
-        let is_procedure = self.form.draw_procedure(rng);
         let (mut reads, mut writes, mut priority) = (Vec::new(), Vec::new(), None);
         if let Some(recorded) = self.recorded.get(place) {
             (reads, writes) = (recorded.reads.clone(), recorded.writes.clone());
@@ -193,11 +191,7 @@ impl Workload for Replay {
         }
         let name = if writes.is_empty() { READ } else { UPDATE };
         let priority = priority.unwrap_or_else(|| self.priorities.draw(name, rng));
-        if writes.is_empty() {
-            let kind = Kind::ReadOnly;
-            return Request { name, kind, reads, writes, priority, parameter: 0 };
-        }
-        self.rows.request(name, reads, writes, priority, parameter, is_procedure)
+        self.rows.request((name, priority), reads, writes, self.form, rng)
     }
 
     fn decide(&self, request: &Request, _reads: &Reads) -> Decision {

@@ -8,7 +8,7 @@
 //! in the table hold.
 
 use orthodrome_core::rng::Rng;
-use orthodrome_core::txn::{Decision, Kind, Reads};
+use orthodrome_core::txn::{Decision, Reads};
 
 use super::options::{Priorities, bounded};
 use super::rows::Rows;
@@ -93,14 +93,9 @@ impl Workload for Retwis {
         picked.sort_unstable();
         let mut reads = self.rows.keys(&picked);
         let priority = self.priorities.draw(name, rng);
-        if puts == 0 {
-            let (kind, writes) = (Kind::ReadOnly, Vec::new());
-            return Request { name, kind, reads, writes, priority, parameter: 0 };
-        }
-        let writes = reads.clone();
+        let writes = if puts == 0 { Vec::new() } else { reads.clone() };
         reads.truncate(usize::try_from(gets).unwrap_or(usize::MAX));
-        let (parameter, is_procedure) = (rng.next_u64(), self.form.draw_procedure(rng));
-        self.rows.request(name, reads, writes, priority, parameter, is_procedure)
+        self.rows.request((name, priority), reads, writes, self.form, rng)
     }
 
     fn decide(&self, request: &Request, _reads: &Reads) -> Decision {

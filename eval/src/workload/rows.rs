@@ -1,9 +1,10 @@
 //! Numbered rows of fixed size: what the key-value benchmarks have in common.
 
+use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value};
 
 use super::options::bounded;
-use super::{Options, Request, WorkloadError};
+use super::{Form, Options, Request, WorkloadError};
 
 /// Keys and values of a fixed length.
 #[derive(Clone, Copy, Debug)]
@@ -50,16 +51,20 @@ impl Rows {
         digits.into_bytes().into_iter().cycle().take(self.value_bytes).collect::<Vec<u8>>().into()
     }
 
-    /// A transaction that reads some rows and sets others to the value of `parameter`.
+    /// A transaction that reads some rows and sets others to a value that is drawn; one without writes only reads.
     pub(super) fn request(
         self,
-        name: &'static str,
+        (name, priority): (&'static str, Priority),
         reads: Vec<Key>,
         writes: Vec<Key>,
-        priority: Priority,
-        parameter: u64,
-        is_procedure: bool,
+        form: Form,
+        rng: &mut Rng,
     ) -> Request {
+        if writes.is_empty() {
+            let kind = Kind::ReadOnly;
+            return Request { name, kind, reads, writes, priority, parameter: 0 };
+        }
+        let (parameter, is_procedure) = (rng.next_u64(), form.draw_procedure(rng));
         let kind = if is_procedure {
             let value = self.value(parameter);
             let gets = reads.iter().cloned().map(Op::Get);

@@ -324,10 +324,12 @@ fn a_file_names_a_workload_and_its_options() {
     let least = read_file("workload = \"bank\"").unwrap();
     assert_eq!((&*least.workload, least.options), ("bank", Options::default()));
     assert!(least.origins.is_empty() && least.goal == Goal::default());
-    let whole = "workload = \"bank\"\norigins = { VA = 3, SG = 1 }\n[goal]\nobjective = \"p99\"\nsurvive = 2\n";
+    let whole = "workload = \"bank\"\norigins = { VA = 3, SG = 1 }\n[goal]\nobjective = \"p99\"\nsurvive = 2\negress_price = { VA = 0.09 }\n";
     let whole = read_file(whole).unwrap();
     assert_eq!(whole.origins, BTreeMap::from([("VA".into(), 3.0), ("SG".into(), 1.0)]));
-    assert_eq!(whole.goal, Goal { objective: Some("p99".into()), survive: Some(2) });
+    let price = [("VA".to_owned(), 0.09)].into();
+    let goal = Goal { objective: Some("p99".into()), survive: Some(2), egress_price: price };
+    assert_eq!(whole.goal, goal);
     for (text, expected) in [
         ("workload = \"bank\"\n[options]\nzpif = 1", "zpif"),
         ("[options]\nzipf = 1", "workload"),

@@ -5,7 +5,7 @@
 //! (gets, then puts) write the same.
 
 use orthodrome_core::rng::Rng;
-use orthodrome_core::txn::{Decision, Kind, Reads};
+use orthodrome_core::txn::{Decision, Reads};
 
 use super::options::{Priorities, bounded, share};
 use super::rows::Rows;
@@ -89,12 +89,8 @@ impl Workload for Ycsbt {
         let keys = self.rows.keys(&picked);
         let name = if is_read_only { READ } else { MODIFY };
         let priority = self.priorities.draw(name, rng);
-        if is_read_only {
-            let (kind, writes) = (Kind::ReadOnly, Vec::new());
-            return Request { name, kind, reads: keys, writes, priority, parameter: 0 };
-        }
-        let (parameter, is_procedure) = (rng.next_u64(), self.form.draw_procedure(rng));
-        self.rows.request(name, keys.clone(), keys, priority, parameter, is_procedure)
+        let writes = if is_read_only { Vec::new() } else { keys.clone() };
+        self.rows.request((name, priority), keys, writes, self.form, rng)
     }
 
     fn decide(&self, request: &Request, _reads: &Reads) -> Decision {
