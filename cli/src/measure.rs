@@ -507,10 +507,16 @@ impl Texts {
                 .map(|op| match op {
                     Op::Get(key) => Ok((key, true)),
                     Op::Put(key, _) => Ok((key, false)),
-                    other => Err(anyhow!("{other:?} is not one of YCSB's operations")),
+                    other @ (Op::Compare(..)
+                    | Op::Add(..)
+                    | Op::Append(..)
+                    | Op::Delete(_)
+                    | Op::Call(_)) => Err(anyhow!("{other:?} is not one of YCSB's operations")),
                 })
                 .collect::<anyhow::Result<_>>()?,
-            _ => reads.into_iter().map(|key| (key, true)).collect(),
+            Kind::ReadOnly | Kind::StaleReadOnly | Kind::Interactive | Kind::General => {
+                reads.into_iter().map(|key| (key, true)).collect()
+            }
         };
         let mut statements = Vec::new();
         let mut places = std::collections::BTreeSet::new();
