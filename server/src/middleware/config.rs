@@ -372,7 +372,9 @@ impl ProxyConfig {
             hot_keep_percent: 80,
             // As in the simulator: transactions that wait for all that was forecast hold locks meanwhile.
             forecast_percent: 25,
-            forecast_max: Duration::from_secs(2),
+            // A forecast that is wrong then costs the locks that wait for it a quarter of a round trip. How long hot
+            // records take varies more on real servers than on modelled ones.
+            forecast_max: longest / 4,
             admission_wait: Duration::from_millis(10),
             admission_tries: 10,
             resend_after: longest * 3 + Duration::from_millis(500),
