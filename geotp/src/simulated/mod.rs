@@ -46,7 +46,7 @@
 //!   would have changed.
 //!
 //! # Not implemented
-//! - `scalardb` and `scalardb+`: ScalarDB keeps versions and a commit table of its own on top of its sources.
+//! - `scalardb` and `scalardb+`, which share none of these machines, are [a protocol of their own](crate::scalardb).
 
 mod client;
 mod message;
