@@ -710,7 +710,7 @@ async fn overhead(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
 }
 
-/// One text again and again, on rows drawn evenly.
+/// One text again and again, on rows drawn evenly; each caller has its own.
 async fn repeat(
     args: &Args,
     login: Login<'static>,
@@ -718,13 +718,14 @@ async fn repeat(
     callers: u32,
 ) -> anyhow::Result<(Summary, f64)> {
     let window = Duration::from_secs(args.seconds) / 8;
-    let rows = u64::from(args.rows);
+    let rows = u64::from(args.rows / callers).max(1);
     let calls = (0..callers).map(|number| async move {
         let mut client = enter(&login).await?;
         let mut rng = Rng::stream(1, "overhead", u64::from(number));
         let (mut samples, begun) = (Samples::default(), Instant::now());
         while begun.elapsed() < window {
-            let text = text.replace("{row}", &rng.below(rows).to_string());
+            let row = u64::from(number) * rows + rng.below(rows);
+            let text = text.replace("{row}", &row.to_string());
             let sent = Instant::now();
             client.text(&text).await?;
             samples.record(nanos(sent.elapsed()));

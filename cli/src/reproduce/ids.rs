@@ -39,10 +39,7 @@ pub const IDS: &[Id] = &[
     id("S4"),
     id("G5"),
     id("G7"),
-    Id {
-        absence: "TPC-C's Payment and NewOrder through the middleware: there is no experiment for it yet.",
-        ..id("G9")
-    },
+    id("G9"),
     id("G10"),
     id("G12"),
     id("GT1"),

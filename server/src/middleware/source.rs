@@ -1,6 +1,6 @@
 //! The driver of one source: carries out an agent's orders in sessions, a session for each branch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Reason, Then, ToSource, Wait, Xid,
 };
 use orthodrome_geotp::sql::{Answer, Dialect};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::driver::{Endpoint, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble};
 
@@ -41,6 +41,8 @@ pub(super) struct Source {
     node: NodeId,
     endpoint: Endpoint,
     slots: Mutex<BTreeMap<Xid, Arc<Slot>>>,
+    /// Prepared branches that are being ended. That goes on until it is done, so another order for it changes nothing.
+    ending: Mutex<BTreeSet<Xid>>,
     idle: Mutex<Vec<Session>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
     /// Sessions of this life, so that the next can end those that still work (G6).
@@ -76,6 +78,7 @@ impl Source {
             node,
             endpoint,
             slots: Mutex::default(),
+            ending: Mutex::default(),
             idle: Mutex::default(),
             report: Box::new(report),
             sessions,
@@ -583,14 +586,22 @@ impl Source {
         match self.end_prepared(xid, true).await {
             Some(true) => (self.report)(FromSource::Committed { xid, at }),
             Some(false) => (self.report)(FromSource::Gone { xid }),
-            // The next `Up` has it tried again.
             None => {}
         }
     }
 
-    /// Ends a prepared branch: true if this did it, false if there is none; nothing if the server
-    /// cannot be reached.
+    /// Ends a prepared branch, however long the server cannot be reached or has no session to give: true if this
+    /// did it, false if there is none; nothing if somebody is at it already.
     async fn end_prepared(&self, xid: Xid, commit: bool) -> Option<bool> {
+        if !locked(&self.ending).insert(xid) {
+            return None;
+        }
+        let is_ended = self.try_to_end(xid, commit).await;
+        locked(&self.ending).remove(&xid);
+        Some(is_ended)
+    }
+
+    async fn try_to_end(&self, xid: Xid, commit: bool) -> bool {
         let text = self.endpoint.end_prepared(&xid.at(self.node), commit);
         // The session that prepared it, if its connection broke.
         let mut lost: Option<u64> = None;
@@ -607,7 +618,18 @@ impl Source {
             let is_own = own.is_some();
             let mut session = match own {
                 Some(session) => session,
-                None => self.session().await.ok()?,
+                None => match self.session().await {
+                    Ok(session) => session,
+                    Err(trouble) => {
+                        debug!(source = %self.node, %xid, "no session to end a branch in: {trouble}");
+                        if matches!(trouble, Trouble::Broken(_)) {
+                            // If the server starts again, that number will be somebody else's.
+                            lost = None;
+                        }
+                        tokio::time::sleep(AGAIN).await;
+                        continue;
+                    }
+                },
             };
             if let Some(lost) = lost.take() {
                 self.bury(&mut session, lost).await;
@@ -620,14 +642,15 @@ impl Source {
                 }
                 Ok(Outcome { fault: None, .. }) => {
                     self.give_back(session);
-                    return Some(true);
+                    return true;
                 }
                 Ok(Outcome { fault: Some(fault), .. }) if self.endpoint.is_gone(&fault) => {
                     // MariaDB says so too while the session that owns it lives (G4).
-                    let left = session.prepared(self.node, self.endpoint.one_way).await.ok()?;
-                    self.give_back(session);
-                    if !left.contains(&xid) {
-                        return Some(false);
+                    if let Ok(left) = session.prepared(self.node, self.endpoint.one_way).await {
+                        self.give_back(session);
+                        if !left.contains(&xid) {
+                            return false;
+                        }
                     }
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -635,7 +658,7 @@ impl Source {
                     // XA_RBROLLBACK of a branch that only read: the server has ended it.
                     if fault.number == 1402 {
                         self.give_back(session);
-                        return Some(false);
+                        return false;
                     }
                     warn!(source = %self.node, %xid, "cannot end a prepared branch: {}", fault.message);
                     // It is closed with this session, if it is its own.
