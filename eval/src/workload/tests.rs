@@ -259,7 +259,7 @@ fn errors_name_the_field_and_the_remedy() {
         ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
         ("ycsbt:0", "", "use a whole number from 1 to 100"),
         ("ycsbt:", "", "use a whole number from 1 to 100"),
-        ("tpcc:x", "", "tpcc has no variant \"x\"; write \"tpcc\" or"),
+        ("tpcc:x", "", "tpcc has no variant \"x\"; write \"tpcc\", \"tpcc:new-order\" or"),
         ("tpcc", "warehouses = 0", "`warehouses`: 0 is out of range"),
         ("tpcc", "multi_region = 1.5", "`multi_region`: 1.5 is no share"),
         (
