@@ -189,6 +189,14 @@ impl Session {
         }
     }
 
+    /// Waits, in a session that is asked nothing, until the server says something or goes.
+    pub(super) async fn stirs(&mut self) {
+        match self {
+            Self::Postgres(session) => session.stream.stirs().await,
+            Self::Maria(session) => session.stream.stirs().await,
+        }
+    }
+
     pub(super) fn interrupt(&self) -> Interrupt {
         match self {
             Self::Postgres(session) => {

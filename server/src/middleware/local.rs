@@ -149,6 +149,22 @@ pub struct Login<'a> {
 }
 
 impl Login<'_> {
+    /// The same for our own driver.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            kind: self.kind,
+            address: format!("127.0.0.1:{}", self.port),
+            database: self.database.to_owned(),
+            user: self.user.to_owned(),
+            password: self.password.to_owned(),
+            lock_wait: Duration::from_secs(5),
+            one_way: Duration::ZERO,
+            trust: None,
+            label: "orthodrome_local".into(),
+            look_every: Duration::from_secs(1),
+        }
+    }
+
     /// The kind's own client, which runs a text and prints rows without decoration.
     #[must_use]
     pub fn client(&self, text: &str) -> Command {
@@ -202,19 +218,7 @@ impl Client {
     /// # Errors
     /// It cannot be reached, or does not let this user in.
     pub async fn enter(login: &Login<'_>) -> Result<Self, Refused> {
-        let endpoint = Endpoint {
-            kind: login.kind,
-            address: format!("127.0.0.1:{}", login.port),
-            database: login.database.to_owned(),
-            user: login.user.to_owned(),
-            password: login.password.to_owned(),
-            lock_wait: Duration::from_secs(5),
-            one_way: Duration::ZERO,
-            trust: None,
-            label: "orthodrome_local".into(),
-            look_every: Duration::from_secs(1),
-        };
-        Ok(Self(Session::connect(&endpoint).await?))
+        Ok(Self(Session::connect(&login.endpoint()).await?))
     }
 
     /// Runs a text of any number of statements. What came of each, until one failed.

@@ -15,7 +15,7 @@ use super::mysql_wire::{
 use super::stream::{Stream, malformed};
 
 pub(super) struct Maria {
-    stream: Stream,
+    pub(super) stream: Stream,
     number: u8,
     /// Its number at the server.
     pub(super) id: u64,

@@ -13,7 +13,7 @@ use super::postgres_wire::{Body, fields, from_hex, kind, put_text, read, write};
 use super::stream::{Stream, malformed};
 
 pub(super) struct Postgres {
-    stream: Stream,
+    pub(super) stream: Stream,
     pub(super) pid: u32,
     pub(super) secret: u32,
 }

@@ -18,6 +18,8 @@ use super::driver::{Endpoint, Holder, Interrupt, Outcome, Session, Sql, Statemen
 
 /// How often a source is looked at.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a server may take to answer a question about itself.
+const SILENT: Duration = Duration::from_secs(5);
 /// How long to wait before another try of what failed.
 const AGAIN: Duration = Duration::from_millis(100);
 /// How often a text is interrupted before its session is ended.
@@ -49,6 +51,12 @@ pub(super) struct Source {
     sessions: Option<PathBuf>,
     start: AtomicU64,
     last_id: AtomicU64,
+}
+
+/// What a server answers unless it is silent.
+async fn in_time<T>(asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    let silent = |_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut));
+    tokio::time::timeout(SILENT, asked).await.map_err(silent)?
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -102,7 +110,7 @@ impl Source {
             if !is_long && told.is_empty() {
                 continue;
             }
-            let waits = match self.waits().await {
+            let waits = match in_time(self.waits()).await {
                 Ok(waits) => waits,
                 Err(Trouble::Broken(_)) => continue,
                 Err(Trouble::Fault(fault)) => {
@@ -192,15 +200,9 @@ impl Source {
         info!(source = %self.node, "reached");
         (self.report)(FromSource::Up { start });
         loop {
-            tokio::time::sleep(LOOK).await;
-            let alive = tokio::time::timeout(
-                Duration::from_secs(5),
-                session.text("SELECT 1", Duration::ZERO),
-            )
-            .await;
-            alive.map_err(|_| {
-                Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut))
-            })??;
+            // A server that dies closes its sessions: whoever begins at the next one must not hear of the last.
+            let _ = tokio::time::timeout(LOOK, session.stirs()).await;
+            in_time(session.text("SELECT 1", Duration::ZERO)).await?;
         }
     }
 
@@ -701,22 +703,10 @@ mod tests {
         let made =
             login.client("CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)");
         assert!({ made }.status().unwrap().success());
-        let endpoint = Endpoint {
-            kind: Dialect::MariaDb,
-            address: format!("127.0.0.1:{}", server.port),
-            database: login.database.to_owned(),
-            user: login.user.to_owned(),
-            password: login.password.to_owned(),
-            lock_wait: Duration::from_secs(5),
-            one_way: Duration::ZERO,
-            trust: None,
-            label: "orthodrome_test".into(),
-            look_every: Duration::from_millis(50),
-        };
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (report, reports) = mpsc::channel();
         let _entered = runtime.enter();
-        let source = Source::start(NODE, endpoint, None, move |said| drop(report.send(said)));
+        let source = Source::start(NODE, login.endpoint(), None, move |said| drop(report.send(said)));
         let statement = |text: String| Statement { prelude: Vec::new(), text };
         for number in 1..=8 {
             let xid = Xid { middleware: NodeId(1), epoch: 1, number };

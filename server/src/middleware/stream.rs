@@ -78,6 +78,12 @@ impl Stream {
         Ok(())
     }
 
+    /// Waits until something comes that has not been taken, or the other end closes.
+    pub(super) async fn stirs(&mut self) {
+        // What went wrong is told to whoever uses the stream next.
+        let _ = self.fill(1).await;
+    }
+
     pub(super) fn peeked(&self) -> &[u8] {
         &self.input
     }

@@ -118,18 +118,7 @@ mod tests {
             let mut server =
                 LocalServer::start(kind, &directory.path().join(format!("{kind}"))).unwrap();
             let login = server.login();
-            let endpoint = |trust: Option<Trust>| Endpoint {
-                kind,
-                address: format!("127.0.0.1:{}", login.port),
-                database: login.database.to_owned(),
-                user: login.user.to_owned(),
-                password: login.password.to_owned(),
-                lock_wait: Duration::from_secs(5),
-                one_way: Duration::ZERO,
-                trust,
-                label: "orthodrome_test".into(),
-                look_every: Duration::from_secs(1),
-            };
+            let endpoint = |trust: Option<Trust>| Endpoint { trust, ..login.endpoint() };
             if kind == Dialect::PostgreSql {
                 let Err(Trouble::Broken(error)) = Session::connect(&endpoint(trust(&own))).await
                 else {
