@@ -687,52 +687,118 @@ impl Source {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::local::LocalServer;
+    use tempfile::TempDir;
+    use tokio::runtime::Runtime;
+
+    use super::super::local::{Client, LocalServer, USER};
     use super::*;
 
     const NODE: NodeId = NodeId(1001);
+
+    /// A driver of a private server with one row, and what it reports.
+    struct Rig {
+        source: Arc<Source>,
+        reports: mpsc::Receiver<FromSource<Sql>>,
+        runtime: Runtime,
+        server: LocalServer,
+        _directory: TempDir,
+    }
+
+    impl Rig {
+        fn start(kind: Dialect) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let server = LocalServer::start(kind, &directory.path().join("server")).unwrap();
+            let runtime = Runtime::new().unwrap();
+            let (report, reports) = mpsc::channel();
+            let source = runtime.block_on(async {
+                let mut client = Client::enter(&server.login()).await.unwrap();
+                let made = "CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)";
+                client.text(made).await.unwrap();
+                let to = server.login().endpoint();
+                Source::start(NODE, to, None, move |said| drop(report.send(said)))
+            });
+            Self { source, reports, runtime, server, _directory: directory }
+        }
+
+        fn order(&self, order: ToSource<Sql>) {
+            let _entered = self.runtime.enter();
+            self.source.order(order);
+        }
+
+        fn wait_for(&self, what: &str, is_it: impl Fn(&FromSource<Sql>) -> bool) {
+            loop {
+                let said = self.reports.recv_timeout(Duration::from_secs(20));
+                if is_it(&said.unwrap_or_else(|_| panic!("still not: {what}"))) {
+                    return;
+                }
+            }
+        }
+
+        fn run(&self, xid: Xid, statements: impl IntoIterator<Item = String>, then: Then) {
+            self.order(ToSource::Run {
+                xid,
+                begin: Some(Isolation::Serializable),
+                statements: statements
+                    .into_iter()
+                    .map(|text| Statement { prelude: Vec::new(), text })
+                    .collect(),
+                then,
+                wrote: true,
+            });
+        }
+    }
+
+    fn xid(number: u64) -> Xid {
+        Xid { middleware: NodeId(1), epoch: 1, number }
+    }
 
     /// A server that is interrupted while it commits a statement of a text leaves out the rest of that text, and
     /// says nothing more.
     #[test]
     fn a_server_that_falls_silent_when_it_is_interrupted_keeps_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let server =
-            LocalServer::start(Dialect::MariaDb, &directory.path().join("server")).unwrap();
-        let login = server.login();
-        let made =
-            login.client("CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)");
-        assert!({ made }.status().unwrap().success());
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let (report, reports) = mpsc::channel();
-        let _entered = runtime.enter();
-        let source = Source::start(NODE, login.endpoint(), None, move |said| drop(report.send(said)));
-        let statement = |text: String| Statement { prelude: Vec::new(), text };
+        let rig = Rig::start(Dialect::MariaDb);
         for number in 1..=8 {
-            let xid = Xid { middleware: NodeId(1), epoch: 1, number };
+            let xid = xid(number);
             // What is between the statements of a branch is too short to be met; a commit is long enough.
             let name = xid.at(NODE);
             let ends = [format!("XA END '{name}'"), format!("XA COMMIT '{name}' ONE PHASE")];
             let updates = (0..20).map(|_| "UPDATE t SET v = v + 1 WHERE id = 1".into());
-            source.order(ToSource::Run {
-                xid,
-                begin: Some(Isolation::Serializable),
-                statements: ends.into_iter().chain(updates).map(statement).collect(),
-                then: Then::Wait,
-                wrote: true,
-            });
+            rig.run(xid, ends.into_iter().chain(updates), Then::Wait);
             std::thread::sleep(Duration::from_micros(number * 500));
-            source.order(ToSource::Rollback { xid });
-            loop {
-                let said = reports.recv_timeout(Duration::from_secs(20));
-                match said.unwrap_or_else(|_| panic!("{xid} is still not rolled back")) {
-                    FromSource::RolledBack { xid: which } if which == xid => break,
-                    _ => {}
-                }
-            }
+            rig.order(ToSource::Rollback { xid });
+            rig.wait_for(
+                "rolled back",
+                |said| matches!(said, FromSource::RolledBack { xid: which } if *which == xid),
+            );
         }
         // Nothing is locked.
+        let login = rig.server.login();
         let free = login.client("SELECT v FROM t FOR UPDATE NOWAIT").output().unwrap();
         assert!(free.status.success(), "{}", String::from_utf8_lossy(&free.stderr));
+    }
+
+    /// A server that lives and lets nobody in keeps no branch prepared once it lets somebody in again, though nobody
+    /// orders the end of the branch twice.
+    #[test]
+    fn a_prepared_branch_ends_when_the_server_lets_its_driver_in_again() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        let xid = xid(1);
+        rig.run(xid, ["UPDATE t SET v = 7 WHERE id = 1".to_owned()], Then::Prepare);
+        rig.wait_for("prepared", |said| matches!(said, FromSource::Prepared { .. }));
+        rig.runtime.block_on(async {
+            let mut owner = Client::enter(&rig.server.login()).await.unwrap();
+            owner.text(&format!("ALTER ROLE {USER} NOLOGIN")).await.unwrap();
+            let others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                          WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
+            owner.text(others).await.unwrap();
+            rig.source.order(ToSource::CommitPrepared { xid, at: Timestamp::ZERO });
+            rig.wait_for("lost", |said| matches!(said, FromSource::Down));
+            // The order has been tried, and refused.
+            tokio::time::sleep(AGAIN * 3).await;
+            owner.text(&format!("ALTER ROLE {USER} LOGIN")).await.unwrap();
+        });
+        rig.wait_for("committed", |said| matches!(said, FromSource::Committed { .. }));
+        let seen = rig.server.login().client("SELECT v FROM t").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), "7");
     }
 }
