@@ -104,3 +104,38 @@ fn a_deadlock_with_a_prepared_branch_ends_at_once() {
         prepared(rig, &servers);
     }
 }
+
+/// Each has looked for a row that the other then inserts at another source: they cannot both have come first.
+#[test]
+fn rows_that_two_have_missed_are_not_inserted_by_both() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for (servers, agents) in [([0, 2], true), ([0, 2], false), ([0, 1], true)] {
+        start(rig, &servers, agents);
+        let runtime = Runtime::new().unwrap();
+        let begun = Instant::now();
+        let done = runtime.block_on(async {
+            let (mut one, mut other) = (enter(rig).await, enter(rig).await);
+            let look = |id| format!("BEGIN; SELECT balance FROM accounts WHERE id = {id}");
+            for (client, id) in [(&mut one, 50), (&mut other, 150)] {
+                let answers = client.text(&look(id)).await.unwrap();
+                assert!(answers[1].rows.is_empty(), "{servers:?}: {id} is there");
+            }
+            let insert = |id| format!("INSERT INTO accounts (id, balance) VALUES ({id}, 0)");
+            let (by_one, by_other) = (insert(150), insert(50));
+            let (one_said, other_said) = tokio::join!(one.text(&by_one), other.text(&by_other));
+            let mut done = Vec::new();
+            for (mut client, said) in [(one, one_said), (other, other_said)] {
+                if said.is_ok() && client.text("COMMIT").await.is_ok() {
+                    done.push(true);
+                }
+            }
+            done.len()
+        });
+        assert_eq!(done, 1, "{servers:?}, {agents}\n{}", rig.log());
+        assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: it took {:?}", begun.elapsed());
+        assert_eq!(rig.psql("SELECT count(*) FROM accounts WHERE id IN (50, 150)"), "1");
+        rig.psql("DELETE FROM accounts WHERE id IN (50, 150)");
+        rig.settle("rows that were missed");
+    }
+}

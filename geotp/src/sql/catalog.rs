@@ -174,6 +174,14 @@ pub struct Table {
 }
 
 impl Table {
+    /// How its rows are spread, if a column decides.
+    pub(super) const fn sharding(&self) -> Option<&Sharding> {
+        match &self.placement {
+            Placement::Sharded(sharding) => Some(sharding),
+            Placement::Broadcast(_) | Placement::Single(_) => None,
+        }
+    }
+
     /// Every source that holds rows of it.
     #[must_use]
     pub fn sources(&self) -> BTreeSet<SourceId> {

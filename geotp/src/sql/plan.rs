@@ -14,12 +14,14 @@ use sqlparser::ast::{ObjectName, ObjectNamePart, OrderByKind, OrderBySort};
 use sqlparser::tokenizer::Span;
 
 use super::Refusal;
-use super::catalog::{Catalogue, Dialect, Placement, SourceId, Table};
+use super::catalog::{Catalogue, Dialect, KeyType, Placement, SourceId, Table};
 use super::dialect::{bind, nulls_first, render, translate};
 use super::merge::{At, Merge, Op, RowMerge, SortKey};
 use super::parse::Isolation;
-use super::route::{Names, Route, Router, Scope, constant, one_place, subqueries, table_name};
-use super::value::Value;
+use super::route::{
+    Names, RECORDS_MAX, Route, Router, Scope, constant, one_place, subqueries, table_name,
+};
+use super::value::{Key, Value};
 
 /// A record that a statement names by its key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -28,6 +30,35 @@ pub struct Record {
     pub table: String,
     /// The values of its primary columns.
     pub key: String,
+    /// The condition that it alone meets, as PostgreSQL writes it.
+    pub condition: String,
+}
+
+impl Record {
+    /// By the values of its table's primary columns.
+    pub(super) fn new(table: &Table, values: &[&Key]) -> Self {
+        let texts = values.iter().map(|value| value.to_string());
+        let key = texts.clone().collect::<Vec<_>>().join(",");
+        let equals = |(column, text): (&String, String)| {
+            format!("\"{}\" = '{}'", column.replace('"', "\"\""), text.replace('\'', "''"))
+        };
+        let condition = table.primary.iter().zip(texts).map(equals).collect::<Vec<_>>();
+        Self { table: table.name.clone(), key, condition: condition.join(" AND ") }
+    }
+}
+
+/// What a PostgreSQL source must see to, beside the locks of rows, so that no record appears that a serializable transaction has
+/// missed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Keys {
+    /// Records that are looked for.
+    pub sought: Vec<Record>,
+    /// They are deleted.
+    pub is_delete: bool,
+    /// Records that are inserted.
+    pub inserted: Vec<Record>,
+    /// Tables into which others are inserted, whose keys are not known, or which are too many to be named.
+    pub filled: Vec<String>,
 }
 
 /// What one source is told.
@@ -41,6 +72,8 @@ pub struct Part {
     pub text: String,
     /// The records it names there.
     pub records: Vec<Record>,
+    /// Those that must be seen to.
+    pub keys: Keys,
 }
 
 /// How a statement is carried out.
@@ -122,6 +155,86 @@ pub fn plan(
     }
 }
 
+/// Records that a statement names.
+#[derive(Default)]
+struct Named {
+    records: Vec<Record>,
+    /// The table into which it inserts others.
+    unnamed: Option<String>,
+}
+
+impl From<Vec<Record>> for Named {
+    fn from(records: Vec<Record>) -> Self {
+        Self { records, unnamed: None }
+    }
+}
+
+impl Named {
+    /// A row that is inserted. Tables whose primary columns are not known have no records.
+    fn add(&mut self, table: &Table, columns: &[String], row: &[&Expr]) {
+        let value = |column: &String| {
+            let expr = row.get(columns.iter().position(|c| c == column)?)?;
+            match table.sharding().filter(|sharding| sharding.column == *column) {
+                Some(sharding) => constant(expr, sharding.key),
+                None => constant(expr, KeyType::Text).or_else(|| constant(expr, KeyType::Integer)),
+            }
+        };
+        if table.primary.is_empty() {
+            return;
+        }
+        let values: Option<Vec<Key>> = table.primary.iter().map(value).collect();
+        match values {
+            Some(values) if self.records.len() < RECORDS_MAX => {
+                self.records.push(Record::new(table, &values.iter().collect::<Vec<_>>()));
+            }
+            _ => self.unnamed = Some(table.name.clone()),
+        }
+    }
+}
+
+/// The records of an insert whose rows are all in one place.
+fn inserted(insert: &sqlparser::ast::Insert, table: &Table) -> Named {
+    let (columns, mut named) = (columns_of(insert, table), Named::default());
+    match rows_of(insert) {
+        Some(rows) => rows.iter().for_each(|row| named.add(table, &columns, row)),
+        None if table.primary.is_empty() => {}
+        None => named.unnamed = Some(table.name.clone()),
+    }
+    named
+}
+
+/// Of which columns an insert gives values.
+fn columns_of(insert: &sqlparser::ast::Insert, table: &Table) -> Vec<String> {
+    let assigned: Vec<String> = insert
+        .assignments
+        .iter()
+        .filter_map(|a| match &a.target {
+            AssignmentTarget::ColumnName(name) => Some(table_name(name)),
+            AssignmentTarget::Tuple(_) => None,
+        })
+        .collect();
+    if !assigned.is_empty() {
+        assigned
+    } else if insert.columns.is_empty() {
+        table.columns.clone()
+    } else {
+        insert.columns.iter().map(table_name).collect()
+    }
+}
+
+/// The values that an insert gives, row by row; none if they are a query's.
+fn rows_of(insert: &sqlparser::ast::Insert) -> Option<Vec<Vec<&Expr>>> {
+    match insert.source.as_ref().map(|q| &*q.body) {
+        Some(SetExpr::Values(values)) => {
+            Some(values.rows.iter().map(|row| row.content.iter().collect()).collect())
+        }
+        None if !insert.assignments.is_empty() => {
+            Some(vec![insert.assignments.iter().map(|a| &a.value).collect()])
+        }
+        _ => None,
+    }
+}
+
 struct Planner<'a> {
     catalogue: &'a Catalogue,
     router: &'a Router<'a>,
@@ -142,13 +255,10 @@ impl Planner<'_> {
     }
 
     /// A statement in its source's dialect, with the locks that the level wants.
-    fn part(
-        &self,
-        statement: &Statement,
-        source: SourceId,
-        records: Vec<Record>,
-    ) -> Result<Part, Refusal> {
+    fn part(&self, statement: &Statement, source: SourceId, named: Named) -> Result<Part, Refusal> {
         let (from, to) = (self.context.client, self.kind(source));
+        let keys = self.keys(statement, to, &named)?;
+        let records = named.records;
         let mut statement = statement.clone();
         let mut prelude = Vec::new();
         if self.context.isolation == Isolation::Serializable {
@@ -169,7 +279,27 @@ impl Planner<'_> {
             }
         }
         translate(&mut statement, from, to, self.catalogue)?;
-        Ok(Part { source, prelude, text: render(&statement, from, to), records })
+        Ok(Part { source, prelude, text: render(&statement, from, to), records, keys })
+    }
+
+    /// MariaDB locks the gaps itself.
+    fn keys(&self, statement: &Statement, to: Dialect, named: &Named) -> Result<Keys, Refusal> {
+        if self.context.isolation != Isolation::Serializable || to == Dialect::MariaDb {
+            return Ok(Keys::default());
+        }
+        let records = named.records.clone();
+        if matches!(statement, Statement::Insert(_)) {
+            let filled = named.unnamed.iter().cloned().collect();
+            return Ok(Keys { inserted: records, filled, ..Keys::default() });
+        }
+        if records.len() >= RECORDS_MAX {
+            return Err(Refusal::unsupported(format!(
+                "this names {RECORDS_MAX} rows or more of one source, and SERIALIZABLE wants each of them seen to; send it in parts, \
+                 or ask for REPEATABLE READ",
+            )));
+        }
+        let is_delete = matches!(statement, Statement::Delete(_));
+        Ok(Keys { sought: records, is_delete, ..Keys::default() })
     }
 
     fn query(&self, query: &Query) -> Result<Plan, Refusal> {
@@ -183,8 +313,9 @@ impl Planner<'_> {
             }
             _ => None,
         };
-        let records =
-            |source| scope.as_ref().map_or_else(Vec::new, |(_, scope)| scope.records(source));
+        let records = |source| {
+            scope.as_ref().map_or_else(Named::default, |(_, scope)| scope.records(source).into())
+        };
         let is_write = !query.locks.is_empty();
         let only = match &route {
             Route::Free => {
@@ -249,10 +380,24 @@ impl Planner<'_> {
                 let column = table_name(target);
                 // Which table of several a bare name belongs to is not known; any is reason enough.
                 for scoped in &scope.tables {
-                    if sharding_column(scoped.table) == Some(column.as_str()) {
+                    if scoped.table.sharding().is_some_and(|s| s.column == column) {
                         return Err(Refusal::unsupported(format!(
                             "column \"{column}\" decides where a row of \"{}\" lives and cannot be changed; delete the \
                              row and insert it anew",
+                            scoped.table.name,
+                        )));
+                    }
+                    let is_named = scoped.table.primary.contains(&column);
+                    let locks = self.context.isolation == Isolation::Serializable
+                        && scoped
+                            .table
+                            .sources()
+                            .iter()
+                            .any(|s| self.kind(*s) == Dialect::PostgreSql);
+                    if is_named && locks {
+                        return Err(Refusal::unsupported(format!(
+                            "column \"{column}\" is one of those that name a row of \"{}\", and SERIALIZABLE wants to know names \
+                             before; delete the row and insert it anew, or ask for REPEATABLE READ",
                             scoped.table.name,
                         )));
                     }
@@ -313,7 +458,7 @@ impl Planner<'_> {
         let mut parts = Vec::new();
         for &source in &sources {
             let statement = self.rebound(statement, source)?;
-            parts.push(self.part(&statement, source, scope.records(source))?);
+            parts.push(self.part(&statement, source, scope.records(source).into())?);
         }
         let merge = if parts.len() == 1 { Merge::Only } else { merge };
         Ok(Plan { parts, merge, is_write: true, has_rows })
@@ -346,7 +491,7 @@ impl Planner<'_> {
             Placement::Single(source) => {
                 one_place(nested, Route::All([*source].into()))?;
                 let statement = self.rebound(statement, *source)?;
-                done(vec![self.part(&statement, *source, Vec::new())?], Merge::Only)
+                done(vec![self.part(&statement, *source, inserted(insert, table))?], Merge::Only)
             }
             Placement::Broadcast(sources) => {
                 check_deterministic(statement)?;
@@ -359,7 +504,7 @@ impl Planner<'_> {
                 let mut parts = Vec::new();
                 for &source in sources {
                     let statement = self.rebound(statement, source)?;
-                    parts.push(self.part(&statement, source, Vec::new())?);
+                    parts.push(self.part(&statement, source, inserted(insert, table))?);
                 }
                 done(parts, Merge::Same)
             }
@@ -381,12 +526,12 @@ impl Planner<'_> {
                     )));
                 }
                 let mut parts = Vec::new();
-                for (source, (rows, records)) in split {
+                for (source, (rows, named)) in split {
                     let mut statement = self.rebound(statement, source)?;
                     if let Statement::Insert(insert) = &mut statement {
                         keep_rows(insert, &rows);
                     }
-                    parts.push(self.part(&statement, source, records)?);
+                    parts.push(self.part(&statement, source, named)?);
                 }
                 done(parts, Merge::Concatenate)
             }
@@ -400,23 +545,9 @@ impl Planner<'_> {
         insert: &sqlparser::ast::Insert,
         table: &Table,
         nested: Route,
-    ) -> Result<BTreeMap<SourceId, (Vec<usize>, Vec<Record>)>, Refusal> {
+    ) -> Result<BTreeMap<SourceId, (Vec<usize>, Named)>, Refusal> {
         let Placement::Sharded(sharding) = &table.placement else { return Ok(BTreeMap::new()) };
-        let assigned: Vec<String> = insert
-            .assignments
-            .iter()
-            .filter_map(|a| match &a.target {
-                AssignmentTarget::ColumnName(name) => Some(table_name(name)),
-                AssignmentTarget::Tuple(_) => None,
-            })
-            .collect();
-        let columns: Vec<String> = if !assigned.is_empty() {
-            assigned
-        } else if insert.columns.is_empty() {
-            table.columns.clone()
-        } else {
-            insert.columns.iter().map(table_name).collect()
-        };
+        let columns = columns_of(insert, table);
         if columns.is_empty() {
             return Err(Refusal::unsupported(format!(
                 "list the columns of this INSERT, or give tables.{}.columns in the proxy's file, so that \"{}\" can be \
@@ -430,30 +561,19 @@ impl Planner<'_> {
                 sharding.column, table.name,
             )));
         };
-        let single: Vec<Expr>;
-        let rows: Vec<&[Expr]> = match insert.source.as_ref().map(|q| &*q.body) {
-            Some(SetExpr::Values(values)) => {
-                values.rows.iter().map(|row| row.content.as_slice()).collect()
-            }
-            None if !insert.assignments.is_empty() => {
-                single = insert.assignments.iter().map(|a| a.value.clone()).collect();
-                vec![&single]
-            }
-            _ => {
-                let _ = nested;
-                return Err(Refusal::unsupported(format!(
-                    "rows of \"{}\" are placed one by one, and a query's rows are not known here; select them, then \
-                     insert their values",
-                    table.name,
-                )));
-            }
+        let Some(rows) = rows_of(insert) else {
+            return Err(Refusal::unsupported(format!(
+                "rows of \"{}\" are placed one by one, and a query's rows are not known here; select them, then \
+                 insert their values",
+                table.name,
+            )));
         };
         if !matches!(nested, Route::Free) {
             return Err(Refusal::unsupported(
                 "a subquery in the values of a sharded INSERT is not supported; select it first",
             ));
         }
-        let mut split: BTreeMap<SourceId, (Vec<usize>, Vec<Record>)> = BTreeMap::new();
+        let mut split: BTreeMap<SourceId, (Vec<usize>, Named)> = BTreeMap::new();
         for (number, row) in rows.iter().enumerate() {
             let value = row.get(at).ok_or_else(|| {
                 Refusal::syntax(format!("row {} has fewer values than columns", number + 1))
@@ -470,14 +590,9 @@ impl Planner<'_> {
                     sharding.column, table.name
                 ))
             })?;
-            let (rows, records) = split.entry(source).or_default();
+            let (rows, named) = split.entry(source).or_default();
             rows.push(number);
-            if table.primary.len() == 1
-                && table.primary.first() == Some(&sharding.column)
-                && records.len() < 256
-            {
-                records.push(Record { table: table.name.clone(), key: key.to_string() });
-            }
+            named.add(table, &columns, row);
         }
         Ok(split)
     }
@@ -524,23 +639,16 @@ impl Planner<'_> {
                             let mut one = truncate.clone();
                             one.table_names = vec![name];
                             let one = Statement::Truncate(one);
-                            parts.push(self.part(&one, source, Vec::new())?);
+                            parts.push(self.part(&one, source, Named::default())?);
                         }
                         continue;
                     }
                 }
                 _ => {}
             }
-            parts.push(self.part(&statement, source, Vec::new())?);
+            parts.push(self.part(&statement, source, Named::default())?);
         }
         Ok(Plan { parts, merge: Merge::Same, is_write: true, has_rows: false })
-    }
-}
-
-fn sharding_column(table: &Table) -> Option<&str> {
-    match &table.placement {
-        Placement::Sharded(sharding) => Some(&sharding.column),
-        Placement::Broadcast(_) | Placement::Single(_) => None,
     }
 }
 

@@ -18,7 +18,7 @@ use super::plan::Record;
 use super::value::Key;
 
 /// Records of one statement that the hotspot footprint is told of, at most.
-const RECORDS_MAX: usize = 256;
+pub(super) const RECORDS_MAX: usize = 256;
 
 /// Where a statement or a part of it can be answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -147,10 +147,7 @@ pub(super) struct Scoped<'a> {
 
 impl Scoped<'_> {
     fn sharding(&self) -> Option<&Sharding> {
-        match &self.table.placement {
-            Placement::Sharded(sharding) => Some(sharding),
-            Placement::Broadcast(_) | Placement::Single(_) => None,
-        }
+        self.table.sharding()
     }
 
     /// Whether `expr` is this table's `column`.
@@ -651,51 +648,38 @@ impl Scope<'_> {
         })
     }
 
-    /// The records that conditions name, for the hotspot footprint.
+    /// The records that conditions name, at most [`RECORDS_MAX`].
     pub(super) fn records(&self, source: SourceId) -> Vec<Record> {
         let mut records = Vec::new();
-        for scoped in &self.tables {
-            let key_type = scoped.sharding().map_or(KeyType::Integer, |s| s.key);
-            let mut names = vec![String::new()];
+        for scoped in self.tables.iter().filter(|scoped| !scoped.table.primary.is_empty()) {
+            let mut names: Vec<Vec<Key>> = vec![Vec::new()];
             for column in &scoped.table.primary {
-                let is_key = scoped.sharding().is_some_and(|s| s.column == *column);
-                let mut found = self.constraint(
-                    scoped,
-                    column,
-                    if is_key { key_type } else { KeyType::Integer },
-                );
-                if found == Constraint::Any && !is_key {
-                    found = self.constraint(scoped, column, KeyType::Text);
-                }
+                let sharding = scoped.sharding().filter(|sharding| sharding.column == *column);
+                let found = match sharding {
+                    Some(sharding) => self.constraint(scoped, column, sharding.key),
+                    None => match self.constraint(scoped, column, KeyType::Text) {
+                        Constraint::In(keys) => Constraint::In(keys),
+                        _ => self.constraint(scoped, column, KeyType::Integer),
+                    },
+                };
                 let Constraint::In(keys) = found else {
                     names.clear();
                     break;
                 };
                 let here = |key: &&Key| {
-                    !is_key || scoped.sharding().is_none_or(|s| s.layout.place(key) == Some(source))
+                    sharding.is_none_or(|sharding| sharding.layout.place(key) == Some(source))
+                };
+                let with = |name: &Vec<Key>, key: &Key| {
+                    name.iter().chain([key]).cloned().collect::<Vec<_>>()
                 };
                 let keys: Vec<&Key> = keys.iter().filter(here).collect();
-                names = names
-                    .iter()
-                    .flat_map(|name| {
-                        keys.iter().map(move |key| {
-                            if name.is_empty() { key.to_string() } else { format!("{name},{key}") }
-                        })
-                    })
-                    .take(RECORDS_MAX)
-                    .collect();
+                let longer = names.iter().flat_map(|name| keys.iter().map(|key| with(name, key)));
+                names = longer.take(RECORDS_MAX).collect();
             }
-            if scoped.table.primary.is_empty() {
-                continue;
-            }
-            records.extend(
-                names.into_iter().map(|key| Record { table: scoped.table.name.clone(), key }),
-            );
-            if records.len() >= RECORDS_MAX {
-                records.truncate(RECORDS_MAX);
-                break;
-            }
+            let one = |name: &Vec<Key>| Record::new(scoped.table, &name.iter().collect::<Vec<_>>());
+            records.extend(names.iter().map(one));
         }
+        records.truncate(RECORDS_MAX);
         records
     }
 }

@@ -9,7 +9,7 @@ use super::Refusal;
 use super::catalog::{Catalogue, Dialect, SourceId};
 use super::merge::merge;
 use super::parse::{Isolation, Savepoint, Verb, parse};
-use super::plan::{Context, Plan, plan};
+use super::plan::{Context, Keys, Plan, Record, plan};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
 const FILE: &str = r#"
@@ -372,6 +372,61 @@ fn records_are_known_by_their_keys() {
         records("INSERT INTO orders (id) VALUES (1), (2)"),
         ["s0:orders[1]", "s0:orders[2]"]
     );
+}
+
+#[test]
+fn keys_at_postgresql_are_seen_to() {
+    let keys = |text: &str, level: Isolation| -> Vec<(SourceId, Keys)> {
+        let plan = planned(text, PG, level, &[]).unwrap();
+        plan.parts.into_iter().map(|part| (part.source, part.keys)).collect()
+    };
+    let one = |text: &str| keys(text, SER).remove(0).1;
+    let conditions = |records: &[Record]| -> Vec<String> {
+        records.iter().map(|r| format!("{} {}", r.key, r.condition)).collect()
+    };
+    let spread = keys("SELECT * FROM orders WHERE id IN (1, 150)", SER);
+    assert_eq!(conditions(&spread[0].1.sought), ["1 \"id\" = '1'"]);
+    // MariaDB's own gap locks do it.
+    assert_eq!(spread[1], (SourceId(1), Keys::default()));
+    refused("UPDATE entries SET n = 3 WHERE account = 7 AND n = 1", PG, SER, "name a row");
+    assert!(one("DELETE FROM orders WHERE id = 1").is_delete);
+    assert_eq!(one("SELECT * FROM orders WHERE id > 1 AND id < 9"), Keys::default());
+    let inserted = one("INSERT INTO orders (id, t) VALUES (1, 'a'), (2, 'b')");
+    assert_eq!((conditions(&inserted.inserted).len(), inserted.sought.len()), (2, 0));
+    let many: Vec<String> =
+        (0..99).flat_map(|id| [id, -id - 1]).map(|id| format!("({id})")).collect();
+    let many =
+        one(&format!("INSERT INTO orders (id) VALUES {}, {}", many.join(","), many.join(",")));
+    assert_eq!((many.inserted.len(), many.filled), (256, vec!["orders".to_owned()]));
+    assert!(
+        keys("SELECT * FROM orders WHERE id = 1", Isolation::ReadCommitted)[0].1.sought.is_empty()
+    );
+    let ids: Vec<String> = (-300..0).map(|id| id.to_string()).collect();
+    refused(&format!("SELECT * FROM orders WHERE id IN ({})", ids.join(",")), PG, SER, "seen to");
+}
+
+/// What is inserted and what is looked for must be called the same.
+#[test]
+fn a_record_has_one_name() {
+    let names = |text: &str| -> Vec<String> {
+        let plan = planned(text, PG, SER, &[]).unwrap();
+        plan.parts.iter().flat_map(|p| p.records.iter().map(|r| r.key.clone())).collect()
+    };
+    for (inserted, sought) in [
+        ("INSERT INTO orders (id) VALUES (5)", "SELECT 1 FROM orders WHERE '5' = id"),
+        ("INSERT INTO orders (id) VALUES ('5')", "SELECT 1 FROM orders WHERE id IN (5::int)"),
+        (
+            "INSERT INTO entries (account, n) VALUES (7, 1)",
+            "SELECT 1 FROM entries WHERE n = '1' AND account = 7",
+        ),
+        (
+            "INSERT INTO entries (n, account) VALUES ('01', 7)",
+            "SELECT 1 FROM entries WHERE n = '01' AND account = 7",
+        ),
+    ] {
+        assert_eq!(names(inserted), names(sought), "{inserted}");
+        assert_eq!(names(inserted).len(), 1, "{inserted}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
+use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Dialect};
 
 use super::maria::Maria;
@@ -28,6 +29,8 @@ pub struct Statement {
     pub prelude: Vec<String>,
     /// The statement.
     pub text: String,
+    /// What its source must see to, so that no row appears that it has missed.
+    pub keys: Keys,
 }
 
 /// A source's error, in its own words.

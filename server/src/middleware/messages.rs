@@ -8,7 +8,8 @@ use orthodrome_core::{NodeId, Time, Timestamp};
 use orthodrome_geotp::contract::{
     Failure, Fence, FromAgent, Isolation, PeerRollback, Reason, Record, Then, ToAgent, Wait, Xid,
 };
-use orthodrome_geotp::sql::{Answer, Column, Kind};
+use orthodrome_geotp::sql::plan::Keys;
+use orthodrome_geotp::sql::{Answer, Column, Kind, Record as Row};
 use prost::Message as _;
 
 use super::driver::{Fault, Sql, Statement};
@@ -104,6 +105,64 @@ struct StatementMessage {
     text: String,
     #[prost(string, repeated, tag = "2")]
     prelude: Vec<String>,
+    #[prost(message, repeated, tag = "3")]
+    sought: Vec<NamedMessage>,
+    #[prost(bool, tag = "4")]
+    is_delete: bool,
+    #[prost(message, repeated, tag = "5")]
+    inserted: Vec<NamedMessage>,
+    #[prost(string, repeated, tag = "6")]
+    filled: Vec<String>,
+}
+
+impl From<&Statement> for StatementMessage {
+    fn from(statement: &Statement) -> Self {
+        let Statement { prelude, text, keys } = statement.clone();
+        let all = |records: Vec<Row>| records.into_iter().map(NamedMessage::from).collect();
+        Self {
+            text,
+            prelude,
+            sought: all(keys.sought),
+            is_delete: keys.is_delete,
+            inserted: all(keys.inserted),
+            filled: keys.filled,
+        }
+    }
+}
+
+impl From<StatementMessage> for Statement {
+    fn from(m: StatementMessage) -> Self {
+        let all = |records: Vec<NamedMessage>| records.into_iter().map(Row::from).collect();
+        let keys = Keys {
+            sought: all(m.sought),
+            is_delete: m.is_delete,
+            inserted: all(m.inserted),
+            filled: m.filled,
+        };
+        Self { prelude: m.prelude, text: m.text, keys }
+    }
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NamedMessage {
+    #[prost(string, tag = "1")]
+    table: String,
+    #[prost(string, tag = "2")]
+    key: String,
+    #[prost(string, tag = "3")]
+    condition: String,
+}
+
+impl From<Row> for NamedMessage {
+    fn from(Row { table, key, condition }: Row) -> Self {
+        Self { table, key, condition }
+    }
+}
+
+impl From<NamedMessage> for Row {
+    fn from(NamedMessage { table, key, condition }: NamedMessage) -> Self {
+        Self { table, key, condition }
+    }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -316,7 +375,10 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
         Link::Hello { node, secret } => LinkMessage {
             what: 1,
             round: node.0,
-            statements: vec![StatementMessage { text: secret.clone(), prelude: Vec::new() }],
+            statements: vec![StatementMessage {
+                text: secret.clone(),
+                ..StatementMessage::default()
+            }],
             ..empty
         },
         Link::Peer(PeerRollback { xid }) => of(2, xid),
@@ -331,13 +393,7 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
                     life: *life,
                     peers: numbers(peers),
                     isolation: place(isolation, &ISOLATIONS),
-                    statements: statements
-                        .iter()
-                        .map(|s| StatementMessage {
-                            text: s.text.clone(),
-                            prelude: s.prelude.clone(),
-                        })
-                        .collect(),
+                    statements: statements.iter().map(StatementMessage::from).collect(),
                     flag: *writes,
                     then: place(then, &THENS),
                     ..of(12, xid)
@@ -427,11 +483,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
             life: m.life,
             peers: peers(),
             isolation: at(m.isolation, &ISOLATIONS)?,
-            statements: m
-                .statements
-                .into_iter()
-                .map(|s| Statement { prelude: s.prelude, text: s.text })
-                .collect(),
+            statements: m.statements.into_iter().map(Statement::from).collect(),
             writes: m.flag,
             then: at(m.then, &THENS)?,
         }),
@@ -495,7 +547,15 @@ mod tests {
             affected: 2,
             last_insert_id: 5,
         };
-        let statement = Statement { prelude: vec!["a".into()], text: "b".into() };
+        let row =
+            |key: &str| Row { table: "t".into(), key: key.into(), condition: "id = 1".into() };
+        let keys = Keys {
+            sought: vec![row("1")],
+            is_delete: true,
+            inserted: vec![row("2")],
+            filled: vec!["u".into()],
+        };
+        let statement = Statement { prelude: vec!["a".into()], text: "b".into(), keys };
         let peers = vec![NodeId(2), NodeId(3)];
         for link in [
             Link::Hello { node: NodeId(1), secret: "s".into() },

@@ -382,9 +382,11 @@ impl Session {
                     writes: false,
                 });
                 places.push((node, there.statements.len()));
-                there
-                    .statements
-                    .push(Statement { prelude: part.prelude.clone(), text: part.text.clone() });
+                there.statements.push(Statement {
+                    prelude: part.prelude.clone(),
+                    text: part.text.clone(),
+                    keys: part.keys.clone(),
+                });
                 there.records.extend(
                     part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
                 );

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,10 +11,14 @@ use orthodrome_core::{NodeId, Timestamp};
 use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Reason, Then, ToSource, Wait, Xid,
 };
-use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_geotp::sql::plan::Keys;
+use orthodrome_geotp::sql::value::Key;
+use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::{debug, info, warn};
 
-use super::driver::{Endpoint, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble};
+use super::driver::{
+    Endpoint, Fault, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble,
+};
 
 /// How often a source is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -24,6 +28,9 @@ const SILENT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 /// How often a text is interrupted before its session is ended.
 const INTERRUPTS_MAX: u32 = 10;
+/// Rows that a branch locks by their names: beyond, it locks their tables' names, since PostgreSQL has room for some
+/// thousand locks (`max_locks_per_transaction`).
+const NAMES_MAX: usize = 64;
 /// Sessions kept for later.
 const IDLE_MAX: usize = 128;
 
@@ -36,6 +43,8 @@ struct Slot {
     /// It is to be rolled back; nothing more begins in it.
     is_ended: AtomicBool,
     is_prepared: AtomicBool,
+    /// Locks on names of rows that it has asked for.
+    named: AtomicUsize,
 }
 
 /// One source.
@@ -70,8 +79,88 @@ enum Piece {
     Begin,
     Prelude(u32),
     Statement(u32),
+    /// Counts the rows that statements up to this one have looked for, or fails if one is not there.
+    Probe(u32),
     Prepare,
     Commit,
+}
+
+/// What a text does about rows that are looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Probe {
+    /// Counts them: something can be done afterwards about those that are not there.
+    Count,
+    /// Fails if one is not there: the text ends the branch.
+    Fail,
+}
+
+/// What has been done of an order.
+#[derive(Default)]
+struct Done {
+    pieces: Vec<Piece>,
+    outcome: Outcome,
+}
+
+impl Done {
+    /// The piece that failed, if one did.
+    fn stopped_at(&self) -> Option<Piece> {
+        self.outcome.fault.as_ref()?;
+        self.pieces.get(self.outcome.done.len()).copied()
+    }
+}
+
+/// Why an order was not carried out to its end.
+enum Ended {
+    /// Somebody else is rolling the branch back.
+    RolledBack,
+    /// Its session broke.
+    Lost(Trouble),
+}
+
+impl Probe {
+    /// How often each record is there, which locks it: as it is, or against whoever else would delete it.
+    fn text(self, keys: &Keys) -> String {
+        let lock = if keys.is_delete { "UPDATE" } else { "SHARE" };
+        let one = |record: &Record| {
+            let table = record.table.replace('"', "\"\"");
+            let count = format!(
+                "(SELECT count(*) FROM (SELECT 1 FROM \"{table}\" WHERE {} FOR {lock}) AS orthodrome_sought)",
+                record.condition
+            );
+            match self {
+                Self::Count => count,
+                Self::Fail => format!("1 / {count}"),
+            }
+        };
+        format!("SELECT {}", keys.sought.iter().map(one).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Records that statements look for, in the order of their probes' columns.
+fn sought(statements: &[Statement]) -> impl Iterator<Item = &Record> {
+    statements.iter().flat_map(|statement| &statement.keys.sought)
+}
+
+/// The lock that stands for a row, whether it is there or not; for all of a table without a key. It must never change: proxies and
+/// agents of several versions meet at a server.
+fn name(table: &str, key: &str) -> i64 {
+    Key::Text(format!("{table}\0{key}")).hash().cast_signed()
+}
+
+/// Columns that take locks, each once, in an order that is everybody's.
+fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
+    let names: BTreeSet<i64> = names.into_iter().collect();
+    names.iter().map(|name| format!("{function}({name})")).collect()
+}
+
+/// Locks the names of the rows that a statement inserts, or of their tables if the branch inserts many.
+fn inserting(keys: &Keys, named: &AtomicUsize) -> Option<String> {
+    let before = named.fetch_add(keys.inserted.len(), Ordering::AcqRel);
+    let is_many = before + keys.inserted.len() > NAMES_MAX;
+    let row = |record: &Record| name(&record.table, if is_many { "" } else { &record.key });
+    let filled = keys.filled.iter().map(|table| name(table, ""));
+    let columns = locks("pg_advisory_xact_lock", keys.inserted.iter().map(row).chain(filled));
+    (!columns.is_empty()).then(|| format!("SELECT {}", columns.join(", ")))
 }
 
 impl Source {
@@ -277,6 +366,7 @@ impl Source {
                         texts: AtomicU64::new(0),
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
+                        named: AtomicUsize::new(0),
                     });
                     locked(&self.slots).insert(xid, slot.clone());
                     Some(slot)
@@ -341,28 +431,158 @@ impl Source {
         if slot.is_ended.load(Ordering::Acquire) {
             return;
         }
-        let Some(session) = place.as_mut() else { return lost() };
-        slot.texts.fetch_add(1, Ordering::AcqRel);
-        let (text, pieces) = self.compose(xid, begin, statements, then);
-        let outcome = match session.text(&text, self.endpoint.one_way).await {
-            Ok(outcome) => outcome,
-            Err(trouble) => {
+        let mut done = Done::default();
+        match self.carry_out(xid, &slot, &mut place, begin, &statements, then, &mut done).await {
+            Ok(()) => self.judge(xid, &slot, &mut place, &done.pieces, done.outcome, then).await,
+            // Whoever rolls it back reports for it.
+            Err(Ended::RolledBack) => {}
+            Err(Ended::Lost(trouble)) => {
                 // The slot stays: who rolls it back must end what the server may still be doing.
                 warn!(source = %self.node, %xid, "session lost: {trouble}");
                 *place = None;
-                return lost();
+                lost();
             }
+        }
+    }
+
+    /// Sends what a branch is to do: in one text, unless a row that it looks for is not there.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "an order, where it is carried out, and what comes of it"
+    )]
+    async fn carry_out(
+        &self,
+        xid: Xid,
+        slot: &Slot,
+        place: &mut Option<Session>,
+        begin: Option<Isolation>,
+        statements: &[Statement],
+        then: Then,
+        done: &mut Done,
+    ) -> Result<(), Ended> {
+        let sought = statements.iter().any(|statement| !statement.keys.sought.is_empty());
+        if sought && then != Then::Wait && begin.is_some() {
+            let text = self.compose(xid, slot, begin, statements, then, Probe::Fail);
+            self.send(slot, place, text, done).await?;
+            let is_missed = matches!(done.stopped_at(), Some(Piece::Probe(_)))
+                && done.outcome.fault.as_ref().is_some_and(|fault| fault.sqlstate == "22012");
+            if !is_missed {
+                return Ok(());
+            }
+            // From the beginning, so that it can be locked before the branch ends.
+            *done = Done::default();
+            let undo = (self.endpoint.rollback(&xid.at(self.node)), vec![Piece::Begin]);
+            self.send(slot, place, undo, done).await?;
+            *done = Done::default();
+        } else if !sought {
+            let text = self.compose(xid, slot, begin, statements, then, Probe::Count);
+            return self.send(slot, place, text, done).await;
+        }
+        let text = self.compose(xid, slot, begin, statements, Then::Wait, Probe::Count);
+        self.send(slot, place, text, done).await?;
+        self.lock_missed(slot, place, statements, done).await?;
+        if then != Then::Wait && done.outcome.fault.is_none() {
+            let text = self.compose(xid, slot, None, &[], then, Probe::Count);
+            self.send(slot, place, text, done).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs one text of a branch, after those that are done.
+    async fn send(
+        &self,
+        slot: &Slot,
+        place: &mut Option<Session>,
+        (text, pieces): (String, Vec<Piece>),
+        done: &mut Done,
+    ) -> Result<(), Ended> {
+        if slot.is_ended.load(Ordering::Acquire) {
+            return Err(Ended::RolledBack);
+        }
+        let Some(session) = place.as_mut() else {
+            return Err(Ended::Lost(Trouble::Broken(super::stream::closed())));
         };
-        self.judge(xid, &slot, &mut place, &pieces, outcome, then).await;
+        slot.texts.fetch_add(1, Ordering::AcqRel);
+        let outcome = session.text(&text, self.endpoint.one_way).await.map_err(Ended::Lost)?;
+        done.pieces.extend(pieces);
+        done.outcome.done.extend(outcome.done);
+        done.outcome.fault = outcome.fault;
+        Ok(())
+    }
+
+    /// PostgreSQL locks no row that is not there. So what was looked for and not found is locked by its name, as whoever
+    /// inserts it does; and as it may have been inserted since this transaction's snapshot, another session looks again.
+    async fn lock_missed(
+        &self,
+        slot: &Slot,
+        place: &mut Option<Session>,
+        statements: &[Statement],
+        done: &mut Done,
+    ) -> Result<(), Ended> {
+        if done.outcome.fault.is_some() {
+            return Ok(());
+        }
+        let probes = done.pieces.iter().zip(&done.outcome.done);
+        let counts = probes
+            .filter(|(piece, _)| matches!(piece, Piece::Probe(_)))
+            .flat_map(|(_, (answer, _))| answer.rows.iter().flatten().cloned());
+        let missed: Vec<&Record> = sought(statements)
+            .zip(counts)
+            .filter(|(_, count)| count.as_deref() == Some(b"0"))
+            .map(|(record, _)| record)
+            .collect();
+        if missed.is_empty() {
+            return Ok(());
+        }
+        let piece = Piece::Probe(statements.len().saturating_sub(1) as u32);
+        let names = missed
+            .iter()
+            .flat_map(|record| [name(&record.table, &record.key), name(&record.table, "")]);
+        let mut columns = locks("pg_advisory_xact_lock_shared", names);
+        columns.push("pg_current_xact_id_if_assigned()::text".to_owned());
+        self.send(slot, place, (format!("SELECT {}", columns.join(", ")), vec![piece]), done)
+            .await?;
+        if done.outcome.fault.is_some() {
+            return Ok(());
+        }
+        let row = done.outcome.done.last().and_then(|(answer, _)| answer.rows.first());
+        let own = row.and_then(|row| row.last()).cloned().flatten();
+        let own = own.and_then(|id| String::from_utf8(id).ok()?.parse::<u64>().ok());
+        // Rows have the lower half of a transaction's number. What this transaction has deleted itself stays locked.
+        let others =
+            own.map_or_else(String::new, |id| format!(" AND xmax::text <> '{}'", id as u32));
+        let one = |record: &&Record| {
+            let table = record.table.replace('"', "\"\"");
+            format!("EXISTS (SELECT 1 FROM \"{table}\" WHERE {}{others})", record.condition)
+        };
+        let look: Vec<String> = missed.iter().map(one).collect();
+        let found = self.ask(&format!("SELECT {}", look.join(" OR "))).await;
+        let message = match found {
+            Ok(Outcome { fault: None, done }) => {
+                let cell =
+                    done.first().and_then(|(answer, _)| answer.rows.first()?.first()?.clone());
+                if cell.as_deref() == Some(b"f") {
+                    return Ok(());
+                }
+                "a row appeared that this transaction has looked for and not found".to_owned()
+            }
+            Ok(Outcome { fault: Some(fault), .. }) => fault.message,
+            Err(trouble) => trouble.to_string(),
+        };
+        done.pieces.push(piece);
+        done.outcome.fault = Some(Fault { sqlstate: "40001".into(), number: 0, message });
+        Ok(())
     }
 
     /// A text, and what each of its statements is.
     fn compose(
         &self,
         xid: Xid,
+        slot: &Slot,
         begin: Option<Isolation>,
-        statements: Vec<Statement>,
+        statements: &[Statement],
         then: Then,
+        probe: Probe,
     ) -> (String, Vec<Piece>) {
         let name = xid.at(self.node);
         let mut texts: Vec<String> = Vec::new();
@@ -377,13 +597,21 @@ impl Source {
         if let Some(isolation) = begin {
             own(Piece::Begin, self.endpoint.begin(&name, isolation), &mut texts, &mut pieces);
         }
-        for (number, statement) in statements.into_iter().enumerate() {
-            for prelude in statement.prelude {
-                pieces.push(Piece::Prelude(number as u32));
-                texts.push(prelude);
+        for (number, statement) in statements.iter().enumerate() {
+            let number = number as u32;
+            let keys = &statement.keys;
+            let asked = (!keys.sought.is_empty()).then(|| probe.text(keys));
+            let inserts = inserting(keys, &slot.named);
+            let before =
+                asked.clone().filter(|_| keys.is_delete).map(|text| (Piece::Probe(number), text));
+            let after = asked.filter(|_| !keys.is_delete).map(|text| (Piece::Probe(number), text));
+            let preludes = inserts.into_iter().chain(statement.prelude.iter().cloned());
+            let preludes = preludes.map(|text| (Piece::Prelude(number), text));
+            let itself = [(Piece::Statement(number), statement.text.clone())];
+            for (piece, text) in before.into_iter().chain(preludes).chain(itself).chain(after) {
+                pieces.push(piece);
+                texts.push(text);
             }
-            pieces.push(Piece::Statement(number as u32));
-            texts.push(statement.text);
         }
         match then {
             Then::Wait => {}
@@ -412,7 +640,7 @@ impl Source {
         for (piece, (answer, its)) in pieces.iter().zip(outcome.done.iter().cloned()) {
             match piece {
                 Piece::Statement(_) => answers.push(answer),
-                Piece::Begin | Piece::Prelude(_) => {}
+                Piece::Begin | Piece::Prelude(_) | Piece::Probe(_) => {}
                 Piece::Prepare | Piece::Commit => tag = its,
             }
         }
@@ -425,7 +653,11 @@ impl Source {
         if let Some(fault) = outcome.fault {
             let (failure, goes_on) = self.endpoint.judge(fault);
             match pieces.get(outcome.done.len()) {
-                Some(Piece::Prelude(statement) | Piece::Statement(statement)) => {
+                Some(
+                    Piece::Prelude(statement)
+                    | Piece::Probe(statement)
+                    | Piece::Statement(statement),
+                ) => {
                     (self.report)(FromSource::RunFailed {
                         xid,
                         statement: *statement,
@@ -712,7 +944,8 @@ mod tests {
             let (report, reports) = mpsc::channel();
             let source = runtime.block_on(async {
                 let mut client = Client::enter(&server.login()).await.unwrap();
-                let made = "CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)";
+                let made =
+                    "CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)";
                 client.text(made).await.unwrap();
                 let to = server.login().endpoint();
                 Source::start(NODE, to, None, move |said| drop(report.send(said)))
@@ -734,22 +967,74 @@ mod tests {
             }
         }
 
-        fn run(&self, xid: Xid, statements: impl IntoIterator<Item = String>, then: Then) {
-            self.order(ToSource::Run {
-                xid,
-                begin: Some(Isolation::Serializable),
-                statements: statements
-                    .into_iter()
-                    .map(|text| Statement { prelude: Vec::new(), text })
-                    .collect(),
-                then,
-                wrote: true,
+        fn run(&self, xid: Xid, statements: impl IntoIterator<Item = Statement>, then: Then) {
+            let statements = statements.into_iter().collect();
+            let begin = Some(Isolation::Serializable);
+            self.order(ToSource::Run { xid, begin, statements, then, wrote: true });
+        }
+
+        fn go_on(&self, xid: Xid, statement: Statement, then: Then) {
+            let statements = vec![statement];
+            self.order(ToSource::Run { xid, begin: None, statements, then, wrote: true });
+        }
+
+        /// What a transaction has come to: rows of its first answer, or why it failed.
+        fn ran(&self, xid: Xid) -> Result<usize, Reason> {
+            let of = |said: &FromSource<Sql>| match said {
+                FromSource::Ran { xid: which, answers } if *which == xid => {
+                    Some(Ok(answers[0].rows.len()))
+                }
+                FromSource::RunFailed { xid: which, failure, .. } if *which == xid => {
+                    Some(Err(failure.reason))
+                }
+                _ => None,
+            };
+            let found = std::cell::Cell::new(None);
+            self.wait_for("ran", |said| {
+                let is_it = of(said);
+                let is_there = is_it.is_some();
+                found.set(is_it);
+                is_there
+            });
+            found.take().unwrap()
+        }
+
+        /// Waits until a branch waits for a lock.
+        fn wait_until_locked(&self, xid: Xid) {
+            self.wait_for("locked", |said| {
+                matches!(said, FromSource::Waits { waits } if waits.iter().any(|wait| wait.waiter == xid))
             });
         }
     }
 
     fn xid(number: u64) -> Xid {
         Xid { middleware: NodeId(1), epoch: 1, number }
+    }
+
+    fn plain(text: impl Into<String>) -> Statement {
+        Statement { prelude: Vec::new(), text: text.into(), keys: Keys::default() }
+    }
+
+    fn record(id: usize) -> Record {
+        Record { table: "t".into(), key: id.to_string(), condition: format!("\"id\" = '{id}'") }
+    }
+
+    fn insert(ids: impl Iterator<Item = usize>) -> Statement {
+        let rows: Vec<String> = ids.map(|id| id.to_string()).collect();
+        let inserted = rows.iter().map(|id| record(id.parse().unwrap())).collect();
+        let keys = Keys { inserted, ..Keys::default() };
+        let text = format!("INSERT INTO t VALUES ({}, 0)", rows.join(", 0), ("));
+        Statement { keys, ..plain(text) }
+    }
+
+    fn select(id: usize) -> Statement {
+        let keys = Keys { sought: vec![record(id)], ..Keys::default() };
+        Statement { keys, ..plain(format!("SELECT v FROM t WHERE id = {id} FOR SHARE")) }
+    }
+
+    fn delete(id: usize) -> Statement {
+        let keys = Keys { sought: vec![record(id)], is_delete: true, ..Keys::default() };
+        Statement { keys, ..plain(format!("DELETE FROM t WHERE id = {id}")) }
     }
 
     /// A server that is interrupted while it commits a statement of a text leaves out the rest of that text, and
@@ -763,7 +1048,7 @@ mod tests {
             let name = xid.at(NODE);
             let ends = [format!("XA END '{name}'"), format!("XA COMMIT '{name}' ONE PHASE")];
             let updates = (0..20).map(|_| "UPDATE t SET v = v + 1 WHERE id = 1".into());
-            rig.run(xid, ends.into_iter().chain(updates), Then::Wait);
+            rig.run(xid, ends.into_iter().chain(updates).map(plain), Then::Wait);
             std::thread::sleep(Duration::from_micros(number * 500));
             rig.order(ToSource::Rollback { xid });
             rig.wait_for(
@@ -783,7 +1068,7 @@ mod tests {
     fn a_prepared_branch_ends_when_the_server_lets_its_driver_in_again() {
         let rig = Rig::start(Dialect::PostgreSql);
         let xid = xid(1);
-        rig.run(xid, ["UPDATE t SET v = 7 WHERE id = 1".to_owned()], Then::Prepare);
+        rig.run(xid, [plain("UPDATE t SET v = 7 WHERE id = 1")], Then::Prepare);
         rig.wait_for("prepared", |said| matches!(said, FromSource::Prepared { .. }));
         rig.runtime.block_on(async {
             let mut owner = Client::enter(&rig.server.login()).await.unwrap();
@@ -800,5 +1085,88 @@ mod tests {
         rig.wait_for("committed", |said| matches!(said, FromSource::Committed { .. }));
         let seen = rig.server.login().client("SELECT v FROM t").output().unwrap();
         assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), "7");
+    }
+
+    /// Whoever looks for a row that a prepared branch has inserted waits for its end, in whatever form it looks.
+    #[test]
+    fn a_row_that_is_being_inserted_is_waited_for() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        let mut number = 0;
+        let mut next = || {
+            number += 1;
+            xid(number)
+        };
+        for (id, then, commits) in [
+            (10, Then::Commit, true),
+            (11, Then::Commit, false),
+            (12, Then::Wait, true),
+            (13, Then::Prepare, true),
+        ] {
+            let (writer, reader) = (next(), next());
+            rig.run(writer, [insert(id..id + 1)], Then::Prepare);
+            rig.wait_for("prepared", |said| matches!(said, FromSource::Prepared { .. }));
+            rig.run(reader, [select(id)], then);
+            rig.wait_until_locked(reader);
+            if commits {
+                rig.order(ToSource::CommitPrepared { xid: writer, at: Timestamp::ZERO });
+                assert_eq!(rig.ran(reader), Err(Reason::Serialization), "{id}");
+                let again = next();
+                rig.run(again, [select(id)], Then::Commit);
+                assert_eq!(rig.ran(again), Ok(1), "{id}");
+            } else {
+                rig.order(ToSource::Rollback { xid: writer });
+                assert_eq!(rig.ran(reader), Ok(0), "{id}");
+            }
+        }
+    }
+
+    /// Whoever inserts a row waits for those that have looked for it and found nothing.
+    #[test]
+    fn a_row_that_was_missed_stays_missing() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        // Many rows are not locked one by one.
+        for (round, count) in [(0, 1), (1, NAMES_MAX), (2, NAMES_MAX + 1)] {
+            let (reader, writer) = (xid(round * 2 + 1), xid(round * 2 + 2));
+            let id = 1_000 * (round as usize + 1);
+            rig.run(reader, [select(id)], Then::Wait);
+            assert_eq!(rig.ran(reader), Ok(0));
+            rig.run(writer, [insert(id..id + count)], Then::Commit);
+            rig.wait_until_locked(writer);
+            // In a later text too, and there is nothing that it would wait for.
+            rig.go_on(reader, select(id), Then::Prepare);
+            assert_eq!(rig.ran(reader), Ok(0));
+            rig.wait_for("prepared", |said| matches!(said, FromSource::Prepared { .. }));
+            rig.order(ToSource::CommitPrepared { xid: reader, at: Timestamp::ZERO });
+            assert_eq!(rig.ran(writer), Ok(0));
+        }
+    }
+
+    /// What a transaction has deleted or inserted itself is no other's.
+    #[test]
+    fn a_transaction_does_not_stand_in_its_own_way() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        let missing = 7;
+        let texts = [
+            vec![delete(1), select(1)],
+            vec![delete(missing), select(missing)],
+            vec![insert(2..3), select(2), delete(2), select(2)],
+        ];
+        for (number, statements) in (1..).zip(texts) {
+            for (apart, then) in [(0, Then::Commit), (10, Then::Prepare)] {
+                let xid = xid(number + apart);
+                let (last, first) = statements.split_last().unwrap();
+                rig.run(xid, first.to_vec(), Then::Wait);
+                assert!(rig.ran(xid).is_ok(), "{xid}");
+                rig.go_on(xid, last.clone(), then);
+                assert_eq!(rig.ran(xid), Ok(0), "{xid}");
+                rig.order(ToSource::Rollback { xid });
+                rig.wait_for("rolled back", |said| {
+                    matches!(said, FromSource::RolledBack { .. } | FromSource::Committed { .. })
+                });
+            }
+        }
+        let whole = xid(100);
+        rig.run(whole, [insert(1..2), delete(1), select(1)], Then::Commit);
+        assert_eq!(rig.ran(whole), Ok(0));
     }
 }
