@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, bail};
 use futures_util::future::try_join_all;
 use orthodrome_core::Rng;
 use orthodrome_core::cluster::Cluster;
@@ -225,18 +225,14 @@ struct Folder {
 
 impl Folder {
     fn new(named: Option<&Path>) -> anyhow::Result<Self> {
-        let own =
-            || std::env::temp_dir().join(format!("orthodrome-measure-{}", std::process::id()));
-        let path = named.map_or_else(own, Path::to_owned);
-        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-        ensure!(
-            std::fs::read_dir(&path)?.next().is_none(),
-            "{}: it is not empty; name a new directory",
-            path.display()
-        );
+        let path = common::directory(named, "measure")?;
+        let folder = Self { path, is_kept: named.is_some() };
         // The servers' lesser users must get through.
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        Ok(Self { path, is_kept: named.is_some() })
+        std::fs::set_permissions(
+            &folder.path,
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )?;
+        Ok(folder)
     }
 }
 
@@ -327,22 +323,14 @@ impl Case<'_> {
                 agents.push(Process::start("agent", dir, &name, &text)?);
             }
         }
-        let file = ProxyFile {
-            mode: self.mode,
-            postgresql: private::free_port()?,
-            mysql: private::free_port()?,
-            agents: &ports,
-            secret,
-            table: ("usertable", args.rows as usize),
-        };
+        let table = ("usertable", args.rows as usize);
+        let file = ProxyFile::new(self.mode, &ports, secret, table)?;
         let proxy = Process::start("proxy", dir, "proxy", &file.text(servers))?;
         // Its own clients, where all servers are of one kind.
-        let login = match self.sources {
-            Sources::Mariadb => private::login(Dialect::MariaDb, file.mysql),
-            Sources::Postgresql | Sources::Mixed => {
-                private::login(Dialect::PostgreSql, file.postgresql)
-            }
-        };
+        let login = file.login(match self.sources {
+            Sources::Mariadb => Dialect::MariaDb,
+            Sources::Postgresql | Sources::Mixed => Dialect::PostgreSql,
+        });
         let run = self.drive(args, login).await;
         drop((proxy, agents));
         run

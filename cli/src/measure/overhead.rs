@@ -61,21 +61,13 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
         std::fs::create_dir_all(&dir)?;
         let servers = private::start(&[kind], &dir)?;
         fill(args, &servers).await?;
-        let file = ProxyFile {
-            mode: "geotp",
-            postgresql: private::free_port()?,
-            mysql: private::free_port()?,
-            agents: &[],
-            secret: "",
-            table: ("usertable", args.rows as usize),
-        };
+        let file = ProxyFile::new("geotp", &[], "", ("usertable", args.rows as usize))?;
         let _proxy = Process::start("proxy", &dir, "proxy", &file.text(&servers))?;
-        let port = if kind == Dialect::PostgreSql { file.postgresql } else { file.mysql };
         let server = servers.first().context("a server was started")?;
         for (name, text) in TEXTS {
             for callers in [1, 8] {
                 let mut ends = Vec::new();
-                for login in [server.login(), private::login(kind, port)] {
+                for login in [server.login(), file.login(kind)] {
                     ends.push(repeat(args, login, text, callers).await?);
                 }
                 let [(server_ms, server_a_second), (proxy_ms, proxy_a_second)] =
