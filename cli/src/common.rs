@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -459,6 +459,28 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
         | TopologyError::OutOfRange { .. }
         | TopologyError::Regions => anyhow!("{name}: {error}"),
     })
+}
+
+/// A directory that nothing else uses: the one that `--dir` names, or a new one of this verb among the temporary files.
+pub fn directory(named: Option<&Path>, verb: &str) -> anyhow::Result<PathBuf> {
+    if let Some(dir) = named {
+        let place = || format!("--dir {}", dir.display());
+        fs::create_dir_all(dir).with_context(place)?;
+        let is_empty = fs::read_dir(dir).with_context(place)?.next().is_none();
+        ensure!(is_empty, "{}: it is not empty; name a new directory", place());
+        return Ok(dir.to_owned());
+    }
+    let temporary = std::env::temp_dir();
+    for number in 0..1_000 {
+        let name = format!("orthodrome-{verb}-{}-{number}", std::process::id());
+        let dir = temporary.join(name);
+        match fs::create_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| dir.display().to_string()),
+        }
+    }
+    bail!("{}: too many runs of {verb} have left data here", temporary.display())
 }
 
 fn has_ending(path: &str, ending: &str) -> bool {

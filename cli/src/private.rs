@@ -16,7 +16,7 @@ use orthodrome_server::middleware::local::{Client, DATABASE, LocalServer, Login,
 pub const PLACES: [(&str, u32); 4] =
     [("Beijing", 0), ("Shanghai", 27), ("Singapore", 73), ("London", 251)];
 /// Who enters the proxy.
-pub const CLIENT: &str = "demo";
+const CLIENT: &str = "demo";
 /// How long a process may take to start.
 const START: Duration = Duration::from_secs(30);
 
@@ -93,15 +93,15 @@ pub fn free_port() -> anyhow::Result<u16> {
 /// Where a proxy listens, and what it runs.
 pub struct ProxyFile<'a> {
     /// `mode` of its file.
-    pub mode: &'a str,
-    pub postgresql: u16,
-    pub mysql: u16,
+    mode: &'a str,
+    postgresql: u16,
+    mysql: u16,
     /// Ports of the agents beside its servers; none if the proxy is their agent.
-    pub agents: &'a [u16],
+    agents: &'a [u16],
     /// What agents want to hear first.
-    pub secret: &'a str,
+    secret: &'a str,
     /// A table, spread over all servers by its column `id`, and how many of its numbers each has.
-    pub table: (&'a str, usize),
+    table: (&'a str, usize),
 }
 
 /// A kind as files write it.
@@ -112,7 +112,27 @@ pub const fn kind_name(kind: Dialect) -> &'static str {
     }
 }
 
-impl ProxyFile<'_> {
+impl<'a> ProxyFile<'a> {
+    /// One that listens on free ports.
+    pub fn new(
+        mode: &'a str,
+        agents: &'a [u16],
+        secret: &'a str,
+        table: (&'a str, usize),
+    ) -> anyhow::Result<Self> {
+        let (postgresql, mysql) = (free_port()?, free_port()?);
+        Ok(Self { mode, postgresql, mysql, agents, secret, table })
+    }
+
+    /// Where a kind's clients enter it.
+    pub const fn login(&self, kind: Dialect) -> Login<'static> {
+        let port = match kind {
+            Dialect::PostgreSql => self.postgresql,
+            Dialect::MariaDb => self.mysql,
+        };
+        Login { kind, port, user: CLIENT, password: PASSWORD, database: DATABASE }
+    }
+
     /// Its text.
     pub fn text(&self, servers: &[LocalServer]) -> String {
         let Self { mode, postgresql, mysql, secret, table: (table, each), .. } = *self;
@@ -146,11 +166,6 @@ impl ProxyFile<'_> {
         );
         file
     }
-}
-
-/// How somebody enters a proxy as one of a kind's clients.
-pub const fn login(kind: Dialect, port: u16) -> Login<'static> {
-    Login { kind, port, user: CLIENT, password: PASSWORD, database: DATABASE }
 }
 
 /// Enters, again until it is let in.

@@ -109,16 +109,9 @@ pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
         .collect();
     eprintln!("Starting four private servers: {}.", named.join(", "));
     let mut servers = private::start(&kinds, wish.dir)?;
-    let file = ProxyFile {
-        mode: "geotp",
-        postgresql: private::free_port()?,
-        mysql: private::free_port()?,
-        agents: &[],
-        secret: "",
-        table: ("accounts", ACCOUNTS),
-    };
+    let file = ProxyFile::new("geotp", &[], "", ("accounts", ACCOUNTS))?;
     let mut proxy = Process::start("proxy", wish.dir, "proxy", &file.text(&servers))?;
-    let login = private::login(Dialect::PostgreSql, file.postgresql);
+    let login = file.login(Dialect::PostgreSql);
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let printed = runtime.block_on(async {
         fill(&login).await?;

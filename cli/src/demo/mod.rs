@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::{Cluster, RegionId};
 use orthodrome_eval::checker::{Model, Verdict};
@@ -27,7 +27,7 @@ use crate::load::driver::{Audit, Driver, Pace, Plan, Shared, Site};
 use crate::load::ledger::{Ledger, Watched};
 use crate::load::{check_of, latency_table};
 use crate::style::Style;
-use crate::{Status, check, output, protocols};
+use crate::{Status, check, common, output, protocols};
 use planet::Planet;
 use view::{Phase, View};
 
@@ -122,7 +122,7 @@ struct Printed {
 /// It could not run.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     if args.middleware {
-        let dir = directory(args)?;
+        let dir = common::directory(args.dir.as_deref(), "demo")?;
         return middleware::run(&middleware::Wish {
             seconds: args.seconds,
             callers: args.callers,
@@ -133,7 +133,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     let row = registry::find(&args.protocol).context("--protocol")?;
     let model = protocols::model(row.name)?;
-    let dir = directory(args)?;
+    let dir = common::directory(args.dir.as_deref(), "demo")?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let seen = runtime.block_on(show(args, row.name, &dir))?;
     // Threads of nodes that were killed may still be winding up.
@@ -152,29 +152,6 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
 
 fn history(dir: &Path) -> PathBuf {
     dir.join("history.jsonl")
-}
-
-/// A directory that nothing else uses.
-fn directory(args: &Args) -> anyhow::Result<PathBuf> {
-    if let Some(dir) = &args.dir {
-        std::fs::create_dir_all(dir).with_context(|| format!("--dir {}", dir.display()))?;
-        let mut entries =
-            std::fs::read_dir(dir).with_context(|| format!("--dir {}", dir.display()))?;
-        if entries.next().is_some() {
-            bail!("--dir {}: it is not empty; name a new directory", dir.display());
-        }
-        return Ok(dir.clone());
-    }
-    for number in 0..1_000 {
-        let name = format!("orthodrome-demo-{}-{number}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        match std::fs::create_dir(&dir) {
-            Ok(()) => return Ok(dir),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| dir.display().to_string()),
-        }
-    }
-    bail!("{}: too many demonstrations have left data here", std::env::temp_dir().display())
 }
 
 fn cluster() -> anyhow::Result<Cluster> {

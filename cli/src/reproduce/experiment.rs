@@ -81,7 +81,7 @@ pub struct Claim {
     /// How far from the reported value still agrees, as a share of it.
     #[serde(default = "tenth")]
     pub within: f64,
-    /// Why we differ, if we do, and which run shows it.
+    /// Why we differ, if we do, and which run shows it where one was made.
     pub why: Option<String>,
 }
 

@@ -347,6 +347,11 @@ mod tests {
         args: Args,
     }
 
+    /// What these words after `orthodrome reproduce` ask for.
+    pub fn parsed(words: &[&str]) -> Args {
+        Reproduce::parse_from(["reproduce"].iter().chain(words)).args
+    }
+
     const SMALL: &str = r#"
         id = "X1"
         source = "nobody"
@@ -368,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_figure_is_measured_judged_and_drawn() {
-        let args = Reproduce::parse_from(["reproduce", "X1", "--seeds", "2"]).args;
+        let args = parsed(&["X1", "--seeds", "2"]);
         let experiment = Experiment::parse("X1", SMALL).unwrap();
         let done = carry_out(&args, experiment).unwrap();
         let places: Vec<_> = done.points.iter().map(|point| (point.protocol, point.at)).collect();
@@ -411,8 +416,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let keep = folder.path().display().to_string();
         let figure = |more: &[&str]| {
-            let words = ["reproduce", "X1", "--seeds", "2", "--keep", &keep];
-            let args = Reproduce::parse_from(words.iter().chain(more)).args;
+            let args = parsed(&[&["X1", "--seeds", "2", "--keep", &keep], more].concat());
             carry_out(&args, Experiment::parse("X1", SMALL).unwrap()).unwrap()
         };
         let shown = |done: &Done| (describe(done, false), done.svg.clone());
@@ -449,7 +453,7 @@ mod tests {
         assert_eq!(figure(&[]).ran, 8);
 
         fs::write(&file, format!("{{}}\n{other}")).unwrap();
-        let args = Reproduce::parse_from(["reproduce", "X1", "--keep", &keep]).args;
+        let args = parsed(&["X1", "--keep", &keep]);
         let error = carry_out(&args, Experiment::parse("X1", SMALL).unwrap()).err().unwrap();
         assert!(format!("{error:#}").contains("X1.jsonl:1: this is no kept run"), "{error:#}");
     }

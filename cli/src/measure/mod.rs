@@ -1,12 +1,14 @@
 //! `measure`: what transactions cost over real PostgreSQL and MariaDB servers that seem to be as far apart as four cities.
 
+mod overhead;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, bail};
 use futures_util::future::try_join_all;
 use orthodrome_core::Rng;
 use orthodrome_core::cluster::Cluster;
@@ -169,11 +171,11 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let folder = Folder::new(args.dir.as_deref())?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
     if args.overhead {
-        let found = runtime.block_on(overhead(args, &folder.path))?;
+        let found = runtime.block_on(overhead::measure(args, &folder.path))?;
         if args.json {
             output::print_json(&found)?;
         } else {
-            output::print(&overhead_table(&found))?;
+            output::print(&overhead::table(&found))?;
         }
         return Ok(Status::Held);
     }
@@ -223,18 +225,14 @@ struct Folder {
 
 impl Folder {
     fn new(named: Option<&Path>) -> anyhow::Result<Self> {
-        let own =
-            || std::env::temp_dir().join(format!("orthodrome-measure-{}", std::process::id()));
-        let path = named.map_or_else(own, Path::to_owned);
-        std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-        ensure!(
-            std::fs::read_dir(&path)?.next().is_none(),
-            "{}: it is not empty; name a new directory",
-            path.display()
-        );
+        let path = common::directory(named, "measure")?;
+        let folder = Self { path, is_kept: named.is_some() };
         // The servers' lesser users must get through.
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        Ok(Self { path, is_kept: named.is_some() })
+        std::fs::set_permissions(
+            &folder.path,
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )?;
+        Ok(folder)
     }
 }
 
@@ -320,27 +318,19 @@ impl Case<'_> {
                 ports.push(private::free_port()?);
             }
             for number in 0..servers.len() {
-                let text = agent_file(servers, number, &ports, secret);
+                let text = agent_file(servers, number, &ports, secret)?;
                 let name = format!("agent{}", number + 1);
                 agents.push(Process::start("agent", dir, &name, &text)?);
             }
         }
-        let file = ProxyFile {
-            mode: self.mode,
-            postgresql: private::free_port()?,
-            mysql: private::free_port()?,
-            agents: &ports,
-            secret,
-            table: ("usertable", args.rows as usize),
-        };
+        let table = ("usertable", args.rows as usize);
+        let file = ProxyFile::new(self.mode, &ports, secret, table)?;
         let proxy = Process::start("proxy", dir, "proxy", &file.text(servers))?;
         // Its own clients, where all servers are of one kind.
-        let login = match self.sources {
-            Sources::Mariadb => private::login(Dialect::MariaDb, file.mysql),
-            Sources::Postgresql | Sources::Mixed => {
-                private::login(Dialect::PostgreSql, file.postgresql)
-            }
-        };
+        let login = file.login(match self.sources {
+            Sources::Mariadb => Dialect::MariaDb,
+            Sources::Postgresql | Sources::Mixed => Dialect::PostgreSql,
+        });
         let run = self.drive(args, login).await;
         drop((proxy, agents));
         run
@@ -430,13 +420,17 @@ fn processors() -> (f64, f64) {
 }
 
 /// The file of the agent beside one of the servers.
-fn agent_file(servers: &[LocalServer], number: usize, ports: &[u16], secret: &str) -> String {
-    let mut file = String::new();
-    let (Some(server), Some(port)) = (servers.get(number), ports.get(number)) else { return file };
+fn agent_file(
+    servers: &[LocalServer],
+    number: usize,
+    ports: &[u16],
+    secret: &str,
+) -> anyhow::Result<String> {
+    let server = servers.get(number).context("an agent is beside a server")?;
+    let port = ports.get(number).context("an agent has a port")?;
+    let map = common::topology("geotp4").context("how far agents are from each other")?;
     let rtt_max = PLACES.iter().map(|(_, rtt)| *rtt).max().unwrap_or_default();
-    // Writing to a string cannot fail.
-    let _ = write!(
-        file,
+    let mut file = format!(
         "listen = \"127.0.0.1:{port}\"\nsecret = \"{secret}\"\ndata_dir = \"agent{0}\"\nid = {0}\nkind = \"{1}\"\n\
          address = \"127.0.0.1:{2}\"\ndatabase = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\n\
          rtt_max_ms = {rtt_max}\n",
@@ -444,19 +438,21 @@ fn agent_file(servers: &[LocalServer], number: usize, ports: &[u16], secret: &st
         private::kind_name(server.kind),
         server.port,
     );
-    let map = common::topology("geotp4");
     for (other, port) in ports.iter().enumerate().filter(|(other, _)| *other != number) {
-        let region = |number: usize| RegionId(u16::try_from(number).unwrap_or_default());
-        let rtt = map
-            .as_ref()
-            .map_or(0.0, |map| map.rtt(region(number), region(other)).as_secs_f64() * 1e3);
+        let rtt = map.rtt(region(number)?, region(other)?).as_secs_f64() * 1e3;
+        // Writing to a string cannot fail.
         let _ = write!(
             file,
             "[[peers]]\nid = {}\naddress = \"127.0.0.1:{port}\"\nemulate_rtt_ms = {rtt}\n",
             other + 1
         );
     }
-    file
+    Ok(file)
+}
+
+/// Where on the map the server of this number is.
+fn region(number: usize) -> anyhow::Result<RegionId> {
+    Ok(RegionId(u16::try_from(number).context("there are four regions")?))
 }
 
 /// Transactions as texts.
@@ -626,138 +622,6 @@ fn table(printed: &Printed) -> String {
         printed.value_bytes,
         printed.seconds,
         printed.commit,
-        output::table(&header, rows).trim_fmt()
-    )
-}
-
-/// What `--overhead --json` prints.
-#[derive(Serialize)]
-struct Overhead {
-    measured: bool,
-    commit: &'static str,
-    seconds: u64,
-    statements: Vec<Statement>,
-}
-
-/// A statement at the server, and through the proxy.
-#[derive(Serialize)]
-struct Statement {
-    source: &'static str,
-    statement: &'static str,
-    callers: u32,
-    /// By themselves, in milliseconds.
-    server_ms: Summary,
-    /// Through the proxy, in milliseconds.
-    proxy_ms: Summary,
-    server_a_second: f64,
-    proxy_a_second: f64,
-}
-
-/// What is sent, by name; `{row}` is a number of the near server's, `{other}` of another's.
-const TEXTS: [(&str, &str); 3] = [
-    ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
-    ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
-    (
-        "BEGIN, read, update, COMMIT in one text",
-        "BEGIN; SELECT field FROM usertable WHERE id = {row}; UPDATE usertable SET field = 'changed' WHERE id = {row}; COMMIT",
-    ),
-];
-
-/// Statements at a server and through a proxy in front of it, in turns.
-async fn overhead(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
-    let mut statements = Vec::new();
-    for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
-        if let Err(missing) = LocalServer::check(kind) {
-            eprintln!("{kind} is left out: {missing}");
-            continue;
-        }
-        let dir = dir.join(private::kind_name(kind));
-        std::fs::create_dir_all(&dir)?;
-        let servers = private::start(&[kind], &dir)?;
-        fill(args, &servers).await?;
-        let file = ProxyFile {
-            mode: "geotp",
-            postgresql: private::free_port()?,
-            mysql: private::free_port()?,
-            agents: &[],
-            secret: "",
-            table: ("usertable", args.rows as usize),
-        };
-        let _proxy = Process::start("proxy", &dir, "proxy", &file.text(&servers))?;
-        let port = if kind == Dialect::PostgreSql { file.postgresql } else { file.mysql };
-        let server = servers.first().context("a server was started")?;
-        for (name, text) in TEXTS {
-            for callers in [1, 8] {
-                let mut ends = Vec::new();
-                for login in [server.login(), private::login(kind, port)] {
-                    ends.push(repeat(args, login, text, callers).await?);
-                }
-                let [(server_ms, server_a_second), (proxy_ms, proxy_a_second)] =
-                    <[_; 2]>::try_from(ends).map_err(|_| anyhow!("there are two ends"))?;
-                let source = private::kind_name(kind);
-                statements.push(Statement {
-                    source,
-                    statement: name,
-                    callers,
-                    server_ms,
-                    proxy_ms,
-                    server_a_second,
-                    proxy_a_second,
-                });
-            }
-        }
-    }
-    Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
-}
-
-/// One text again and again, on rows drawn evenly; each caller has its own.
-async fn repeat(
-    args: &Args,
-    login: Login<'static>,
-    text: &'static str,
-    callers: u32,
-) -> anyhow::Result<(Summary, f64)> {
-    let window = Duration::from_secs(args.seconds) / 8;
-    let rows = u64::from(args.rows / callers).max(1);
-    let calls = (0..callers).map(|number| async move {
-        let mut client = enter(&login).await?;
-        let mut rng = Rng::stream(1, "overhead", u64::from(number));
-        let (mut samples, begun) = (Samples::default(), Instant::now());
-        while begun.elapsed() < window {
-            let row = u64::from(number) * rows + rng.below(rows);
-            let text = text.replace("{row}", &row.to_string());
-            let sent = Instant::now();
-            client.text(&text).await?;
-            samples.record(nanos(sent.elapsed()));
-        }
-        anyhow::Ok(samples)
-    });
-    let mut all = Samples::default();
-    for samples in try_join_all(calls).await? {
-        all.merge(&samples);
-    }
-    Ok((Summary::of_nanos(&all), round(all.len() as f64 / window.as_secs_f64())))
-}
-
-fn overhead_table(found: &Overhead) -> String {
-    let figure = |value: f64| format!("{value:.3}");
-    let rows = found.statements.iter().map(|one| {
-        [
-            format!("{}, {}", one.source, one.statement),
-            one.callers.to_string(),
-            figure(one.server_ms.p50),
-            figure(one.proxy_ms.p50),
-            figure(one.server_ms.p99),
-            figure(one.proxy_ms.p99),
-            format!("{:.0}", one.server_a_second),
-            format!("{:.0}", one.proxy_a_second),
-        ]
-    });
-    let header =
-        ["text", "callers", "p50 ms", "by proxy", "p99 ms", "by proxy", "a second", "by proxy"];
-    format!(
-        "Measured on this machine, on loopback; commit {}\n\n{}\n",
-        found.commit,
         output::table(&header, rows).trim_fmt()
     )
 }

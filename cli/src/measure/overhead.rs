@@ -1,0 +1,147 @@
+//! `measure --overhead`: what a statement costs on loopback, through the proxy and at the server itself.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use futures_util::future::try_join_all;
+use orthodrome_core::Rng;
+use orthodrome_core::time::nanos;
+use orthodrome_eval::metrics::{Samples, Summary};
+use orthodrome_server::middleware::Dialect;
+use orthodrome_server::middleware::local::{LocalServer, Login, Refused};
+use serde::Serialize;
+
+use super::{Args, fill, round};
+use crate::output;
+use crate::private::{self, Process, ProxyFile, enter};
+
+/// What `--overhead --json` prints.
+#[derive(Serialize)]
+pub struct Overhead {
+    measured: bool,
+    commit: &'static str,
+    seconds: u64,
+    statements: Vec<Statement>,
+}
+
+/// A statement at the server, and through the proxy.
+#[derive(Serialize)]
+struct Statement {
+    source: &'static str,
+    statement: &'static str,
+    callers: u32,
+    /// By themselves, in milliseconds.
+    server_ms: Summary,
+    /// Through the proxy, in milliseconds.
+    proxy_ms: Summary,
+    server_a_second: f64,
+    proxy_a_second: f64,
+}
+
+/// What is sent, by name; `{row}` is the number of a row.
+const TEXTS: [(&str, &str); 3] = [
+    ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
+    ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
+    (
+        "BEGIN, read, update, COMMIT in one text",
+        "BEGIN; SELECT field FROM usertable WHERE id = {row}; UPDATE usertable SET field = 'changed' WHERE id = {row}; COMMIT",
+    ),
+];
+
+/// Statements at a server and through a proxy in front of it, in turns.
+pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
+    let mut statements = Vec::new();
+    for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+        if let Err(missing) = LocalServer::check(kind) {
+            eprintln!("{kind} is left out: {missing}");
+            continue;
+        }
+        let dir = dir.join(private::kind_name(kind));
+        std::fs::create_dir_all(&dir)?;
+        let servers = private::start(&[kind], &dir)?;
+        fill(args, &servers).await?;
+        let file = ProxyFile::new("geotp", &[], "", ("usertable", args.rows as usize))?;
+        let _proxy = Process::start("proxy", &dir, "proxy", &file.text(&servers))?;
+        let server = servers.first().context("a server was started")?;
+        for (name, text) in TEXTS {
+            for callers in [1, 8] {
+                let mut ends = Vec::new();
+                for login in [server.login(), file.login(kind)] {
+                    ends.push(repeat(args, login, text, callers).await?);
+                }
+                let [(server_ms, server_a_second), (proxy_ms, proxy_a_second)] =
+                    <[_; 2]>::try_from(ends).map_err(|_| anyhow!("there are two ends"))?;
+                let source = private::kind_name(kind);
+                statements.push(Statement {
+                    source,
+                    statement: name,
+                    callers,
+                    server_ms,
+                    proxy_ms,
+                    server_a_second,
+                    proxy_a_second,
+                });
+            }
+        }
+    }
+    Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
+}
+
+/// One text again and again, on rows drawn evenly; each caller has its own. What was aborted is not counted.
+async fn repeat(
+    args: &Args,
+    login: Login<'static>,
+    text: &'static str,
+    callers: u32,
+) -> anyhow::Result<(Summary, f64)> {
+    let window = Duration::from_secs(args.seconds) / 8;
+    let rows = u64::from(args.rows / callers).max(1);
+    let calls = (0..callers).map(|number| async move {
+        let mut client = enter(&login).await?;
+        let mut rng = Rng::stream(1, "overhead", u64::from(number));
+        let (mut samples, begun) = (Samples::default(), Instant::now());
+        while begun.elapsed() < window {
+            let row = u64::from(number) * rows + rng.below(rows);
+            let text = text.replace("{row}", &row.to_string());
+            let sent = Instant::now();
+            match client.text(&text).await {
+                Ok(_) => samples.record(nanos(sent.elapsed())),
+                // Servers lock what is beside a row too: callers get into each other's way though no two have a row in common.
+                Err(Refused::Fault(fault)) if fault.sqlstate == "40001" => {
+                    client.text("ROLLBACK").await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        anyhow::Ok(samples)
+    });
+    let mut all = Samples::default();
+    for samples in try_join_all(calls).await? {
+        all.merge(&samples);
+    }
+    Ok((Summary::of_nanos(&all), round(all.len() as f64 / window.as_secs_f64())))
+}
+
+pub fn table(found: &Overhead) -> String {
+    let figure = |value: f64| format!("{value:.3}");
+    let rows = found.statements.iter().map(|one| {
+        [
+            format!("{}, {}", one.source, one.statement),
+            one.callers.to_string(),
+            figure(one.server_ms.p50),
+            figure(one.proxy_ms.p50),
+            figure(one.server_ms.p99),
+            figure(one.proxy_ms.p99),
+            format!("{:.0}", one.server_a_second),
+            format!("{:.0}", one.proxy_a_second),
+        ]
+    });
+    let header =
+        ["text", "callers", "p50 ms", "by proxy", "p99 ms", "by proxy", "a second", "by proxy"];
+    format!(
+        "Measured on this machine, on loopback; commit {}\n\n{}\n",
+        found.commit,
+        output::table(&header, rows).trim_fmt()
+    )
+}
