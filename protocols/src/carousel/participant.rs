@@ -143,16 +143,7 @@ impl Partition {
     /// True if no transaction whose abort is in the log and not chosen yet had any of these keys.
     fn is_clear_of_endings(&self, participant: &Participant) -> bool {
         let Some(leader) = &self.leader else { return false };
-        let Participant { reads, writes, .. } = participant;
-        let overlaps = |prepared: &Prepared| {
-            prepared.versions.iter().any(|(key, _)| writes.contains(key))
-                || prepared.writes.iter().any(|key| writes.contains(key) || reads.contains(key))
-        };
-        let mut freed = leader.ending.iter().filter(|txn| !leader.held.contains_key(txn));
-        freed.all(|txn| {
-            let prepared = self.state.prepared.get(txn).or_else(|| leader.preparing.get(txn));
-            !prepared.is_some_and(overlaps)
-        })
+        leader.freed.is_clear_of(&participant.reads, &participant.writes)
     }
 
     /// Puts a prepare into the log, and holds its keys from now on.
@@ -332,7 +323,13 @@ impl Partition {
         match verdict {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
-            Verdict::Abort(_) => leader.free(txn),
+            Verdict::Abort(_) => {
+                let prepared = self.state.prepared.get(&txn).or(leader.preparing.get(&txn));
+                if let Some(prepared) = prepared.filter(|_| world.config.is_fast).cloned() {
+                    leader.freed.insert(txn, prepared);
+                }
+                leader.free(txn);
+            }
             Verdict::Commit(timestamp, _) => leader.logged = leader.logged.max(timestamp),
         }
         self.propose(Command::End { txn, coordinator, verdict }, world);
@@ -352,6 +349,7 @@ impl Partition {
         leader.preparing.remove(&txn);
         leader.floor = leader.floor.max(self.state.floor);
         let by_decision = leader.ending.remove(&txn);
+        leader.freed.remove(txn);
         leader.refusing.remove(&txn);
         leader.unforgotten.insert(txn, Asked::new(world.cx.now()));
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
