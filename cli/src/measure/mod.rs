@@ -77,6 +77,9 @@ pub struct Args {
     /// How long before that is not counted, in seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=600))]
     warmup: u64,
+    /// How long a statement waits for a lock before its transaction ends, in milliseconds; MariaDB counts whole seconds
+    #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    lock_wait: u32,
     /// Without agents: the proxy is the agent of every server
     #[arg(long)]
     no_agents: bool,
@@ -129,6 +132,7 @@ struct Printed {
     value_bytes: u32,
     seconds: u64,
     agents: bool,
+    lock_wait_ms: u32,
     runs: Vec<Run>,
 }
 
@@ -207,6 +211,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         value_bytes: args.value_bytes,
         seconds: args.seconds,
         agents: !args.no_agents,
+        lock_wait_ms: args.lock_wait,
         runs,
     };
     if args.json {
@@ -313,19 +318,21 @@ impl Case<'_> {
         let secret = "measured-on-loopback";
         let mut agents = Vec::new();
         let mut ports = Vec::new();
+        let settings = format!("lock_wait_ms = {}\n", args.lock_wait);
         if !args.no_agents {
             for _ in servers {
                 ports.push(private::free_port()?);
             }
             for number in 0..servers.len() {
-                let text = agent_file(servers, number, &ports, secret)?;
+                let text = settings.clone() + &agent_file(servers, number, &ports, secret)?;
                 let name = format!("agent{}", number + 1);
                 agents.push(Process::start("agent", dir, &name, &text)?);
             }
         }
         let table = ("usertable", args.rows as usize);
         let file = ProxyFile::new(self.mode, &ports, secret, table)?;
-        let proxy = Process::start("proxy", dir, "proxy", &file.text(servers))?;
+        let text = settings + &file.text(servers);
+        let proxy = Process::start("proxy", dir, "proxy", &text)?;
         // Its own clients, where all servers are of one kind.
         let login = file.login(match self.sources {
             Sources::Mariadb => Dialect::MariaDb,
