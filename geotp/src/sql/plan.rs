@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use sqlparser::ast::{
     Assignment, AssignmentTarget, Distinct, DuplicateTreatment, Expr, FromTable, Function,
     FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident, LimitClause, LockClause,
-    LockType, ObjectType, OnConflictAction, OnInsert, Query, Select, SelectItem, SetExpr,
+    LockType, NonBlock, ObjectType, OnConflictAction, OnInsert, Query, Select, SelectItem, SetExpr,
     Statement, TableObject, TableWithJoins, UpdateTableFromKind, Value as SqlValue, Visit,
     VisitMut, Visitor, VisitorMut,
 };
@@ -282,9 +282,11 @@ impl Planner<'_> {
         Ok(Part { source, prelude, text: render(&statement, from, to), records, keys })
     }
 
-    /// MariaDB locks the gaps itself.
+    /// MariaDB locks the gaps itself. Who skips what is locked does not want to know whether it is there.
     fn keys(&self, statement: &Statement, to: Dialect, named: &Named) -> Result<Keys, Refusal> {
-        if self.context.isolation != Isolation::Serializable || to == Dialect::MariaDb {
+        let skips = |lock: &LockClause| lock.nonblock == Some(NonBlock::SkipLocked);
+        let skips = matches!(statement, Statement::Query(query) if query.locks.iter().any(skips));
+        if self.context.isolation != Isolation::Serializable || to == Dialect::MariaDb || skips {
             return Ok(Keys::default());
         }
         let records = named.records.clone();

@@ -391,6 +391,7 @@ fn keys_at_postgresql_are_seen_to() {
     refused("UPDATE entries SET n = 3 WHERE account = 7 AND n = 1", PG, SER, "name a row");
     assert!(one("DELETE FROM orders WHERE id = 1").is_delete);
     assert_eq!(one("SELECT * FROM orders WHERE id > 1 AND id < 9"), Keys::default());
+    assert_eq!(one("SELECT * FROM orders WHERE id = 1 FOR UPDATE SKIP LOCKED"), Keys::default());
     let inserted = one("INSERT INTO orders (id, t) VALUES (1, 'a'), (2, 'b')");
     assert_eq!((conditions(&inserted.inserted).len(), inserted.sought.len()), (2, 0));
     let many: Vec<String> =
