@@ -549,7 +549,7 @@ impl Session {
         if let Some(fault) = failure.fault {
             let mut error = SqlError::from(fault);
             if failure.reason == Reason::LockTimeout && sources > 1 {
-                // Nobody looks for deadlocks across sources: they end so, and are answered like others.
+                // Where nobody looks for deadlocks across sources they end so, and are answered like others.
                 error.sqlstate = "40P01".into();
             }
             return error;
