@@ -16,7 +16,7 @@ impl Rig {
     fn runs(&self, command: &mut Command) -> String {
         let output = command.output().unwrap();
         let said = text(&output);
-        assert!(output.status.success(), "{command:?}: {said}\n{}", self.log());
+        assert!(output.status.success(), "{}\n{command:?}: {said}", self.log());
         said
     }
 

@@ -44,7 +44,7 @@ fn statements(rig: &mut Rig, servers: &[usize], agents: bool) {
     let Err(Refused::Fault(fault)) = younger else { panic!("{servers:?}: both went on") };
     assert_eq!(fault.sqlstate, "40P01", "{servers:?}: {}", fault.message);
     assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: it took {:?}", begun.elapsed());
-    assert_eq!(rig.noted("GlobalDeadlock"), 1, "{servers:?}\n{}", rig.log());
+    assert_eq!(rig.noted("GlobalDeadlock"), 1, "{}\n{servers:?}", rig.log());
     rig.psql("UPDATE accounts SET balance = balance + 1 WHERE id IN (1, 101)");
     rig.settle("a deadlock");
 }
@@ -81,7 +81,7 @@ fn prepared(rig: &mut Rig, servers: &[usize]) {
         whole.await.unwrap().unwrap();
     });
     assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: it took {:?}", begun.elapsed());
-    assert!(rig.noted("GlobalDeadlock") >= 1, "{servers:?}\n{}", rig.log());
+    assert!(rig.noted("GlobalDeadlock") >= 1, "{}\n{servers:?}", rig.log());
     rig.psql("UPDATE accounts SET balance = balance + 2 WHERE id IN (1, 101)");
     rig.settle("a deadlock with a prepared branch");
 }
@@ -132,7 +132,7 @@ fn rows_that_two_have_missed_are_not_inserted_by_both() {
             }
             done.len()
         });
-        assert_eq!(done, 1, "{servers:?}, {agents}\n{}", rig.log());
+        assert_eq!(done, 1, "{}\n{servers:?}, {agents}", rig.log());
         assert!(begun.elapsed() < LOCK_WAIT / 2, "{servers:?}: it took {:?}", begun.elapsed());
         assert_eq!(rig.psql("SELECT count(*) FROM accounts WHERE id IN (50, 150)"), "1");
         rig.psql("DELETE FROM accounts WHERE id IN (50, 150)");

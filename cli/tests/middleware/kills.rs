@@ -55,7 +55,7 @@ impl Rig {
         let before = self.noted("DecentralizedPrepare");
         let is_good = self.load(script, 2).wait().unwrap().success();
         let log = self.path("pgbench.log");
-        assert!(is_good, "{}\n{}", fs::read_to_string(log).unwrap(), self.log());
+        assert!(is_good, "{}\n{}", self.log(), fs::read_to_string(log).unwrap());
         assert!(done(&log) > 5, "{}", fs::read_to_string(log).unwrap());
         let unasked = self.noted("DecentralizedPrepare") - before;
         self.settle("undisturbed load");

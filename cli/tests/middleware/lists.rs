@@ -10,7 +10,7 @@ use orthodrome_eval::history::{Entry, History, Op, Status};
 use orthodrome_geotp::sql::{Answer, Dialect};
 use orthodrome_server::middleware::local::{Client, Login, Refused};
 
-use crate::rig::{Rig, Setup, rig, said};
+use crate::rig::{PATIENCE, Rig, Setup, rig, said, wait};
 
 /// Lists at each source that are in use at a time.
 const LISTS: u64 = 4;
@@ -264,9 +264,19 @@ impl Rig {
         let entries: Vec<Entry> =
             calls.into_iter().flat_map(|call| runtime.block_on(call).unwrap()).collect();
 
-        // Prepared transactions of the old life are ended before anything reads what they hold.
+        // Until prepared transactions of the old life have ended nothing can be read that they hold.
+        let deadline = Instant::now() + PATIENCE;
         let read = |key: &u64| {
-            let text = self.psql(&format!("SELECT items FROM lists WHERE id = {key}"));
+            let mut output = None;
+            let is_read = wait(deadline, || {
+                let tried = output
+                    .insert(self.try_psql(&format!("SELECT items FROM lists WHERE id = {key}")));
+                tried.status.success()
+            });
+            let output = output.unwrap();
+            let problem = String::from_utf8_lossy(&output.stderr);
+            assert!(is_read.is_some(), "{}\n{key} cannot be read: {problem}", self.log());
+            let text = String::from_utf8(output.stdout).unwrap();
             let items = text.split_whitespace().map(|item| item.parse().unwrap()).collect();
             Op::ReadList(key.to_string(), items)
         };
@@ -297,9 +307,9 @@ impl Rig {
             "{servers:?}, {made:?}: {} ok, {} fail, {} info",
             counts.ok, counts.fail, counts.info
         );
-        assert!(verdict.ok, "{servers:?}: {verdict}\n{}", self.log());
+        assert!(verdict.ok, "{}\n{servers:?}: {verdict}", self.log());
         let own = counts.ok - keys.len() as u64;
-        assert!(own > 20, "{servers:?}: only {} committed\n{}", counts.ok, self.log());
+        assert!(own > 20, "{}\n{servers:?}: only {own} committed", self.log());
     }
 }
 

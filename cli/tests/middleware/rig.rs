@@ -25,6 +25,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const KINDS: [Dialect; 4] =
     [Dialect::PostgreSql, Dialect::MariaDb, Dialect::PostgreSql, Dialect::MariaDb];
 
+/// What our processes are called.
+const LOGGING: [&str; 6] = ["proxy", "proxy2", "agent0", "agent1", "agent2", "agent3"];
+
 /// Everything in it ends with the process, since nothing drops a static.
 static RIG: Mutex<Option<Rig>> = Mutex::new(None);
 
@@ -184,6 +187,9 @@ impl Rig {
     /// Starts a proxy, and agents if there are to be any, over some of the servers.
     pub fn start(&mut self, setup: Setup) {
         self.stop();
+        for name in LOGGING {
+            let _ = fs::remove_file(self.path(&format!("{name}.log")));
+        }
         self.setup = setup;
         fs::write(self.path("proxy.toml"), self.proxy_file()).unwrap();
         for server in self.setup.servers.clone() {
@@ -291,7 +297,7 @@ impl Rig {
         let mut process = Process(child, guard);
         let mut first = String::new();
         BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut first).unwrap();
-        assert!(first.starts_with("ready"), "{first:?}\n{}", self.log());
+        assert!(first.starts_with("ready"), "{}\n{first:?}", self.log());
         process
     }
 
@@ -306,16 +312,20 @@ impl Rig {
         self.agents.insert(server, agent);
     }
 
-    /// The end of what our processes have logged.
+    /// The end of what each of our processes has logged since the last start of everything. It comes before what went
+    /// wrong, of which it is not to be the end.
     pub fn log(&self) -> String {
-        let names = ["proxy", "proxy2", "agent0", "agent1", "agent2", "agent3"];
         let last = |name: &str| {
             let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
             let lines: Vec<&str> = log.lines().rev().take(30).collect();
             let lines: Vec<&str> = lines.into_iter().rev().collect();
-            format!("{name}:\n{}\n", lines.join("\n"))
+            if lines.is_empty() {
+                String::new()
+            } else {
+                format!("{name}:\n{}\n", lines.join("\n"))
+            }
         };
-        names.map(last).concat()
+        LOGGING.map(last).concat()
     }
 
     /// How clients of a kind enter the proxy.
@@ -342,7 +352,7 @@ impl Rig {
     fn said(&self, text: &str, login: Login<'_>) -> String {
         let output = login.client(text).output().unwrap();
         let problem = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{text}: {problem}\n{}", self.log());
+        assert!(output.status.success(), "{}\n{text}: {problem}", self.log());
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
@@ -357,7 +367,7 @@ impl Rig {
     pub fn finish(&self) {
         let is_done = || self.psql("SHOW ORTHODROME TRANSACTIONS").is_empty();
         let done = wait(Instant::now() + PATIENCE, is_done);
-        done.unwrap_or_else(|| panic!("decided, and not done\n{}", self.log()));
+        done.unwrap_or_else(|| panic!("{}\ndecided, and not done", self.log()));
         std::thread::sleep(Duration::from_millis(50));
     }
 
@@ -398,7 +408,7 @@ impl Rig {
             left = servers.iter().map(|&place| self.prepared(place)).collect();
             left.iter().all(String::is_empty)
         })
-        .unwrap_or_else(|| panic!("after {after}: {left:?}\n{}", self.log()));
+        .unwrap_or_else(|| panic!("{}\nafter {after}: {left:?}", self.log()));
         // A change of every row needs every lock.
         let mut problem = String::new();
         wait(deadline, || {
@@ -406,7 +416,7 @@ impl Rig {
             problem = String::from_utf8_lossy(&output.stderr).into_owned();
             output.status.success()
         })
-        .unwrap_or_else(|| panic!("after {after}: {problem}\n{}{}", self.open(), self.log()));
+        .unwrap_or_else(|| panic!("{}{}\nafter {after}: {problem}", self.log(), self.open()));
         // A source that has just come back may break the first connections to it.
         let mut total = String::new();
         wait(deadline, || {
@@ -414,7 +424,7 @@ impl Rig {
             total = String::from_utf8_lossy(&output.stdout).trim().to_owned();
             output.status.success()
         })
-        .unwrap_or_else(|| panic!("after {after}: nothing can be counted\n{}", self.log()));
+        .unwrap_or_else(|| panic!("{}\nafter {after}: nothing can be counted", self.log()));
         let accounts = ACCOUNTS * servers.len();
         assert_eq!(total, format!("{accounts}|{}", accounts * 1000), "after {after}");
     }

@@ -162,7 +162,7 @@ impl Rig {
             }
             self.is_stopped(who)
         })
-        .unwrap_or_else(|| panic!("{name}: never came there\n{}", self.log()));
+        .unwrap_or_else(|| panic!("{}\n{name}: never came there", self.log()));
         self.kill_party(victim);
         if who == victim {
             self.start_party(victim, None);
@@ -173,7 +173,7 @@ impl Rig {
             self.start_party(victim, None);
         }
         let ended = wait(deadline, || psql.try_wait().unwrap().is_some());
-        ended.unwrap_or_else(|| panic!("{name}: psql still waits\n{}", self.log()));
+        ended.unwrap_or_else(|| panic!("{}\n{name}: psql still waits", self.log()));
         let output = psql.wait_with_output().unwrap();
         let problem = String::from_utf8_lossy(&output.stderr);
         self.settle(&name);

@@ -565,3 +565,60 @@ impl Leader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::rng::Rng;
+    use orthodrome_core::txn::Version;
+
+    use super::*;
+
+    /// The index against the definition: a comparison with every transaction that is in it.
+    #[test]
+    fn agrees_with_a_look_at_every_transaction() {
+        let mut rng = Rng::stream(12, "freed", 0);
+        let mut freed = Freed::default();
+        let mut all: BTreeMap<TxnId, Prepared> = BTreeMap::new();
+        let (mut clear, mut met) = (0, 0);
+        for counter in 0..3_000 {
+            let mut draw = || -> Vec<Key> {
+                let mut keys: Vec<Key> =
+                    (0..rng.below(3)).map(|_| Key::from(format!("k{}", rng.below(40)))).collect();
+                keys.sort();
+                keys.dedup();
+                keys
+            };
+            let (reads, writes) = (draw(), draw());
+            let meets = |prepared: &Prepared| {
+                prepared.versions.iter().any(|(key, _)| writes.contains(key))
+                    || prepared.writes.iter().any(|key| writes.contains(key) || reads.contains(key))
+            };
+            let is_clear = !all.values().any(meets);
+            assert_eq!(freed.is_clear_of(&reads, &writes), is_clear);
+            if is_clear {
+                clear += 1
+            } else {
+                met += 1
+            }
+            let prepared = Prepared {
+                coordinator: PartitionId(0),
+                versions: reads.into_iter().map(|key| (key, Version::default())).collect(),
+                writes,
+                proposal: Timestamp::ZERO,
+            };
+            let txn = TxnId::new(ClientId(1), counter);
+            freed.insert(txn, prepared.clone());
+            all.insert(txn, prepared);
+            while all.len() > rng.below(12) as usize {
+                let (gone, _) = all.pop_first().unwrap();
+                freed.remove(gone);
+                // Again, or never there.
+                freed.remove(gone);
+            }
+        }
+        assert!(clear > 300 && met > 300, "{clear} {met}");
+        all.keys().for_each(|txn| freed.remove(*txn));
+        assert_eq!((freed.len(), freed.keys.len()), (0, 0));
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
 //! transaction), `host` (the threads of the machines), `source` and `driver` (sessions at a
-//! source), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
+//! source), `names` (rows that are not there), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
 //! `link` (between processes), `messages` (bytes of records and messages).
 
 #![allow(
@@ -24,6 +24,7 @@ mod maria;
 mod messages;
 mod mysql_front;
 mod mysql_wire;
+mod names;
 mod postgres;
 mod postgres_front;
 mod postgres_wire;

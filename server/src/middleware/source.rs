@@ -11,14 +11,13 @@ use orthodrome_core::{NodeId, Timestamp};
 use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Reason, Then, ToSource, Wait, Xid,
 };
-use orthodrome_geotp::sql::plan::Keys;
-use orthodrome_geotp::sql::value::Key;
 use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::{debug, info, warn};
 
 use super::driver::{
     Endpoint, Fault, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble,
 };
+use super::names::{self, Probe};
 
 /// How often a source is looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -28,16 +27,13 @@ const SILENT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 /// How often a text is interrupted before its session is ended.
 const INTERRUPTS_MAX: u32 = 10;
-/// Rows that a branch locks by their names: beyond, it locks their tables' names, since PostgreSQL has room for some
-/// thousand locks (`max_locks_per_transaction`).
-const NAMES_MAX: usize = 64;
 /// Sessions kept for later.
 const IDLE_MAX: usize = 128;
 
 /// A branch's session.
 struct Slot {
     session: tokio::sync::Mutex<Option<Session>>,
-    interrupt: Mutex<Option<Interrupt>>,
+    handle: Mutex<Handle>,
     /// Texts that have been begun in it.
     texts: AtomicU64,
     /// It is to be rolled back; nothing more begins in it.
@@ -45,6 +41,15 @@ struct Slot {
     is_prepared: AtomicBool,
     /// Locks on names of rows that it has asked for.
     named: AtomicUsize,
+}
+
+/// How a branch's session is interrupted from outside.
+#[derive(Default)]
+struct Handle {
+    /// The session, while it is this branch's.
+    of: Option<Interrupt>,
+    /// Interrupts on their way to it.
+    under_way: u32,
 }
 
 /// One source.
@@ -85,13 +90,24 @@ enum Piece {
     Commit,
 }
 
-/// What a text does about rows that are looked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Probe {
-    /// Counts them: something can be done afterwards about those that are not there.
-    Count,
-    /// Fails if one is not there: the text ends the branch.
-    Fail,
+impl Slot {
+    /// The number of its session at the server.
+    fn session_id(&self) -> Option<u64> {
+        locked(&self.handle).of.as_ref().map(Interrupt::id)
+    }
+
+    /// What to interrupt, if the branch has a session and it is at work. It serves nobody else until
+    /// [`has_met`](Self::has_met).
+    fn reach_for(&self, is_running: impl Fn() -> bool) -> Option<Interrupt> {
+        let mut handle = locked(&self.handle);
+        let running = handle.of.clone().filter(|_| is_running())?;
+        handle.under_way += 1;
+        Some(running)
+    }
+
+    fn has_met(&self) {
+        locked(&self.handle).under_way -= 1;
+    }
 }
 
 /// What has been done of an order.
@@ -115,52 +131,6 @@ enum Ended {
     RolledBack,
     /// Its session broke.
     Lost(Trouble),
-}
-
-impl Probe {
-    /// How often each record is there, which locks it: as it is, or against whoever else would delete it.
-    fn text(self, keys: &Keys) -> String {
-        let lock = if keys.is_delete { "UPDATE" } else { "SHARE" };
-        let one = |record: &Record| {
-            let table = record.table.replace('"', "\"\"");
-            let count = format!(
-                "(SELECT count(*) FROM (SELECT 1 FROM \"{table}\" WHERE {} FOR {lock}) AS orthodrome_sought)",
-                record.condition
-            );
-            match self {
-                Self::Count => count,
-                Self::Fail => format!("1 / {count}"),
-            }
-        };
-        format!("SELECT {}", keys.sought.iter().map(one).collect::<Vec<_>>().join(", "))
-    }
-}
-
-/// Records that statements look for, in the order of their probes' columns.
-fn sought(statements: &[Statement]) -> impl Iterator<Item = &Record> {
-    statements.iter().flat_map(|statement| &statement.keys.sought)
-}
-
-/// The lock that stands for a row, whether it is there or not; for all of a table without a key. It must never change: proxies and
-/// agents of several versions meet at a server.
-fn name(table: &str, key: &str) -> i64 {
-    Key::Text(format!("{table}\0{key}")).hash().cast_signed()
-}
-
-/// Columns that take locks, each once, in an order that is everybody's.
-fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
-    let names: BTreeSet<i64> = names.into_iter().collect();
-    names.iter().map(|name| format!("{function}({name})")).collect()
-}
-
-/// Locks the names of the rows that a statement inserts, or of their tables if the branch inserts many.
-fn inserting(keys: &Keys, named: &AtomicUsize) -> Option<String> {
-    let before = named.fetch_add(keys.inserted.len(), Ordering::AcqRel);
-    let is_many = before + keys.inserted.len() > NAMES_MAX;
-    let row = |record: &Record| name(&record.table, if is_many { "" } else { &record.key });
-    let filled = keys.filled.iter().map(|table| name(table, ""));
-    let columns = locks("pg_advisory_xact_lock", keys.inserted.iter().map(row).chain(filled));
-    (!columns.is_empty()).then(|| format!("SELECT {}", columns.join(", ")))
 }
 
 impl Source {
@@ -231,7 +201,7 @@ impl Source {
     fn owners(&self) -> BTreeMap<u64, Xid> {
         let slots = locked(&self.slots);
         let of =
-            |(&xid, slot): (&Xid, &Arc<Slot>)| Some((locked(&slot.interrupt).as_ref()?.id(), xid));
+            |(&xid, slot): (&Xid, &Arc<Slot>)| Some((locked(&slot.handle).of.as_ref()?.id(), xid));
         slots.iter().filter_map(of).collect()
     }
 
@@ -301,10 +271,8 @@ impl Source {
         let start = self.start.load(Ordering::Relaxed);
         let left = std::fs::read_to_string(path).unwrap_or_default();
         let _ = std::fs::remove_file(path);
-        let own: Vec<u64> = locked(&self.slots)
-            .values()
-            .filter_map(|slot| locked(&slot.interrupt).as_ref().map(Interrupt::id))
-            .collect();
+        let own: Vec<u64> =
+            locked(&self.slots).values().filter_map(|slot| slot.session_id()).collect();
         for line in left.lines() {
             let Some((at, id)) = line.split_once(' ') else { continue };
             // Numbers of another life of the server are somebody else's by now.
@@ -332,6 +300,18 @@ impl Source {
         let session = Session::connect(&self.endpoint).await?;
         self.remember(&session);
         Ok(session)
+    }
+
+    /// A branch's session can serve another, unless something is on its way that would meet whoever has it next.
+    fn release(&self, slot: &Slot, session: Session) {
+        let under_way = {
+            let mut handle = locked(&slot.handle);
+            handle.of = None;
+            handle.under_way
+        };
+        if under_way == 0 {
+            self.give_back(session);
+        }
     }
 
     fn give_back(&self, session: Session) {
@@ -362,7 +342,7 @@ impl Source {
                 let slot = if begin.is_some() {
                     let slot = Arc::new(Slot {
                         session: tokio::sync::Mutex::new(None),
-                        interrupt: Mutex::new(None),
+                        handle: Mutex::default(),
                         texts: AtomicU64::new(0),
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
@@ -418,7 +398,7 @@ impl Source {
         if begin.is_some() && place.is_none() && !slot.is_ended.load(Ordering::Acquire) {
             match self.session().await {
                 Ok(session) => {
-                    *locked(&slot.interrupt) = Some(session.interrupt());
+                    locked(&slot.handle).of = Some(session.interrupt());
                     *place = Some(session);
                 }
                 Err(trouble) => {
@@ -526,7 +506,9 @@ impl Source {
         let counts = probes
             .filter(|(piece, _)| matches!(piece, Piece::Probe(_)))
             .flat_map(|(_, (answer, _))| answer.rows.iter().flatten().cloned());
-        let missed: Vec<&Record> = sought(statements)
+        let missed: Vec<&Record> = statements
+            .iter()
+            .flat_map(|statement| &statement.keys.sought)
             .zip(counts)
             .filter(|(_, count)| count.as_deref() == Some(b"0"))
             .map(|(record, _)| record)
@@ -535,28 +517,12 @@ impl Source {
             return Ok(());
         }
         let piece = Piece::Probe(statements.len().saturating_sub(1) as u32);
-        let names = missed
-            .iter()
-            .flat_map(|record| [name(&record.table, &record.key), name(&record.table, "")]);
-        let mut columns = locks("pg_advisory_xact_lock_shared", names);
-        columns.push("pg_current_xact_id_if_assigned()::text".to_owned());
-        self.send(slot, place, (format!("SELECT {}", columns.join(", ")), vec![piece]), done)
-            .await?;
+        self.send(slot, place, (names::holding_off(&missed), vec![piece]), done).await?;
         if done.outcome.fault.is_some() {
             return Ok(());
         }
-        let row = done.outcome.done.last().and_then(|(answer, _)| answer.rows.first());
-        let own = row.and_then(|row| row.last()).cloned().flatten();
-        let own = own.and_then(|id| String::from_utf8(id).ok()?.parse::<u64>().ok());
-        // Rows have the lower half of a transaction's number. What this transaction has deleted itself stays locked.
-        let others =
-            own.map_or_else(String::new, |id| format!(" AND xmax::text <> '{}'", id as u32));
-        let one = |record: &&Record| {
-            let table = record.table.replace('"', "\"\"");
-            format!("EXISTS (SELECT 1 FROM \"{table}\" WHERE {}{others})", record.condition)
-        };
-        let look: Vec<String> = missed.iter().map(one).collect();
-        let found = self.ask(&format!("SELECT {}", look.join(" OR "))).await;
+        let own = done.outcome.done.last().and_then(|(answer, _)| names::own_id(answer));
+        let found = self.ask(&names::looking_again(&missed, own)).await;
         let message = match found {
             Ok(Outcome { fault: None, done }) => {
                 let cell =
@@ -601,7 +567,7 @@ impl Source {
             let number = number as u32;
             let keys = &statement.keys;
             let asked = (!keys.sought.is_empty()).then(|| probe.text(keys));
-            let inserts = inserting(keys, &slot.named);
+            let inserts = names::inserting(keys, &slot.named);
             let before =
                 asked.clone().filter(|_| keys.is_delete).map(|text| (Piece::Probe(number), text));
             let after = asked.filter(|_| !keys.is_delete).map(|text| (Piece::Probe(number), text));
@@ -667,7 +633,7 @@ impl Source {
                 }
                 Some(Piece::Prepare | Piece::Commit) => {
                     ran();
-                    self.refuse(xid, place, failure).await;
+                    self.refuse(xid, slot, place, failure).await;
                 }
                 Some(Piece::Begin) | None => {
                     *place = None;
@@ -688,38 +654,43 @@ impl Source {
                     && let Some(session) = place.take()
                 {
                     // The prepared transaction is no session's any more.
-                    *locked(&slot.interrupt) = None;
-                    self.give_back(session);
+                    self.release(slot, session);
                 }
                 (self.report)(FromSource::Prepared { xid, floor: Timestamp::ZERO });
             }
             Then::Commit if is_said("COMMIT") => {
-                self.finish(xid, place);
+                self.finish(xid, slot, place);
                 (self.report)(FromSource::Committed { xid, at: Timestamp::ZERO });
             }
             Then::Prepare | Then::Commit => {
-                self.refuse(xid, place, Reason::Unprepared.into()).await
+                self.refuse(xid, slot, place, Reason::Unprepared.into()).await
             }
         }
     }
 
     /// The branch is over; its session can serve another.
-    fn finish(&self, xid: Xid, place: &mut Option<Session>) {
+    fn finish(&self, xid: Xid, slot: &Slot, place: &mut Option<Session>) {
         if let Some(session) = place.take() {
-            self.give_back(session);
+            self.release(slot, session);
         }
         locked(&self.slots).remove(&xid);
     }
 
     /// A branch that could not prepare is rolled back.
-    async fn refuse(&self, xid: Xid, place: &mut Option<Session>, failure: Failure<Sql>) {
-        self.undo(xid, place).await;
+    async fn refuse(
+        &self,
+        xid: Xid,
+        slot: &Slot,
+        place: &mut Option<Session>,
+        failure: Failure<Sql>,
+    ) {
+        self.undo(xid, slot, place).await;
         locked(&self.slots).remove(&xid);
         (self.report)(FromSource::Refused { xid, failure });
     }
 
     /// Rolls back in a branch's session, or closes it.
-    async fn undo(&self, xid: Xid, place: &mut Option<Session>) {
+    async fn undo(&self, xid: Xid, slot: &Slot, place: &mut Option<Session>) {
         let Some(mut session) = place.take() else { return };
         let name = xid.at(self.node);
         let text = self.endpoint.rollback(&name);
@@ -731,7 +702,7 @@ impl Source {
             outcome = session.text(&format!("XA ROLLBACK '{name}'"), self.endpoint.one_way).await;
         }
         if matches!(&outcome, Ok(outcome) if outcome.fault.is_none()) {
-            self.give_back(session);
+            self.release(slot, session);
         }
         // Otherwise the session is closed, and with it whatever was open in it.
     }
@@ -746,19 +717,19 @@ impl Source {
                     break place;
                 }
             };
-            let begun = locked(&slot.interrupt).clone();
+            let begun = slot.session_id();
             if let (None, Some(begun), false) =
                 (&*place, begun, slot.is_prepared.load(Ordering::Acquire))
             {
                 // Its connection broke; the server may still be at work, and prepare.
                 if let Ok(mut session) = self.session().await {
-                    self.bury(&mut session, begun.id()).await;
+                    self.bury(&mut session, begun).await;
                     self.give_back(session);
                 }
                 slot.is_prepared.store(true, Ordering::Release);
             }
             if !slot.is_prepared.load(Ordering::Acquire) {
-                self.undo(xid, &mut place).await;
+                self.undo(xid, &slot, &mut place).await;
                 locked(&self.slots).remove(&xid);
                 (self.report)(FromSource::RolledBack { xid });
                 return;
@@ -783,24 +754,25 @@ impl Source {
         let is_running =
             || slot.session.try_lock().is_err() && slot.texts.load(Ordering::Acquire) == text;
         for _ in 0..INTERRUPTS_MAX {
-            let running = locked(&slot.interrupt).clone().filter(|_| is_running());
-            if let Some(running) = running
-                && let Err(trouble) = self.endpoint.interrupt(running).await
-            {
-                warn!(source = %self.node, %xid, "cannot interrupt: {trouble}");
+            if let Some(running) = slot.reach_for(is_running) {
+                let sent = self.endpoint.interrupt(running).await;
+                slot.has_met();
+                if let Err(trouble) = sent {
+                    warn!(source = %self.node, %xid, "cannot interrupt: {trouble}");
+                }
             }
             let ended = tokio::time::timeout(AGAIN, slot.session.lock()).await;
             if ended.is_ok() || !is_running() {
                 return;
             }
         }
-        let running = locked(&slot.interrupt).clone();
-        if let Some(running) = running
-            && let Ok(mut session) = self.session().await
-        {
-            info!(source = %self.node, %xid, session = running.id(), "interrupted and silent: ended");
-            self.bury(&mut session, running.id()).await;
-            self.give_back(session);
+        if let Some(running) = slot.reach_for(is_running) {
+            if let Ok(mut session) = self.session().await {
+                info!(source = %self.node, %xid, session = running.id(), "interrupted and silent: ended");
+                self.bury(&mut session, running.id()).await;
+                self.give_back(session);
+            }
+            slot.has_met();
         }
     }
 
@@ -846,7 +818,7 @@ impl Source {
                 None => None,
             };
             if let (None, Some(slot)) = (&own, &slot) {
-                lost = locked(&slot.interrupt).as_ref().map(Interrupt::id);
+                lost = slot.session_id();
             }
             locked(&self.slots).remove(&xid);
             let is_own = own.is_some();
@@ -869,19 +841,23 @@ impl Source {
                 self.bury(&mut session, lost).await;
             }
             let id = session.interrupt().id();
+            let keep = |session| match slot.as_deref().filter(|_| is_own) {
+                Some(slot) => self.release(slot, session),
+                None => self.give_back(session),
+            };
             match session.text(&text, self.endpoint.one_way).await {
                 Err(_) => {
                     lost = is_own.then_some(id);
                     tokio::time::sleep(AGAIN).await;
                 }
                 Ok(Outcome { fault: None, .. }) => {
-                    self.give_back(session);
+                    keep(session);
                     return true;
                 }
                 Ok(Outcome { fault: Some(fault), .. }) if self.endpoint.is_gone(&fault) => {
                     // MariaDB says so too while the session that owns it lives (G4).
                     if let Ok(left) = session.prepared(self.node, self.endpoint.one_way).await {
-                        self.give_back(session);
+                        keep(session);
                         if !left.contains(&xid) {
                             return false;
                         }
@@ -891,7 +867,7 @@ impl Source {
                 Ok(Outcome { fault: Some(fault), .. }) => {
                     // XA_RBROLLBACK of a branch that only read: the server has ended it.
                     if fault.number == 1402 {
-                        self.give_back(session);
+                        keep(session);
                         return false;
                     }
                     warn!(source = %self.node, %xid, "cannot end a prepared branch: {}", fault.message);
@@ -919,10 +895,12 @@ impl Source {
 mod tests {
     use std::sync::mpsc;
 
+    use orthodrome_geotp::sql::plan::Keys;
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
     use super::super::local::{Client, LocalServer, USER};
+    use super::super::names::NAMES_MAX;
     use super::*;
 
     const NODE: NodeId = NodeId(1001);
@@ -1060,6 +1038,41 @@ mod tests {
         let login = rig.server.login();
         let free = login.client("SELECT v FROM t FOR UPDATE NOWAIT").output().unwrap();
         assert!(free.status.success(), "{}", String::from_utf8_lossy(&free.stderr));
+    }
+
+    /// Who interrupts a branch that has just ended does not interrupt the next one in its session.
+    #[test]
+    fn an_interrupt_that_comes_late_meets_nobody_else() {
+        for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+            let rig = Rig::start(kind);
+            let (short, long) = match kind {
+                Dialect::PostgreSql => ("SELECT v FROM t", "SELECT pg_sleep(0.005)"),
+                Dialect::MariaDb => ("SELECT v FROM t", "SELECT SLEEP(0.005)"),
+            };
+            let mut late = 0;
+            for number in 1..=300 {
+                let (first, next) = (xid(number * 2), xid(number * 2 + 1));
+                rig.run(first, [plain(short)], Then::Commit);
+                std::thread::sleep(Duration::from_micros(number % 30 * 20));
+                rig.order(ToSource::Interrupt { xid: first });
+                let is_late = rig.ran(first).is_ok();
+                late += u32::from(is_late);
+                if is_late {
+                    rig.wait_for("committed", |said| {
+                        matches!(said, FromSource::Committed { .. } | FromSource::Refused { .. })
+                    });
+                } else {
+                    rig.order(ToSource::Rollback { xid: first });
+                    rig.wait_for("rolled back", |said| {
+                        matches!(said, FromSource::RolledBack { .. })
+                    });
+                }
+                rig.run(next, [plain(long)], Then::Commit);
+                assert_eq!(rig.ran(next), Ok(1), "{kind:?}, {number}");
+                rig.wait_for("committed", |said| matches!(said, FromSource::Committed { .. }));
+            }
+            assert!(late > 30, "{kind:?}: {late}");
+        }
     }
 
     /// A server that lives and lets nobody in keeps no branch prepared once it lets somebody in again, though nobody
