@@ -1,6 +1,7 @@
 //! Lists that clients of both kinds append to and read, over sources of one kind and of both, while a source and the
 //! proxy are killed: what they saw must be strictly serializable.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -42,7 +43,17 @@ struct Caller {
     begun: Instant,
     state: u64,
     element: u64,
+    /// Lists that are known to be there.
+    there: BTreeSet<String>,
+    seen: Seen,
+}
+
+/// What a caller has seen.
+#[derive(Default)]
+struct Seen {
     history: Vec<Entry>,
+    /// Elements of transactions that may have committed, and have found no list to append them to if they did.
+    doubtful: BTreeSet<u64>,
 }
 
 impl Caller {
@@ -67,7 +78,7 @@ impl Caller {
         self.begun.elapsed().as_micros() as u64
     }
 
-    async fn run(mut self, ends: Arc<AtomicBool>) -> Vec<Entry> {
+    async fn run(mut self, ends: Arc<AtomicBool>) -> Seen {
         let mut client = None;
         while !ends.load(Ordering::Relaxed) {
             if client.is_none() {
@@ -82,7 +93,7 @@ impl Caller {
                 None => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
-        self.history
+        self.seen
     }
 
     /// One transaction; false if the connection is gone.
@@ -103,13 +114,24 @@ impl Caller {
         let invoke_us = self.now();
         let (outcome, alive) = carry_out(client, &ops, form).await;
         let complete_us = Some(self.now());
-        let (status, ops) = match outcome {
+        let (status, ops): (_, Vec<Op>) = match outcome {
             Some(Some(answers)) => (Status::Ok, ops.iter().zip(answers).map(seen).collect()),
             Some(None) => (Status::Fail, unseen(ops)),
             None => (Status::Info, unseen(ops)),
         };
-        self.history.push(Entry {
-            txn: format!("c{}.{}", self.process, self.history.len() + 1),
+        for op in &ops {
+            let Op::Append(key, element) = op else { continue };
+            if status == Status::Ok {
+                self.there.insert(key.clone());
+            } else if status == Status::Info
+                && form != Form::Statements
+                && !self.there.contains(key)
+            {
+                self.seen.doubtful.insert(*element);
+            }
+        }
+        self.seen.history.push(Entry {
+            txn: format!("c{}.{}", self.process, self.seen.history.len() + 1),
             process: self.process,
             region: "here".into(),
             priority: "low".into(),
@@ -246,7 +268,12 @@ impl Rig {
                     begun,
                     state: process,
                     element: 0,
-                    history: Vec::new(),
+                    there: keys
+                        .iter()
+                        .filter(|_| made == Made::Before)
+                        .map(u64::to_string)
+                        .collect(),
+                    seen: Seen::default(),
                 };
                 runtime.spawn(caller.run(Arc::clone(&ends)))
             })
@@ -261,8 +288,8 @@ impl Rig {
         self.start_proxy(None);
         pause(2_000);
         ends.store(true, Ordering::Relaxed);
-        let entries: Vec<Entry> =
-            calls.into_iter().flat_map(|call| runtime.block_on(call).unwrap()).collect();
+        let callers: Vec<Seen> =
+            calls.into_iter().map(|call| runtime.block_on(call).unwrap()).collect();
 
         // Until prepared transactions of the old life have ended nothing can be read that they hold.
         let deadline = Instant::now() + PATIENCE;
@@ -283,8 +310,18 @@ impl Rig {
         let invoke_us = begun.elapsed().as_micros() as u64;
         let ops: Vec<Op> = keys.iter().map(read).collect();
         let mut history = History::new();
-        for entry in &entries {
-            history.push(entry).unwrap();
+        for Seen { history: entries, doubtful } in callers {
+            for mut entry in entries {
+                let is_there = |element: &u64| {
+                    ops.iter()
+                        .any(|op| matches!(op, Op::ReadList(_, items) if items.contains(element)))
+                };
+                entry.ops.retain(|op| {
+                    let Op::Append(_, element) = op else { return true };
+                    !doubtful.contains(element) || is_there(element)
+                });
+                history.push(&entry).unwrap();
+            }
         }
         // One after the other, so each is a transaction of its own.
         for (number, op) in ops.into_iter().enumerate() {
