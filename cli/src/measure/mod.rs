@@ -50,7 +50,7 @@ pub struct Args {
     sources: Vec<Sources>,
     /// Modes of the proxy
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "xa,geotp-o1,geotp-o2,geotp",
-          value_parser = ["xa", "xa-local", "quro", "chiller", "geotp-o1", "geotp-o2", "geotp"])]
+          value_parser = ["xa", "xa-local", "quro", "chiller", "scalardb", "scalardb+", "geotp-o1", "geotp-o2", "geotp"])]
     modes: Vec<String>,
     /// Zipf exponents of rows
     #[arg(long, value_name = "Z", value_delimiter = ',', default_value = "0.9")]

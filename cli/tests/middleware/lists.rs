@@ -238,11 +238,16 @@ async fn after(
 
 impl Rig {
     fn lists(&mut self, servers: &[usize], agents: bool, made: Made) {
+        self.lists_in("geotp", servers, agents, made);
+    }
+
+    fn lists_in(&mut self, mode: &str, servers: &[usize], agents: bool, made: Made) {
         for server in &self.servers {
             said("DROP TABLE IF EXISTS lists", server.login());
         }
         let mut setup = Setup::accounts(servers, agents);
         setup.tables = setup.tables.replace("accounts", "lists");
+        setup.settings = format!("mode = \"{mode}\"\n");
         self.start(setup);
         self.psql("CREATE TABLE lists (id int PRIMARY KEY, items text NOT NULL)");
         let each = if made == Made::Before { LISTS } else { LISTS_MAX };
@@ -341,7 +346,7 @@ impl Rig {
         let verdict = check(&history, Model::StrictSerializable);
         let counts = verdict.transactions;
         eprintln!(
-            "{servers:?}, {made:?}: {} ok, {} fail, {} info",
+            "{mode}, {servers:?}, {made:?}: {} ok, {} fail, {} info",
             counts.ok, counts.fail, counts.info
         );
         assert!(verdict.ok, "{}\n{servers:?}: {verdict}", self.log());
@@ -373,4 +378,14 @@ fn lists_that_are_made_meanwhile_are_strictly_serializable_on_postgresql() {
 #[test]
 fn lists_that_are_made_meanwhile_are_strictly_serializable_on_both() {
     rig().as_mut().unwrap().lists(&[0, 1, 2, 3], false, Made::Meanwhile);
+}
+
+/// Their sources control nothing: not a lock of theirs is held between two requests.
+#[test]
+fn lists_are_strictly_serializable_with_scalardb() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.lists_in("scalardb", &[0, 1], false, Made::Before);
+    assert!(rig.noted("RolledForward") + rig.noted("RolledBack") > 0);
+    rig.lists_in("scalardb+", &[0, 1, 2, 3], false, Made::Meanwhile);
 }

@@ -11,6 +11,7 @@
     reason = "tests of real processes, which may fail loudly"
 )]
 
+mod by_key;
 mod clients;
 mod deadlocks;
 mod kills;

@@ -98,6 +98,9 @@ pub struct Context {
     pub isolation: Isolation,
     /// Where to read what several sources have: the first of these that has it.
     pub prefer: Vec<SourceId>,
+    /// Every row that is read or changed must be named by its key, and what is written must be the same when it is
+    /// written again: concurrency is controlled record by record, as by [`crate::scalardb`].
+    pub by_key: bool,
 }
 
 /// Plans a statement that reads or changes rows, or a change of the schema.
@@ -254,9 +257,36 @@ impl Planner<'_> {
         prefer.find(|s| among.contains(s)).or(among.first()).copied()
     }
 
+    /// Refuses what does not name its rows, where that is wanted.
+    fn check_named(&self, statement: &Statement, names_all: bool) -> Result<(), Refusal> {
+        if !self.context.by_key {
+            return Ok(());
+        }
+        let nested = match statement {
+            Statement::Query(query) => subqueries(&*query.body),
+            _ => subqueries(statement),
+        };
+        let is_values = |query: &Query| matches!(&*query.body, SetExpr::Values(_));
+        if !names_all || nested.iter().any(|query| !is_values(query)) {
+            return Err(Refusal::unsupported(
+                "this mode controls concurrency record by record: name each row by `primary` columns that the proxy's file gives, \
+                 without subqueries, or choose another `mode`",
+            ));
+        }
+        if !matches!(statement, Statement::Query(_)) {
+            check_deterministic(statement, "would be another value when the transaction commits")?;
+        }
+        Ok(())
+    }
+
     /// A statement in its source's dialect, with the locks that the level wants.
     fn part(&self, statement: &Statement, source: SourceId, named: Named) -> Result<Part, Refusal> {
         let (from, to) = (self.context.client, self.kind(source));
+        if self.context.by_key && named.records.len() >= RECORDS_MAX {
+            return Err(Refusal::unsupported(format!(
+                "this names {RECORDS_MAX} rows or more of one source; send it in parts",
+            )));
+        }
         let keys = self.keys(statement, to, &named)?;
         let records = named.records;
         let mut statement = statement.clone();
@@ -318,6 +348,10 @@ impl Planner<'_> {
         let records = |source| {
             scope.as_ref().map_or_else(Named::default, |(_, scope)| scope.records(source).into())
         };
+        if !matches!(route, Route::Free) {
+            let names_all = scope.as_ref().is_some_and(|(_, scope)| scope.names_all());
+            self.check_named(&statement, names_all)?;
+        }
         let is_write = !query.locks.is_empty();
         let only = match &route {
             Route::Free => {
@@ -396,7 +430,7 @@ impl Planner<'_> {
                             .sources()
                             .iter()
                             .any(|s| self.kind(*s) == Dialect::PostgreSql);
-                    if is_named && locks {
+                    if is_named && (locks || self.context.by_key) {
                         return Err(Refusal::unsupported(format!(
                             "column \"{column}\" is one of those that name a row of \"{}\", and SERIALIZABLE wants to know names \
                              before; delete the row and insert it anew, or ask for REPEATABLE READ",
@@ -420,6 +454,7 @@ impl Planner<'_> {
     ) -> Result<Plan, Refusal> {
         let names = Names::default();
         let scope = self.router.scope(from, selection, &names)?;
+        self.check_named(statement, scope.names_all())?;
         let own = self.router.route_scope(&scope)?;
         let mut nested = Route::Free;
         for query in subqueries(statement) {
@@ -429,7 +464,7 @@ impl Planner<'_> {
         let first = scope.tables.first().map(|t| t.table);
         let is_broadcast = first.is_some_and(|t| matches!(t.placement, Placement::Broadcast(_)));
         let (sources, merge) = if let (true, Some(table)) = (is_broadcast, first) {
-            check_deterministic(statement)?;
+            check_deterministic(statement, OTHER_COPIES)?;
             let copies = table.sources();
             let reads = one_place(own, nested)?;
             if !matches!(&reads, Route::AnyOf(sources) if *sources == copies) {
@@ -478,6 +513,8 @@ impl Planner<'_> {
             return Err(Refusal::unsupported("the sources' own catalogues cannot be changed"));
         };
         let has_rows = insert.returning.is_some();
+        let named = inserted(insert, table);
+        self.check_named(statement, named.unnamed.is_none() && !named.records.is_empty())?;
         let names = Names::default();
         let mut nested = Route::Free;
         for query in subqueries(statement) {
@@ -496,7 +533,7 @@ impl Planner<'_> {
                 done(vec![self.part(&statement, *source, inserted(insert, table))?], Merge::Only)
             }
             Placement::Broadcast(sources) => {
-                check_deterministic(statement)?;
+                check_deterministic(statement, OTHER_COPIES)?;
                 if !matches!(one_place(nested, Route::AnyOf(sources.clone()))?, Route::AnyOf(found) if found == *sources)
                 {
                     return Err(Refusal::unsupported(
@@ -665,8 +702,10 @@ fn keep_rows(insert: &mut sqlparser::ast::Insert, keep: &[usize]) {
     }
 }
 
-/// Refuses what would give each copy of a broadcast table another value.
-fn check_deterministic(statement: &Statement) -> Result<(), Refusal> {
+const OTHER_COPIES: &str = "would give each copy of a broadcast table another value";
+
+/// Refuses what is another value each time, which is wrong as `why` says.
+fn check_deterministic(statement: &Statement, why: &str) -> Result<(), Refusal> {
     const VARY: [&str; 16] = [
         "random",
         "rand",
@@ -699,9 +738,9 @@ fn check_deterministic(statement: &Statement) -> Result<(), Refusal> {
     }
     match statement.visit(&mut Varies) {
         ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(name) => Err(Refusal::unsupported(format!(
-            "{name}() would give each copy of a broadcast table another value; compute it in the client",
-        ))),
+        ControlFlow::Break(name) => {
+            Err(Refusal::unsupported(format!("{name}() {why}; compute it in the client")))
+        }
     }
 }
 

@@ -648,6 +648,29 @@ impl Scope<'_> {
         })
     }
 
+    /// What all conditions say of a primary column.
+    fn primary(&self, scoped: &Scoped<'_>, column: &str) -> Constraint {
+        match scoped.sharding().filter(|sharding| sharding.column == column) {
+            Some(sharding) => self.constraint(scoped, column, sharding.key),
+            None => match self.constraint(scoped, column, KeyType::Text) {
+                Constraint::In(keys) => Constraint::In(keys),
+                _ => self.constraint(scoped, column, KeyType::Integer),
+            },
+        }
+    }
+
+    /// Whether conditions name all the rows that are read or changed.
+    pub(super) fn names_all(&self) -> bool {
+        let is_named = |scoped: &Scoped<'_>, column: &String| {
+            matches!(self.primary(scoped, column), Constraint::In(_))
+        };
+        let all_named = |scoped: &Scoped<'_>| {
+            let primary = &scoped.table.primary;
+            !primary.is_empty() && primary.iter().all(|column| is_named(scoped, column))
+        };
+        !self.has_other && self.tables.iter().all(all_named)
+    }
+
     /// The records that conditions name, at most [`RECORDS_MAX`].
     pub(super) fn records(&self, source: SourceId) -> Vec<Record> {
         let mut records = Vec::new();
@@ -655,14 +678,7 @@ impl Scope<'_> {
             let mut names: Vec<Vec<Key>> = vec![Vec::new()];
             for column in &scoped.table.primary {
                 let sharding = scoped.sharding().filter(|sharding| sharding.column == *column);
-                let found = match sharding {
-                    Some(sharding) => self.constraint(scoped, column, sharding.key),
-                    None => match self.constraint(scoped, column, KeyType::Text) {
-                        Constraint::In(keys) => Constraint::In(keys),
-                        _ => self.constraint(scoped, column, KeyType::Integer),
-                    },
-                };
-                let Constraint::In(keys) = found else {
+                let Constraint::In(keys) = self.primary(scoped, column) else {
                     names.clear();
                     break;
                 };

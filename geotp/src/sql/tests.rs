@@ -51,7 +51,7 @@ fn catalogue() -> Catalogue {
 }
 
 fn context(client: Dialect, isolation: Isolation) -> Context {
-    Context { client, isolation, prefer: vec![] }
+    Context { client, isolation, prefer: vec![], by_key: false }
 }
 
 fn planned(
@@ -727,4 +727,41 @@ fn what_drivers_and_benchmarks_say_first_is_understood() {
     assert!(matches!(verb(settings, Dialect::MariaDb), Ok(Verb::Set(..))));
     let refused = verb("set sql_mode=CONCAT(@@sql_mode,'x'),autocommit=0", Dialect::MariaDb);
     assert!(refused.unwrap_err().message.contains("autocommit"));
+}
+
+/// Where concurrency is controlled record by record, a statement must name all that it reads or changes.
+#[test]
+fn statements_by_key_name_every_row() {
+    let by_key = |text: &str, client| {
+        let Verb::Data(statement) = parse(text, client).unwrap().remove(0).verb else {
+            panic!("{text}: not read")
+        };
+        let context = Context { by_key: true, ..context(client, Isolation::ReadCommitted) };
+        let plan = plan(&catalogue(), &statement, &[], &context);
+        plan.map(|plan| plan.parts.iter().map(|part| part.records.len()).sum::<usize>())
+    };
+    for (text, records) in [
+        ("SELECT balance FROM accounts WHERE id = 7", 1),
+        ("SELECT balance FROM accounts WHERE id IN (7, 8, 2000) AND balance > 3", 3),
+        ("UPDATE accounts SET balance = balance + 1 WHERE id = 7", 1),
+        ("DELETE FROM accounts WHERE id = 7", 1),
+        ("INSERT INTO accounts (id, balance) VALUES (1, 2), (3, 4)", 2),
+    ] {
+        assert_eq!(by_key(text, PG).unwrap_or_else(|e| panic!("{text}: {e}")), records, "{text}");
+    }
+    for (text, because) in [
+        ("SELECT balance FROM accounts WHERE id < 7", "name each row"),
+        ("SELECT balance FROM accounts", "name each row"),
+        ("SELECT balance FROM accounts WHERE id = 7 OR balance = 3", "name each row"),
+        ("SELECT balance FROM accounts WHERE id = 7 UNION SELECT 1", "name each row"),
+        (
+            "UPDATE accounts SET balance = (SELECT max(balance) FROM accounts WHERE id = 8) WHERE id = 7",
+            "name each row",
+        ),
+        ("UPDATE accounts SET balance = random() WHERE id = 7", "random() would be another value"),
+        ("UPDATE accounts SET id = 8 WHERE id = 7", "cannot be changed"),
+    ] {
+        let refusal = by_key(text, PG).err().unwrap_or_else(|| panic!("{text}: planned"));
+        assert!(refusal.message.contains(because), "{text}: {refusal}");
+    }
 }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use orthodrome_core::NodeId;
+use orthodrome_core::{NodeId, Protocol as _};
 use orthodrome_geotp::agent;
 use orthodrome_geotp::contract::Kind;
 use orthodrome_geotp::middleware::{self, Commit};
+use orthodrome_geotp::scalardb::ScalarDb;
 use orthodrome_geotp::sql::{Catalogue, Dialect, Isolation, SourceEntry, SourceId, TableEntry};
 use serde::Deserialize;
 
@@ -161,6 +162,8 @@ pub struct ProxyConfig {
     pub middleware: middleware::Config,
     /// Of agents inside the proxy.
     pub agent: agent::Config,
+    /// The variant of [`ScalarDb`] that takes the place of the machine and its agents.
+    pub by_key: Option<&'static str>,
     /// Writes of a round go last (QURO).
     pub writes_last: bool,
 }
@@ -269,15 +272,13 @@ impl ProxyConfig {
         }
         let isolation = Isolation::from_name(&file.isolation)
             .ok_or_else(|| format!("isolation: `{}` is not a level; use serializable, repeatable read or read committed", file.isolation))?;
-        if file.mode.starts_with("scalardb") {
-            return Err(format!(
-                "mode: `{}` runs in the simulator only: every record carries columns of its own (who wrote it, \
-                 its state, what it held before) that your tables do not have; use xa or geotp",
+        let by_key = ScalarDb::NAMES.iter().copied().find(|name| *name == file.mode);
+        let switched = optimizations(by_key.map_or(file.mode.as_str(), |_| "xa")).ok_or_else(|| {
+            format!(
+                "mode: `{}` is not known; use xa, xa-local, quro, chiller, scalardb, scalardb+, geotp-o1, geotp-o2 or geotp",
                 file.mode
-            ));
-        }
-        let switched = optimizations(&file.mode)
-            .ok_or_else(|| format!("mode: `{}` is not known; use xa, xa-local, quro, chiller, geotp-o1, geotp-o2 or geotp", file.mode))?;
+            )
+        })?;
         let mut users = BTreeMap::new();
         for user in &file.users {
             let field = format!("users.{}", user.name);
@@ -404,6 +405,7 @@ impl ProxyConfig {
             catalogue,
             middleware,
             agent,
+            by_key,
             writes_last: file.mode == "quro",
         })
     }

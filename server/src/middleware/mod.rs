@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
 //! transaction), `host` (the threads of the machines), `source` and `driver` (sessions at a
-//! source), `names` (rows that are not there), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
+//! source), `names` (rows that are not there), `consensus` and `records` (the mode
+//! `scalardb`), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
 //! `link` (between processes), `messages` (bytes of records and messages).
 
 #![allow(
@@ -12,6 +13,7 @@
 
 mod auth;
 pub mod config;
+mod consensus;
 mod copy;
 mod decisions;
 mod driver;
@@ -28,6 +30,7 @@ mod names;
 mod postgres;
 mod postgres_front;
 mod postgres_wire;
+mod records;
 mod run;
 mod session;
 mod source;

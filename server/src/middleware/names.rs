@@ -46,7 +46,7 @@ fn table(record: &Record) -> String {
 
 /// The lock that stands for a row, whether it is there or not; for all of a table without a key. It must never change: proxies and
 /// agents of several versions meet at a server.
-fn name(table: &str, key: &str) -> i64 {
+pub(super) fn name(table: &str, key: &str) -> i64 {
     Key::Text(format!("{table}\0{key}")).hash().cast_signed()
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::contract::PeerRollback;
+use orthodrome_geotp::sql::SourceId;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
@@ -15,11 +16,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::config::{AgentConfig, ProxyConfig};
+use super::consensus::{Consensus, Store};
 use super::front::{Front, Speaks};
 use super::host::{AgentHost, MiddlewareHost, Postbox, ToAgentLink};
 use super::link::{self, Sender};
 use super::messages::Link;
-use super::session::Proxy;
+use super::session::{Engine, Proxy};
 use super::source::Source;
 use crate::storage::StorageError;
 
@@ -112,7 +114,7 @@ pub async fn run_proxy(
     std::fs::create_dir_all(&config.data_dir)?;
     let ending = CancellationToken::new();
     let (failed, mut failure) = tokio::sync::mpsc::unbounded_channel();
-    let proxy = start(&config, failed).await?;
+    let proxy = start(&config, &failed).await?;
     let front = Arc::new(Front::new(Arc::new(proxy), tls, config.users.clone()));
     let mut serving = tokio::task::JoinSet::new();
     for (listener, speaks) in listeners {
@@ -135,10 +137,50 @@ pub async fn run_proxy(
 /// Starts the machines of a proxy.
 async fn start(
     config: &ProxyConfig,
-    failed: tokio::sync::mpsc::UnboundedSender<String>,
+    failed: &tokio::sync::mpsc::UnboundedSender<String>,
 ) -> Result<Proxy, RunError> {
-    let postbox = Postbox::new();
     let mut direct: BTreeMap<_, Arc<Source>> = BTreeMap::new();
+    let engine = match config.by_key {
+        Some(name) => Engine::ByKey(start_by_key(config, name, &mut direct)?),
+        None => Engine::Xa(start_xa(config, failed.clone(), &mut direct).await?),
+    };
+    let mut by_distance: Vec<_> = config.sources.iter().map(|s| (s.emulated_rtt, s.id)).collect();
+    by_distance.sort();
+    Ok(Proxy {
+        catalogue: config.catalogue.clone(),
+        nodes: config.sources.iter().map(|s| (s.id, s.node)).collect(),
+        by_distance: by_distance.into_iter().map(|(_, id)| id).collect(),
+        direct,
+        engine,
+        isolation: config.isolation,
+        writes_last: config.writes_last,
+    })
+}
+
+/// Sources of records, which need no agents.
+fn start_by_key(
+    config: &ProxyConfig,
+    name: &'static str,
+    direct: &mut BTreeMap<SourceId, Arc<Source>>,
+) -> Result<Consensus, RunError> {
+    let mut stores = BTreeMap::new();
+    for source in &config.sources {
+        let driver = Source::start(source.node, source.endpoint.clone(), None, |_| {});
+        direct.insert(source.id, driver.clone());
+        let kind = source.endpoint.kind;
+        stores.insert(source.node, Store { source: driver, kind, rtt: source.emulated_rtt });
+    }
+    let lock_wait = config.sources.iter().map(|s| s.endpoint.lock_wait).max().unwrap_or_default();
+    Ok(Consensus::start(config.node, name, lock_wait, stores)?)
+}
+
+/// The middleware, agents for the sources that have none, and the ways to those that do.
+async fn start_xa(
+    config: &ProxyConfig,
+    failed: tokio::sync::mpsc::UnboundedSender<String>,
+    direct: &mut BTreeMap<SourceId, Arc<Source>>,
+) -> Result<MiddlewareHost, RunError> {
+    let postbox = Postbox::new();
     let mut links: BTreeMap<NodeId, ToAgentLink> = BTreeMap::new();
     // Agents inside this process tell each other here.
     let inside: Arc<Mutex<BTreeMap<NodeId, Arc<AgentHost>>>> = Arc::default();
@@ -199,18 +241,7 @@ async fn start(
             let _ = failed.send(why);
         })
     });
-    let middleware = opened.await.map_err(|error| RunError::Failed(error.to_string()))??;
-    let mut by_distance: Vec<_> = config.sources.iter().map(|s| (s.emulated_rtt, s.id)).collect();
-    by_distance.sort();
-    Ok(Proxy {
-        catalogue: config.catalogue.clone(),
-        nodes: config.sources.iter().map(|s| (s.id, s.node)).collect(),
-        by_distance: by_distance.into_iter().map(|(_, id)| id).collect(),
-        direct,
-        middleware,
-        isolation: config.isolation,
-        writes_last: config.writes_last,
-    })
+    Ok(opened.await.map_err(|error| RunError::Failed(error.to_string()))??)
 }
 
 /// Runs an agent until `stop` is ready. `ready` is told where it listens.

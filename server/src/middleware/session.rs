@@ -15,6 +15,7 @@ use orthodrome_geotp::sql::{
 };
 use tokio::sync::{Notify, mpsc};
 
+use super::consensus::{Consensus, Order};
 use super::driver::{Fault, Sql, Statement, Trouble};
 use super::host::{Heard, MiddlewareHost};
 use super::source::Source;
@@ -28,10 +29,82 @@ pub(super) struct Proxy {
     pub(super) by_distance: Vec<SourceId>,
     /// For what is no part of a transaction: changes of the schema, sources' own catalogues.
     pub(super) direct: BTreeMap<SourceId, Arc<Source>>,
-    pub(super) middleware: MiddlewareHost,
+    pub(super) engine: Engine,
     pub(super) isolation: Isolation,
     /// Statements of a round that write go last (QURO).
     pub(super) writes_last: bool,
+}
+
+/// What makes transactions of rounds.
+pub(super) enum Engine {
+    /// Branches at sources that commit together: GeoTP, and the baselines that use XA.
+    Xa(MiddlewareHost),
+    /// Single records: ScalarDB.
+    ByKey(Consensus),
+}
+
+impl Engine {
+    async fn begin(&self, isolation: Isolation) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
+        match self {
+            Self::Xa(middleware) => middleware.begin(level(isolation)).await,
+            Self::ByKey(consensus) => consensus.begin().await,
+        }
+    }
+
+    fn round(&self, xid: Xid, round: Round, last: Last) {
+        match self {
+            Self::Xa(middleware) => middleware.round(xid, round.parts, last),
+            Self::ByKey(consensus) => consensus.round(xid, round.orders, last),
+        }
+    }
+
+    fn commit(&self, xid: Xid) {
+        match self {
+            Self::Xa(middleware) => middleware.commit(xid),
+            Self::ByKey(consensus) => consensus.commit(xid),
+        }
+    }
+
+    fn rollback(&self, xid: Xid) {
+        match self {
+            Self::Xa(middleware) => middleware.rollback(xid),
+            Self::ByKey(consensus) => consensus.rollback(xid),
+        }
+    }
+
+    fn cancel(&self, xid: Xid) {
+        match self {
+            Self::Xa(middleware) => middleware.cancel(xid),
+            Self::ByKey(consensus) => consensus.rollback(xid),
+        }
+    }
+
+    fn notes(&self) -> BTreeMap<String, u64> {
+        fn named<N: std::fmt::Debug>(notes: BTreeMap<N, u64>) -> BTreeMap<String, u64> {
+            notes.into_iter().map(|(note, count)| (format!("{note:?}"), count)).collect()
+        }
+        match self {
+            Self::Xa(middleware) => named(middleware.notes()),
+            Self::ByKey(consensus) => named(consensus.notes()),
+        }
+    }
+
+    fn xa(&self) -> Result<&MiddlewareHost, SqlError> {
+        match self {
+            Self::Xa(middleware) => Ok(middleware),
+            Self::ByKey(_) => Err(SqlError::new(
+                "0A000",
+                "the mode of this proxy controls concurrency record by record and has no such thing; choose another `mode` in its file",
+            )),
+        }
+    }
+}
+
+/// What sources are to do in a round.
+#[derive(Clone, Default)]
+struct Round {
+    parts: BTreeMap<NodeId, Part<Sql>>,
+    orders: BTreeMap<NodeId, Vec<Order>>,
 }
 
 /// What a client is told is wrong.
@@ -157,7 +230,7 @@ pub(super) struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(open) = &self.open {
-            self.proxy.middleware.rollback(open.xid);
+            self.proxy.engine.rollback(open.xid);
         }
     }
 }
@@ -308,7 +381,7 @@ impl Session {
     /// Rolls back what is open, if anything.
     async fn end(&mut self) {
         if let Some(mut open) = self.open.take() {
-            self.proxy.middleware.rollback(open.xid);
+            self.proxy.engine.rollback(open.xid);
             while let Some(heard) = open.hearing.recv().await {
                 if matches!(heard, Heard::Finished(..)) {
                     break;
@@ -337,7 +410,10 @@ impl Session {
             return Err(SqlError::new("XX000", "this statement has no plan"));
         };
         let isolation = self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
-        let context = Context { client: self.client, isolation, prefer: self.prefer() };
+        let by_key = matches!(self.proxy.engine, Engine::ByKey(_));
+        // It locks nothing at sources.
+        let isolation = if by_key { Isolation::ReadCommitted } else { isolation };
+        let context = Context { client: self.client, isolation, prefer: self.prefer(), by_key };
         Ok(plan(&self.proxy.catalogue, statement, values, &context)?)
     }
 
@@ -350,7 +426,7 @@ impl Session {
     ) -> Result<Vec<Reply>, SqlError> {
         self.check_failed()?;
         let mut placed: Vec<Placed> = Vec::new();
-        let mut parts: BTreeMap<NodeId, Part<Sql>> = BTreeMap::new();
+        let mut round = Round::default();
         let mut replies: Vec<Option<Reply>> = Vec::new();
         let mut is_last = false;
         let mut order: Vec<usize> = (0..batch.len()).collect();
@@ -376,7 +452,12 @@ impl Session {
             let mut places = Vec::new();
             for part in &plan.parts {
                 let Some(&node) = self.proxy.nodes.get(&part.source) else { continue };
-                let there = parts.entry(node).or_insert_with(|| Part {
+                round.orders.entry(node).or_default().push(Order {
+                    text: part.text.clone(),
+                    rows: part.records.iter().map(|r| (r.table.clone(), r.key.clone())).collect(),
+                    is_write: plan.is_write && verb_of(parsed) != "SELECT",
+                });
+                let there = round.parts.entry(node).or_insert_with(|| Part {
                     statements: Vec::new(),
                     records: Vec::new(),
                     writes: false,
@@ -397,7 +478,7 @@ impl Session {
         }
         placed.extend(by_statement.into_values());
         let is_implicit = !self.in_block && self.autocommit;
-        if !parts.is_empty() {
+        if !round.parts.is_empty() {
             let finishes = (is_implicit && (ends || self.client == Dialect::MariaDb)) || commits;
             let last = if finishes {
                 Last::Commit
@@ -406,7 +487,7 @@ impl Session {
             } else {
                 Last::No
             };
-            let mut answers = self.round(parts, &placed, last, finishes).await?;
+            let mut answers = self.round(round, &placed, last, finishes).await?;
             let mut found = placed.iter();
             for index in 0..batch.len() {
                 if replies.get(index).is_some_and(Option::is_some) {
@@ -431,7 +512,7 @@ impl Session {
     /// has seen nothing of it.
     async fn round(
         &mut self,
-        parts: BTreeMap<NodeId, Part<Sql>>,
+        round: Round,
         placed: &[Placed],
         last: Last,
         finishes: bool,
@@ -439,13 +520,13 @@ impl Session {
         let is_first = self.open.is_none();
         let isolation = self.isolation();
         for _ in 1..TRIES {
-            match self.attempt(parts.clone(), placed, last, finishes).await {
+            match self.attempt(round.clone(), placed, last, finishes).await {
                 Ok(answers) => return Ok(answers),
                 Err(missed) if !(is_first && missed.lost) => return Err(self.missed(missed)),
                 Err(_) => self.next_isolation = Some(isolation),
             }
         }
-        let missed = self.attempt(parts, placed, last, finishes).await;
+        let missed = self.attempt(round, placed, last, finishes).await;
         missed.map_err(|missed| self.missed(missed))
     }
 
@@ -460,7 +541,7 @@ impl Session {
     /// Sends a round and waits for what comes of it.
     async fn attempt(
         &mut self,
-        parts: BTreeMap<NodeId, Part<Sql>>,
+        round: Round,
         placed: &[Placed],
         last: Last,
         finishes: bool,
@@ -468,12 +549,12 @@ impl Session {
         if self.open.is_none() {
             let isolation = self.isolation();
             self.next_isolation = None;
-            let begun = self.proxy.middleware.begin(level(isolation)).await;
+            let begun = self.proxy.engine.begin(isolation).await;
             let (xid, hearing) =
                 begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
             self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new() });
         }
-        let several = placed.len() > 1 || parts.len() > 1 || finishes;
+        let several = placed.len() > 1 || round.parts.len() > 1 || finishes;
         let proxy = self.proxy.clone();
         let cancelled = self.cancelled.clone();
         let client = self.client;
@@ -483,7 +564,7 @@ impl Session {
         open.touched
             .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
         let (xid, sources) = (open.xid, open.touched.len());
-        proxy.middleware.round(xid, parts, last);
+        proxy.engine.round(xid, round, last);
         let mut answers = None;
         let mut is_cancelled = false;
         loop {
@@ -491,7 +572,7 @@ impl Session {
                 heard = open.hearing.recv() => heard,
                 () = cancelled.notified(), if !is_cancelled => {
                     is_cancelled = true;
-                    proxy.middleware.cancel(xid);
+                    proxy.engine.cancel(xid);
                     continue;
                 }
             };
@@ -611,7 +692,7 @@ impl Session {
             return Ok(Reply::done("ROLLBACK"));
         }
         let Some(mut open) = self.open.take() else { return Ok(Reply::done("COMMIT")) };
-        self.proxy.middleware.commit(open.xid);
+        self.proxy.engine.commit(open.xid);
         while let Some(heard) = open.hearing.recv().await {
             if let Heard::Finished(outcome, failure) = heard {
                 return match outcome {
@@ -879,12 +960,10 @@ impl Session {
                 records.entry(*node).or_default().extend(keys);
             }
         }
-        let planned = self
-            .proxy
-            .middleware
-            .ask(move |middleware| middleware.plan(&records))
-            .await
-            .unwrap_or_default();
+        let planned = match self.proxy.engine.xa() {
+            Ok(xa) => xa.ask(move |middleware| middleware.plan(&records)).await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
         for one in planned {
             let rtt = one.rtt.map_or("not measured yet".into(), |rtt| {
                 format!("{:.1} ms", rtt.as_secs_f64() * 1e3)
@@ -906,7 +985,8 @@ impl Session {
         let answer = match words.as_slice() {
             ["show", "transactions"] => {
                 let found = proxy
-                    .middleware
+                    .engine
+                    .xa()?
                     .ask(|middleware| middleware.in_doubt())
                     .await
                     .ok_or_else(gone)?;
@@ -923,7 +1003,8 @@ impl Session {
             }
             ["show", "hot"] => {
                 let found = proxy
-                    .middleware
+                    .engine
+                    .xa()?
                     .ask(|middleware| middleware.hottest(20))
                     .await
                     .ok_or_else(gone)?;
@@ -949,7 +1030,8 @@ impl Session {
                 let records: BTreeMap<NodeId, Vec<Key>> =
                     proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
                 let found = proxy
-                    .middleware
+                    .engine
+                    .xa()?
                     .ask(move |middleware| middleware.plan(&records))
                     .await
                     .ok_or_else(gone)?;
@@ -964,12 +1046,10 @@ impl Session {
                 table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>())
             }
             ["show", "notes"] => {
-                let notes = proxy.middleware.notes();
+                let notes = proxy.engine.notes();
                 table(
                     &["note", "count"],
-                    notes
-                        .into_iter()
-                        .map(|(note, count)| vec![format!("{note:?}"), count.to_string()]),
+                    notes.into_iter().map(|(note, count)| vec![note, count.to_string()]),
                 )
             }
             ["alter", "set", name] => {
@@ -980,7 +1060,8 @@ impl Session {
                     )
                 })?;
                 proxy
-                    .middleware
+                    .engine
+                    .xa()?
                     .ask(move |middleware| middleware.optimize(optimizations))
                     .await
                     .ok_or_else(gone)?;
@@ -996,7 +1077,7 @@ impl Session {
                 let node = id.ok_or_else(|| {
                     SqlError::new("22023", format!("there is no source `{source}`"))
                 })?;
-                proxy.middleware.settle(xid, node, *verb == "commit");
+                proxy.engine.xa()?.settle(xid, node, *verb == "commit");
                 return Ok(Reply::done("RESOLVE"));
             }
             _ => {
@@ -1024,6 +1105,7 @@ impl Session {
                     client: self.client,
                     isolation: Isolation::ReadCommitted,
                     prefer: self.prefer(),
+                    by_key: false,
                 };
                 let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
                 if !plan.has_rows {

@@ -334,6 +334,23 @@ impl Source {
         Ok(outcome)
     }
 
+    /// Runs a text that is a transaction of its own. What it leaves open is rolled back.
+    pub(super) async fn transact(&self, text: &str) -> Result<Outcome, Trouble> {
+        let mut session = self.session().await?;
+        let outcome = session.text(text, self.endpoint.one_way).await?;
+        if outcome.fault.is_some() {
+            // The driver is beside its source: this is no way of its own.
+            session.text("ROLLBACK", Duration::ZERO).await?;
+        }
+        self.give_back(session);
+        Ok(outcome)
+    }
+
+    /// What a fault means for a transaction.
+    pub(super) fn failure(&self, fault: Fault) -> Failure<Sql> {
+        self.endpoint.judge(fault).0
+    }
+
     /// Carries out an order.
     pub(super) fn order(self: &Arc<Self>, order: ToSource<Sql>) {
         let source = self.clone();

@@ -1,0 +1,609 @@
+//! `scalardb` and `scalardb+` in the proxy: the machine of [`orthodrome_geotp::scalardb`] on real time, before sources
+//! that are spoken to as [`records`] has it.
+//!
+//! The machine controls concurrency: it reads versions, prepares, validates, puts states and ends what others left. It
+//! knows nothing of SQL. A client's statements are evaluated by the sources, in transactions that are rolled back: after
+//! the versions of all records that they name have been seen, and after what the transaction has written before. What it
+//! was told holds if those versions are still there when it commits, which the machine sees to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use orthodrome_core::cluster::{Node, Partition, Partitioning, Role};
+use orthodrome_core::host::Output;
+use orthodrome_core::store::MemoryEngine;
+use orthodrome_core::time::nanos;
+use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::{AbortReason, Writes};
+use orthodrome_core::workers::Alone;
+use orthodrome_core::{
+    ClientId, Clock, Cluster, Decision, Duration, Host, Input, Key, NodeId, Outcome, PartitionId,
+    Protocol as _, RegionId, Rng, Setup, Time, Timestamp, Txn, TxnId, Value,
+};
+use orthodrome_geotp::contract::{Failure, Last, Reason, Xid};
+use orthodrome_geotp::scalardb::{self, Msg, ScalarDb};
+use orthodrome_geotp::sql::{Answer, Dialect};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{error, warn};
+
+use super::driver::{Outcome as Told, Sql, Trouble};
+use super::host::Heard;
+use super::names;
+use super::records::{self, Text};
+use super::source::Source;
+use crate::inbox::Inbox;
+
+/// Inputs taken at once.
+const BATCH: usize = 256;
+
+/// A statement at one source.
+#[derive(Clone, Debug)]
+pub(super) struct Order {
+    /// As the source is told.
+    pub(super) text: String,
+    /// All the rows that it reads or changes: tables, and keys in them.
+    pub(super) rows: Vec<(String, String)>,
+    /// It changes them.
+    pub(super) is_write: bool,
+}
+
+/// One source, for the machine.
+pub(super) struct Store {
+    pub(super) source: Arc<Source>,
+    pub(super) kind: Dialect,
+    /// An emulated round trip.
+    pub(super) rtt: std::time::Duration,
+}
+
+enum Event {
+    Begin(mpsc::UnboundedSender<Heard>, oneshot::Sender<Xid>),
+    Round(Xid, BTreeMap<NodeId, Vec<Order>>, Last),
+    Commit(Xid),
+    Rollback(Xid),
+    Message(NodeId, Msg),
+    Evaluated(Evaluated),
+}
+
+/// What statements of a round came to at a source.
+struct Evaluated {
+    txn: TxnId,
+    round: u64,
+    at: NodeId,
+    found: Result<Vec<Answer>, Failure<Sql>>,
+}
+
+/// A running middleware. Dropping it is its crash: whoever comes upon what it has prepared ends it.
+pub(super) struct Consensus {
+    inbox: Arc<Inbox<Event>>,
+    notes: Arc<Mutex<BTreeMap<scalardb::Note, u64>>>,
+}
+
+impl Drop for Consensus {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+impl Consensus {
+    /// Starts in the runtime of the caller. `node` is the proxy, `name` the variant, `lock_wait` how long a statement may wait.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(super) fn start(
+        node: NodeId,
+        name: &str,
+        lock_wait: std::time::Duration,
+        stores: BTreeMap<NodeId, Store>,
+    ) -> std::io::Result<Self> {
+        let inbox: Arc<Inbox<Event>> = Arc::default();
+        let notes = Arc::default();
+        let cluster = map(&stores).map_err(std::io::Error::other)?;
+        let mut config = ScalarDb::configure(&cluster, name);
+        config.resend_after += records::patience(lock_wait);
+        let clocks = Clocks { start: Instant::now() };
+        // Microseconds and the proxy's number, so that no life of any proxy has the names of another.
+        let client = (physical().0 / 1_000) << 10 | u64::from(node.0 & 1_023);
+        let setup = Setup {
+            node,
+            cluster: Arc::new(cluster),
+            config: Arc::new(config),
+            engine: Box::new(MemoryEngine::default()),
+            workers: Arc::new(Alone),
+        };
+        let rng = Rng::stream(client, "scalardb", u64::from(node.0));
+        let host = Host::start(setup, Vec::new(), rng, clocks.now(), clock());
+        let driver = Driver {
+            node,
+            client: ClientId(client),
+            clocks,
+            inbox: inbox.clone(),
+            places: (0..).zip(stores.keys()).map(|(place, node)| (*node, place)).collect(),
+            stores: stores.into_iter().map(|(node, store)| (node, Arc::new(store))).collect(),
+            open: BTreeMap::new(),
+            last: 0,
+            notes: Arc::clone(&notes),
+        };
+        let runtime = Handle::current();
+        std::thread::Builder::new().name("middleware".into()).spawn(move || {
+            let _entered = runtime.enter();
+            driver.run(host);
+        })?;
+        Ok(Self { inbox, notes })
+    }
+
+    /// Begins a transaction; what it hears comes through the receiver.
+    pub(super) async fn begin(&self) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
+        let (hears, hearing) = mpsc::unbounded_channel();
+        let (reply, named) = oneshot::channel();
+        self.inbox.push(Event::Begin(hears, reply));
+        Some((named.await.ok()?, hearing))
+    }
+
+    /// The next statements of a transaction.
+    pub(super) fn round(&self, xid: Xid, orders: BTreeMap<NodeId, Vec<Order>>, last: Last) {
+        self.inbox.push(Event::Round(xid, orders, last));
+    }
+
+    /// It is to commit.
+    pub(super) fn commit(&self, xid: Xid) {
+        self.inbox.push(Event::Commit(xid));
+    }
+
+    /// It is to roll back.
+    pub(super) fn rollback(&self, xid: Xid) {
+        self.inbox.push(Event::Rollback(xid));
+    }
+
+    /// Rare events so far.
+    pub(super) fn notes(&self) -> BTreeMap<scalardb::Note, u64> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The machine's map: the proxy's region, one for each source, and a range of keys for each.
+fn map(stores: &BTreeMap<NodeId, Store>) -> Result<Cluster, String> {
+    let rtts: Vec<std::time::Duration> = stores.values().map(|store| store.rtt).collect();
+    let rtt = |a: u16, b: u16| {
+        let far = |region: u16| {
+            region
+                .checked_sub(1)
+                .and_then(|at| rtts.get(usize::from(at)))
+                .copied()
+                .unwrap_or_default()
+        };
+        Duration::from(far(a) + far(b))
+    };
+    let count = u16::try_from(stores.len()).map_err(|_| "there are too many sources".to_owned())?;
+    let topology = Topology::from_fn(count + 1, Duration::ZERO, rtt);
+    let nodes = (1..).zip(stores.keys()).map(|(region, id)| Node {
+        id: *id,
+        region: RegionId(region),
+        role: Role::Server,
+    });
+    let partitions = (0..).zip(stores.keys()).map(|(id, node)| Partition {
+        id: PartitionId(id),
+        replicas: vec![*node],
+        preferred_leader: *node,
+    });
+    let starts = (0..count)
+        .map(|place| (records::first_key(place), PartitionId(u32::from(place))))
+        .collect();
+    Cluster::new(topology, 1, nodes, partitions, Partitioning::Range { starts })
+        .map_err(|error| error.to_string())
+}
+
+#[derive(Clone, Copy)]
+struct Clocks {
+    start: Instant,
+}
+
+impl Clocks {
+    fn now(self) -> Time {
+        Time(nanos(self.start.elapsed()))
+    }
+
+    fn instant(self, time: Time) -> Option<Instant> {
+        self.start.checked_add(std::time::Duration::from_nanos(time.0))
+    }
+}
+
+fn physical() -> Timestamp {
+    Timestamp(nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
+}
+
+/// Others' clocks matter only to whoever finds a prepared record: by seconds.
+fn clock() -> Clock {
+    Clock { now: physical(), error: Duration::ZERO }
+}
+
+type Machine = Host<ScalarDb, scalardb::Client>;
+
+struct Driver {
+    node: NodeId,
+    client: ClientId,
+    clocks: Clocks,
+    inbox: Arc<Inbox<Event>>,
+    stores: BTreeMap<NodeId, Arc<Store>>,
+    /// Each source's place in the order of keys.
+    places: BTreeMap<NodeId, u16>,
+    open: BTreeMap<TxnId, Open>,
+    last: u64,
+    notes: Arc<Mutex<BTreeMap<scalardb::Note, u64>>>,
+}
+
+/// A transaction.
+struct Open {
+    hears: mpsc::UnboundedSender<Heard>,
+    is_begun: bool,
+    /// Records whose versions it has asked for.
+    known: BTreeSet<Key>,
+    /// What it has written so far.
+    redo: BTreeMap<NodeId, Vec<String>>,
+    written: BTreeSet<Key>,
+    round: Option<Round>,
+    rounds: u64,
+    failure: Option<(NodeId, Failure<Sql>)>,
+}
+
+/// Statements that are being carried out.
+struct Round {
+    orders: BTreeMap<NodeId, Vec<Order>>,
+    keys: BTreeMap<NodeId, Vec<Key>>,
+    /// Records whose versions are not known yet. The statements go with the last of each source.
+    left: BTreeMap<NodeId, BTreeSet<Key>>,
+    answers: BTreeMap<NodeId, Vec<Answer>>,
+    /// The machine has all versions.
+    is_read: bool,
+    commits: bool,
+}
+
+impl Driver {
+    fn run(mut self, mut host: Machine) {
+        let mut events = Vec::new();
+        loop {
+            let deadline = host.next_deadline().and_then(|time| self.clocks.instant(time));
+            if !self.inbox.drain(&mut events, BATCH, deadline) {
+                error!(proxy = %self.node, "stopped");
+                return;
+            }
+            for event in events.drain(..) {
+                self.take(event, &mut host);
+                self.carry_out(&mut host);
+            }
+            let now = self.clocks.now();
+            host.fire(now, clock());
+            host.flush(now, clock());
+            self.carry_out(&mut host);
+        }
+    }
+
+    fn step(&self, input: Input<ScalarDb>, host: &mut Machine) {
+        let now = self.clocks.now();
+        host.step(now, clock(), input);
+        host.flush(now, clock());
+    }
+
+    fn xid(&self, txn: TxnId) -> Xid {
+        Xid { middleware: self.node, epoch: txn.client.0, number: txn.counter }
+    }
+
+    fn txn(&self, xid: Xid) -> TxnId {
+        TxnId::new(ClientId(xid.epoch), xid.number)
+    }
+
+    fn take(&mut self, event: Event, host: &mut Machine) {
+        match event {
+            Event::Begin(hears, reply) => {
+                self.last += 1;
+                let txn = TxnId::new(self.client, self.last);
+                let open = Open {
+                    hears,
+                    is_begun: false,
+                    known: BTreeSet::new(),
+                    redo: BTreeMap::new(),
+                    written: BTreeSet::new(),
+                    round: None,
+                    rounds: 0,
+                    failure: None,
+                };
+                if reply.send(self.xid(txn)).is_ok() {
+                    self.open.insert(txn, open);
+                }
+            }
+            Event::Round(xid, orders, last) => self.round(self.txn(xid), orders, last, host),
+            Event::Commit(xid) => self.commit(self.txn(xid), host),
+            Event::Rollback(xid) => self.rollback(self.txn(xid), host),
+            Event::Message(from, msg) => self.step(Input::Message { from, msg }, host),
+            Event::Evaluated(evaluated) => self.on_evaluated(evaluated, host),
+        }
+    }
+
+    fn round(
+        &mut self,
+        txn: TxnId,
+        orders: BTreeMap<NodeId, Vec<Order>>,
+        last: Last,
+        host: &mut Machine,
+    ) {
+        let places = &self.places;
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        let keys_of = |node: &NodeId, orders: &[Order]| -> Vec<Key> {
+            let place = places.get(node).copied().unwrap_or_default();
+            let rows = orders.iter().flat_map(|order| &order.rows);
+            let keys: BTreeSet<Key> =
+                rows.map(|(table, key)| records::key(place, names::name(table, key))).collect();
+            keys.into_iter().collect()
+        };
+        let keys: BTreeMap<NodeId, Vec<Key>> =
+            orders.iter().map(|(node, orders)| (*node, keys_of(node, orders))).collect();
+        let mut left: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
+        for (node, keys) in &keys {
+            let new = keys.iter().filter(|key| !open.known.contains(*key)).cloned();
+            left.insert(*node, new.collect());
+        }
+        let new: Vec<Key> = left.values().flatten().cloned().collect();
+        open.known.extend(new.iter().cloned());
+        // Their versions are known: nothing more is to be waited for.
+        let known: Vec<NodeId> =
+            left.iter().filter(|(_, keys)| keys.is_empty()).map(|(node, _)| *node).collect();
+        open.rounds += 1;
+        open.round = Some(Round {
+            orders,
+            keys,
+            left,
+            answers: BTreeMap::new(),
+            is_read: false,
+            commits: last == Last::Commit,
+        });
+        let is_begun = std::mem::replace(&mut open.is_begun, true);
+        for node in known {
+            self.evaluate(txn, node, None);
+        }
+        let input = if is_begun {
+            Input::Read { txn, keys: new }
+        } else {
+            Input::Begin(Txn::general(txn, RegionId(0), new))
+        };
+        self.step(input, host);
+    }
+
+    /// Has statements of the current round carried out at a source, with a request for versions if they go together.
+    fn evaluate(&self, txn: TxnId, node: NodeId, request: Option<Msg>) {
+        let Some(open) = self.open.get(&txn) else { return };
+        let (Some(round), Some(store)) = (&open.round, self.stores.get(&node)) else { return };
+        let keys = match &request {
+            Some(Msg::Read { keys, .. }) => keys.clone(),
+            _ => Vec::new(),
+        };
+        let orders = round.orders.get(&node).cloned().unwrap_or_default();
+        let own: Vec<String> = orders.into_iter().map(|order| order.text).collect();
+        let redo = open.redo.get(&node).cloned().unwrap_or_default();
+        let text = records::evaluate(store.kind, &keys, &redo, &own);
+        let (number, store, inbox) = (open.rounds, store.clone(), self.inbox.clone());
+        tokio::spawn(async move {
+            let told = match transact(&store, &text).await {
+                Ok(told) => told,
+                Err(trouble) => {
+                    warn!(source = %node, %txn, "statements were not carried out: {trouble}");
+                    // Versions are asked for again, and the statements with them.
+                    if request.is_none() {
+                        let found = Err(Reason::Connection.into());
+                        inbox.push(Event::Evaluated(Evaluated {
+                            txn,
+                            round: number,
+                            at: node,
+                            found,
+                        }));
+                    }
+                    return;
+                }
+            };
+            let answers = told.done.iter().skip(text.own).take(own.len());
+            let answers: Vec<Answer> = answers.map(|(answer, _)| answer.clone()).collect();
+            let found = match &told.fault {
+                Some(fault) => Err(store.source.failure(fault.clone())),
+                None => Ok(answers),
+            };
+            // The versions came before whatever failed.
+            if let Some(request) = &request
+                && let Some(answer) = records::hear(request, &text, &Told { fault: None, ..told })
+            {
+                inbox.push(Event::Message(node, answer));
+            }
+            inbox.push(Event::Evaluated(Evaluated { txn, round: number, at: node, found }));
+        });
+    }
+
+    fn on_evaluated(&mut self, evaluated: Evaluated, host: &mut Machine) {
+        let Evaluated { txn, round: number, at, found } = evaluated;
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        let Some(round) = open.round.as_mut().filter(|_| open.rounds == number) else { return };
+        match found {
+            Ok(answers) => {
+                round.answers.insert(at, answers);
+                self.complete(txn, host);
+            }
+            Err(failure) if failure.reason == Reason::Statement => {
+                open.round = None;
+                // A session that is gone has asked for a rollback.
+                let _ = open.hears.send(Heard::StatementFailed(at, failure));
+            }
+            Err(failure) => {
+                open.failure = Some((at, failure));
+                self.step(Input::Decide { txn, decision: Decision::Abort }, host);
+            }
+        }
+    }
+
+    /// Tells the session of its round if all of it is done.
+    fn complete(&mut self, txn: TxnId, host: &mut Machine) {
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        let Some(round) =
+            open.round.take_if(|round| round.is_read && round.answers.len() == round.orders.len())
+        else {
+            return;
+        };
+        for (node, orders) in &round.orders {
+            let place = self.places.get(node).copied().unwrap_or_default();
+            for order in orders.iter().filter(|order| order.is_write) {
+                open.redo.entry(*node).or_default().push(order.text.clone());
+                let key =
+                    |(table, key): &(String, String)| records::key(place, names::name(table, key));
+                open.written.extend(order.rows.iter().map(key));
+            }
+        }
+        // As above.
+        let _ = open.hears.send(Heard::Answers(round.answers));
+        if round.commits {
+            self.commit(txn, host);
+        }
+    }
+
+    fn commit(&mut self, txn: TxnId, host: &mut Machine) {
+        let Some(open) = self.open.get(&txn) else { return };
+        // The first record of a source carries what is written there.
+        let mut redo = open.redo.clone();
+        let node_of = |key: &Key| {
+            let place =
+                self.places.iter().rev().find(|(_, place)| records::first_key(**place) <= *key);
+            place.map(|(node, _)| *node)
+        };
+        let write = |key: &Key| {
+            let texts = node_of(key).and_then(|node| redo.remove(&node)).unwrap_or_default();
+            (key.clone(), Some(Value(Bytes::from(texts.join(";\n")))))
+        };
+        let writes: Writes = open.written.iter().map(write).collect();
+        self.step(Input::Decide { txn, decision: Decision::Commit(writes) }, host);
+    }
+
+    fn rollback(&mut self, txn: TxnId, host: &mut Machine) {
+        let Some(open) = self.open.get(&txn) else { return };
+        if open.is_begun {
+            self.step(Input::Decide { txn, decision: Decision::Abort }, host);
+        } else {
+            self.finish(txn, Outcome::Aborted(AbortReason::Client));
+        }
+    }
+
+    fn carry_out(&mut self, host: &mut Machine) {
+        let mut read = Vec::new();
+        for output in host.drain().collect::<Vec<_>>() {
+            match output {
+                Output::Send { to, msg } => self.send(to, msg),
+                Output::Reads { txn, .. } => {
+                    if let Some(round) =
+                        self.open.get_mut(&txn).and_then(|open| open.round.as_mut())
+                    {
+                        round.is_read = true;
+                        read.push(txn);
+                    }
+                }
+                Output::Finish { txn, outcome, .. } => self.finish(txn, outcome),
+                Output::Note(note) => {
+                    let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+                    *notes.entry(note).or_default() += 1;
+                }
+                Output::Claim(_) => {}
+                Output::Persist { .. } | Output::Checkpoint { .. } => {
+                    unreachable!("this middleware keeps nothing")
+                }
+            }
+        }
+        if !read.is_empty() {
+            for txn in read {
+                self.complete(txn, host);
+            }
+            self.carry_out(host);
+        }
+    }
+
+    fn finish(&mut self, txn: TxnId, outcome: Outcome) {
+        let Some(open) = self.open.remove(&txn) else { return };
+        let failure = open.failure.or_else(|| match outcome {
+            Outcome::Aborted(AbortReason::Conflict | AbortReason::StaleRead) => {
+                Some((NodeId(0), Reason::Peer.into()))
+            }
+            Outcome::Aborted(AbortReason::Overload) => Some((NodeId(0), Reason::Refused.into())),
+            Outcome::Aborted(_) | Outcome::Committed(_) | Outcome::Unknown => None,
+        });
+        // As above.
+        let _ = open.hears.send(Heard::Finished(outcome, failure));
+    }
+
+    fn send(&mut self, to: NodeId, msg: Msg) {
+        if let Msg::Read { txn, keys, .. } = &msg
+            && let Some(round) = self.open.get_mut(txn).and_then(|open| open.round.as_mut())
+            && let Some(left) = round.left.get_mut(&to)
+        {
+            left.retain(|key| !keys.contains(key));
+            let is_own =
+                round.keys.get(&to).is_some_and(|own| keys.iter().all(|key| own.contains(key)));
+            if left.is_empty() && is_own && !round.answers.contains_key(&to) {
+                self.evaluate(*txn, to, Some(msg.clone()));
+                return;
+            }
+        }
+        let Some(store) = self.stores.get(&to).cloned() else { return };
+        let own = match &msg {
+            Msg::Commit { txn, .. } => {
+                let open = self.open.get(txn).and_then(|open| open.redo.get(&to));
+                open.map(|redo| redo.join(";\n"))
+            }
+            _ => None,
+        };
+        let inbox = self.inbox.clone();
+        tokio::spawn(async move {
+            match answer(&store, &msg, own).await {
+                Ok(Some(answer)) => drop(inbox.push(Event::Message(to, answer))),
+                // It is sent again.
+                Ok(None) => {}
+                Err(trouble) => warn!(source = %to, "not answered: {trouble}"),
+            }
+        });
+    }
+}
+
+/// Runs a text, after making the tables if there are none.
+async fn transact(store: &Store, text: &Text) -> Result<Told, Trouble> {
+    let told = store.source.transact(&text.text()).await?;
+    if told.fault.as_ref().is_none_or(|fault| !records::wants_tables(fault)) {
+        return Ok(told);
+    }
+    // Another proxy may be making them too.
+    let made = store.source.transact(&records::tables(store.kind)).await?;
+    if let Some(fault) = made.fault {
+        warn!("cannot make the tables of records: {}", fault.message);
+    }
+    store.source.transact(&text.text()).await
+}
+
+/// What a source says to a message; `own` is what the transaction that commits has written there, if it is this proxy's.
+async fn answer(store: &Store, msg: &Msg, own: Option<String>) -> Result<Option<Msg>, Trouble> {
+    let text = match (records::say(store.kind, msg), msg) {
+        (Some(text), _) => text,
+        (None, Msg::Commit { request, txn, at, .. }) => {
+            let redo = match own {
+                Some(redo) => Some(redo),
+                None => {
+                    let told = store.source.transact(&records::redo_of(*txn)).await?;
+                    if told.fault.is_some() {
+                        return Ok(None);
+                    }
+                    told.done.first().and_then(|(answer, _)| records::decode_redo(answer))
+                }
+            };
+            let Some(redo) = redo else { return Ok(Some(Msg::Ended { request: *request })) };
+            records::commit(store.kind, *txn, *at, &redo)
+        }
+        (None, _) => return Ok(None),
+    };
+    let told = transact(store, &text).await?;
+    let heard = records::hear(msg, &text, &told);
+    if let (None, Some(fault)) = (&heard, &told.fault) {
+        warn!("{}: {}", orthodrome_core::Message::kind(msg), fault.message);
+    }
+    Ok(heard)
+}
