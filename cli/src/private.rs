@@ -147,8 +147,9 @@ impl<'a> ProxyFile<'a> {
             // Writing to a string cannot fail.
             let _ = write!(
                 file,
-                "[[sources]]\nname = \"{name}\"\nregion = \"{place}\"\nkind = \"{}\"\naddress = \"127.0.0.1:{}\"\n\
+                "[[sources]]\nname = \"{name}\"\nid = {}\nregion = \"{place}\"\nkind = \"{}\"\naddress = \"127.0.0.1:{}\"\n\
                  database = \"{DATABASE}\"\nuser = \"{USER}\"\npassword = \"{PASSWORD}\"\nemulate_rtt_ms = {rtt}\n",
+                number + 1,
                 kind_name(server.kind),
                 server.port,
             );

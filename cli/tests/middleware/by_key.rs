@@ -44,6 +44,10 @@ fn a_transaction_by_key_sees_what_it_has_written_and_nobody_else_does() {
         // What is in the tables is what was committed, to whoever looks there.
         let there = said("SELECT balance FROM accounts WHERE id = 1", rig.servers[0].login());
         assert_eq!(there, "990");
+        // Whatever stands before the verb.
+        rig.psql("-- name: Pay :exec\nUPDATE/**/accounts SET balance = 8 WHERE id = 50");
+        rig.psql("/* a /* b */ c */ UPDATE accounts SET balance = balance + 1 WHERE id = 50");
+        assert_eq!(rig.psql("SELECT balance FROM accounts WHERE id = 50"), "9", "{mode}");
         rig.psql("DELETE FROM accounts WHERE id = 50");
         assert_eq!(rig.psql(all), "990\n1010", "{mode}");
     }
@@ -58,6 +62,7 @@ fn statements_that_cannot_be_controlled_by_key_are_refused() {
         ("SELECT sum(balance) FROM accounts", "name each row"),
         ("UPDATE accounts SET balance = 0 WHERE id < 5", "name each row"),
         ("UPDATE accounts SET balance = random() WHERE id = 5", "random() would be another value"),
+        ("TRUNCATE accounts", "delete rows by their keys"),
         ("INSERT INTO accounts (id, balance) VALUES (1, 1)", "duplicate key"),
         ("INSERT INTO accounts (id, balance) VALUES (90, 'x')", "invalid input syntax"),
         ("SHOW ORTHODROME TRANSACTIONS", "has no such thing"),

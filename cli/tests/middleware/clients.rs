@@ -166,3 +166,20 @@ fn jdbc_moves_money_in_both_protocols() {
         rig.settle(&address);
     }
 }
+
+/// Quotes and backslashes reach sources of both kinds as the client meant them.
+#[test]
+fn texts_with_quotes_and_backslashes_stay_what_they_are() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    for id in [1, 101] {
+        let seen =
+            rig.psql(&format!(r"SELECT 'a\'', ''''b', balance FROM accounts WHERE id = {id}"));
+        assert_eq!(seen, r"a\', ''b|1000", "{id}");
+        // The client of MariaDB writes a backslash twice too.
+        let seen =
+            rig.mysql(&format!(r"SELECT 'a\\\', \'\'b', balance FROM accounts WHERE id = {id}"));
+        assert_eq!(seen, "a\\\\', ''b\t1000", "{id}");
+    }
+}

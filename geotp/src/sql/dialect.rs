@@ -10,7 +10,7 @@ use sqlparser::ast::{
     BinaryOperator, CastKind, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
     FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LockType, ObjectName,
     ObjectNamePart, OrderByExpr, OrderByKind, OrderBySort, Query, SetExpr, Statement,
-    UnaryOperator, Value as SqlValue, VisitMut, VisitorMut,
+    UnaryOperator, Value as SqlValue, ValueWithSpan, VisitMut, VisitorMut,
 };
 use sqlparser::tokenizer::Span;
 
@@ -420,9 +420,36 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
         query.locks.clear();
         lock = " LOCK IN SHARE MODE";
     }
+    let _ = VisitMut::visit(&mut statement, &mut Quoter);
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
+}
+
+/// Doubles the quotes in texts. The parser leaves out the second of two when it reads, and writes one that has another or
+/// a backslash before it as it is: whoever chooses the text could end the constant with it.
+struct Quoter;
+
+impl VisitorMut for Quoter {
+    type Break = ();
+    fn pre_visit_value(&mut self, found: &mut ValueWithSpan) -> ControlFlow<()> {
+        let is_digit = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let text = match &found.value {
+            SqlValue::SingleQuotedString(text)
+            | SqlValue::DoubleQuotedString(text)
+            | SqlValue::NationalStringLiteral(text)
+            | SqlValue::UnicodeStringLiteral(text)
+            | SqlValue::EscapedStringLiteral(text) => text,
+            SqlValue::HexStringLiteral(text) | SqlValue::SingleQuotedByteStringLiteral(text)
+                if !is_digit(text) =>
+            {
+                text
+            }
+            _ => return ControlFlow::Continue(()),
+        };
+        found.value = SqlValue::SingleQuotedString(text.replace('\'', "''"));
+        ControlFlow::Continue(())
+    }
 }
 
 /// Changes the quotes of names; texts in single quotes stay as they are.

@@ -151,6 +151,22 @@ pub struct Parsed {
     pub parameters: usize,
 }
 
+impl Parsed {
+    /// What PostgreSQL's tag begins with; SELECT for everything that changes no rows.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match &self.verb {
+            Verb::Data(statement) => match &**statement {
+                Statement::Insert(_) => "INSERT",
+                Statement::Update(_) => "UPDATE",
+                Statement::Delete(_) => "DELETE",
+                _ => "SELECT",
+            },
+            _ => "SELECT",
+        }
+    }
+}
+
 /// Reads a text of any number of statements.
 ///
 /// # Errors

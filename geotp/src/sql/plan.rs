@@ -118,7 +118,7 @@ pub fn plan(
     let has_bytes = parameters.iter().any(|p| matches!(p, Value::Bytes(_)));
     let unbound = has_bytes.then(|| statement.clone());
     bind(&mut statement, parameters, context.client)?;
-    let router = Router { catalogue };
+    let router = Router { catalogue, by_key: context.by_key };
     let planner = Planner { catalogue, router: &router, context, unbound, parameters };
     match &statement {
         Statement::Query(query) => planner.query(query),
@@ -174,9 +174,13 @@ impl From<Vec<Record>> for Named {
 
 impl Named {
     /// A row that is inserted. Tables whose primary columns are not known have no records.
-    fn add(&mut self, table: &Table, columns: &[String], row: &[&Expr]) {
+    fn add(&mut self, table: &Table, columns: &[String], row: &[&Expr], by_key: bool) {
         let value = |column: &String| {
             let expr = row.get(columns.iter().position(|c| c == column)?)?;
+            if by_key {
+                // MariaDB takes 0 for the next number of a column that counts.
+                return constant(expr, KeyType::Integer).filter(|key| *key != Key::Int(0));
+            }
             match table.sharding().filter(|sharding| sharding.column == *column) {
                 Some(sharding) => constant(expr, sharding.key),
                 None => constant(expr, KeyType::Text).or_else(|| constant(expr, KeyType::Integer)),
@@ -196,10 +200,10 @@ impl Named {
 }
 
 /// The records of an insert whose rows are all in one place.
-fn inserted(insert: &sqlparser::ast::Insert, table: &Table) -> Named {
+fn inserted(insert: &sqlparser::ast::Insert, table: &Table, by_key: bool) -> Named {
     let (columns, mut named) = (columns_of(insert, table), Named::default());
     match rows_of(insert) {
-        Some(rows) => rows.iter().for_each(|row| named.add(table, &columns, row)),
+        Some(rows) => rows.iter().for_each(|row| named.add(table, &columns, row, by_key)),
         None if table.primary.is_empty() => {}
         None => named.unnamed = Some(table.name.clone()),
     }
@@ -262,15 +266,29 @@ impl Planner<'_> {
         if !self.context.by_key {
             return Ok(());
         }
-        let nested = match statement {
-            Statement::Query(query) => subqueries(&*query.body),
-            _ => subqueries(statement),
+        let has_nested = match statement {
+            Statement::Query(_) => queries(statement) > 1,
+            Statement::Insert(insert) => {
+                let is_values = |query: &Query| {
+                    query.with.is_none() && matches!(&*query.body, SetExpr::Values(_))
+                };
+                let own = insert.source.as_deref().filter(|query| is_values(query));
+                queries(statement) > usize::from(own.is_some())
+            }
+            _ => queries(statement) > 0,
         };
-        let is_values = |query: &Query| matches!(&*query.body, SetExpr::Values(_));
-        if !names_all || nested.iter().any(|query| !is_values(query)) {
+        if !names_all || has_nested {
             return Err(Refusal::unsupported(
                 "this mode controls concurrency record by record: name each row by `primary` columns that the proxy's file gives, \
-                 without subqueries, or choose another `mode`",
+                 with whole numbers and without subqueries, or choose another `mode`",
+            ));
+        }
+        if let Statement::Insert(insert) = statement
+            && (insert.on.is_some() || insert.replace_into || insert.ignore)
+        {
+            return Err(Refusal::unsupported(
+                "this mode controls concurrency record by record, and ON CONFLICT, ON DUPLICATE KEY, REPLACE and IGNORE may change or \
+                 leave out rows for the sake of others; look for the row first, or choose another `mode`",
             ));
         }
         if !matches!(statement, Statement::Query(_)) {
@@ -513,7 +531,7 @@ impl Planner<'_> {
             return Err(Refusal::unsupported("the sources' own catalogues cannot be changed"));
         };
         let has_rows = insert.returning.is_some();
-        let named = inserted(insert, table);
+        let named = inserted(insert, table, self.context.by_key);
         self.check_named(statement, named.unnamed.is_none() && !named.records.is_empty())?;
         let names = Names::default();
         let mut nested = Route::Free;
@@ -530,7 +548,14 @@ impl Planner<'_> {
             Placement::Single(source) => {
                 one_place(nested, Route::All([*source].into()))?;
                 let statement = self.rebound(statement, *source)?;
-                done(vec![self.part(&statement, *source, inserted(insert, table))?], Merge::Only)
+                done(
+                    vec![self.part(
+                        &statement,
+                        *source,
+                        inserted(insert, table, self.context.by_key),
+                    )?],
+                    Merge::Only,
+                )
             }
             Placement::Broadcast(sources) => {
                 check_deterministic(statement, OTHER_COPIES)?;
@@ -543,7 +568,11 @@ impl Planner<'_> {
                 let mut parts = Vec::new();
                 for &source in sources {
                     let statement = self.rebound(statement, source)?;
-                    parts.push(self.part(&statement, source, inserted(insert, table))?);
+                    parts.push(self.part(
+                        &statement,
+                        source,
+                        inserted(insert, table, self.context.by_key),
+                    )?);
                 }
                 done(parts, Merge::Same)
             }
@@ -631,7 +660,7 @@ impl Planner<'_> {
             })?;
             let (rows, named) = split.entry(source).or_default();
             rows.push(number);
-            named.add(table, &columns, row);
+            named.add(table, &columns, row, self.context.by_key);
         }
         Ok(split)
     }
@@ -691,6 +720,21 @@ impl Planner<'_> {
     }
 }
 
+/// How many queries a statement is or contains, at any depth.
+fn queries(statement: &Statement) -> usize {
+    struct Count(usize);
+    impl Visitor for Count {
+        type Break = ();
+        fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+            self.0 += 1;
+            ControlFlow::Continue(())
+        }
+    }
+    let mut count = Count(0);
+    let _ = statement.visit(&mut count);
+    count.0
+}
+
 /// Keeps the rows of an insert that have these numbers.
 fn keep_rows(insert: &mut sqlparser::ast::Insert, keep: &[usize]) {
     if let Some(SetExpr::Values(values)) = insert.source.as_mut().map(|q| &mut *q.body) {
@@ -706,7 +750,7 @@ const OTHER_COPIES: &str = "would give each copy of a broadcast table another va
 
 /// Refuses what is another value each time, which is wrong as `why` says.
 fn check_deterministic(statement: &Statement, why: &str) -> Result<(), Refusal> {
-    const VARY: [&str; 16] = [
+    const VARY: [&str; 34] = [
         "random",
         "rand",
         "uuid",
@@ -723,6 +767,24 @@ fn check_deterministic(statement: &Statement, why: &str) -> Result<(), Refusal> 
         "current_time",
         "localtime",
         "unix_timestamp",
+        "current_date",
+        "curdate",
+        "curtime",
+        "utc_timestamp",
+        "utc_date",
+        "utc_time",
+        "timeofday",
+        "uuid_short",
+        "sys_guid",
+        "random_bytes",
+        "gen_random_bytes",
+        "last_insert_id",
+        "connection_id",
+        "pg_backend_pid",
+        "txid_current",
+        "setval",
+        "lastval",
+        "currval",
     ];
     struct Varies;
     impl Visitor for Varies {

@@ -115,7 +115,7 @@ pub(super) fn constant(expr: &Expr, key: KeyType) -> Option<Key> {
         }
         Expr::UnaryOp { op: UnaryOperator::Minus, expr } if key == KeyType::Integer => {
             match constant(expr, key)? {
-                Key::Int(value) => Some(Key::Int(-value)),
+                Key::Int(value) => value.checked_neg().map(Key::Int),
                 Key::Text(_) => None,
             }
         }
@@ -247,6 +247,7 @@ pub(super) struct Scope<'a> {
     pub(super) has_outer: bool,
     /// A table function, a derived table: not a plain list of tables.
     pub(super) has_other: bool,
+    by_key: bool,
 }
 
 /// Names that stand for parts of the statement itself.
@@ -264,6 +265,8 @@ impl Names {
 /// Builds scopes and routes with one catalogue.
 pub(super) struct Router<'a> {
     pub(super) catalogue: &'a Catalogue,
+    /// Keys name rows exactly, so only whole numbers are keys: other types have several words for one value.
+    pub(super) by_key: bool,
 }
 
 impl Router<'_> {
@@ -298,6 +301,7 @@ impl Router<'_> {
             using: Vec::new(),
             has_outer: false,
             has_other: false,
+            by_key: self.by_key,
         };
         for item in from {
             self.add_joined(&mut scope, item, names)?;
@@ -651,6 +655,7 @@ impl Scope<'_> {
     /// What all conditions say of a primary column.
     fn primary(&self, scoped: &Scoped<'_>, column: &str) -> Constraint {
         match scoped.sharding().filter(|sharding| sharding.column == column) {
+            _ if self.by_key => self.constraint(scoped, column, KeyType::Integer),
             Some(sharding) => self.constraint(scoped, column, sharding.key),
             None => match self.constraint(scoped, column, KeyType::Text) {
                 Constraint::In(keys) => Constraint::In(keys),

@@ -760,8 +760,55 @@ fn statements_by_key_name_every_row() {
         ),
         ("UPDATE accounts SET balance = random() WHERE id = 7", "random() would be another value"),
         ("UPDATE accounts SET id = 8 WHERE id = 7", "cannot be changed"),
+        // One row has several names: 7, '07', ' 7'.
+        ("SELECT * FROM offices WHERE country = 'DE'", "name each row"),
+        (
+            "INSERT INTO accounts (id, balance) VALUES (5, (SELECT max(balance) FROM accounts))",
+            "name each row",
+        ),
+        (
+            "SELECT balance FROM accounts WHERE id = 7 ORDER BY 1 LIMIT (SELECT count(*) FROM accounts)",
+            "name each row",
+        ),
+        ("INSERT INTO accounts (id, balance) VALUES (0, 1)", "name each row"),
+        (
+            "INSERT INTO accounts (id, balance) VALUES (7, 1) ON CONFLICT (owner) DO NOTHING",
+            "ON CONFLICT",
+        ),
+        ("UPDATE accounts SET balance = utc_timestamp() WHERE id = 7", "another value"),
     ] {
         let refusal = by_key(text, PG).err().unwrap_or_else(|| panic!("{text}: planned"));
         assert!(refusal.message.contains(because), "{text}: {refusal}");
     }
+}
+
+/// Texts may have any quotes and backslashes, and stay one constant.
+#[test]
+fn no_text_ends_its_constant() {
+    let evil = r"\', balance = 0 WHERE 1 = 1 -- ";
+    for (value, constant) in [
+        (evil, r"'\'', balance = 0 WHERE 1 = 1 -- '"),
+        ("a''b", "'a''''b'"),
+        (r"\''", r"'\'''''"),
+        ("'", "''''"),
+    ] {
+        for (client, id) in [(PG, 7), (MARIA, 7), (PG, 8), (MARIA, 8), (PG, 9), (MARIA, 9)] {
+            let text = format!("UPDATE accounts SET owner = $1 WHERE id = {id}");
+            let text = if client == PG { text } else { text.replace("$1", "?") };
+            let plan = planned(&text, client, RR, &[Value::Text(value.into())]).unwrap();
+            assert!(plan.parts[0].text.contains(constant), "{value}: {}", plan.parts[0].text);
+        }
+    }
+    for text in [
+        "SELECT N'a''; DROP' FROM accounts WHERE id = 7",
+        "SELECT X'a''; DROP' FROM accounts WHERE id = 7",
+    ] {
+        for client in [PG, MARIA] {
+            let Ok(plan) = planned(text, client, RR, &[]) else { continue };
+            assert!(plan.parts[0].text.contains("a''; DROP'"), "{}", plan.parts[0].text);
+        }
+    }
+    // Nor does the least number end the proxy.
+    let least = format!("SELECT * FROM accounts WHERE id = -'{}'", i128::MIN);
+    let _ = planned(&least, PG, RR, &[]);
 }

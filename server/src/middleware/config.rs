@@ -319,6 +319,12 @@ impl ProxyConfig {
                 source.agent_tls_authority.as_deref(),
                 source.agent.as_deref().unwrap_or_default(),
             )?;
+            if by_key.is_some() && source.id.is_none() {
+                return Err(format!(
+                    "{field}.id: mode `{}` keeps the numbers of sources in its records; give each source one, the same in the files of all proxies",
+                    file.mode
+                ));
+            }
             let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
             if sources.iter().any(|other: &SourceConfig| other.node == node) {
                 return Err(format!("{field}.id: another source has it; give each its own"));

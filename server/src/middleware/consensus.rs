@@ -73,6 +73,8 @@ struct Evaluated {
     round: u64,
     at: NodeId,
     found: Result<Vec<Answer>, Failure<Sql>>,
+    /// The versions that were asked for with them, and seen before they were carried out.
+    versions: Option<Msg>,
 }
 
 /// A running middleware. Dropping it is its crash: whoever comes upon what it has prepared ends it.
@@ -255,6 +257,8 @@ struct Round {
     /// Records whose versions are not known yet. The statements go with the last of each source.
     left: BTreeMap<NodeId, BTreeSet<Key>>,
     answers: BTreeMap<NodeId, Vec<Answer>>,
+    /// Sources that are carrying out statements: no other answer of theirs goes with the versions.
+    busy: BTreeSet<NodeId>,
     /// The machine has all versions.
     is_read: bool,
     commits: bool,
@@ -317,7 +321,13 @@ impl Driver {
             Event::Commit(xid) => self.commit(self.txn(xid), host),
             Event::Rollback(xid) => self.rollback(self.txn(xid), host),
             Event::Message(from, msg) => self.step(Input::Message { from, msg }, host),
-            Event::Evaluated(evaluated) => self.on_evaluated(evaluated, host),
+            Event::Evaluated(mut evaluated) => {
+                if let Some(msg) = evaluated.versions.take() {
+                    self.step(Input::Message { from: evaluated.at, msg }, host);
+                    self.carry_out(host);
+                }
+                self.on_evaluated(evaluated, host);
+            }
         }
     }
 
@@ -355,6 +365,7 @@ impl Driver {
             keys,
             left,
             answers: BTreeMap::new(),
+            busy: BTreeSet::new(),
             is_read: false,
             commits: last == Last::Commit,
         });
@@ -371,9 +382,10 @@ impl Driver {
     }
 
     /// Has statements of the current round carried out at a source, with a request for versions if they go together.
-    fn evaluate(&self, txn: TxnId, node: NodeId, request: Option<Msg>) {
-        let Some(open) = self.open.get(&txn) else { return };
-        let (Some(round), Some(store)) = (&open.round, self.stores.get(&node)) else { return };
+    fn evaluate(&mut self, txn: TxnId, node: NodeId, request: Option<Msg>) {
+        let Some(open) = self.open.get_mut(&txn) else { return };
+        let (Some(round), Some(store)) = (&mut open.round, self.stores.get(&node)) else { return };
+        round.busy.insert(node);
         let keys = match &request {
             Some(Msg::Read { keys, .. }) => keys.clone(),
             _ => Vec::new(),
@@ -388,45 +400,41 @@ impl Driver {
                 Ok(told) => told,
                 Err(trouble) => {
                     warn!(source = %node, %txn, "statements were not carried out: {trouble}");
-                    // Versions are asked for again, and the statements with them.
-                    if request.is_none() {
-                        let found = Err(Reason::Connection.into());
-                        inbox.push(Event::Evaluated(Evaluated {
-                            txn,
-                            round: number,
-                            at: node,
-                            found,
-                        }));
-                    }
+                    let found = Err(Reason::Connection.into());
+                    let evaluated =
+                        Evaluated { txn, round: number, at: node, found, versions: None };
+                    inbox.push(Event::Evaluated(evaluated));
                     return;
                 }
             };
             let answers = told.done.iter().skip(text.own).take(own.len());
             let answers: Vec<Answer> = answers.map(|(answer, _)| answer.clone()).collect();
             let found = match &told.fault {
+                // What the transaction has written before cannot be written any more.
+                Some(_) if told.done.len() < text.own => Err(Reason::Serialization.into()),
                 Some(fault) => Err(store.source.failure(fault.clone())),
                 None => Ok(answers),
             };
             // The versions came before whatever failed.
-            if let Some(request) = &request
-                && let Some(answer) = records::hear(request, &text, &Told { fault: None, ..told })
-            {
-                inbox.push(Event::Message(node, answer));
-            }
-            inbox.push(Event::Evaluated(Evaluated { txn, round: number, at: node, found }));
+            let versions = request
+                .as_ref()
+                .and_then(|request| records::hear(request, &text, &Told { fault: None, ..told }));
+            let evaluated = Evaluated { txn, round: number, at: node, found, versions };
+            inbox.push(Event::Evaluated(evaluated));
         });
     }
 
     fn on_evaluated(&mut self, evaluated: Evaluated, host: &mut Machine) {
-        let Evaluated { txn, round: number, at, found } = evaluated;
+        let Evaluated { txn, round: number, at, found, .. } = evaluated;
         let Some(open) = self.open.get_mut(&txn) else { return };
         let Some(round) = open.round.as_mut().filter(|_| open.rounds == number) else { return };
+        round.busy.remove(&at);
         match found {
             Ok(answers) => {
                 round.answers.insert(at, answers);
                 self.complete(txn, host);
             }
-            Err(failure) if failure.reason == Reason::Statement => {
+            Err(failure) if failure.reason == Reason::Statement && round.is_read => {
                 open.round = None;
                 // A session that is gone has asked for a rollback.
                 let _ = open.hears.send(Heard::StatementFailed(at, failure));
@@ -541,6 +549,10 @@ impl Driver {
             left.retain(|key| !keys.contains(key));
             let is_own =
                 round.keys.get(&to).is_some_and(|own| keys.iter().all(|key| own.contains(key)));
+            if left.is_empty() && is_own && round.busy.contains(&to) {
+                // It has been sent before, and is being answered.
+                return;
+            }
             if left.is_empty() && is_own && !round.answers.contains_key(&to) {
                 self.evaluate(*txn, to, Some(msg.clone()));
                 return;

@@ -167,7 +167,11 @@ pub(super) fn commit(kind: Dialect, txn: TxnId, at: Timestamp, redo: &str) -> Te
     let (own, mine) = (is_written_by(txn), is_prepared_by(txn));
     // Of two who end it the second waits here, and finds nothing.
     statements.push(format!("SELECT 1 FROM orthodrome_redo WHERE {own} FOR UPDATE"));
-    statements.push(guard(&format!("NOT EXISTS (SELECT 1 FROM orthodrome_redo WHERE {own})")));
+    // What was prepared twice may have left its statements here after they were carried out.
+    statements.push(guard(&format!(
+        "NOT EXISTS (SELECT 1 FROM orthodrome_redo WHERE {own}) \
+         OR NOT EXISTS (SELECT 1 FROM orthodrome_records WHERE {mine})"
+    )));
     if !redo.is_empty() {
         statements.push(redo.to_owned());
     }
@@ -201,6 +205,10 @@ fn encode_redo(redo: &str) -> String {
 fn prepare(kind: Dialect, txn: TxnId, mark: &Mark, images: &[Image]) -> Text {
     let mut statements = begin(kind);
     let mine = is_prepared_by(txn);
+    // First, so that a request that comes twice finds what the other has left, or that it has ended.
+    let redo = redo(images);
+    let row = format!("({}, {}, '{}')", txn.client.0, txn.counter, encode_redo(&redo));
+    statements.push(insert_new(kind, "orthodrome_redo (client, counter, redo)", &row));
     let rows: Vec<String> =
         images.iter().map(|image| format!("({})", number_of(&image.key))).collect();
     statements.push(insert_new(kind, "orthodrome_records (name)", &rows.join(", ")));
@@ -222,13 +230,13 @@ fn prepare(kind: Dialect, txn: TxnId, mark: &Mark, images: &[Image]) -> Text {
         "(SELECT count(*) FROM orthodrome_records WHERE {mine}) <> {}",
         images.len()
     )));
-    let redo = redo(images);
-    let row = format!("({}, {}, '{}')", txn.client.0, txn.counter, encode_redo(&redo));
-    statements.push(insert_new(kind, "orthodrome_redo (client, counter, redo)", &row));
     // What cannot be written must be known before it is decided.
     if !redo.is_empty() {
         statements.push("SAVEPOINT orthodrome_tried".into());
         statements.push(redo);
+        if kind == Dialect::PostgreSql {
+            statements.push("SET CONSTRAINTS ALL IMMEDIATE".into());
+        }
         statements.push("ROLLBACK TO SAVEPOINT orthodrome_tried".into());
     }
     statements.push("COMMIT".into());

@@ -455,7 +455,7 @@ impl Session {
                 round.orders.entry(node).or_default().push(Order {
                     text: part.text.clone(),
                     rows: part.records.iter().map(|r| (r.table.clone(), r.key.clone())).collect(),
-                    is_write: plan.is_write && verb_of(parsed) != "SELECT",
+                    is_write: parsed.word() != "SELECT",
                 });
                 let there = round.parts.entry(node).or_insert_with(|| Part {
                     statements: Vec::new(),
@@ -473,8 +473,7 @@ impl Session {
                 );
                 there.writes |= plan.is_write;
             }
-            by_statement
-                .insert(index, Placed { plan: plan.clone(), verb: verb_of(parsed), places });
+            by_statement.insert(index, Placed { plan: plan.clone(), verb: parsed.word(), places });
         }
         placed.extend(by_statement.into_values());
         let is_implicit = !self.in_block && self.autocommit;
@@ -934,6 +933,14 @@ impl Session {
                 "a change of the schema cannot be part of a distributed transaction; send it outside of one",
             ));
         }
+        if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
+            && deletes(statement)?.is_some()
+        {
+            return Err(SqlError::new(
+                "0A000",
+                "TRUNCATE would empty records that have versions; delete rows by their keys, or choose another `mode`",
+            ));
+        }
         let plan = self.planned(parsed, values)?;
         for part in &plan.parts {
             let source = self
@@ -1096,7 +1103,7 @@ impl Session {
         match &parsed.verb {
             Verb::Data(statement) => {
                 let returns = parsed.text.to_lowercase().contains("returning");
-                if verb_of(parsed) != "SELECT" && !returns {
+                if parsed.word() != "SELECT" && !returns {
                     return Ok(Vec::new());
                 }
                 let nulls = vec![Value::Null; parsed.parameters];
@@ -1163,21 +1170,6 @@ pub(super) fn optimizations(name: &str) -> Option<Optimizations> {
         "geotp-o2" => of(true, true, false),
         "geotp" => of(true, true, true),
         _ => None,
-    }
-}
-
-fn verb_of(parsed: &Parsed) -> &'static str {
-    let text = parsed.text.trim_start();
-    let mut rest = text;
-    while let Some(after) = rest.strip_prefix("/*") {
-        rest =
-            after.find("*/").and_then(|end| after.get(end + 2..)).unwrap_or_default().trim_start();
-    }
-    match rest.split_whitespace().next().unwrap_or_default().to_uppercase().as_str() {
-        "INSERT" | "REPLACE" => "INSERT",
-        "UPDATE" => "UPDATE",
-        "DELETE" => "DELETE",
-        _ => "SELECT",
     }
 }
 

@@ -23,6 +23,8 @@ use super::names::{self, Probe};
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a server may take to answer a question about itself.
 const SILENT: Duration = Duration::from_secs(5);
+/// How long a text that is a transaction of its own may take, beside waits for a lock.
+const STUCK: Duration = Duration::from_secs(60);
 /// How long to wait before another try of what failed.
 const AGAIN: Duration = Duration::from_millis(100);
 /// How often a text is interrupted before its session is ended.
@@ -336,14 +338,19 @@ impl Source {
 
     /// Runs a text that is a transaction of its own. What it leaves open is rolled back.
     pub(super) async fn transact(&self, text: &str) -> Result<Outcome, Trouble> {
-        let mut session = self.session().await?;
-        let outcome = session.text(text, self.endpoint.one_way).await?;
-        if outcome.fault.is_some() {
-            // The driver is beside its source: this is no way of its own.
-            session.text("ROLLBACK", Duration::ZERO).await?;
-        }
-        self.give_back(session);
-        Ok(outcome)
+        let carried_out = async {
+            let mut session = self.session().await?;
+            let outcome = session.text(text, self.endpoint.one_way).await?;
+            if outcome.fault.is_some() {
+                // The driver is beside its source: this is no way of its own.
+                session.text("ROLLBACK", Duration::ZERO).await?;
+            }
+            self.give_back(session);
+            Ok(outcome)
+        };
+        // A host that has gone says nothing more.
+        let silent = |_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        tokio::time::timeout(self.endpoint.lock_wait + STUCK, carried_out).await.map_err(silent)?
     }
 
     /// What a fault means for a transaction.
