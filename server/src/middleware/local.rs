@@ -374,6 +374,22 @@ impl LocalServer {
     /// # Errors
     /// See [`LocalError`].
     pub fn restart(&mut self) -> Result<(), LocalError> {
+        let deadline = Instant::now() + START;
+        loop {
+            match self.start_again() {
+                // A session that was born while its server was killed ends when it notices, and lets nobody in till then.
+                Err(LocalError::Failed { why, .. })
+                    if why.contains("pre-existing shared memory block")
+                        && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                tried => return tried,
+            }
+        }
+    }
+
+    fn start_again(&mut self) -> Result<(), LocalError> {
         self.kill();
         let log =
             fs::OpenOptions::new().create(true).append(true).open(self.directory.join("log"))?;
