@@ -8,36 +8,34 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use orthodrome_core::cluster::{Node, Partition, Partitioning, Role};
 use orthodrome_core::host::Output;
 use orthodrome_core::store::MemoryEngine;
-use orthodrome_core::time::nanos;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Writes};
 use orthodrome_core::workers::Alone;
 use orthodrome_core::{
     ClientId, Clock, Cluster, Decision, Duration, Host, Input, Key, NodeId, Outcome, PartitionId,
-    Protocol as _, RegionId, Rng, Setup, Time, Timestamp, Txn, TxnId, Value,
+    Protocol as _, RegionId, Rng, Setup, Txn, TxnId, Value,
 };
 use orthodrome_geotp::contract::{Failure, Last, Reason, Xid};
 use orthodrome_geotp::scalardb::{self, Msg, ScalarDb};
 use orthodrome_geotp::sql::{Answer, Dialect};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::driver::{Outcome as Told, Sql, Trouble};
-use super::host::Heard;
+use super::host::{BATCH, Clocks, Heard};
 use super::names;
 use super::records::{self, Text};
 use super::source::Source;
 use crate::inbox::Inbox;
 
-/// Inputs taken at once.
-const BATCH: usize = 256;
+/// How long a request may take beyond its way and a wait for a lock, before it is sent again.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A statement at one source.
 #[derive(Clone, Debug)]
@@ -48,6 +46,13 @@ pub(super) struct Order {
     pub(super) rows: Vec<(String, String)>,
     /// It changes them.
     pub(super) is_write: bool,
+}
+
+impl Order {
+    /// Its rows as the machine knows them, at the source in that place.
+    fn keys(&self, place: u16) -> impl Iterator<Item = Key> {
+        self.rows.iter().map(move |(table, key)| records::key(place, names::name(table, key)))
+    }
 }
 
 /// One source, for the machine.
@@ -104,10 +109,10 @@ impl Consensus {
         let notes = Arc::default();
         let cluster = map(&stores).map_err(std::io::Error::other)?;
         let mut config = ScalarDb::configure(&cluster, name);
-        config.resend_after += records::patience(lock_wait);
-        let clocks = Clocks { start: Instant::now() };
+        config.resend_after += lock_wait + PATIENCE;
+        let clocks = Clocks::new();
         // Microseconds and the proxy's number, so that no life of any proxy has the names of another.
-        let client = (physical().0 / 1_000) << 10 | u64::from(node.0 & 1_023);
+        let client = (Clocks::physical().0 / 1_000) << 10 | u64::from(node.0 & 1_023);
         let setup = Setup {
             node,
             cluster: Arc::new(cluster),
@@ -197,28 +202,9 @@ fn map(stores: &BTreeMap<NodeId, Store>) -> Result<Cluster, String> {
         .map_err(|error| error.to_string())
 }
 
-#[derive(Clone, Copy)]
-struct Clocks {
-    start: Instant,
-}
-
-impl Clocks {
-    fn now(self) -> Time {
-        Time(nanos(self.start.elapsed()))
-    }
-
-    fn instant(self, time: Time) -> Option<Instant> {
-        self.start.checked_add(std::time::Duration::from_nanos(time.0))
-    }
-}
-
-fn physical() -> Timestamp {
-    Timestamp(nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
-}
-
 /// Others' clocks matter only to whoever finds a prepared record: by seconds.
 fn clock() -> Clock {
-    Clock { now: physical(), error: Duration::ZERO }
+    Clock { now: Clocks::physical(), error: Duration::ZERO }
 }
 
 type Machine = Host<ScalarDb, scalardb::Client>;
@@ -244,7 +230,8 @@ struct Open {
     known: BTreeSet<Key>,
     /// What it has written so far.
     redo: BTreeMap<NodeId, Vec<String>>,
-    written: BTreeSet<Key>,
+    /// The records that it has written.
+    written: BTreeMap<NodeId, BTreeSet<Key>>,
     round: Option<Round>,
     rounds: u64,
     failure: Option<(NodeId, Failure<Sql>)>,
@@ -253,7 +240,6 @@ struct Open {
 /// Statements that are being carried out.
 struct Round {
     orders: BTreeMap<NodeId, Vec<Order>>,
-    keys: BTreeMap<NodeId, Vec<Key>>,
     /// Records whose versions are not known yet. The statements go with the last of each source.
     left: BTreeMap<NodeId, BTreeSet<Key>>,
     answers: BTreeMap<NodeId, Vec<Answer>>,
@@ -270,7 +256,6 @@ impl Driver {
         loop {
             let deadline = host.next_deadline().and_then(|time| self.clocks.instant(time));
             if !self.inbox.drain(&mut events, BATCH, deadline) {
-                error!(proxy = %self.node, "stopped");
                 return;
             }
             for event in events.drain(..) {
@@ -308,7 +293,7 @@ impl Driver {
                     is_begun: false,
                     known: BTreeSet::new(),
                     redo: BTreeMap::new(),
-                    written: BTreeSet::new(),
+                    written: BTreeMap::new(),
                     round: None,
                     rounds: 0,
                     failure: None,
@@ -338,21 +323,12 @@ impl Driver {
         last: Last,
         host: &mut Machine,
     ) {
-        let places = &self.places;
+        let place_of = |node: &NodeId| self.places.get(node).copied().unwrap_or_default();
         let Some(open) = self.open.get_mut(&txn) else { return };
-        let keys_of = |node: &NodeId, orders: &[Order]| -> Vec<Key> {
-            let place = places.get(node).copied().unwrap_or_default();
-            let rows = orders.iter().flat_map(|order| &order.rows);
-            let keys: BTreeSet<Key> =
-                rows.map(|(table, key)| records::key(place, names::name(table, key))).collect();
-            keys.into_iter().collect()
-        };
-        let keys: BTreeMap<NodeId, Vec<Key>> =
-            orders.iter().map(|(node, orders)| (*node, keys_of(node, orders))).collect();
         let mut left: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
-        for (node, keys) in &keys {
-            let new = keys.iter().filter(|key| !open.known.contains(*key)).cloned();
-            left.insert(*node, new.collect());
+        for (node, orders) in &orders {
+            let keys = orders.iter().flat_map(|order| order.keys(place_of(node)));
+            left.insert(*node, keys.filter(|key| !open.known.contains(key)).collect());
         }
         let new: Vec<Key> = left.values().flatten().cloned().collect();
         open.known.extend(new.iter().cloned());
@@ -362,7 +338,6 @@ impl Driver {
         open.rounds += 1;
         open.round = Some(Round {
             orders,
-            keys,
             left,
             answers: BTreeMap::new(),
             busy: BTreeSet::new(),
@@ -458,9 +433,7 @@ impl Driver {
             let place = self.places.get(node).copied().unwrap_or_default();
             for order in orders.iter().filter(|order| order.is_write) {
                 open.redo.entry(*node).or_default().push(order.text.clone());
-                let key =
-                    |(table, key): &(String, String)| records::key(place, names::name(table, key));
-                open.written.extend(order.rows.iter().map(key));
+                open.written.entry(*node).or_default().extend(order.keys(place));
             }
         }
         // As above.
@@ -472,18 +445,14 @@ impl Driver {
 
     fn commit(&mut self, txn: TxnId, host: &mut Machine) {
         let Some(open) = self.open.get(&txn) else { return };
-        // The first record of a source carries what is written there.
-        let mut redo = open.redo.clone();
-        let node_of = |key: &Key| {
-            let place =
-                self.places.iter().rev().find(|(_, place)| records::first_key(**place) <= *key);
-            place.map(|(node, _)| *node)
-        };
-        let write = |key: &Key| {
-            let texts = node_of(key).and_then(|node| redo.remove(&node)).unwrap_or_default();
-            (key.clone(), Some(Value(Bytes::from(texts.join(";\n")))))
-        };
-        let writes: Writes = open.written.iter().map(write).collect();
+        let mut writes = Writes::new();
+        for (node, keys) in &open.written {
+            // The first record of a source carries what is written there.
+            let redo = open.redo.get(node).map(|redo| redo.join(";\n"));
+            let texts = redo.into_iter().chain(std::iter::repeat(String::new()));
+            let write = |(key, text): (&Key, String)| (key.clone(), Some(Value(Bytes::from(text))));
+            writes.extend(keys.iter().zip(texts).map(write));
+        }
         self.step(Input::Decide { txn, decision: Decision::Commit(writes) }, host);
     }
 
@@ -546,14 +515,13 @@ impl Driver {
             && let Some(round) = self.open.get_mut(txn).and_then(|open| open.round.as_mut())
             && let Some(left) = round.left.get_mut(&to)
         {
+            // While a round is open, versions are asked for its own statements.
             left.retain(|key| !keys.contains(key));
-            let is_own =
-                round.keys.get(&to).is_some_and(|own| keys.iter().all(|key| own.contains(key)));
-            if left.is_empty() && is_own && round.busy.contains(&to) {
+            if left.is_empty() && round.busy.contains(&to) {
                 // It has been sent before, and is being answered.
                 return;
             }
-            if left.is_empty() && is_own && !round.answers.contains_key(&to) {
+            if left.is_empty() && !round.answers.contains_key(&to) {
                 self.evaluate(*txn, to, Some(msg.clone()));
                 return;
             }
@@ -604,7 +572,16 @@ async fn answer(store: &Store, msg: &Msg, own: Option<String>) -> Result<Option<
                     if told.fault.is_some() {
                         return Ok(None);
                     }
-                    told.done.first().and_then(|(answer, _)| records::decode_redo(answer))
+                    match told.done.first().and_then(|(answer, _)| answer.rows.first()) {
+                        None => None,
+                        Some(row) => match records::decode_redo(row) {
+                            Some(redo) => Some(redo),
+                            None => {
+                                warn!(%txn, "what it has prepared cannot be read, so it cannot be ended");
+                                return Ok(None);
+                            }
+                        },
+                    }
                 }
             };
             let Some(redo) = redo else { return Ok(Some(Msg::Ended { request: *request })) };
@@ -614,7 +591,7 @@ async fn answer(store: &Store, msg: &Msg, own: Option<String>) -> Result<Option<
     };
     let told = transact(store, &text).await?;
     let heard = records::hear(msg, &text, &told);
-    if let (None, Some(fault)) = (&heard, &told.fault) {
+    if let Some(fault) = told.fault.as_ref().filter(|fault| !records::is_guard(fault)) {
         warn!("{}: {}", orthodrome_core::Message::kind(msg), fault.message);
     }
     Ok(heard)

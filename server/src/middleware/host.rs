@@ -29,7 +29,7 @@ use crate::inbox::Inbox;
 use crate::storage::{Identity, StorageError};
 
 /// Inputs taken at once: what one sync of the decision log shares.
-const BATCH: usize = 256;
+pub(super) const BATCH: usize = 256;
 
 /// What a session hears of its transaction.
 #[derive(Debug)]
@@ -53,24 +53,24 @@ enum Event {
 
 /// Times of one process.
 #[derive(Clone, Copy)]
-struct Clocks {
+pub(super) struct Clocks {
     start: Instant,
 }
 
 impl Clocks {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { start: Instant::now() }
     }
 
-    fn now(self) -> Time {
+    pub(super) fn now(self) -> Time {
         Time(nanos(self.start.elapsed()))
     }
 
-    fn physical() -> Timestamp {
+    pub(super) fn physical() -> Timestamp {
         Timestamp(nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
 
-    fn instant(self, time: Time) -> Option<Instant> {
+    pub(super) fn instant(self, time: Time) -> Option<Instant> {
         self.start.checked_add(std::time::Duration::from_nanos(time.0))
     }
 }

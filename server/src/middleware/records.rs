@@ -7,7 +7,6 @@
 //! So users' tables have no columns of ours, and rows that were there before are records of the initial version.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use bytes::Bytes;
 use orthodrome_core::txn::{Key, Read, Version};
@@ -69,7 +68,7 @@ pub(super) fn wants_tables(fault: &Fault) -> bool {
 }
 
 /// Whether a fault is that of a [`guard`].
-fn is_guard(fault: &Fault) -> bool {
+pub(super) fn is_guard(fault: &Fault) -> bool {
     fault.sqlstate == "21000" || fault.number == 1242
 }
 
@@ -190,9 +189,12 @@ pub(super) fn redo_of(txn: TxnId) -> String {
     format!("SELECT redo FROM orthodrome_redo WHERE {}", is_written_by(txn))
 }
 
-/// The statements in the answer to [`redo_of`]; none if there is nothing prepared.
-pub(super) fn decode_redo(answer: &Answer) -> Option<String> {
-    let digits = answer.rows.first()?.first()?.as_deref()?;
+/// The statements in a row of the answer to [`redo_of`]; none if it cannot be read.
+pub(super) fn decode_redo(row: &[Option<Vec<u8>>]) -> Option<String> {
+    let digits = row.first()?.as_deref()?;
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
     let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let bytes: Option<Vec<u8>> = digits.chunks(2).map(pair).collect();
     String::from_utf8(bytes?).ok()
@@ -346,7 +348,100 @@ fn records(keys: &[Key], answer: &Answer) -> Vec<Record> {
     keys.iter().map(record).collect()
 }
 
-/// How long a request may take beyond its way, before it is sent again: a statement may wait for a lock.
-pub(super) fn patience(lock_wait: Duration) -> Duration {
-    lock_wait + Duration::from_secs(1)
+#[cfg(test)]
+mod tests {
+    use super::super::local::{Client, LocalServer, Refused};
+    use super::*;
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(7), counter)
+    }
+
+    fn write(counter: u64, text: &str) -> Msg {
+        let image = Image {
+            key: key(0, 1),
+            read: Version::INITIAL,
+            value: Some(orthodrome_core::Value(Bytes::copy_from_slice(text.as_bytes()))),
+        };
+        let (coordinator, since) = (NodeId(1001), Timestamp(1));
+        Msg::Prepare { request: 1, txn: txn(counter), coordinator, since, images: vec![image] }
+    }
+
+    /// What a message comes to.
+    async fn tell(client: &mut Client, kind: Dialect, msg: &Msg) -> Option<Msg> {
+        let text = match msg {
+            Msg::Commit { txn, at, .. } => commit(kind, *txn, *at, "UPDATE t SET v = v + 1"),
+            _ => say(kind, msg).unwrap(),
+        };
+        let fault = match client.text(&text.text()).await {
+            Ok(_) => None,
+            Err(Refused::Fault(fault)) => {
+                client.text("ROLLBACK").await.unwrap();
+                Some(fault)
+            }
+            Err(broken) => panic!("{broken:?}"),
+        };
+        hear(msg, &text, &Outcome { fault, ..Outcome::default() })
+    }
+
+    /// Whatever is asked for twice, or late, is done once.
+    #[tokio::test]
+    async fn requests_that_come_again_change_nothing_more() {
+        for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+            let directory = tempfile::tempdir().unwrap();
+            let server = LocalServer::start(kind, &directory.path().join("server")).unwrap();
+            let mut client = Client::enter(&server.login()).await.unwrap();
+            let made = "CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)";
+            client.text(made).await.unwrap();
+            client.text(&tables(kind)).await.unwrap();
+            let prepare = write(1, "UPDATE t SET v = v + 1");
+            let commit = Msg::Commit { request: 2, txn: txn(1), at: Timestamp(5), keys: vec![] };
+            let done = |is_done| Some(Msg::Prepared { request: 1, is_done });
+            let ended = Some(Msg::Ended { request: 2 });
+            for _ in 0..2 {
+                assert_eq!(tell(&mut client, kind, &prepare).await, done(true), "{kind}");
+            }
+            // Nobody else can prepare it meanwhile, nor what cannot be written.
+            let other = write(2, "UPDATE t SET v = 9");
+            assert_eq!(tell(&mut client, kind, &other).await, done(false), "{kind}");
+            for _ in 0..2 {
+                assert_eq!(tell(&mut client, kind, &commit).await, ended, "{kind}");
+            }
+            assert_eq!(tell(&mut client, kind, &prepare).await, done(false), "{kind}");
+            // As a request that came twice could have left it, where a request may be under way while another ends.
+            client.text("INSERT INTO orthodrome_redo VALUES (7, 1, '')").await.unwrap();
+            assert_eq!(tell(&mut client, kind, &commit).await, ended, "{kind}");
+            let answers = client.text("SELECT v FROM t").await.unwrap();
+            assert_eq!(answers[0].rows[0][0].as_deref(), Some(&b"1"[..]), "{kind}");
+            let answers =
+                client.text("SELECT count(*) FROM orthodrome_records WHERE by_client IS NOT NULL");
+            assert_eq!(answers.await.unwrap()[0].rows[0][0].as_deref(), Some(&b"0"[..]), "{kind}");
+        }
+    }
+
+    /// What a source would find wrong only at the end of a transaction is found when it is prepared.
+    #[tokio::test]
+    async fn what_cannot_be_written_is_not_prepared() {
+        let kind = Dialect::PostgreSql;
+        let directory = tempfile::tempdir().unwrap();
+        let server = LocalServer::start(kind, &directory.path().join("server")).unwrap();
+        let mut client = Client::enter(&server.login()).await.unwrap();
+        let made = "CREATE TABLE t (id INT PRIMARY KEY, v INT UNIQUE DEFERRABLE INITIALLY DEFERRED); \
+                    INSERT INTO t VALUES (1, 0), (2, 1)";
+        client.text(made).await.unwrap();
+        client.text(&tables(kind)).await.unwrap();
+        let prepare = write(1, "UPDATE t SET v = 1 WHERE id = 1");
+        let heard = tell(&mut client, kind, &prepare).await;
+        assert_eq!(heard, Some(Msg::Prepared { request: 1, is_done: false }));
+    }
+
+    #[test]
+    fn statements_are_kept_as_they_are() {
+        let text = "UPDATE t SET v = 'ä\\''\0'";
+        let row = [Some(encode_redo(text).into_bytes())];
+        assert_eq!(decode_redo(&row).as_deref(), Some(text));
+        for bad in [&b"4"[..], b"zz", b"ff"] {
+            assert_eq!(decode_redo(&[Some(bad.to_vec())]), None);
+        }
+    }
 }
