@@ -93,7 +93,11 @@ impl Partition {
     fn prepare(&mut self, prepare: Prepare, world: &mut World<'_>) {
         let Prepare { txn, participant, coordinator, acknowledged_below, timestamp, .. } = prepare;
         let Some(leader) = &self.leader else { return };
-        let voters = timestamp.and_then(|_| self.replica.settled_voters()).map(<[_]>::to_vec);
+        // The fast path counts on the log: whatever this leader votes for stands in its log before any
+        // later change of members, so that a new leader with other voters finds it there. A prepare
+        // that would have to wait for the log has no fast vote.
+        let is_taken = timestamp.is_some() && self.log_takes_commands();
+        let voters = self.replica.settled_voters().filter(|_| is_taken).map(<[_]>::to_vec);
         if leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
             self.refuse(txn, coordinator, AbortReason::Conflict, world);
             if let Some(voters) = voters {
@@ -292,6 +296,12 @@ impl Partition {
         }
         let is_open = self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn);
         let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
+        if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
+            (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
+        {
+            // Somebody may have been told of the commit. Going on would lose it without a word.
+            unreachable!("{txn} commits and has aborted at {} ({reason})", self.id);
+        }
         match (is_open, is_over, &verdict) {
             (true, _, _) => self.end(txn, coordinator, verdict, world),
             (false, true, _) => self.acknowledge(txn, coordinator, world),
@@ -303,8 +313,11 @@ impl Partition {
                 world.cx.note(Note::Tombstone);
                 self.end(txn, coordinator, verdict, world);
             }
-            // A commit needs this partition's prepare, so it was prepared and has ended here.
-            (false, false, Verdict::Commit(..)) => self.acknowledge(txn, coordinator, world),
+            // A commit needs this partition's prepare, and its end is kept until the client has
+            // acknowledged it.
+            (false, false, Verdict::Commit(..)) => {
+                unreachable!("{txn} commits and is not known at {}", self.id);
+            }
         }
     }
 

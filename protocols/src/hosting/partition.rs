@@ -86,6 +86,11 @@ impl<R: Role> Partition<R> {
         world.touch(self.id);
     }
 
+    /// True if a command proposed now goes into the log at once.
+    pub fn log_takes_commands(&self) -> bool {
+        self.backlog.is_empty() && self.replica.takes_commands()
+    }
+
     fn propose_backlog(&mut self, world: &mut World<'_, R>) {
         while self.replica.takes_commands()
             && let Some(command) = self.backlog.pop_front()

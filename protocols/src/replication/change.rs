@@ -85,9 +85,12 @@ impl<R: Replicated> Replica<R> {
     /// Takes the next step of a change if it is time for it.
     pub(super) fn pursue_change(&mut self, door: &mut impl Door<R>) {
         let (now, last) = (door.now(), self.log.last());
-        let is_settled = !self.log.members().is_joint() && self.log.members_index() <= self.chosen;
+        if self.settled_voters().is_none() {
+            // The step before this one is not chosen yet: `on_members_chosen` goes on.
+            return;
+        }
         let Role::Leader(lead) = &mut self.role else { return };
-        let Some(mut change) = lead.change.take().filter(|_| is_settled) else { return };
+        let Some(mut change) = lead.change.take() else { return };
         let current = self.log.members();
         let target = &change.target;
         if current == target {
