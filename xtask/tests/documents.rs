@@ -1,5 +1,7 @@
 //! What the repository says about itself is true.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
