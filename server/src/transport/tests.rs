@@ -213,7 +213,11 @@ async fn strangers_and_impostors_are_refused() {
     {
         let second = Some(tls(&authority, 2));
         let (transports, mut inboxes) = pair(Duration::ZERO, [first, second]).await;
-        for _ in 0..20 {
+        // What waits while a connection is refused is lost: it was tried three times.
+        let began = Instant::now();
+        while transports[0].status()[0].lost < 3 {
+            let status = transports[0].status();
+            assert!(began.elapsed() < PATIENCE, "{what}: no connection was refused: {status:?}");
             transports[0].send(NodeId(1), NodeId(2), |out| out.put_slice(b"hello"));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
