@@ -235,7 +235,7 @@ async fn everything_acknowledged_survives_the_death_of_every_process() {
 }
 
 /// How often all of them die.
-const DEATHS: u32 = 3;
+const DEATHS: u32 = 5;
 
 async fn acknowledged_survives(protocol: &'static str) {
     let dir = tempfile::tempdir().unwrap();
