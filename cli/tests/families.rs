@@ -129,7 +129,7 @@ impl Trial {
                 let new = self.cluster.endpoint(server);
                 let name = format!("n{server}");
                 until("the new server has copied everything", || {
-                    let status = ["shell", "--deadline", "20s", "--connect", &new, "-e", "status"];
+                    let status = ["shell", "--deadline", "60s", "--connect", &new, "-e", "status"];
                     text(&run(&status).stdout).lines().any(|line| {
                         let words: Vec<&str> = line.split_whitespace().collect();
                         words == [&name, "incomplete", "0"]

@@ -32,7 +32,7 @@ fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
         let mut cluster = Cluster::init(3, &arguments, &[]);
         cluster.start(1..=3);
         let first = cluster.endpoint(1);
-        let shell = ["shell", "--deadline", "20s", "--connect", &first];
+        let shell = ["shell", "--deadline", "60s", "--connect", &first];
         let script =
             "-e|put a b b 5|-e|begin|-e|get a|-e|get b|-e|add b 1|-e|put c d|-e|commit|-e|get b c";
         let script: Vec<&str> = script.split('|').collect();
@@ -111,11 +111,11 @@ fn a_region_that_is_alone_tells_what_it_has() {
             let output = run(&["shell", "--deadline", deadline, "--connect", &at, "-e", line]);
             (output.status.code(), text(&output.stdout), text(&output.stderr))
         };
-        let (status, _, said) = ask(&cluster, 1, "20s", "put a 1 b 1");
+        let (status, _, said) = ask(&cluster, 1, "60s", "put a 1 b 1");
         assert_eq!(status, Some(0), "{protocol}: {said}");
         let (none, all) = ("a: nothing\nb: nothing\n", "a = 1\nb = 1\n");
         until(&format!("{protocol}: the third region has what the first has written"), || {
-            let (status, told, said) = ask(&cluster, 3, "20s", "get-stale a b");
+            let (status, told, said) = ask(&cluster, 3, "60s", "get-stale a b");
             assert_eq!(status, Some(0), "{protocol}: {said}");
             assert!([none, all].contains(&&*told), "{protocol}: half a transaction: {told}");
             told == all
@@ -127,7 +127,7 @@ fn a_region_that_is_alone_tells_what_it_has() {
             (Some(1), ""),
             "{protocol}: it cannot know whether that is new"
         );
-        let (status, told, said) = ask(&cluster, 3, "20s", "get-stale a b");
+        let (status, told, said) = ask(&cluster, 3, "60s", "get-stale a b");
         assert_eq!((status, &*told), (Some(0), all), "{protocol}: {said}");
     }
 }
@@ -158,7 +158,7 @@ fn an_empty_server_of_ocean_vista_takes_the_place_of_a_lost_one() {
     cluster.start_with([4], &["--replace"]);
     let new = cluster.endpoint(4);
     let is_complete = || {
-        let output = run(&["shell", "--deadline", "20s", "--connect", &new, "-e", "status"]);
+        let output = run(&["shell", "--deadline", "60s", "--connect", &new, "-e", "status"]);
         text(&output.stdout)
             .lines()
             .any(|line| line.split_whitespace().collect::<Vec<_>>() == ["n4", "incomplete", "0"])
@@ -197,13 +197,13 @@ fn a_node_without_its_data_starts_only_if_it_is_told_why() {
     cluster.start_with([1], &["--new-cluster"]);
     cluster.start(2..=3);
     let first = cluster.endpoint(1);
-    let output = run(&["shell", "--deadline", "20s", "--connect", &first, "-e", "put kept 1"]);
+    let output = run(&["shell", "--deadline", "60s", "--connect", &first, "-e", "put kept 1"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     cluster.kill([1]);
     let said = refusal(&["--new-cluster"]);
     assert!(said.contains("holds data of n1 already"), "{said}");
     cluster.start([1]);
-    let output = run(&["shell", "--deadline", "20s", "--connect", &first, "-e", "get kept"]);
+    let output = run(&["shell", "--deadline", "60s", "--connect", &first, "-e", "get kept"]);
     assert_eq!(text(&output.stdout), "kept = 1\n", "{}", text(&output.stderr));
 }
 
@@ -218,7 +218,7 @@ fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
 
     cluster.start(1..=5);
     let first = cluster.endpoint(1);
-    let put = ["shell", "--deadline", "20s", "--connect", &first, "-e", "put kept 1"];
+    let put = ["shell", "--deadline", "60s", "--connect", &first, "-e", "put kept 1"];
     let output = run(&put);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 
@@ -237,7 +237,7 @@ fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
 
     // What was committed before is still there, with and without the node that died.
     let get = |endpoints: &str| {
-        run(&["shell", "--deadline", "20s", "--connect", endpoints, "-e", "get kept"])
+        run(&["shell", "--deadline", "60s", "--connect", endpoints, "-e", "get kept"])
     };
     let output = get(&cluster.endpoints(2..=5));
     assert_eq!(text(&output.stdout), "kept = 1\n", "{}", text(&output.stderr));
@@ -261,7 +261,7 @@ fn with_tls_only_who_has_the_token_comes_in() {
     let endpoint = cluster.endpoint(1);
     let secure = ["--tls-ca", authority.to_str().unwrap()];
     let known = ["--token-file", token.to_str().unwrap()];
-    let shell = ["shell", "--deadline", "20s", "--connect", &endpoint, "-e", "add n 1"];
+    let shell = ["shell", "--deadline", "60s", "--connect", &endpoint, "-e", "add n 1"];
     let output = run(&[&shell[..], &secure, &known].concat());
     assert_eq!(text(&output.stdout), "committed\n", "{}", text(&output.stderr));
     let output = run(&[&shell[..], &secure].concat());
@@ -287,7 +287,7 @@ fn a_client_certificate_lets_in_whom_the_file_lists_and_nobody_else() {
     let endpoint = cluster.endpoint(1);
     let ask = |dir: Option<&Path>, node: u32| {
         let ca = tls.join("ca.pem");
-        let base = ["shell", "--deadline", "20s", "--connect", &endpoint, "-e", "add n 1"];
+        let base = ["shell", "--deadline", "60s", "--connect", &endpoint, "-e", "add n 1"];
         let mut arguments: Vec<String> = base.map(String::from).into();
         arguments.extend(["--tls-ca".into(), ca.display().to_string()]);
         if let Some(dir) = dir {
