@@ -84,6 +84,10 @@ impl Trial {
         let line = format!("put {}", pairs.join(" "));
         let output = run(&["shell", "--deadline", "10s", "--connect", &all, "-e", &line]);
         let is_committed = output.status.code() == Some(0);
+        if !is_committed {
+            // Shown if the test fails.
+            println!("{}: round {round}: {}", self.protocol, text(&output.stderr));
+        }
         self.writes += u32::from(is_committed);
         is_committed
     }
@@ -182,8 +186,12 @@ impl Trial {
         }
         let other = self.placement[0].1.iter().find(|other| other.0 != lost).unwrap().0;
         let awaited = format!("{}: partitions have moved from n{lost} to n{spare}", self.protocol);
+        // Nobody says when a change has been carried out, so each try leaves more time than the last.
+        let mut pause = Duration::from_secs(1);
         until(&awaited, || {
-            // A server that does not lead the partition ignores an order, so every node gets it.
+            // A server that does not lead the partition ignores an order, so every node gets it, and
+            // not before somebody leads.
+            self.goes_on("a replica has started again");
             for number in self.cluster.nodes.keys() {
                 asked(&self.cluster, *number, async |client| {
                     for (partition, voters) in &orders {
@@ -192,13 +200,26 @@ impl Trial {
                     Ok(())
                 });
             }
-            self.load.commits(COMMITS);
+            std::thread::sleep(pause);
+            pause *= 2;
             self.cluster.kill([other]);
             let have_moved = self.write();
+            if !have_moved {
+                self.show_status();
+            }
             self.cluster.start([other]);
             have_moved
         });
         self.goes_on("partitions have moved to another server");
+    }
+
+    /// What every node that runs says of itself, shown if the test fails.
+    fn show_status(&self) {
+        for number in self.cluster.nodes.keys() {
+            let at = self.cluster.endpoint(*number);
+            let output = run(&["shell", "--deadline", "5s", "--connect", &at, "-e", "status"]);
+            println!("{}{}", text(&output.stdout), text(&output.stderr));
+        }
     }
 
     fn lose_everything(&mut self) {
