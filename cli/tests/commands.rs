@@ -7,6 +7,8 @@
     reason = "tests may panic, and are their own documentation"
 )]
 
+mod processes;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -16,7 +18,7 @@ use serde_json::Value;
 const PROTOCOL: &str = "carousel-basic";
 
 fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments).output().unwrap()
+    processes::output(Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments))
 }
 
 fn text(bytes: &[u8]) -> String {

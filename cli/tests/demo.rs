@@ -9,15 +9,13 @@
     reason = "tests of real processes; an unmet expectation is a failed test"
 )]
 
+mod processes;
+
 use std::process::{Command, Output};
 
 fn demo(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_orthodrome"))
-        .arg("demo")
-        .args(arguments)
-        .env_remove("NO_COLOR")
-        .output()
-        .unwrap()
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+    processes::output(demo.arg("demo").args(arguments).env_remove("NO_COLOR"))
 }
 
 #[test]

@@ -15,6 +15,8 @@
 #[path = "../../client/tests/gateways/mod.rs"]
 mod gateways;
 
+mod processes;
+
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use orthodrome_core::txn::AbortReason;
 
 async fn run(arguments: Vec<String>) -> Output {
     tokio::task::spawn_blocking(move || {
-        Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments).output().unwrap()
+        processes::output(Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments))
     })
     .await
     .unwrap()
@@ -141,9 +143,13 @@ async fn lost_answers_aborts_and_lost_gateways_are_no_anomalies() {
     let going = {
         let node = Arc::clone(&nodes[1]);
         async move {
-            while node.store.calls(Call::Begin).len() < 20 {
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-            }
+            let enough = async {
+                while node.store.calls(Call::Begin).len() < 20 {
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
+            };
+            let awaited = tokio::time::timeout(processes::PATIENCE, enough).await;
+            awaited.expect("twenty transactions are begun");
             node.go_away();
         }
     };

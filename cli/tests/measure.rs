@@ -7,6 +7,8 @@
     reason = "tests of real processes; an unmet expectation is a failed test"
 )]
 
+mod processes;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -14,12 +16,8 @@ use serde_json::Value;
 
 /// Runs `measure` with a folder of its own for temporary files.
 fn measure(temporary: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_orthodrome"))
-        .arg("measure")
-        .args(arguments)
-        .env("TMPDIR", temporary)
-        .output()
-        .unwrap()
+    let mut measure = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+    processes::output(measure.arg("measure").args(arguments).env("TMPDIR", temporary))
 }
 
 /// What one that succeeds prints.

@@ -16,8 +16,9 @@ mod processes;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
-use processes::{Cluster, Load, json, run};
+use processes::{Cluster, Load, json, must_end_within, run};
 use serde_json::Value;
 
 /// Transactions a second over all regions: few enough that nobody waits for anybody.
@@ -129,8 +130,12 @@ fn compare(workload: &str, simulated: &Latencies, measured: &Latencies) -> Vec<G
     too_far
 }
 
+/// How long all measurements together may take.
+const LIMIT: Duration = Duration::from_secs(1_500);
+
 #[test]
 fn real_processes_are_as_fast_as_simulated_ones() {
+    must_end_within(LIMIT);
     let protocol = std::env::var("ORTHODROME_PARITY_PROTOCOL");
     let protocol = protocol.as_deref().unwrap_or("carousel-basic");
     println!("protocol: {protocol}");

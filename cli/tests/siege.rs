@@ -20,12 +20,15 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use processes::{Cluster, Load, json, run, signal, unix_us};
+use processes::{Cluster, Load, json, must_end_within, run, signal, unix_us};
 use serde_json::Value;
 
 const REGIONS: u32 = 5;
 /// How long a leader is paused: longer than every lease and every time-out of an election.
 const PAUSE: Duration = Duration::from_secs(10);
+/// How long a round may take, and the start and the check as much: many times what they take on a
+/// machine that does nothing else.
+const ROUND_MAX: Duration = Duration::from_secs(300);
 /// What must have been committed before each fault, after it, and after it healed.
 const COMMITS: u64 = 60;
 /// How much the resident memory of a process may grow after the first commits: caches fill, logs are
@@ -169,6 +172,7 @@ impl Siege {
         }
         commits.sort_unstable();
         self.print(&commits, entries, unknown);
+        self.cluster.end();
         assert!(unknown * 5 < entries, "{unknown} of {entries} outcomes are unknown");
         for (number, (first, most)) in &self.rss {
             assert!(
@@ -296,6 +300,7 @@ fn no_acknowledged_commit_is_lost() {
     let rounds: u32 = std::env::var("ORTHODROME_SIEGE_ROUNDS").map_or(1, |text| {
         text.parse().expect("ORTHODROME_SIEGE_ROUNDS must be a number of rounds")
     });
+    must_end_within(ROUND_MAX * (rounds + 1));
     let mut siege = Siege::begin();
     for round in 0..rounds {
         siege.pause_leader(round % REGIONS);

@@ -37,8 +37,9 @@ async fn two() -> (Arc<Node>, Arc<Node>, Client) {
     let store: Arc<Store> = Arc::default();
     let (near, far) = (Node::start(&store, 0).await, Node::start(&store, 1).await);
     let config = Config::new([&near.address, &far.address])
-        .deadline(Duration::from_secs(20))
-        .attempt_timeout(Duration::from_secs(1));
+        .deadline(Duration::from_secs(60))
+        // Longer than any pause of a busy machine, so that nothing is asked twice but what a test has lost.
+        .attempt_timeout(Duration::from_secs(3));
     (near, far, Client::connect(config).await.unwrap())
 }
 
@@ -119,12 +120,12 @@ async fn a_conflict_that_lasts_is_an_abort_at_the_deadline() {
     let (node, client) = one().await;
     node.twist(Call::Begin, [Twist::Abort(Why::Conflict); 1_000]);
     let start = Instant::now();
-    let hopeless = client.transaction().read("n").deadline(Duration::from_secs(1));
+    let hopeless = client.transaction().read("n").deadline(Duration::from_secs(3));
     let hopeless = aborted(hopeless.run(increment).await);
     assert_eq!((hopeless.reason, hopeless.retryable), (AbortReason::Conflict, true));
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     let tries = node.store.calls(Call::Begin).len();
-    assert!((3..300).contains(&tries), "{tries} tries in a second");
+    assert!((3..900).contains(&tries), "{tries} tries in three seconds");
 }
 
 #[tokio::test]
@@ -169,7 +170,7 @@ async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
         for node in [&near, &far] {
             node.twist(Call::Resolve, [Twist::Unknown; 1_000]);
         }
-        let txn = client.transaction().read("n").write("n").deadline(Duration::from_secs(2));
+        let txn = client.transaction().read("n").write("n").deadline(Duration::from_secs(10));
         let doubt = match txn.run(increment).await.unwrap() {
             Outcome::Unknown(doubt) => doubt,
             other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
@@ -275,7 +276,7 @@ async fn a_dropped_transaction_is_aborted() {
 async fn gone(node: &Node) {
     let start = Instant::now();
     while node.store.open() > 0 {
-        assert!(start.elapsed() < Duration::from_secs(30), "a transaction stays open");
+        assert!(start.elapsed() < Duration::from_secs(60), "a transaction stays open");
         tokio::task::yield_now().await;
     }
 }

@@ -14,10 +14,14 @@ use orthodrome_server::tls::Authority;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Ports that were free a moment ago.
+/// Free ports. They are below those that systems give to outgoing connections, so that nothing takes
+/// them before they are used.
 fn ports(count: usize) -> Vec<u16> {
-    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+    let first = 10_000 + (std::process::id() % 100) as u16 * 20;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let ports: Vec<u16> = (first..12_000).filter(is_free).take(count).collect();
+    assert_eq!(ports.len(), count, "too few ports from {first} on are free");
+    ports
 }
 
 fn file(dir: &Path, node: u32, ports: &[u16]) -> NodeConfig {

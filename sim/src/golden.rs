@@ -23,6 +23,7 @@
 //! | `pause NODE…`, `resume NODE…` | stands still; goes on |
 //! | `partition from="n1,n2" [to=n3] [oneway]`, `heal` | cuts links; mends all |
 //! | `clock NODE by=MS` | a clock jumps |
+//! | `slow-disk NODE… by=MS` | flushes that begin from now on take so much longer; 0 ends that |
 //! | `transfer PARTITION NODE`, `members PARTITION voters="n1,n2" [learners=n3]` | an operator's orders |
 //! | `state [NODE…]`, `timers [NODE…]` | shows machines; servers if none is named |
 //! | `auto` | ends step-by-step control |
@@ -159,6 +160,7 @@ impl<P: Protocol> Runner for Golden<P> {
             "partition" => self.partition(&mut args)?,
             "heal" => self.heal()?,
             "clock" => self.clock(&mut args)?,
+            "slow-disk" => self.slow_disk(&mut args)?,
             "transfer" => self.transfer(&mut args)?,
             "members" => self.members(&mut args)?,
             "state" => self.state(&mut args)?,
@@ -517,6 +519,14 @@ impl<P: Protocol> Golden<P> {
         let index = self.index(args.next_pos().ok_or("the clock of which NODE")?)?;
         let by: i64 = args.take_key("by").ok_or("by how many MS")?.parse()?;
         self.simulation()?.node(index).clock.step(by.saturating_mul(1_000_000));
+        Ok(())
+    }
+
+    fn slow_disk(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
+        let by: u64 = args.take_key("by").ok_or("by how many MS")?.parse()?;
+        for index in self.indices(args)? {
+            self.simulation()?.node(index).disk.slow_down(Duration::from_millis(by));
+        }
         Ok(())
     }
 

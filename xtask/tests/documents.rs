@@ -14,12 +14,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+/// The files below `folder` whose names end in `.extension`.
+fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files(&path, extension, found);
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }
@@ -48,13 +49,13 @@ fn defined(page: &str, letters: &str) -> BTreeSet<String> {
 #[test]
 fn every_pitfall_cited_in_a_comment_is_defined() {
     let known = defined("pitfalls.md", "RCNVSTG");
-    let mut files = Vec::new();
+    let mut sources = Vec::new();
     for name in CRATES {
-        sources(&root().join(name), &mut files);
+        files(&root().join(name), "rs", &mut sources);
     }
     let mut cited = 0;
     let mut unknown = Vec::new();
-    for file in &files {
+    for file in &sources {
         let text = fs::read_to_string(file).unwrap();
         for (index, line) in text.lines().enumerate() {
             let Some((_, comment)) = line.split_once("//") else { continue };
@@ -68,4 +69,87 @@ fn every_pitfall_cited_in_a_comment_is_defined() {
     }
     assert!(cited > 100, "only {cited} citations found: is the search broken?");
     assert!(unknown.is_empty(), "not in docs/pitfalls.md:\n{}", unknown.join("\n"));
+}
+
+/// Every crate's folder: tests are below `src` and `tests`.
+const ALL: [&str; 11] = [
+    "cli",
+    "client",
+    "core",
+    "eval",
+    "geotp",
+    "lab",
+    "proto",
+    "protocols",
+    "server",
+    "sim",
+    "xtask",
+];
+
+/// Names of test functions and of golden traces. A function counts if `#[test]`, `#[tokio::test]` or
+/// another attribute that ends in `test` stands above it.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for name in ALL {
+        let (mut sources, mut texts) = (Vec::new(), Vec::new());
+        files(&root().join(name), "rs", &mut sources);
+        files(&root().join(name), "txt", &mut texts);
+        for source in sources {
+            let text = fs::read_to_string(source).unwrap();
+            let mut is_test = false;
+            for line in text.lines().map(str::trim) {
+                let Some(attribute) = line.strip_prefix("#[") else {
+                    let function = line.strip_prefix("async ").unwrap_or(line);
+                    if let Some(rest) = function.strip_prefix("fn ").filter(|_| is_test) {
+                        names.insert(rest.split(['(', '<']).next().unwrap().to_owned());
+                    }
+                    is_test &= line.starts_with("//") || line.is_empty();
+                    continue;
+                };
+                let path = attribute.split(['(', ']']).next().unwrap();
+                is_test |= path == "test" || path.ends_with("::test");
+            }
+        }
+        let golden = texts.iter().filter(|path| {
+            path.ancestors()
+                .any(|folder| folder.ends_with("testdata") || folder.ends_with("golden"))
+        });
+        names.extend(golden.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()));
+    }
+    names
+}
+
+/// A row says which test holds it, or `none`, or `open`.
+#[test]
+fn every_test_named_in_the_table_of_defects_exists() {
+    let known = tests();
+    let text = fs::read_to_string(root().join("docs/defects.md")).unwrap();
+    let mut named = 0;
+    let mut wrong = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let is_head = line.starts_with("| defect ") || line.starts_with("|---");
+        if !line.starts_with('|') || is_head {
+            continue;
+        }
+        let mut complain =
+            |what: &str| wrong.push(format!("docs/defects.md:{}: {what}", index + 1));
+        let [_, fixed, _, _, held] = cells[..] else {
+            complain(&format!("{} cells, not 5", cells.len()));
+            continue;
+        };
+        let tests: Vec<&str> = held.split('`').skip(1).step_by(2).collect();
+        named += tests.len();
+        for test in tests.iter().filter(|test| !known.contains(**test)) {
+            complain(&format!("there is no test {test:?}"));
+        }
+        if tests.is_empty() && !held.starts_with("none") && held != "open" {
+            complain("the last cell names no test, and is neither `none` nor `open`");
+        }
+        if fixed.contains("open") != (held == "open") {
+            complain("open in one of two cells only");
+        }
+    }
+    assert!(named > 100, "only {named} tests are named: is the search broken?");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

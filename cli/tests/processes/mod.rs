@@ -13,19 +13,91 @@
               expectation is a failed test"
 )]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long anything may take on a machine that is busy with other work.
+/// How long one thing may take on a machine that is busy with other work.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a command may take that computes or measures.
+const COMMAND_PATIENCE: Duration = Duration::from_secs(600);
+/// How often something is looked at that tells nobody when it changes.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+thread_local! {
+    /// When the test of this thread must have ended.
+    static END: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Bounds the test that calls it: whatever it still waits for then fails, and says what it is.
+pub fn must_end_within(span: Duration) {
+    END.set(Some(Instant::now() + span));
+}
+
+/// When whoever begins to wait now, for as long as `patience`, gives up.
+fn give_up_at(patience: Duration) -> Instant {
+    let own = Instant::now() + patience;
+    END.get().map_or(own, |end| end.min(own))
+}
+
+/// Waits until something is so; fails with what was awaited.
+pub fn until(awaited: &str, mut is_so: impl FnMut() -> bool) {
+    let (began, end) = (Instant::now(), give_up_at(PATIENCE));
+    while !is_so() {
+        assert!(Instant::now() < end, "awaited for {:.1?} in vain: {awaited}", began.elapsed());
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The status with which a process ends; none if it does not end in time, and then it is killed.
+fn ended(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let end = give_up_at(patience);
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return Some(status);
+        }
+        if Instant::now() > end {
+            // It may end just now by itself.
+            let _ = process.kill();
+            let _ = process.wait();
+            return None;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Everything that somebody writes, read while others go on.
+fn collect(mut from: impl std::io::Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+/// What a command writes and how it ends; fails if it does not end in time.
+pub fn output(command: &mut Command) -> Output {
+    let named = format!("{command:?}");
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let stdout = collect(process.stdout.take().unwrap());
+    let stderr = collect(process.stderr.take().unwrap());
+    let status = ended(&mut process, COMMAND_PATIENCE);
+    let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
+    let Some(status) = status else {
+        let said = [&stdout, &stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        panic!("it did not end in time and was killed: {named}: {}", said.join("\n"));
+    };
+    Output { status, stdout, stderr }
+}
 
 pub fn orthodrome<A: AsRef<std::ffi::OsStr>>(arguments: &[A]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
@@ -37,7 +109,7 @@ pub fn orthodrome<A: AsRef<std::ffi::OsStr>>(arguments: &[A]) -> Command {
 }
 
 pub fn run<A: AsRef<std::ffi::OsStr>>(arguments: &[A]) -> Output {
-    orthodrome(arguments).output().unwrap()
+    output(&mut orthodrome(arguments))
 }
 
 pub fn text(bytes: &[u8]) -> String {
@@ -56,20 +128,23 @@ pub fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
 }
 
-/// A range of free ports. Another process may take one before it is used; the ranges start far
-/// apart, so that tests do not meet.
+/// A range of free ports. Nothing else takes them until they are used, nor while a node of theirs is
+/// down: they are below those that systems give to outgoing connections, and processes of other
+/// numbers begin to look elsewhere.
 fn free_ports(count: u16) -> u16 {
     const RANGE: u16 = 50;
+    const RANGES: u16 = 400;
+    const FIRST: u16 = 12_000;
     static TAKEN: Mutex<u16> = Mutex::new(0);
     let mut taken = TAKEN.lock().unwrap();
-    let start = 20_000 + (std::process::id() % 400) as u16 * RANGE + *taken * RANGE;
+    assert!(count <= RANGE, "{count} ports do not fit into a range");
+    let own = (std::process::id() % u32::from(RANGES)) as u16;
     let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let bases = (start..60_000).step_by(RANGE.into());
-    let (skipped, base) = (0..)
-        .zip(bases)
+    let (turn, base) = (*taken..RANGES)
+        .map(|turn| (turn, FIRST + (own + turn) % RANGES * RANGE))
         .find(|(_, base)| (*base..base + count).all(is_free))
         .expect("no range of ports is free");
-    *taken += skipped + 1;
+    *taken = turn + 1;
     base
 }
 
@@ -109,8 +184,10 @@ impl Node {
 
     /// Waits until it says that it serves.
     fn ready(&self, name: &str) {
-        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_default();
-        assert!(line.starts_with(&format!("ready: {name} ")), "{line:?}; {}", self.log());
+        let left = give_up_at(PATIENCE).saturating_duration_since(Instant::now());
+        let line = self.lines.recv_timeout(left);
+        let is_ready = line.as_ref().is_ok_and(|line| line.starts_with(&format!("ready: {name} ")));
+        assert!(is_ready, "{name} does not say that it serves: {line:?}; {}", self.log());
     }
 
     pub fn log(&self) -> String {
@@ -124,10 +201,11 @@ impl Node {
     /// Asks it to end by SIGTERM, and returns its exit status.
     pub fn terminate(&mut self) -> Option<i32> {
         signal(self.process.id(), "TERM");
-        let status = self.process.wait().unwrap().code();
+        let status = ended(&mut self.process, PATIENCE);
+        let status = status.unwrap_or_else(|| panic!("SIGTERM does not end it: {}", self.log()));
         let rest: Vec<String> = self.lines.iter().collect();
         assert!(rest.is_empty(), "nothing else goes to standard output: {rest:?}");
-        status
+        status.code()
     }
 
     fn proc_file(&self, name: &str) -> String {
@@ -250,14 +328,29 @@ impl Cluster {
         }
     }
 
-    /// `kill -9`.
+    /// `kill -9`. Whoever ended before, by itself, is a failure.
     pub fn kill(&mut self, numbers: impl IntoIterator<Item = u32>) {
         // All at once, not one after the other has ended.
         let mut killed: Vec<Node> = Vec::new();
         for number in numbers {
             let mut node = self.nodes.remove(&number).expect("it does not run");
+            let ended = node.process.try_wait().unwrap();
+            assert!(ended.is_none(), "n{number} ended by itself ({ended:?}): {}", node.log());
             node.process.kill().unwrap();
             killed.push(node);
+        }
+    }
+
+    /// Asks every node that runs to end, all at once; each must run still, and end in good order.
+    pub fn end(&mut self) {
+        for (number, node) in &mut self.nodes {
+            let ended = node.process.try_wait().unwrap();
+            assert!(ended.is_none(), "n{number} ended by itself ({ended:?}): {}", node.log());
+            signal(node.process.id(), "TERM");
+        }
+        for (number, mut node) in std::mem::take(&mut self.nodes) {
+            let status = ended(&mut node.process, PATIENCE).map(|status| status.code());
+            assert_eq!(status, Some(Some(0)), "n{number} does not end well: {}", node.log());
         }
     }
 
@@ -276,7 +369,8 @@ impl Cluster {
 pub struct Load {
     process: Child,
     progress: Arc<(Mutex<Progress>, Condvar)>,
-    reader: Option<JoinHandle<()>>,
+    /// Of what it says on the way, and of its result.
+    readers: Option<(JoinHandle<()>, JoinHandle<Vec<u8>>)>,
 }
 
 #[derive(Default)]
@@ -294,6 +388,7 @@ impl Load {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let stdout = collect(process.stdout.take().unwrap());
         let stderr = BufReader::new(process.stderr.take().unwrap());
         let progress: Arc<(Mutex<Progress>, Condvar)> = Arc::default();
         let shared = progress.clone();
@@ -313,7 +408,7 @@ impl Load {
             progress.lock().unwrap().has_ended = true;
             changed.notify_all();
         });
-        Self { process, progress, reader: Some(reader) }
+        Self { process, progress, readers: Some((reader, stdout)) }
     }
 
     /// Commits so far; at most a second old.
@@ -323,20 +418,23 @@ impl Load {
 
     /// Waits until so many more transactions have committed.
     pub fn commits(&self, more: u64) {
-        let deadline = Instant::now() + PATIENCE;
+        let wanted = self.committed() + more;
+        let (committed, said) = self.commits_until(wanted, give_up_at(PATIENCE));
+        assert!(committed >= wanted, "only {committed} commits, awaited {wanted}:\n{said}");
+    }
+
+    /// How many there are once there are enough, or it is late, or the load is over; and what it said.
+    fn commits_until(&self, wanted: u64, end: Instant) -> (u64, String) {
         let (progress, changed) = &*self.progress;
         let mut progress = progress.lock().unwrap();
-        let wanted = progress.committed + more;
-        while progress.committed < wanted {
-            let left = deadline.saturating_duration_since(Instant::now());
-            assert!(
-                !progress.has_ended && !left.is_zero(),
-                "{} of {wanted} commits:\n{}",
-                progress.committed,
-                progress.said
-            );
+        while progress.committed < wanted && !progress.has_ended {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
             progress = changed.wait_timeout(progress, left).unwrap().0;
         }
+        (progress.committed, progress.said.clone())
     }
 
     /// Begins no more transactions, waits for the last answers, and returns the result, the exit
@@ -348,11 +446,13 @@ impl Load {
 
     /// Waits for its end.
     pub fn finish(mut self) -> (serde_json::Value, Option<i32>, String) {
-        let mut stdout = Vec::new();
-        self.process.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
-        let status = self.process.wait().unwrap().code();
-        self.reader.take().unwrap().join().unwrap();
+        let status = ended(&mut self.process, COMMAND_PATIENCE);
+        let (reader, stdout) = self.readers.take().unwrap();
+        reader.join().unwrap();
+        let stdout = stdout.join().unwrap();
         let said = self.progress.0.lock().unwrap().said.clone();
+        let status =
+            status.unwrap_or_else(|| panic!("the load did not end in time:\n{said}")).code();
         let result = serde_json::from_slice(&stdout)
             .unwrap_or_else(|error| panic!("{error}: no JSON object alone; {said}"));
         (result, status, said)

@@ -3,7 +3,7 @@
 use orthodrome_protocols::ocean_vista::NAME;
 use orthodrome_sim::swarm::Temper;
 
-use super::support::{catch, catch_among, expect, from_environment, hold_every_promise, seeds};
+use super::support::{catch, expect, from_environment, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
@@ -25,7 +25,8 @@ fn seeds_with_faults_hold_every_promise() {
 }
 
 /// Unsafe variants that random seeds catch, the temper of the seeds that is hardest on them, and
-/// within how many. R4 takes too many for a test: two of 500 seeds about stragglers caught it.
+/// within how many. V1 and R4 take too many for a test (904 and 671 of those about stragglers); golden
+/// traces show what they do, which no later change of draws can hide.
 const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
     ("V2", Temper::Stragglers, 60),
     ("V4", Temper::Chairs, 200),
@@ -39,9 +40,4 @@ fn unsafe_variants_are_caught() {
     for (tooth, temper, within) in CAUGHT_WITHIN {
         catch(NAME, tooth, Some(temper), within);
     }
-    // One of the first 1 500 about stragglers: somebody must read a key by the one replica that has not heard
-    // that its last version is void. A golden trace shows it step by step.
-    catch_among(NAME, "V1", Some(Temper::Stragglers), 900..910);
-    // One of the first 700: a server forgets what it had answered before its disk had it.
-    catch_among(NAME, "R4", Some(Temper::Stragglers), 670..680);
 }

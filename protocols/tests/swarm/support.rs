@@ -59,11 +59,7 @@ const FIRST: u64 = 10_000;
 /// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
 /// that fails with it and passes without.
 pub fn catch(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
-    catch_among(name, tooth, temper, FIRST..FIRST + within);
-}
-
-/// The unsafe variant `tooth` is caught by one of these seeds.
-pub fn catch_among(name: &'static str, tooth: &str, temper: Option<Temper>, seeds: Range<u64>) {
+    let seeds = FIRST..FIRST + within;
     let subject = orthodrome_lab::find(name).unwrap();
     assert!(subject.teeth.contains(&tooth));
     let sound = SwarmOptions { temper, shrink_budget: 0, ..SwarmOptions::of(name) };

@@ -1,10 +1,11 @@
 //! A whole cluster in one process, with real sockets and real files: for `demo` and for tests.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
 use orthodrome_core::{Cluster, NodeId};
@@ -61,7 +62,7 @@ impl EmbeddedCluster {
                 return Err(StartError::Settings(why));
             };
             let gateway = gateways.remove(at).id;
-            let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+            let listener = listen().await?;
             let address = listener.local_addr()?.to_string();
             endpoints.push(Endpoint { node: server.id, gateway, address });
             listeners.push((server.id, listener));
@@ -168,6 +169,25 @@ impl EmbeddedCluster {
             let _ = ended.await;
         }
     }
+}
+
+/// Listens on a port of loopback that stays this node's while the node is down: below those that systems
+/// give to outgoing connections. Processes of other numbers begin to look elsewhere.
+async fn listen() -> std::io::Result<TcpListener> {
+    const FIRST: u16 = 3_000;
+    const COUNT: u32 = 7_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let own = std::process::id().wrapping_mul(61);
+    for _ in 0..COUNT {
+        let turn = own.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        let port = FIRST + u16::try_from(turn).unwrap_or_default();
+        match TcpListener::bind(("127.0.0.1", port)).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+    }
+    TcpListener::bind(("127.0.0.1", 0)).await
 }
 
 fn certificates(dir: &Path, endpoints: &[Endpoint]) -> Result<BTreeMap<NodeId, Tls>, StartError> {

@@ -1,0 +1,325 @@
+//! Every family of protocols on real processes: a server killed, one paused, one that lost its disk, at
+//! last everything killed at once, all under load. Afterwards the history is checked, and what was
+//! written in between is read back.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real processes; an unmet expectation is a failed test"
+)]
+
+mod processes;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use orthodrome_client::{Client, Config};
+use orthodrome_core::NodeId;
+use processes::{Cluster, Load, must_end_within, run, signal, text, until};
+
+/// How long one test may take: many times what it takes on a machine that does nothing else.
+const LIMIT: Duration = Duration::from_secs(400);
+/// How long a server is paused: longer than every lease and every time-out of an election on local3.
+const PAUSE: Duration = Duration::from_secs(3);
+/// What must be committed before, during and after each fault.
+const COMMITS: u64 = 15;
+const REGIONS: u32 = 3;
+/// So many keys lie in all partitions.
+const KEYS: u32 = 20;
+
+/// What an operator does about a server that has lost its data directory (ADR 25).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Remedy {
+    /// A new machine takes its place: `--replace`.
+    Replace,
+    /// Its partitions go to other servers: `ChangeMembers`. It does not come back.
+    Move,
+    /// Nothing but its data brings it back: the disk is mounted again.
+    Mount,
+}
+
+struct Trial {
+    protocol: &'static str,
+    cluster: Cluster,
+    load: Load,
+    /// How often [`Trial::write`] has succeeded.
+    writes: u32,
+    /// Partitions, and which servers hold them as first placed.
+    placement: Vec<(orthodrome_core::PartitionId, Vec<NodeId>)>,
+}
+
+impl Trial {
+    fn begin(protocol: &'static str, remedy: Remedy) -> Self {
+        let servers = if remedy == Remedy::Mount { "1" } else { "2" };
+        let map = ["--topology", "local3", "--protocol", protocol, "--partitions", "3"];
+        let arguments = [&map[..], &["--servers-per-region", servers]].concat();
+        let mut cluster = Cluster::init(REGIONS, &arguments, &[]);
+        cluster.start(cluster.numbers());
+        let all = cluster.endpoints(cluster.numbers());
+        let arguments = ["--workload", "list-append", "--clients", "6", "--duration", "1h"];
+        let load = Load::start(&[&["--connect", &all], &arguments[..]].concat());
+        let placement = asked(&cluster, 1, async |client| client.describe().await).partitions;
+        let mut trial = Self { protocol, cluster, load, writes: 0, placement };
+        trial.goes_on("it has started");
+        trial
+    }
+
+    /// Transactions commit, and one that writes to every partition does too.
+    fn goes_on(&mut self, after: &str) {
+        self.load.commits(COMMITS);
+        until(&format!("{}: every partition takes writes after {after}", self.protocol), || {
+            self.write()
+        });
+    }
+
+    /// Writes every key, each with the same number; true if that was committed.
+    fn write(&mut self) -> bool {
+        let round = self.writes + 1;
+        let pairs: Vec<String> = (0..KEYS).map(|key| format!("k{key} {round}")).collect();
+        let all = self.cluster.endpoints(self.cluster.nodes.keys().copied());
+        let line = format!("put {}", pairs.join(" "));
+        let output = run(&["shell", "--deadline", "10s", "--connect", &all, "-e", &line]);
+        let is_committed = output.status.code() == Some(0);
+        if !is_committed {
+            // Shown if the test fails.
+            println!("{}: round {round}: {}", self.protocol, text(&output.stderr));
+        }
+        self.writes += u32::from(is_committed);
+        is_committed
+    }
+
+    fn kill(&mut self) {
+        let server = self.cluster.region(2).next().unwrap();
+        self.cluster.kill([server]);
+        self.goes_on("a server was killed");
+        self.cluster.start([server]);
+        self.goes_on("a killed server has started again");
+    }
+
+    fn pause(&mut self) {
+        let server = self.cluster.region(1).next().unwrap();
+        let process = self.cluster.nodes[&server].id();
+        let began = Instant::now();
+        signal(process, "STOP");
+        self.load.commits(COMMITS);
+        std::thread::sleep(PAUSE.saturating_sub(began.elapsed()));
+        signal(process, "CONT");
+        self.goes_on("a server was paused");
+    }
+
+    /// A server dies and its data directory is gone.
+    fn wipe(&mut self, remedy: Remedy) {
+        let first = &self.placement[0].1;
+        let server = match remedy {
+            // Voters of the directory hold the first partition, and cannot be replaced.
+            Remedy::Replace => {
+                self.cluster.numbers().find(|number| !first.contains(&NodeId(*number))).unwrap()
+            }
+            Remedy::Move | Remedy::Mount => first[0].0,
+        };
+        self.cluster.kill([server]);
+        let data = self.cluster.dir().join(format!("data/n{server}"));
+        let disk = self.cluster.path().join("disk");
+        fs::rename(&data, &disk).unwrap();
+        self.goes_on("a server was lost with its disk");
+        self.refuses(server, &[], "holds no data of");
+        match remedy {
+            Remedy::Replace => {
+                self.cluster.start_with([server], &["--replace"]);
+                let new = self.cluster.endpoint(server);
+                let name = format!("n{server}");
+                until("the new server has copied everything", || {
+                    let status = ["shell", "--deadline", "60s", "--connect", &new, "-e", "status"];
+                    text(&run(&status).stdout).lines().any(|line| {
+                        let words: Vec<&str> = line.split_whitespace().collect();
+                        words == [&name, "incomplete", "0"]
+                    })
+                });
+                self.goes_on("an empty server has taken its place");
+            }
+            Remedy::Move => {
+                self.refuses(server, &["--replace"], "cannot replace");
+                self.move_partitions_off(server);
+            }
+            Remedy::Mount => {
+                self.refuses(server, &["--replace"], "cannot replace");
+                fs::rename(&disk, &data).unwrap();
+                self.cluster.start([server]);
+                self.goes_on("its disk is back");
+            }
+        }
+        if remedy != Remedy::Move {
+            // One that holds the same: so the one that came back is needed.
+            let holds = self.placement.iter().find(|(_, at)| at.contains(&NodeId(server)));
+            let other = holds.unwrap().1.iter().find(|other| other.0 != server).unwrap().0;
+            self.cluster.kill([other]);
+            self.goes_on("another replica was killed");
+            self.cluster.start([other]);
+        }
+    }
+
+    fn refuses(&self, server: u32, more: &[&str], because: &str) {
+        let config = self.cluster.config(server);
+        let output = run(&[&["serve", "--config", config.to_str().unwrap()], more].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{}: {said}", self.protocol);
+        assert!(said.contains(because), "{}: {said}", self.protocol);
+    }
+
+    /// Each partition of the lost server goes to another server of the same region. When that has
+    /// happened the partitions do without one of those that held them before, too.
+    fn move_partitions_off(&mut self, lost: u32) {
+        let region = (0..REGIONS).find(|r| self.cluster.region(*r).any(|n| n == lost)).unwrap();
+        let spare = self.cluster.region(region).find(|number| *number != lost).unwrap();
+        let mut orders = Vec::new();
+        for (partition, at) in &self.placement {
+            if at.contains(&NodeId(lost)) {
+                assert!(!at.contains(&NodeId(spare)), "n{spare} holds {partition} already");
+                let voters: Vec<NodeId> =
+                    at.iter().map(|n| if n.0 == lost { NodeId(spare) } else { *n }).collect();
+                orders.push((*partition, voters));
+            }
+        }
+        let other = self.placement[0].1.iter().find(|other| other.0 != lost).unwrap().0;
+        let awaited = format!("{}: partitions have moved from n{lost} to n{spare}", self.protocol);
+        // Nobody says when a change has been carried out, so each try leaves more time than the last.
+        let mut pause = Duration::from_secs(1);
+        until(&awaited, || {
+            // A server that does not lead the partition ignores an order, so every node gets it, and
+            // not before somebody leads.
+            self.goes_on("a replica has started again");
+            for number in self.cluster.nodes.keys() {
+                asked(&self.cluster, *number, async |client| {
+                    for (partition, voters) in &orders {
+                        client.change_members(*partition, voters, &[]).await?;
+                    }
+                    Ok(())
+                });
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
+            self.cluster.kill([other]);
+            let have_moved = self.write();
+            if !have_moved {
+                self.show_status();
+            }
+            self.cluster.start([other]);
+            have_moved
+        });
+        self.goes_on("partitions have moved to another server");
+    }
+
+    /// What every node that runs says of itself, shown if the test fails.
+    fn show_status(&self) {
+        for number in self.cluster.nodes.keys() {
+            let at = self.cluster.endpoint(*number);
+            let output = run(&["shell", "--deadline", "5s", "--connect", &at, "-e", "status"]);
+            println!("{}{}", text(&output.stdout), text(&output.stderr));
+        }
+    }
+
+    fn lose_everything(&mut self) {
+        let all: Vec<u32> = self.cluster.nodes.keys().copied().collect();
+        self.cluster.kill(all.clone());
+        self.cluster.start(all);
+        self.goes_on("everything was killed");
+    }
+
+    fn judge(mut self) {
+        let (result, status, said) = self.load.stop();
+        let protocol = self.protocol;
+        assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
+        assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
+        assert_eq!(result["check"]["model"], "strict-serializable", "{protocol}: {result}");
+        assert_eq!(result["total_ok"], true, "{protocol}: {result}");
+        let keys: Vec<String> = (0..KEYS).map(|key| format!("k{key}")).collect();
+        let line = format!("get {}", keys.join(" "));
+        // A write whose outcome was not told may have been committed too.
+        let written =
+            |round: u32| -> String { (0..KEYS).map(|key| format!("k{key} = {round}\n")).collect() };
+        let expected = [written(self.writes), written(self.writes + 1)];
+        for number in self.cluster.nodes.keys() {
+            let at = self.cluster.endpoint(*number);
+            let output = run(&["shell", "--deadline", "30s", "--connect", &at, "-e", &line]);
+            let found = text(&output.stdout);
+            assert!(
+                expected.contains(&found),
+                "{protocol}, n{number}: round {} was acknowledged: {found}{}",
+                self.writes,
+                text(&output.stderr)
+            );
+        }
+        println!("{protocol}: {} commits", result["committed"]);
+        self.cluster.end();
+    }
+}
+
+/// What a client of this node's gateway hears.
+fn asked<T>(
+    cluster: &Cluster,
+    number: u32,
+    ask: impl AsyncFn(&Client) -> Result<T, orthodrome_client::Error>,
+) -> T {
+    let config = Config::new([cluster.endpoint(number)]).deadline(Duration::from_secs(60));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { ask(&Client::connect(config).await.unwrap()).await.unwrap() })
+}
+
+fn survives(protocol: &'static str, remedy: Remedy) {
+    must_end_within(LIMIT);
+    let mut trial = Trial::begin(protocol, remedy);
+    trial.kill();
+    trial.pause();
+    trial.wipe(remedy);
+    trial.lose_everything();
+    trial.judge();
+}
+
+#[test]
+fn carousel_basic_survives_kill_pause_and_lost_disk() {
+    survives("carousel-basic", Remedy::Move);
+}
+
+#[test]
+fn carousel_fast_survives_kill_pause_and_lost_disk() {
+    survives("carousel-fast", Remedy::Move);
+}
+
+#[test]
+fn two_phase_locking_survives_kill_pause_and_lost_disk() {
+    survives("2pl", Remedy::Move);
+}
+
+#[test]
+fn natto_survives_kill_pause_and_lost_disk() {
+    survives("natto-recsf", Remedy::Move);
+}
+
+#[test]
+fn tapir_survives_kill_pause_and_lost_disk() {
+    survives("tapir", Remedy::Mount);
+}
+
+#[test]
+fn ocean_vista_survives_kill_pause_and_lost_disk() {
+    survives("ocean-vista", Remedy::Replace);
+}
+
+#[test]
+fn calvin_survives_kill_pause_and_lost_disk() {
+    survives("calvin", Remedy::Mount);
+}
+
+#[test]
+fn slog_survives_kill_pause_and_lost_disk() {
+    survives("slog", Remedy::Mount);
+}
+
+#[test]
+fn sloth_survives_kill_pause_and_lost_disk() {
+    survives("sloth", Remedy::Mount);
+}
