@@ -1,6 +1,6 @@
 //! `proxy` and `agent`: transactions across the PostgreSQL and MariaDB servers that somebody has.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::pin::Pin;
 
@@ -53,6 +53,9 @@ struct FileArgs {
     /// Check the configuration and leave
     #[arg(long)]
     check: bool,
+    /// End when standard input ends, which it does when the process that started this one dies
+    #[arg(long, hide = true)]
+    end_with_input: bool,
 }
 
 /// Runs or checks a proxy.
@@ -99,11 +102,38 @@ impl FileArgs {
         let runtime = Runtime::new().context("cannot start the runtime")?;
         let ended = runtime.block_on(async {
             let stopped = stop_signal()?;
-            let stop = async move { eprintln!("{}: ending", stopped.await) };
+            let input = self.end_with_input.then(input_ends);
+            let input = async move {
+                match input {
+                    Some(ended) => ended.await,
+                    None => std::future::pending().await,
+                }
+            };
+            let stop = async move {
+                let why = tokio::select! {
+                    signal = stopped => signal,
+                    () = input => "the input ended",
+                };
+                eprintln!("{why}: ending");
+            };
             anyhow::Ok(serve(Box::pin(stop)).await)
         })?;
         runtime.shutdown_background();
         status(ended, &self.config)
+    }
+}
+
+/// Ready when standard input ends.
+fn input_ends() -> impl Future<Output = ()> {
+    let (ends, ended) = tokio::sync::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while std::io::stdin().read(&mut bytes).is_ok_and(|count| count > 0) {}
+        drop(ends);
+    });
+    async move {
+        // Dropped is what is waited for.
+        let _ = ended.await;
     }
 }
 

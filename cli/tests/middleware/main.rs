@@ -14,6 +14,7 @@
 mod by_key;
 mod clients;
 mod deadlocks;
+mod errors;
 mod kills;
 mod lists;
 mod rig;

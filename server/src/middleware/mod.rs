@@ -33,9 +33,11 @@ mod postgres_wire;
 mod records;
 mod run;
 mod session;
+mod settings;
 mod source;
 mod stream;
 mod trust;
+mod words;
 
 pub use config::{AgentConfig, ConfigError, ProxyConfig};
 pub use driver::{Endpoint, Fault, Sql, Statement};

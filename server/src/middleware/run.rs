@@ -154,6 +154,7 @@ async fn start(
         engine,
         isolation: config.isolation,
         writes_last: config.writes_last,
+        databases: config.databases(),
     })
 }
 
