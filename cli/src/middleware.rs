@@ -24,11 +24,16 @@ docs/middleware.md has an example of the file.
 Examples:
   orthodrome proxy --config proxy.toml            run it
   orthodrome proxy --config proxy.toml --check    say what is wrong with the file
+  orthodrome proxy --config proxy.toml --take-over
+                                                  run it with a new decision log: the last one is lost
 
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct ProxyArgs {
     #[command(flatten)]
     file: FileArgs,
+    /// Take over the number of a proxy whose decision log is lost, at all sources; leave it out at the next start
+    #[arg(long)]
+    take_over: bool,
 }
 
 /// Run an agent beside a PostgreSQL or MariaDB server: it prepares transactions by itself, one wide-area round trip
@@ -62,8 +67,9 @@ struct FileArgs {
 ///
 /// # Errors
 /// The configuration makes no sense, or the proxy cannot start.
-pub fn run_proxy(ProxyArgs { file }: &ProxyArgs) -> anyhow::Result<Status> {
-    let config = ProxyConfig::load(&file.config)?;
+pub fn run_proxy(ProxyArgs { file, take_over }: &ProxyArgs) -> anyhow::Result<Status> {
+    let mut config = ProxyConfig::load(&file.config)?;
+    config.takes_over = *take_over;
     file.run(|stop| {
         let ready = |places: middleware::Addresses| {
             let named = [("PostgreSQL", places.postgresql), ("MySQL", places.mysql)];

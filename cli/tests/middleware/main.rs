@@ -17,6 +17,7 @@ mod deadlocks;
 mod errors;
 mod kills;
 mod lists;
+mod numbers;
 mod rig;
 mod steps;
 mod tools;
