@@ -238,8 +238,9 @@ impl Rig {
         fs::write(self.path(&format!("{name}.toml")), file).unwrap();
     }
 
-    /// What a third proxy with the number of the first says when it is started and refuses.
+    /// What a third proxy with the number of the first, and a new log, says when it is started and refuses.
     pub fn third_refuses(&self) -> String {
+        let _ = fs::remove_dir_all(self.path("proxy3"));
         self.write_other("proxy3", 1, free_port());
         self.refuses("proxy3", &[])
     }
