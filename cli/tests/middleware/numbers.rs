@@ -180,6 +180,7 @@ fn a_proxy_ends_with_its_input_where_that_is_wanted() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1], false);
+    rig.proxy = None;
     rig.proxy = Some(rig.run("proxy", "proxy", None, &["--end-with-input"]));
     rig.moves_money("while its input is open");
     let proxy = rig.proxy.as_mut().unwrap();
