@@ -1,6 +1,6 @@
 //! `proxy` and `agent`: transactions across the PostgreSQL and MariaDB servers that somebody has.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::pin::Pin;
 
@@ -24,11 +24,16 @@ docs/middleware.md has an example of the file.
 Examples:
   orthodrome proxy --config proxy.toml            run it
   orthodrome proxy --config proxy.toml --check    say what is wrong with the file
+  orthodrome proxy --config proxy.toml --take-over
+                                                  run it with a new decision log: the last one is lost
 
 Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
 pub struct ProxyArgs {
     #[command(flatten)]
     file: FileArgs,
+    /// Take over the number of a proxy whose decision log is lost, at all sources; leave it out at the next start
+    #[arg(long)]
+    take_over: bool,
 }
 
 /// Run an agent beside a PostgreSQL or MariaDB server: it prepares transactions by itself, one wide-area round trip
@@ -53,14 +58,18 @@ struct FileArgs {
     /// Check the configuration and leave
     #[arg(long)]
     check: bool,
+    /// End when standard input ends, which it does when the process that started this one dies
+    #[arg(long, hide = true)]
+    end_with_input: bool,
 }
 
 /// Runs or checks a proxy.
 ///
 /// # Errors
 /// The configuration makes no sense, or the proxy cannot start.
-pub fn run_proxy(ProxyArgs { file }: &ProxyArgs) -> anyhow::Result<Status> {
-    let config = ProxyConfig::load(&file.config)?;
+pub fn run_proxy(ProxyArgs { file, take_over }: &ProxyArgs) -> anyhow::Result<Status> {
+    let mut config = ProxyConfig::load(&file.config)?;
+    config.takes_over = *take_over;
     file.run(|stop| {
         let ready = |places: middleware::Addresses| {
             let named = [("PostgreSQL", places.postgresql), ("MySQL", places.mysql)];
@@ -99,11 +108,38 @@ impl FileArgs {
         let runtime = Runtime::new().context("cannot start the runtime")?;
         let ended = runtime.block_on(async {
             let stopped = stop_signal()?;
-            let stop = async move { eprintln!("{}: ending", stopped.await) };
+            let input = self.end_with_input.then(input_ends);
+            let input = async move {
+                match input {
+                    Some(ended) => ended.await,
+                    None => std::future::pending().await,
+                }
+            };
+            let stop = async move {
+                let why = tokio::select! {
+                    signal = stopped => signal,
+                    () = input => "the input ended",
+                };
+                eprintln!("{why}: ending");
+            };
             anyhow::Ok(serve(Box::pin(stop)).await)
         })?;
         runtime.shutdown_background();
         status(ended, &self.config)
+    }
+}
+
+/// Ready when standard input ends.
+fn input_ends() -> impl Future<Output = ()> {
+    let (ends, ended) = tokio::sync::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while std::io::stdin().read(&mut bytes).is_ok_and(|count| count > 0) {}
+        drop(ends);
+    });
+    async move {
+        // Dropped is what is waited for.
+        let _ = ended.await;
     }
 }
 

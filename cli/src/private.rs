@@ -20,7 +20,8 @@ const CLIENT: &str = "demo";
 /// How long a process may take to start.
 const START: Duration = Duration::from_secs(30);
 
-/// A process of this program, so that it can be killed.
+/// A process of this program, so that it can be killed. It ends when this process does, however that ends: its input
+/// ends then.
 pub struct Process {
     verb: &'static str,
     config: PathBuf,
@@ -50,8 +51,8 @@ impl Process {
         let program = std::env::current_exe().context("this program has no path")?;
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
         let mut command = Command::new(program);
-        command.arg(self.verb).arg("--config").arg(&self.config);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
+        command.arg(self.verb).arg("--config").arg(&self.config).arg("--end-with-input");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn()?;
         let stdout = child.stdout.take().context("the process has no output")?;
         self.child = Some(child);
         let mut first = String::new();
@@ -137,7 +138,7 @@ impl<'a> ProxyFile<'a> {
     pub fn text(&self, servers: &[LocalServer]) -> String {
         let Self { mode, postgresql, mysql, secret, table: (table, each), .. } = *self;
         let mut file = format!(
-            "name = \"{mode}\"\ndata_dir = \"proxy-{mode}\"\nmode = \"{mode}\"\nsecret = \"{secret}\"\n[listen]\n\
+            "name = \"private\"\ndata_dir = \"proxy\"\nmode = \"{mode}\"\nsecret = \"{secret}\"\n[listen]\n\
              postgresql = \"127.0.0.1:{postgresql}\"\nmysql = \"127.0.0.1:{mysql}\"\n\
              [[users]]\nname = \"{CLIENT}\"\npassword = \"{PASSWORD}\"\n"
         );

@@ -417,10 +417,13 @@ impl<W: Work> Agent<W> {
 
     fn on_rollback(&mut self, from: NodeId, xid: Xid, door: Out<'_, '_, W>) {
         self.unhold(xid);
-        if let Some(branch) = self.branches.get_mut(&xid) {
-            match &mut branch.state {
-                State::RollingBack(failure) => *failure = None,
-                State::Committing | State::CommittingPrepared | State::Running(Then::Commit) => {}
+        if let Some(branch) = self.branches.get(&xid) {
+            match &branch.state {
+                // Its failure is still told: it may be what the transaction was aborted for.
+                State::RollingBack(_)
+                | State::Committing
+                | State::CommittingPrepared
+                | State::Running(Then::Commit) => {}
                 State::Running(_) | State::Idle | State::Preparing | State::Prepared => {
                     self.roll_back(xid, None, door)
                 }

@@ -270,6 +270,8 @@ pub struct Middleware<W: Work> {
     decided: BTreeMap<Xid, Decided<W>>,
     /// Sources that have not said that they have rolled back.
     aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
+    /// Of those, transactions whose session has not been told, because the branch that failed first has not said why.
+    untold: BTreeMap<Xid, Effect<W>>,
     /// What committed, by its caller's name for it.
     labels: BTreeMap<TxnId, Timestamp>,
     by_label: BTreeMap<TxnId, Xid>,
@@ -322,6 +324,7 @@ impl<W: Work> Middleware<W> {
             open: BTreeMap::new(),
             decided,
             aborting: BTreeMap::new(),
+            untold: BTreeMap::new(),
             labels,
             by_label: BTreeMap::new(),
             waits: BTreeMap::new(),
@@ -852,7 +855,10 @@ impl<W: Work> Middleware<W> {
         failure: Failure<W>,
         door: Out<'_, '_, W>,
     ) {
-        let Some(open) = self.open.get_mut(&xid) else { return };
+        let Some(open) = self.open.get_mut(&xid) else {
+            self.learn_cause(from, xid, failure, door);
+            return;
+        };
         let is_alone =
             open.unanswered.len() == 1 && open.answers.is_empty() && open.inner.is_empty();
         let Some(branch) = open.branches.get_mut(&from) else { return };
@@ -872,6 +878,7 @@ impl<W: Work> Middleware<W> {
 
     fn on_failed(&mut self, from: NodeId, xid: Xid, failure: Failure<W>, door: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else {
+            self.learn_cause(from, xid, failure, door);
             self.on_rolled_back(from, xid, door);
             return;
         };
@@ -1120,12 +1127,37 @@ impl<W: Work> Middleware<W> {
             }
         }
         let outcome = Outcome::Aborted(abort_reason(failure.reason));
+        let is_consequence = source.is_some() && is_consequence(failure.reason);
         let failure = source.map_or((self.node, failure.clone()), |source| (source, failure));
         self.finish(xid, outcome, Some(failure), "aborted", door);
-        if !told.is_empty() {
-            self.aborting.insert(xid, told);
-            door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+        if told.is_empty() {
+            return;
         }
+        if is_consequence && let Some(news) = door.effects.pop() {
+            // Another branch failed first, and says why: that decides whether trying again makes sense.
+            self.untold.insert(xid, news);
+        }
+        self.aborting.insert(xid, told);
+        door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+    }
+
+    /// The branch that failed first says why its transaction, of which the session has not been told, was aborted.
+    fn learn_cause(&mut self, from: NodeId, xid: Xid, cause: Failure<W>, door: Out<'_, '_, W>) {
+        if is_consequence(cause.reason) {
+            return;
+        }
+        let Some(mut news) = self.untold.remove(&xid) else { return };
+        if let Effect::Finished { outcome, failure, .. } = &mut news {
+            *outcome = Outcome::Aborted(abort_reason(cause.reason));
+            *failure = Some((from, cause));
+        }
+        door.push(news);
+    }
+
+    /// Tells the session of an aborted transaction whose cause nobody has said.
+    fn tell(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+        let news = self.untold.remove(&xid);
+        door.effects.extend(news);
     }
 
     fn finish(
@@ -1160,6 +1192,7 @@ impl<W: Work> Middleware<W> {
             if sources.is_empty() {
                 self.aborting.remove(&xid);
                 door.push(Effect::CancelTimer(Timer::Resend(xid)));
+                self.tell(xid, door);
             }
             return;
         }
@@ -1346,11 +1379,13 @@ impl<W: Work> Middleware<W> {
             self.send_commit(xid, door);
             return;
         }
-        if let Some(sources) = self.aborting.get(&xid) {
+        if let Some(sources) = self.aborting.get(&xid).cloned() {
             door.push(Effect::Note(Note::Resent));
-            for source in sources.clone() {
+            for source in sources {
                 self.send(source, ToAgent::Rollback { xid }, door);
             }
+            // Whoever failed first may be gone.
+            self.tell(xid, door);
             return;
         }
         let Some(open) = self.open.get(&xid) else {
@@ -1439,6 +1474,7 @@ impl<W: Work> Middleware<W> {
             ("open", self.open.len()),
             ("decided and not committed everywhere", self.decided.len()),
             ("aborted and not rolled back everywhere", self.aborting.len()),
+            ("aborted and not told", self.untold.len()),
             ("on hot records", usize::try_from(self.hot.active()).unwrap_or(usize::MAX)),
         ]
     }
@@ -1472,6 +1508,12 @@ impl<W: Work> Middleware<W> {
             assert!(!decided.unacknowledged.is_empty(), "{xid} is kept for nobody");
             assert!(!self.aborting.contains_key(xid), "{xid} is decided and aborted");
         }
+        for xid in self.untold.keys() {
+            assert!(
+                self.aborting.contains_key(xid),
+                "{xid} ended everywhere and its session waits"
+            );
+        }
         for (label, xid) in &self.by_label {
             assert!(self.open.contains_key(xid), "{label} names {xid}, which is not open");
         }
@@ -1500,6 +1542,26 @@ fn places_of<W: Work>(source: NodeId, part: &Part<W>) -> impl Iterator<Item = Pl
 
 fn places<W: Work>(parts: &BTreeMap<NodeId, Part<W>>) -> impl Iterator<Item = Place> + '_ {
     parts.iter().flat_map(|(&source, part)| places_of(source, part))
+}
+
+/// It only says that another branch failed before.
+fn is_consequence(reason: Reason) -> bool {
+    match reason {
+        Reason::Peer | Reason::Ended => true,
+        Reason::Deadlock
+        | Reason::LockTimeout
+        | Reason::Serialization
+        | Reason::Statement
+        | Reason::Connection
+        | Reason::Unprepared
+        | Reason::Restarted
+        | Reason::Master
+        | Reason::Unknown
+        | Reason::Timeout
+        | Reason::Refused
+        | Reason::Session
+        | Reason::Marked => false,
+    }
 }
 
 /// What callers of every protocol are told.
@@ -1554,5 +1616,138 @@ impl<W: Work> fmt::Display for Middleware<W> {
             write!(f, " | {xid} aborted, not at {sources:?}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::rng::Rng;
+
+    use super::*;
+
+    /// Everything that can be told apart is in the reasons.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Bare;
+
+    impl Work for Bare {
+        type Statement = ();
+        type Answer = ();
+        type Fault = ();
+    }
+
+    const NEAR: NodeId = NodeId(1001);
+    const FAR: NodeId = NodeId(1002);
+
+    struct Rig {
+        middleware: Middleware<Bare>,
+        rng: Rng,
+        now: Time,
+    }
+
+    impl Rig {
+        /// Does something, and gives back the reasons that sessions are told for the end of their transactions.
+        fn step(
+            &mut self,
+            act: impl FnOnce(&mut Middleware<Bare>, &mut Door<'_, Effect<Bare>>),
+        ) -> Vec<Reason> {
+            let mut effects = Vec::new();
+            let Self { middleware, rng, now } = self;
+            let mut door = Door { now: *now, clock: Timestamp::ZERO, rng, effects: &mut effects };
+            act(middleware, &mut door);
+            middleware.assert_invariants();
+            let told = |effect| {
+                let Effect::Finished { failure, .. } = effect else { return None };
+                failure.map(|(_, failure)| failure.reason)
+            };
+            effects.into_iter().filter_map(told).collect()
+        }
+
+        fn hear(&mut self, from: NodeId, msg: FromAgent<Bare>) -> Vec<Reason> {
+            self.step(|middleware, door| middleware.on_message(from, msg, door))
+        }
+    }
+
+    /// A transaction whose statements are under way at two sources.
+    fn under_way() -> (Rig, Xid) {
+        let millis = Duration::from_millis;
+        let config = Config {
+            sources: [(NEAR, Kind::Postgres), (FAR, Kind::MariaDb)].into(),
+            optimizations: Optimizations {
+                decentralized_prepare: true,
+                ..Optimizations::default()
+            },
+            commit: Commit::TwoPhase,
+            inner_below: None,
+            commit_in_text: true,
+            answers_at_decision: true,
+            ping_interval: millis(100),
+            rtt_weight_percent: 10,
+            hot_records: 10,
+            hot_keep_percent: 80,
+            forecast_percent: 25,
+            forecast_max: millis(10),
+            admission_wait: millis(10),
+            admission_tries: 10,
+            resend_after: millis(500),
+            give_up_after: millis(5_000),
+            scan_interval: millis(1_000),
+            finds_deadlocks: true,
+            quarantine: millis(1_000),
+            checkpoint_records: 100,
+            teeth: Teeth::default(),
+        };
+        let (mut rng, now) = (Rng::stream(1, "test", 1), Time::ZERO);
+        let mut effects = Vec::new();
+        let mut door = Door { now, clock: Timestamp::ZERO, rng: &mut rng, effects: &mut effects };
+        let middleware = Middleware::new(NodeId(1), config, Vec::new(), &mut door);
+        let mut rig = Rig { middleware, rng, now };
+        rig.step(|middleware, door| middleware.on_durable(Ticket(1), door));
+        for source in [NEAR, FAR] {
+            let fence = Fence { agent: 1, source: 1 };
+            rig.hear(source, FromAgent::Attached { epoch: 1, fence });
+        }
+        let part = || Part { statements: vec![()], records: Vec::new(), writes: true };
+        let mut xid = None;
+        rig.step(|middleware, door| {
+            let begun = middleware.begin(None, Isolation::Serializable, door);
+            let parts = [(NEAR, part()), (FAR, part())].into();
+            middleware.round(begun, parts, Last::Commit, door);
+            xid = Some(begun);
+        });
+        (rig, xid.unwrap())
+    }
+
+    fn failed(xid: Xid, reason: Reason) -> FromAgent<Bare> {
+        FromAgent::Failed { xid, failure: reason.into() }
+    }
+
+    #[test]
+    fn a_session_is_told_the_cause_and_not_what_came_of_it() {
+        for consequence in [Reason::Peer, Reason::Ended] {
+            let (mut rig, xid) = under_way();
+            assert_eq!(rig.hear(FAR, failed(xid, consequence)), []);
+            assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), [Reason::Statement]);
+            // Said again, it is not told again.
+            assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), []);
+        }
+    }
+
+    #[test]
+    fn a_cause_is_told_at_once() {
+        let (mut rig, xid) = under_way();
+        assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), [Reason::Statement]);
+        assert_eq!(rig.hear(FAR, failed(xid, Reason::Peer)), []);
+    }
+
+    #[test]
+    fn a_session_does_not_wait_for_a_cause_that_nobody_says() {
+        let (mut rig, xid) = under_way();
+        assert_eq!(rig.hear(FAR, failed(xid, Reason::Peer)), []);
+        assert_eq!(rig.hear(NEAR, FromAgent::RolledBack { xid }), [Reason::Peer]);
+        let (mut rig, xid) = under_way();
+        assert_eq!(rig.hear(FAR, failed(xid, Reason::Peer)), []);
+        let told = rig.step(|middleware, door| middleware.on_timer(Timer::Resend(xid), door));
+        assert_eq!(told, [Reason::Peer]);
+        assert_eq!(rig.hear(NEAR, FromAgent::RolledBack { xid }), []);
     }
 }

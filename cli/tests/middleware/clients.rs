@@ -82,7 +82,7 @@ fn pgbench_makes_its_own_tables_over_all_sources_and_runs() {
     }
     for protocol in ["simple", "prepared"] {
         let said =
-            rig.runs(rig.pgbench().args(["-c", "2", "-T", "2", "--max-tries=50", "-M", protocol]));
+            rig.runs(rig.pgbench().args(["-c", "2", "-t", "15", "--max-tries=50", "-M", protocol]));
         assert!(figure(&said, "transactions actually processed: ") > 20, "{said}");
     }
     let sums = "SELECT sum(abalance) FROM pgbench_accounts; SELECT sum(tbalance) FROM pgbench_tellers; \
@@ -109,7 +109,8 @@ fn sysbench_prepares_runs_and_cleans_up() {
         command.args([&format!("--mysql-user={CLIENT}"), &format!("--mysql-password={SECRET}")]);
         command.args(["--mysql-db=bank", "--tables=2", "--table-size=10000", "--auto_inc=off"]);
         // What a transaction that lost to another hears.
-        command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=2", "--time=4", order]);
+        command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=2"]);
+        command.args(["--time=0", "--events=20", order]);
         command
     };
     rig.runs(&mut sysbench("prepare"));

@@ -6,7 +6,7 @@ use orthodrome_geotp::sql::Dialect;
 use orthodrome_server::middleware::local::{Client, Refused};
 use tokio::runtime::Runtime;
 
-use crate::rig::{Rig, Setup, rig};
+use crate::rig::{PATIENCE, Rig, Setup, rig, said, wait};
 
 /// How long a statement may wait for a lock: longer than any of these tests may take.
 const LOCK_WAIT: Duration = Duration::from_secs(50);
@@ -138,4 +138,86 @@ fn rows_that_two_have_missed_are_not_inserted_by_both() {
         rig.psql("DELETE FROM accounts WHERE id IN (50, 150)");
         rig.settle("rows that were missed");
     }
+}
+
+/// Waits until so many sessions wait for a lock at the second server, which is MariaDB.
+fn wait_until_waiting(rig: &Rig, count: usize) {
+    let text = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'UPDATE accounts%' AND time_ms > 50";
+    let waiting =
+        wait(Instant::now() + PATIENCE, || said(text, rig.servers[1].login()) == count.to_string());
+    waiting.unwrap_or_else(|| panic!("{}\n{count} do not wait", rig.log()));
+}
+
+fn balance_of(id: u32) -> String {
+    format!("SELECT balance FROM accounts WHERE id = {id}")
+}
+
+/// InnoDB tells nothing new to whoever asks it too often, and gives no number to who has only read: a deadlock that closes
+/// while others wait, through a row that was only read, is found all the same.
+#[test]
+fn a_deadlock_that_closes_while_others_wait_ends_at_once() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [false, true] {
+        start(rig, &[0, 1], agents);
+        let begun = Instant::now();
+        Runtime::new().unwrap().block_on(async {
+            // So there is something to look at from now on.
+            let (mut holder, mut waiter) = (enter(rig).await, enter(rig).await);
+            holder.text(&format!("BEGIN; {}", take(110))).await.unwrap();
+            let waits = tokio::spawn(async move { waiter.text(&take(110)).await.map(drop) });
+            tokio::task::block_in_place(|| wait_until_waiting(rig, 1));
+            let (mut older, mut younger) = (enter(rig).await, enter(rig).await);
+            older.text(&format!("BEGIN; {}", balance_of(101))).await.unwrap();
+            younger.text(&format!("BEGIN; {}", take(1))).await.unwrap();
+            let (of_older, of_younger) = (take(1), take(101));
+            let (told, told_younger) =
+                tokio::join!(older.text(&of_older), younger.text(&of_younger));
+            told.unwrap();
+            let Err(Refused::Fault(fault)) = told_younger else { panic!("both went on") };
+            assert_eq!(fault.sqlstate, "40P01", "{}", fault.message);
+            assert!(begun.elapsed() < LOCK_WAIT / 2, "it took {:?}", begun.elapsed());
+            older.text("ROLLBACK").await.unwrap();
+            holder.text("ROLLBACK").await.unwrap();
+            waits.await.unwrap().unwrap();
+        });
+        assert_eq!(rig.noted("GlobalDeadlock"), 1, "{}", rig.log());
+        rig.psql("UPDATE accounts SET balance = balance + 1 WHERE id = 110");
+        rig.settle("a deadlock through a row that was only read");
+    }
+}
+
+/// Two have only read at MariaDB, and one of them is waited for: nobody takes it for the other.
+#[test]
+fn who_has_only_read_is_not_taken_for_somebody_else() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, &[0, 1], false);
+    Runtime::new().unwrap().block_on(async {
+        let (mut writer, mut reader, mut other) =
+            (enter(rig).await, enter(rig).await, enter(rig).await);
+        writer.text(&format!("BEGIN; {}", take(1))).await.unwrap();
+        reader.text(&format!("BEGIN; {}", balance_of(101))).await.unwrap();
+        other.text(&format!("BEGIN; {}", balance_of(102))).await.unwrap();
+        // The other waits for the writer, the writer for the reader, and the reader for nobody.
+        let other = tokio::spawn(async move {
+            let told = other.text(&take(1)).await.map(drop);
+            (other, told)
+        });
+        let writer = tokio::spawn(async move {
+            let told = writer.text(&take(101)).await.map(drop);
+            (writer, told)
+        });
+        tokio::task::block_in_place(|| wait_until_waiting(rig, 1));
+        // Long enough to be looked at several times.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        reader.text("COMMIT").await.unwrap();
+        for waiting in [writer, other] {
+            let (mut client, told) = waiting.await.unwrap();
+            told.unwrap_or_else(|error| panic!("{}\n{error}", rig.log()));
+            client.text("ROLLBACK").await.unwrap();
+        }
+    });
+    assert_eq!(rig.noted("GlobalDeadlock"), 0, "{}", rig.log());
+    rig.settle("readers");
 }

@@ -14,8 +14,10 @@
 mod by_key;
 mod clients;
 mod deadlocks;
+mod errors;
 mod kills;
 mod lists;
+mod numbers;
 mod rig;
 mod steps;
 mod tools;

@@ -19,14 +19,14 @@ pub const SECRET: &str = "wonderland";
 /// Accounts at each source, with 1000 each.
 pub const ACCOUNTS: usize = 20;
 /// How long anything may take on a machine that is busy with other work.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What each server is.
 const KINDS: [Dialect; 4] =
     [Dialect::PostgreSql, Dialect::MariaDb, Dialect::PostgreSql, Dialect::MariaDb];
 
 /// What our processes are called.
-const LOGGING: [&str; 6] = ["proxy", "proxy2", "agent0", "agent1", "agent2", "agent3"];
+const LOGGING: [&str; 7] = ["proxy", "proxy2", "proxy3", "agent0", "agent1", "agent2", "agent3"];
 
 /// Everything in it ends with the process, since nothing drops a static.
 static RIG: Mutex<Option<Rig>> = Mutex::new(None);
@@ -98,6 +98,21 @@ impl Process {
     pub fn is_stopped(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    }
+
+    /// Waits until it has ended by itself; with which status.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        let mut status = None;
+        wait(Instant::now() + PATIENCE, || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status
+    }
+
+    /// Ends its input.
+    pub fn end_input(&mut self) {
+        drop(self.0.stdin.take());
     }
 
     /// Goes on after a stop.
@@ -205,17 +220,41 @@ impl Rig {
     /// Another proxy over the same sources and agents, and where it serves PostgreSQL's clients.
     pub fn start_second_proxy(&self, port: Option<u16>) -> (Process, u16) {
         let port = port.unwrap_or_else(free_port);
+        self.write_other("proxy2", 2, port);
+        (self.run("proxy", "proxy2", None, &[]), port)
+    }
+
+    /// The file of another proxy over the same sources and agents, with a number and a data directory of its own.
+    fn write_other(&self, name: &str, number: u32, port: u16) {
         let mut file = self.proxy_file();
         for (from, to) in [
-            ("data_dir = \"proxy\"", "node = 2\ndata_dir = \"proxy2\"".to_owned()),
+            ("data_dir = \"proxy\"", format!("node = {number}\ndata_dir = \"{name}\"")),
             (&format!(":{}\"", self.postgresql), format!(":{port}\"")),
             (&format!("mysql = \"127.0.0.1:{}\"\n", self.mysql), String::new()),
         ] {
             assert!(file.contains(from), "{from}: {file}");
             file = file.replace(from, &to);
         }
-        fs::write(self.path("proxy2.toml"), file).unwrap();
-        (self.run("proxy", "proxy2", None), port)
+        fs::write(self.path(&format!("{name}.toml")), file).unwrap();
+    }
+
+    /// What a third proxy with the number of the first, and a new log, says when it is started and refuses.
+    pub fn third_refuses(&self) -> String {
+        let _ = fs::remove_dir_all(self.path("proxy3"));
+        self.write_other("proxy3", 1, free_port());
+        self.refuses("proxy3", &[])
+    }
+
+    /// What a proxy says when it is started and refuses.
+    pub fn refuses(&self, name: &str, arguments: &[&str]) -> String {
+        let mut process = self.spawn("proxy", name, None, arguments);
+        let status = process.ended();
+        let said = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+        let code = status.and_then(|status| status.code());
+        assert_eq!(code, Some(2), "{name} did not refuse to start: {status:?}\n{said}");
+        let last = said.rsplit("error:").next().unwrap_or_default();
+        // Lines are broken to be read.
+        last.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Starts it all with a table of accounts, in which there are `ACCOUNTS` at each source with 1000 each.
@@ -285,30 +324,40 @@ impl Rig {
     }
 
     /// Runs one of our processes, which stops at a step if one is given, until it says that it is ready.
-    fn run(&self, verb: &str, name: &str, stop_at: Option<&str>) -> Process {
-        let log = self.path(&format!("{name}.log"));
-        let log = fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
-        let mut command = Command::new(program());
-        command.arg(verb).arg("--config").arg(self.path(&format!("{name}.toml")));
-        command.envs(stop_at.map(|step| ("ORTHODROME_STOP_AT", step)));
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn();
-        let child = child.unwrap();
-        let guard = afterwards("kill -KILL \"$0\"", &child.id().to_string());
-        let mut process = Process(child, guard);
+    pub fn run(
+        &self,
+        verb: &str,
+        name: &str,
+        stop_at: Option<&str>,
+        arguments: &[&str],
+    ) -> Process {
+        let mut process = self.spawn(verb, name, stop_at, arguments);
         let mut first = String::new();
         BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut first).unwrap();
         assert!(first.starts_with("ready"), "{}\n{first:?}", self.log());
         process
     }
 
+    fn spawn(&self, verb: &str, name: &str, stop_at: Option<&str>, arguments: &[&str]) -> Process {
+        let log = self.path(&format!("{name}.log"));
+        let log = fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+        let mut command = Command::new(program());
+        command.arg(verb).arg("--config").arg(self.path(&format!("{name}.toml")));
+        command.args(arguments).envs(stop_at.map(|step| ("ORTHODROME_STOP_AT", step)));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn();
+        let child = child.unwrap();
+        let guard = afterwards("kill -KILL \"$0\"", &child.id().to_string());
+        Process(child, guard)
+    }
+
     pub fn start_proxy(&mut self, stop_at: Option<&str>) {
         self.proxy = None;
-        self.proxy = Some(self.run("proxy", "proxy", stop_at));
+        self.proxy = Some(self.run("proxy", "proxy", stop_at, &[]));
     }
 
     pub fn start_agent(&mut self, server: usize, stop_at: Option<&str>) {
         self.agents.remove(&server);
-        let agent = self.run("agent", &format!("agent{server}"), stop_at);
+        let agent = self.run("agent", &format!("agent{server}"), stop_at, &[]);
         self.agents.insert(server, agent);
     }
 
@@ -351,8 +400,7 @@ impl Rig {
 
     fn said(&self, text: &str, login: Login<'_>) -> String {
         let output = login.client(text).output().unwrap();
-        let problem = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}\n{text}: {problem}", self.log());
+        assert!(output.status.success(), "{}\n{text}: {}", self.log(), all_of(&output));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
@@ -368,7 +416,8 @@ impl Rig {
         let is_done = || self.psql("SHOW ORTHODROME TRANSACTIONS").is_empty();
         let done = wait(Instant::now() + PATIENCE, is_done);
         done.unwrap_or_else(|| panic!("{}\ndecided, and not done", self.log()));
-        std::thread::sleep(Duration::from_millis(50));
+        // What the proxy does after it has answered, it has done before it answers again.
+        assert!(is_done(), "{}\nsomething was decided that nobody asked for", self.log());
     }
 
     /// What is prepared at a server.
@@ -413,7 +462,7 @@ impl Rig {
         let mut problem = String::new();
         wait(deadline, || {
             let output = self.try_psql("UPDATE accounts SET balance = balance");
-            problem = String::from_utf8_lossy(&output.stderr).into_owned();
+            problem = all_of(&output);
             output.status.success()
         })
         .unwrap_or_else(|| panic!("{}{}\nafter {after}: {problem}", self.log(), self.open()));
@@ -441,11 +490,17 @@ pub fn wait(deadline: Instant, mut is_so: impl FnMut() -> bool) -> Option<()> {
     Some(())
 }
 
+/// How a client ended and all that it said, for whoever looks for what went wrong.
+pub fn all_of(output: &Output) -> String {
+    let Output { status, stdout, stderr } = output;
+    let of = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    format!("{status}; output: {:?}; errors: {:?}", of(stdout), of(stderr))
+}
+
 /// What a server says to its own client.
 pub fn said(text: &str, login: Login<'_>) -> String {
     let output = login.client(text).output().unwrap();
-    let problem = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}: {problem}");
+    assert!(output.status.success(), "{text}: {}", all_of(&output));
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 

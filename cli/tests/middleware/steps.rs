@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
 
-use crate::rig::{PATIENCE, Rig, rig, wait};
+use crate::rig::{PATIENCE, Rig, all_of, rig, wait};
 
 /// Who stops at a step, or is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,7 +175,7 @@ impl Rig {
         let ended = wait(deadline, || psql.try_wait().unwrap().is_some());
         ended.unwrap_or_else(|| panic!("{}\n{name}: psql still waits", self.log()));
         let output = psql.wait_with_output().unwrap();
-        let problem = String::from_utf8_lossy(&output.stderr);
+        let problem = all_of(&output);
         self.settle(&name);
         let took_place = match before - self.balance() {
             7 => true,

@@ -2,20 +2,34 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::sql::Dialect;
 use orthodrome_server::tls::Authority;
 
-use crate::rig::{CLIENT, Rig, SECRET, Setup, rig};
+use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, Setup, rig, said, wait};
 
 impl Rig {
-    fn psql_by(&self, settings: &str) -> Command {
+    pub fn psql_by(&self, settings: &str) -> Command {
         let mut command = Command::new("psql");
         let place = format!("host=127.0.0.1 port={} user={CLIENT} dbname=bank", self.postgresql);
         command.args(["-X", "-At", &format!("{place} {settings}")]).env("PGPASSWORD", SECRET);
         command
+    }
+
+    /// Whether a statement waits for a lock at its source. `text` is a part of it.
+    fn is_waiting(&self, text: &str) -> bool {
+        let text = text.replace('\'', "''");
+        let postgres = format!(
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{text}%'"
+        );
+        let maria = format!(
+            "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%{text}%' AND id <> connection_id() \
+             AND time_ms > 100"
+        );
+        !said(&postgres, self.servers[0].login()).is_empty()
+            || !said(&maria, self.servers[1].login()).is_empty()
     }
 
     fn mariadb_by(&self, arguments: &[&str]) -> Command {
@@ -81,7 +95,10 @@ fn a_statement_that_waits_is_cancelled_from_both_kinds_of_clients() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     // Longer than anything that the test waits for.
-    rig.start_bank_as(Setup { lock_wait_ms: 20_000, ..Setup::accounts(&[0, 1], false) });
+    rig.start_bank_as(Setup {
+        lock_wait_ms: 2 * PATIENCE.as_millis() as u32,
+        ..Setup::accounts(&[0, 1], false)
+    });
     // Somebody holds a row at each source.
     let mut holder = rig.psql_by("");
     let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -100,13 +117,14 @@ fn a_statement_that_waits_is_cancelled_from_both_kinds_of_clients() {
         for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
             let mut client = rig.login(kind).client(&text);
             let client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            std::thread::sleep(Duration::from_millis(700));
+            let waits = wait(Instant::now() + PATIENCE, || rig.is_waiting(&text));
+            waits.unwrap_or_else(|| panic!("{}\n{text}: {kind} does not wait", rig.log()));
             let begun = Instant::now();
             let pid = client.id().to_string();
             assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
             let output = client.wait_with_output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
-            assert!(begun.elapsed() < Duration::from_secs(10), "{kind} at {source}: {said}");
+            assert!(begun.elapsed() < PATIENCE, "{kind} at {source}: {said}");
             assert!(!output.status.success(), "{kind} at {source}");
             assert!(
                 said.contains("user request") || said.contains("1317"),

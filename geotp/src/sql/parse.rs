@@ -100,6 +100,8 @@ pub enum Verb {
     Autocommit(bool),
     /// A setting of the session, by name, with its value's text.
     Set(String, String),
+    /// Several settings of the session at once, by name. None of them is an isolation level.
+    Several(Vec<String>),
     /// `RESET name`, or all.
     Reset(Option<String>),
     /// `SHOW name`: PostgreSQL's way to ask for one setting.
@@ -163,6 +165,20 @@ impl Parsed {
                 _ => "SELECT",
             },
             _ => "SELECT",
+        }
+    }
+
+    /// PostgreSQL's tag of a change of the schema.
+    #[must_use]
+    pub fn schema_tag(&self) -> String {
+        let Verb::Schema(statement) = &self.verb else { return "SELECT".into() };
+        match &**statement {
+            Statement::CreateTable(_) => "CREATE TABLE".into(),
+            Statement::CreateIndex(_) => "CREATE INDEX".into(),
+            Statement::AlterTable { .. } => "ALTER TABLE".into(),
+            Statement::Truncate(_) => "TRUNCATE TABLE".into(),
+            Statement::Drop { object_type, .. } => format!("DROP {object_type}"),
+            _ => "SELECT".into(),
         }
     }
 }
@@ -526,8 +542,39 @@ fn several_settings(text: &str) -> Result<Verb, Refusal> {
     let matters = ["autocommit", "isolation", "global"];
     match matters.into_iter().find(|word| lower.contains(word)) {
         Some(word) => Err(Refusal::unsupported(format!("set {word} in a statement of its own"))),
-        None => Ok(Verb::Set("several".into(), String::new())),
+        None => Ok(Verb::Several(names_of_settings(&lower))),
     }
+}
+
+/// The names in `SET a = 1, @@session.b = concat(c, 'd'), NAMES utf8mb4`.
+fn names_of_settings(text: &str) -> Vec<String> {
+    let text = text.trim();
+    let text = text.strip_prefix("set").unwrap_or(text);
+    let (mut depth, mut quote) = (0_u32, None);
+    let mut parts = vec![String::new()];
+    for c in text.chars() {
+        match (c, quote) {
+            (c, Some(open)) if c == open => quote = None,
+            (_, Some(_)) => {}
+            ('\'' | '"', None) => quote = Some(c),
+            ('(', None) => depth += 1,
+            (')', None) => depth = depth.saturating_sub(1),
+            (',', None) if depth == 0 => parts.push(String::new()),
+            (c, None) if depth == 0 => {
+                if let Some(part) = parts.last_mut() {
+                    part.push(c);
+                }
+            }
+            (_, None) => {}
+        }
+    }
+    let name = |part: &String| {
+        let name = part.split(['=', ':']).next().unwrap_or_default().trim();
+        let scopes = ["session ", "local ", "@@session.", "@@local.", "@@"];
+        let name = scopes.iter().find_map(|scope| name.strip_prefix(scope)).unwrap_or(name);
+        name.split_whitespace().next().unwrap_or_default().replace('`', "")
+    };
+    parts.iter().map(name).filter(|name| !name.is_empty()).collect()
 }
 
 fn modes_of(modes: &[TransactionMode]) -> (Option<Isolation>, bool) {
@@ -583,7 +630,8 @@ fn set_verb(set: Set, text: &str) -> Result<Verb, Refusal> {
         Set::SetNamesDefault {} => Verb::Set("names".into(), "default".into()),
         Set::SetTimeZone { value, .. } => Verb::Set("timezone".into(), setting(&value)),
         Set::MultipleAssignments { assignments } => {
-            let names: Vec<String> = assignments.iter().map(|one| one.name.to_string()).collect();
+            let names: Vec<String> =
+                assignments.iter().map(|one| format!("{}=", one.name)).collect();
             several_settings(&names.join(","))?
         }
         _ => Verb::Other,

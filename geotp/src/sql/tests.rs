@@ -724,7 +724,7 @@ fn what_drivers_and_benchmarks_say_first_is_understood() {
     let refused = verb("COPY t FROM STDIN (FORMAT csv, HEADER)", postgres).unwrap_err();
     assert!(refused.message.contains("format csv"), "{refused}");
     let settings = "set sql_mode=CONCAT(@@sql_mode,',STRICT_TRANS_TABLES'),NAMES utf8mb4";
-    assert!(matches!(verb(settings, Dialect::MariaDb), Ok(Verb::Set(..))));
+    assert!(matches!(verb(settings, Dialect::MariaDb), Ok(Verb::Several(..))));
     let refused = verb("set sql_mode=CONCAT(@@sql_mode,'x'),autocommit=0", Dialect::MariaDb);
     assert!(refused.unwrap_err().message.contains("autocommit"));
 }

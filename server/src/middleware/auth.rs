@@ -11,6 +11,11 @@ use subtle::ConstantTimeEq as _;
 /// What PostgreSQL itself uses.
 const ITERATIONS: NonZeroU32 = NonZeroU32::MIN.saturating_add(4095);
 
+/// 32 digits that nobody else has drawn.
+pub(super) fn random_name() -> String {
+    random_bytes::<32>().iter().map(|byte| format!("{:x}", byte & 15)).collect()
+}
+
 /// Bytes that nobody can guess, without zeros: MySQL's nonces end at one.
 pub(super) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];

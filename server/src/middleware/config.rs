@@ -1,7 +1,7 @@
 //! The files of a proxy and of an agent. Everything is checked before anything starts; an error names
 //! the line or the field, what is wrong there, and what would be right.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -166,6 +166,8 @@ pub struct ProxyConfig {
     pub by_key: Option<&'static str>,
     /// Writes of a round go last (QURO).
     pub writes_last: bool,
+    /// Its number is taken over from a proxy whose decision log is lost. Not in the file, since it is for one start.
+    pub takes_over: bool,
 }
 
 fn password(
@@ -413,7 +415,14 @@ impl ProxyConfig {
             agent,
             by_key,
             writes_last: file.mode == "quro",
+            takes_over: false,
         })
+    }
+
+    /// What clients may call the database: its name, or what it is called at a source.
+    pub(super) fn databases(&self) -> BTreeSet<String> {
+        let at_sources = self.sources.iter().map(|source| source.endpoint.database.clone());
+        at_sources.chain([self.name.clone()]).collect()
     }
 }
 

@@ -1,6 +1,8 @@
 //! The decision log: one thread that writes what a middleware must remember, and syncs once for all
 //! that has come meanwhile. A proxy keeps no versions of data, so it has the log and no state engine.
 
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,6 +17,18 @@ use crate::storage::{Expected, Identity, StorageError};
 
 /// The log's only writer.
 const TAG: u8 = 1;
+
+/// The file that tells one decision log from every other.
+const NAME: &str = "log-name";
+
+/// What was found in a directory.
+pub(super) struct Found {
+    /// The log's name: no other log has it, except copies of this one.
+    pub(super) name: String,
+    pub(super) records: Vec<Bytes>,
+    /// Where the log was cut off, and why, if it was.
+    pub(super) torn: Option<String>,
+}
 
 /// What the thread is asked to do, in order.
 #[derive(Debug)]
@@ -60,7 +74,7 @@ impl Decisions {
         path: &Path,
         identity: &Identity,
         report: impl Fn(Report) + Send + 'static,
-    ) -> Result<(Self, Vec<Bytes>, Option<String>), StorageError> {
+    ) -> Result<(Self, Found), StorageError> {
         let mut directory = Directory::open(path, identity, "middleware", Expected::Either)?;
         let options = Options {
             sync: true,
@@ -69,12 +83,15 @@ impl Decisions {
             hook: None,
         };
         let (log, records, torn);
+        let name;
         if directory.is_new() {
             log = Log::create(&directory.log(), identity, options)?;
+            name = write_name(path)?;
             directory.finish()?;
             (records, torn) = (Vec::new(), None);
         } else {
             let found;
+            name = read_name(path)?;
             (log, found) = Log::open(&directory.log(), identity, options)?;
             torn = found.torn.map(|(path, offset, why)| {
                 format!("{}: cut off at offset {offset}: {why}", path.display())
@@ -96,12 +113,36 @@ impl Decisions {
             path: path.to_owned(),
             source: error,
         })?;
-        Ok((Self { inbox, thread: Some(thread) }, records, torn))
+        Ok((Self { inbox, thread: Some(thread) }, Found { name, records, torn }))
     }
 
     /// Queues work. After a failure it is dropped: the process is stopping.
     pub(super) fn submit(&self, work: Work) {
         self.inbox.push(work);
+    }
+}
+
+/// Gives the log in this directory a name, durably.
+fn write_name(directory: &Path) -> Result<String, StorageError> {
+    let file = directory.join(NAME);
+    let name = super::auth::random_name();
+    let written = File::create(&file)
+        .and_then(|mut file| file.write_all(name.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| File::open(directory)?.sync_all());
+    match written {
+        Ok(()) => Ok(name),
+        Err(source) => Err(StorageError::Io { action: "write", path: file, source }),
+    }
+}
+
+/// The log's name. Logs of versions that knew no names get one.
+fn read_name(directory: &Path) -> Result<String, StorageError> {
+    let file = directory.join(NAME);
+    match fs::read_to_string(&file) {
+        Ok(name) if name.len() == 32 => Ok(name),
+        Ok(_) => write_name(directory),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => write_name(directory),
+        Err(source) => Err(StorageError::Io { action: "read", path: file, source }),
     }
 }
 
@@ -146,14 +187,16 @@ mod tests {
     fn what_is_reported_durable_is_there_again() {
         let dir = tempfile::tempdir().unwrap();
         let identity = Identity { cluster: "test".into(), node: orthodrome_core::NodeId(1) };
+        let names = std::cell::RefCell::new(std::collections::BTreeSet::new());
         let open = || {
             let (say, said) = mpsc::channel();
-            let (log, records, torn) =
+            let (log, Found { name, records, torn }) =
                 Decisions::open(&dir.path().join("log"), &identity, move |report| {
                     say.send(report).unwrap()
                 })
                 .unwrap();
             assert!(torn.is_none());
+            names.borrow_mut().insert(name);
             (log, records, said)
         };
         let wait = |said: &mpsc::Receiver<Report>, until: u64| {
@@ -173,5 +216,6 @@ mod tests {
         drop(log);
         let bytes: Vec<Vec<u8>> = open().1.iter().map(|record| record.to_vec()).collect();
         assert_eq!(bytes, [b"five".to_vec(), b"six".to_vec()]);
+        assert_eq!(names.borrow().len(), 1, "a log keeps its name");
     }
 }

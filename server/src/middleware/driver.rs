@@ -136,11 +136,25 @@ const POSTGRES_WAITS: &str = "\
     JOIN locks own ON own.pid IS NULL AND own.locktype = 'transactionid' AND own.virtualtransaction = locks.virtualtransaction \
     JOIN pg_prepared_xacts prepared ON prepared.transaction = own.transactionid";
 
-/// The same of MariaDB, whose prepared branches are in their sessions.
+/// The same of MariaDB, whose prepared branches are in their sessions. InnoDB answers from what it has kept unless nobody has
+/// asked for a tenth of a second: whoever asks more often is told the same for ever. So those who ask keep others
+/// waiting until they have [let the tables rest](MARIA_RESTS).
 const MARIA_WAITS: &str = "\
-    SELECT r.trx_mysql_thread_id, b.trx_mysql_thread_id, '' FROM information_schema.innodb_lock_waits w \
+    SELECT GET_LOCK('orthodrome_waits', 3); SELECT r.trx_mysql_thread_id, b.trx_mysql_thread_id, '' FROM information_schema.innodb_lock_waits w \
     JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id \
-    JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id";
+    JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id \
+    WHERE w.requesting_trx_id <> 0 AND w.blocking_trx_id <> 0";
+
+/// After [`MARIA_WAITS`].
+const MARIA_RESTS: &str = "DO SLEEP(0.11); DO RELEASE_LOCK('orthodrome_waits')";
+
+/// An empty table, so that a branch has a number from its beginning on: InnoDB gives none to a transaction that has only
+/// read, and then nobody can tell who holds what another waits for. Nobody ever writes to it.
+const MARIA_NUMBERING: &str = "SELECT 1 FROM orthodrome_branches FOR UPDATE";
+
+/// Makes the table of [`MARIA_NUMBERING`].
+const MARIA_NUMBERING_TABLE: &str =
+    "CREATE TABLE IF NOT EXISTS orthodrome_branches (id INT PRIMARY KEY) ENGINE = InnoDB";
 
 /// A session of either kind.
 pub(super) enum Session {
@@ -280,6 +294,31 @@ impl Session {
         };
         Ok(rows.filter_map(wait).collect())
     }
+
+    /// Lets what [`Session::waits`] has read grow stale, so that whoever reads next reads anew.
+    pub(super) async fn rest(&mut self) -> Result<(), Trouble> {
+        match self {
+            Self::Postgres(_) => Ok(()),
+            Self::Maria(_) => self.send(MARIA_RESTS).await?.ok().map(drop),
+        }
+    }
+
+    /// Sees to it that branches can be numbered where that is needed. Whether they are.
+    pub(super) async fn number_branches(&mut self) -> Result<bool, Trouble> {
+        match self {
+            Self::Postgres(_) => Ok(false),
+            Self::Maria(_) => {
+                let outcome = self.send(MARIA_NUMBERING).await?;
+                if outcome.fault.as_ref().is_some_and(|fault| fault.number == 1146) {
+                    self.send(MARIA_NUMBERING_TABLE).await?.ok()?;
+                    self.send(MARIA_NUMBERING).await?.ok()?;
+                } else {
+                    outcome.ok()?;
+                }
+                Ok(true)
+            }
+        }
+    }
 }
 
 fn number(done: &[(Answer, String)]) -> u64 {
@@ -331,8 +370,8 @@ impl Endpoint {
         }
     }
 
-    /// The words that open a branch.
-    pub(super) fn begin(&self, name: &str, isolation: Isolation) -> String {
+    /// The words that open a branch, which gets a number if it `is_numbered`.
+    pub(super) fn begin(&self, name: &str, isolation: Isolation, is_numbered: bool) -> String {
         let level = match isolation {
             Isolation::Serializable => "SERIALIZABLE",
             Isolation::RepeatableRead => "REPEATABLE READ",
@@ -341,7 +380,9 @@ impl Endpoint {
         match self.kind {
             Dialect::PostgreSql => format!("BEGIN ISOLATION LEVEL {level}"),
             Dialect::MariaDb => {
-                format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'")
+                let number =
+                    if is_numbered { [";", MARIA_NUMBERING].concat() } else { String::new() };
+                format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'{number}")
             }
         }
     }

@@ -17,10 +17,10 @@ use orthodrome_geotp::contract::{
 use orthodrome_geotp::middleware::{self, Middleware};
 use orthodrome_geotp::sql::Answer;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
-use super::decisions::{Decisions, Report, Work};
+use super::decisions::{Decisions, Found, Report, Work};
 use super::driver::Sql;
 use super::halt;
 use super::messages;
@@ -125,22 +125,27 @@ impl Postbox {
     }
 }
 
-impl MiddlewareHost {
-    /// Recovers the decision log in `data_dir` and starts. `failed` is told when the log cannot be
-    /// written any more.
-    pub(super) fn start(
+/// A decision log that has been recovered.
+pub(super) struct Opened {
+    decisions: Decisions,
+    records: Vec<Record>,
+    /// Its name.
+    pub(super) log: String,
+    postbox: Postbox,
+}
+
+impl Opened {
+    /// Recovers the decision log in `data_dir`. `failed` is told when it cannot be written any more.
+    pub(super) fn open(
         node: NodeId,
         name: &str,
-        config: middleware::Config,
         data_dir: &Path,
         postbox: Postbox,
-        links: BTreeMap<NodeId, ToAgentLink>,
         failed: impl Fn(String) + Send + 'static,
     ) -> Result<Self, StorageError> {
         let identity = Identity { cluster: name.to_owned(), node };
-        let inbox = postbox.0;
-        let reported = inbox.clone();
-        let (decisions, recovered, torn) =
+        let reported = postbox.0.clone();
+        let (decisions, Found { name: log, records: recovered, torn }) =
             Decisions::open(data_dir, &identity, move |report| match report {
                 Report::Durable(ticket) => {
                     reported.push(Event::Durable(ticket));
@@ -158,6 +163,35 @@ impl MiddlewareHost {
             })?;
             records.push(record);
         }
+        Ok(Self { decisions, records, log, postbox })
+    }
+
+    /// The last life in it; 0 if it is new.
+    pub(super) fn life(&self) -> u64 {
+        let lives = self.records.iter().map(|record| match record {
+            Record::Epoch(life) => *life,
+            Record::Commit { .. } | Record::Ended(_) => 0,
+        });
+        lives.max().unwrap_or(0)
+    }
+
+    /// Lives that begin from now on are above this one too.
+    pub(super) fn skip_to(&mut self, life: u64) {
+        self.records.push(Record::Epoch(life));
+    }
+}
+
+impl MiddlewareHost {
+    /// Starts with an opened decision log. `begun` is told the number of this life when it is durable.
+    pub(super) fn start(
+        node: NodeId,
+        config: middleware::Config,
+        opened: Opened,
+        links: BTreeMap<NodeId, ToAgentLink>,
+        begun: watch::Sender<u64>,
+    ) -> std::io::Result<Self> {
+        let Opened { decisions, records, log: _, postbox } = opened;
+        let inbox = postbox.0;
         let notes = Arc::default();
         let driver = MiddlewareDriver {
             node,
@@ -168,15 +202,11 @@ impl MiddlewareHost {
             links,
             decisions,
             notes: Arc::clone(&notes),
+            begun,
         };
-        let spawned = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("middleware".into())
-            .spawn(move || driver.run(config, records));
-        spawned.map_err(|error| StorageError::Io {
-            action: "start a thread for",
-            path: data_dir.to_owned(),
-            source: error,
-        })?;
+            .spawn(move || driver.run(config, records))?;
         Ok(Self { inbox, notes })
     }
 
@@ -251,6 +281,8 @@ struct MiddlewareDriver {
     links: BTreeMap<NodeId, ToAgentLink>,
     decisions: Decisions,
     notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
+    /// Told the number of this life when its record is durable, which is the first.
+    begun: watch::Sender<u64>,
 }
 
 impl MiddlewareDriver {
@@ -277,7 +309,12 @@ impl MiddlewareDriver {
             for event in events.drain(..) {
                 match event {
                     Event::Message(from, msg) => middleware.on_message(from, msg, &mut door),
-                    Event::Durable(ticket) => middleware.on_durable(ticket, &mut door),
+                    Event::Durable(ticket) => {
+                        middleware.on_durable(ticket, &mut door);
+                        self.begun.send_if_modified(|begun| {
+                            std::mem::replace(begun, middleware.epoch()) != middleware.epoch()
+                        });
+                    }
                     Event::Begin(isolation, hears, reply) => {
                         let xid = middleware.begin(None, isolation, &mut door);
                         self.sessions.insert(xid, hears);

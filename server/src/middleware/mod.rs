@@ -1,7 +1,7 @@
 //! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
 //!
 //! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
-//! transaction), `host` (the threads of the machines), `source` and `driver` (sessions at a
+//! transaction), `host` (the threads of the machines), `claim` (a number belongs to one proxy), `source` and `driver` (sessions at a
 //! source), `names` (rows that are not there), `consensus` and `records` (the mode
 //! `scalardb`), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
 //! `link` (between processes), `messages` (bytes of records and messages).
@@ -12,6 +12,7 @@
 )]
 
 mod auth;
+mod claim;
 pub mod config;
 mod consensus;
 mod copy;
@@ -33,9 +34,11 @@ mod postgres_wire;
 mod records;
 mod run;
 mod session;
+mod settings;
 mod source;
 mod stream;
 mod trust;
+mod words;
 
 pub use config::{AgentConfig, ConfigError, ProxyConfig};
 pub use driver::{Endpoint, Fault, Sql, Statement};

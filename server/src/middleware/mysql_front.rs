@@ -128,7 +128,7 @@ async fn greet(
         (None, _) => None,
     };
     let is_in = expected.is_some_and(|expected| is_same(&expected, &proof));
-    let mut session = Session::new(front.proxy.clone(), Dialect::MariaDb, database);
+    let mut session = Session::new(front.proxy.clone(), Dialect::MariaDb);
     session.cancelled = cancelled;
     let mut connection = Connection {
         front: front.clone(),
@@ -146,6 +146,10 @@ async fn greet(
     if plugin == SHA2 {
         // The proxy knows the password, so it never has to ask for it.
         connection.packet(&[1, 3]);
+    }
+    if let Err(unknown) = connection.session.check_database(&database) {
+        connection.error(&unknown);
+        return connection.stream.flush().await;
     }
     connection.ok(0, 0, false);
     connection.stream.flush().await?;
@@ -278,10 +282,10 @@ impl Connection {
                 // COM_QUIT
                 1 => return Ok(()),
                 // COM_INIT_DB
-                2 => {
-                    self.session.database = String::from_utf8_lossy(&body.0).into_owned();
-                    self.ok(0, 0, false);
-                }
+                2 => match self.session.check_database(&String::from_utf8_lossy(&body.0)) {
+                    Ok(()) => self.ok(0, 0, false),
+                    Err(unknown) => self.error(&unknown),
+                },
                 // COM_QUERY
                 3 => {
                     let text = String::from_utf8_lossy(&body.0).into_owned();
@@ -371,7 +375,10 @@ impl Connection {
         }
         self.session.reset().await;
         self.statements.clear();
-        self.session.database = database;
+        if let Err(unknown) = self.session.check_database(&database) {
+            self.error(&unknown);
+            return Ok(false);
+        }
         self.ok(0, 0, false);
         Ok(true)
     }

@@ -106,10 +106,14 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         return stream.flush().await;
     }
     let database = parameters.get("database").cloned().unwrap_or(user);
-    let session = Session::new(front.proxy.clone(), Dialect::PostgreSql, database);
+    let session = Session::new(front.proxy.clone(), Dialect::PostgreSql);
+    write(&mut stream.output, b'R', |out| out.put_i32(0));
+    if let Err(unknown) = session.check_database(&database) {
+        error(&mut stream.output, &unknown, true);
+        return stream.flush().await;
+    }
     let (pid, secret) = front.enter(session.cancelled.clone());
     let out = &mut stream.output;
-    write(out, b'R', |out| out.put_i32(0));
     for (name, value) in [
         ("server_version", "15.0 (Orthodrome)"),
         ("server_encoding", "UTF8"),

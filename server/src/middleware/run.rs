@@ -11,14 +11,17 @@ use orthodrome_geotp::sql::SourceId;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::config::{AgentConfig, ProxyConfig};
+use super::claim::{self, Begun, Claim, Claimant, Gate};
+use super::config::{AgentConfig, ProxyConfig, SourceConfig};
 use super::consensus::{Consensus, Store};
 use super::front::{Front, Speaks};
-use super::host::{AgentHost, MiddlewareHost, Postbox, ToAgentLink};
+use super::host::{AgentHost, MiddlewareHost, Opened, Postbox, ToAgentLink};
 use super::link::{self, Sender};
 use super::messages::Link;
 use super::session::{Engine, Proxy};
@@ -47,6 +50,9 @@ pub enum RunError {
     /// The certificate or its key cannot be used.
     #[error("tls: {0}; give a certificate and its key in PEM")]
     Tls(String),
+    /// Its number is not its own.
+    #[error("{0}")]
+    Number(String),
     /// It stopped because of a fault of its own.
     #[error("the proxy has stopped: {0}")]
     Failed(String),
@@ -114,9 +120,11 @@ pub async fn run_proxy(
     std::fs::create_dir_all(&config.data_dir)?;
     let ending = CancellationToken::new();
     let (failed, mut failure) = tokio::sync::mpsc::unbounded_channel();
-    let proxy = start(&config, &failed).await?;
+    // Claims end with this function, however it ends.
+    let mut claims = JoinSet::new();
+    let proxy = start(&config, &failed, &mut claims).await?;
     let front = Arc::new(Front::new(Arc::new(proxy), tls, config.users.clone()));
-    let mut serving = tokio::task::JoinSet::new();
+    let mut serving = JoinSet::new();
     for (listener, speaks) in listeners {
         serving.spawn(front.clone().listen(listener, speaks, ending.clone()));
     }
@@ -137,12 +145,13 @@ pub async fn run_proxy(
 /// Starts the machines of a proxy.
 async fn start(
     config: &ProxyConfig,
-    failed: &tokio::sync::mpsc::UnboundedSender<String>,
+    failed: &UnboundedSender<String>,
+    claims: &mut JoinSet<()>,
 ) -> Result<Proxy, RunError> {
     let mut direct: BTreeMap<_, Arc<Source>> = BTreeMap::new();
     let engine = match config.by_key {
         Some(name) => Engine::ByKey(start_by_key(config, name, &mut direct)?),
-        None => Engine::Xa(start_xa(config, failed.clone(), &mut direct).await?),
+        None => Engine::Xa(start_xa(config, failed, &mut direct, claims).await?),
     };
     let mut by_distance: Vec<_> = config.sources.iter().map(|s| (s.emulated_rtt, s.id)).collect();
     by_distance.sort();
@@ -154,6 +163,7 @@ async fn start(
         engine,
         isolation: config.isolation,
         writes_last: config.writes_last,
+        databases: config.databases(),
     })
 }
 
@@ -177,10 +187,17 @@ fn start_by_key(
 /// The middleware, agents for the sources that have none, and the ways to those that do.
 async fn start_xa(
     config: &ProxyConfig,
-    failed: tokio::sync::mpsc::UnboundedSender<String>,
+    failed: &UnboundedSender<String>,
     direct: &mut BTreeMap<SourceId, Arc<Source>>,
+    kept: &mut JoinSet<()>,
 ) -> Result<MiddlewareHost, RunError> {
     let postbox = Postbox::new();
+    // Nothing of this proxy is at work at a source before the number is known to be its own.
+    let opened = open(config, postbox.clone(), failed.clone()).await?;
+    let gates: BTreeMap<NodeId, Gate> =
+        config.sources.iter().map(|source| (source.node, Gate::default())).collect();
+    let gate = |node: NodeId| gates.get(&node).cloned().unwrap_or_default();
+    let (opened, claims) = claim(config, opened, gate).await?;
     let mut links: BTreeMap<NodeId, ToAgentLink> = BTreeMap::new();
     // Agents inside this process tell each other here.
     let inside: Arc<Mutex<BTreeMap<NodeId, Arc<AgentHost>>>> = Arc::default();
@@ -188,15 +205,21 @@ async fn start_xa(
     for source in &config.sources {
         let Some(address) = &source.agent else { continue };
         let (node, postbox) = (source.node, postbox.clone());
+        let (heard, said) = (gate(node), gate(node));
         let hello = Link::Hello { node: config.node, secret: config.secret.clone() };
         let (trust, one_way) = (source.agent_trust.clone(), source.emulated_rtt / 2);
         let sender = link::call(address.clone(), hello, trust, one_way, move |link| {
-            if let Link::Word(word) = link {
+            if let (Link::Word(word), true) = (link, heard.is_open()) {
                 postbox.deliver(node, word);
             }
         });
         peers.insert(node, sender.clone());
-        links.insert(node, Box::new(move |msg| sender.send(Link::Order(msg))));
+        let send = move |msg| {
+            if said.is_open() {
+                sender.send(Link::Order(msg));
+            }
+        };
+        links.insert(node, Box::new(send));
         // Not its agent's: for questions outside of transactions.
         direct.insert(source.id, Source::start(node, source.endpoint.clone(), None, |_| {}));
     }
@@ -206,6 +229,7 @@ async fn start_xa(
         }
         let (node, postbox, inside_too, peers) =
             (source.node, postbox.clone(), inside.clone(), peers.clone());
+        let (heard, said) = (gate(node), gate(node));
         let sessions = config.data_dir.join(format!("sessions-{node}"));
         let endpoint = source.endpoint.clone();
         let connect = move |report: Box<dyn Fn(_) + Send + Sync>| {
@@ -223,25 +247,68 @@ async fn start_xa(
             node,
             config.agent.clone(),
             connect,
-            move |_, word| postbox.deliver(node, word),
+            move |_, word| {
+                if heard.is_open() {
+                    postbox.deliver(node, word);
+                }
+            },
             to_peer,
         )?;
         let agent = Arc::new(agent);
         direct.insert(source.id, agent.source.clone());
         inside.lock().unwrap_or_else(PoisonError::into_inner).insert(node, agent.clone());
         let me = config.node;
-        links.insert(node, Box::new(move |msg| agent.deliver(me, msg)));
+        let send = move |msg| {
+            if said.is_open() {
+                agent.deliver(me, msg);
+            }
+        };
+        links.insert(node, Box::new(send));
     }
+    let (begins, begun) = tokio::sync::watch::channel(0);
+    let machine = config.middleware.clone();
+    let host = MiddlewareHost::start(config.node, machine, opened, links, begins)?;
+    *kept = claim::keep(claims, &begun, failed);
+    Ok(host)
+}
+
+/// Recovers the decision log.
+async fn open(
+    config: &ProxyConfig,
+    postbox: Postbox,
+    failed: UnboundedSender<String>,
+) -> Result<Opened, RunError> {
     let (name, data_dir, node) =
         (config.name.clone(), config.data_dir.join("decisions"), config.node);
-    let machine = config.middleware.clone();
     let opened = tokio::task::spawn_blocking(move || {
-        MiddlewareHost::start(node, &name, machine, &data_dir, postbox, links, move |why| {
+        Opened::open(node, &name, &data_dir, postbox, move |why| {
             // Nobody listens once the process ends.
             let _ = failed.send(why);
         })
     });
     Ok(opened.await.map_err(|error| RunError::Failed(error.to_string()))??)
+}
+
+/// Claims the proxy's number at every source that can be reached.
+async fn claim(
+    config: &ProxyConfig,
+    mut opened: Opened,
+    gate: impl Fn(NodeId) -> Gate,
+) -> Result<(Opened, Vec<Begun>), RunError> {
+    let life = opened.life();
+    let claimant =
+        Claimant::new(config.node, &config.name, opened.log.clone(), life, config.takes_over);
+    let claimant = Arc::new(claimant);
+    let claim = |source: &SourceConfig| {
+        let name = config.catalogue.source(source.id).map_or_else(String::new, |s| s.name.clone());
+        Claim::new(name, source.node, &source.endpoint, claimant.clone(), gate(source.node))
+    };
+    let claims = config.sources.iter().map(claim).collect();
+    let (claims, highest) = claim::begin(claims).await.map_err(RunError::Number)?;
+    if highest > life {
+        opened.skip_to(highest);
+    }
+    Ok((opened, claims))
 }
 
 /// Runs an agent until `stop` is ready. `ready` is told where it listens.

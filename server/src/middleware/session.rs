@@ -18,7 +18,9 @@ use tokio::sync::{Notify, mpsc};
 use super::consensus::{Consensus, Order};
 use super::driver::{Fault, Sql, Statement, Trouble};
 use super::host::{Heard, MiddlewareHost};
+use super::settings;
 use super::source::Source;
+use super::words::translated;
 
 /// What all sessions share.
 pub(super) struct Proxy {
@@ -33,6 +35,8 @@ pub(super) struct Proxy {
     pub(super) isolation: Isolation,
     /// Statements of a round that write go last (QURO).
     pub(super) writes_last: bool,
+    /// What clients may call the database.
+    pub(super) databases: BTreeSet<String>,
 }
 
 /// What makes transactions of rounds.
@@ -222,7 +226,6 @@ pub(super) struct Session {
     is_failed: bool,
     open: Option<Open>,
     settings: BTreeMap<String, String>,
-    pub(super) database: String,
     /// Told when the client wants what runs to be cancelled.
     pub(super) cancelled: Arc<Notify>,
 }
@@ -268,7 +271,7 @@ fn table(names: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Answer 
 }
 
 impl Session {
-    pub(super) fn new(proxy: Arc<Proxy>, client: Dialect, database: String) -> Self {
+    pub(super) fn new(proxy: Arc<Proxy>, client: Dialect) -> Self {
         Self {
             session_isolation: proxy.isolation,
             proxy,
@@ -279,9 +282,64 @@ impl Session {
             is_failed: false,
             open: None,
             settings: BTreeMap::new(),
-            database,
             cancelled: Arc::default(),
         }
+    }
+
+    /// Checks that the proxy's database has this name. MySQL's clients need not name one.
+    pub(super) fn check_database(&self, name: &str) -> Result<(), SqlError> {
+        let is_none = self.client == Dialect::MariaDb && name.is_empty();
+        if is_none || self.proxy.databases.contains(name) {
+            return Ok(());
+        }
+        Err(match self.client {
+            Dialect::PostgreSql => {
+                SqlError::new("3D000", format!("database \"{name}\" does not exist"))
+            }
+            Dialect::MariaDb => SqlError {
+                sqlstate: "42000".into(),
+                number: 1049,
+                message: format!("Unknown database '{name}'"),
+            },
+        })
+    }
+
+    /// Checks that there is such a setting.
+    async fn check_setting(&self, name: &str) -> Result<(), SqlError> {
+        if settings::is_known(self.client, name) {
+            return Ok(());
+        }
+        if self.client == Dialect::MariaDb && name.starts_with('@') {
+            return Err(SqlError::new(
+                "0A000",
+                format!(
+                    "{name}: the proxy keeps no variables of users; keep the value in the client"
+                ),
+            ));
+        }
+        // What a source of the client's kind knows, its clients may set.
+        if let Some((home, kind)) = self.home()
+            && kind == self.client
+            && let Some(source) = self.proxy.direct.get(&home)
+        {
+            let outcome = source.ask(&settings::asking_for(kind, name)).await?;
+            if let Some(fault) = outcome.fault {
+                return Err(fault.into());
+            }
+            if outcome.done.iter().any(|(answer, _)| !answer.rows.is_empty()) {
+                return Ok(());
+            }
+        }
+        Err(match self.client {
+            Dialect::PostgreSql => {
+                SqlError::new("42704", format!("unrecognized configuration parameter \"{name}\""))
+            }
+            Dialect::MariaDb => SqlError {
+                sqlstate: "HY000".into(),
+                number: 1193,
+                message: format!("Unknown system variable '{name}'"),
+            },
+        })
     }
 
     /// PostgreSQL's state of the transaction.
@@ -627,7 +685,7 @@ impl Session {
     /// What is told of a failure at a source, of a transaction that is at as many.
     fn error(&self, source: NodeId, failure: Failure<Sql>, sources: usize) -> SqlError {
         if let Some(fault) = failure.fault {
-            let mut error = SqlError::from(fault);
+            let mut error = translated(fault, self.client, &self.source_name(source));
             if failure.reason == Reason::LockTimeout && sources > 1 {
                 // Where nobody looks for deadlocks across sources they end so, and are answered like others.
                 error.sqlstate = "40P01".into();
@@ -769,13 +827,31 @@ impl Session {
                 if name == "orthodrome" || name.starts_with("orthodrome.") {
                     return self.admin(&["alter".into(), "set".into(), value.clone()]).await;
                 }
+                self.check_setting(name).await?;
                 self.settings.insert(name.clone(), value.clone());
                 Ok(Reply::done("SET"))
             }
-            Verb::Reset(_) => Ok(Reply::done("RESET")),
+            Verb::Several(names) => {
+                for name in names {
+                    self.check_setting(name).await?;
+                }
+                Ok(Reply::done("SET"))
+            }
+            Verb::Reset(None) => {
+                self.settings.clear();
+                Ok(Reply::done("RESET"))
+            }
+            Verb::Reset(Some(name)) => {
+                self.check_setting(name).await?;
+                self.settings.remove(name);
+                Ok(Reply::done("RESET"))
+            }
             Verb::Show(name) => self.show(name, parsed).await,
+            Verb::Use(_) if self.client == Dialect::PostgreSql => {
+                Err(SqlError::new("42601", "syntax error at or near \"USE\""))
+            }
             Verb::Use(name) => {
-                self.database.clone_from(name);
+                self.check_database(name)?;
                 Ok(Reply::done("USE"))
             }
             Verb::Schema(_) => self.schema(parsed, values).await,
@@ -949,11 +1025,11 @@ impl Session {
                 .get(&part.source)
                 .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
             if let Some(fault) = source.ask(&part.text).await?.fault {
-                return Err(fault.into());
+                let name = self.proxy.catalogue.source(part.source).map(|s| s.name.as_str());
+                return Err(translated(fault, self.client, name.unwrap_or_default()));
             }
         }
-        let words: Vec<&str> = parsed.text.split_whitespace().take(2).collect();
-        Ok(Reply::done(&words.join(" ").to_uppercase()))
+        Ok(Reply::done(&parsed.schema_tag()))
     }
 
     async fn explain(&mut self, inner: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {

@@ -67,10 +67,14 @@ pub(super) struct Source {
     sessions: Option<PathBuf>,
     start: AtomicU64,
     last_id: AtomicU64,
+    /// Branches get numbers, so that others can be told who holds what they wait for.
+    is_numbering: AtomicBool,
 }
 
 /// What a server answers unless it is silent.
-async fn in_time<T>(asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+pub(super) async fn in_time<T>(
+    asked: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
     let silent = |_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut));
     tokio::time::timeout(SILENT, asked).await.map_err(silent)?
 }
@@ -153,6 +157,7 @@ impl Source {
             sessions,
             start: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
+            is_numbering: AtomicBool::new(false),
         });
         tokio::spawn(source.clone().watch());
         tokio::spawn(source.clone().look_for_waits());
@@ -171,8 +176,8 @@ impl Source {
             if !is_long && told.is_empty() {
                 continue;
             }
-            let waits = match in_time(self.waits()).await {
-                Ok(waits) => waits,
+            let (waits, mut session) = match in_time(self.waits()).await {
+                Ok(found) => found,
                 Err(Trouble::Broken(_)) => continue,
                 Err(Trouble::Fault(fault)) => {
                     if !std::mem::replace(&mut is_refused, true) {
@@ -188,6 +193,9 @@ impl Source {
             if waits != told {
                 told.clone_from(&waits);
                 (self.report)(FromSource::Waits { waits });
+            }
+            if in_time(session.rest()).await.is_ok() {
+                self.give_back(session);
             }
         }
     }
@@ -207,11 +215,11 @@ impl Source {
         slots.iter().filter_map(of).collect()
     }
 
-    async fn waits(&self) -> Result<Vec<Wait>, Trouble> {
+    /// Who waits for whom now, and the session that was asked, which must rest.
+    async fn waits(&self) -> Result<(Vec<Wait>, Session), Trouble> {
         let before = self.owners();
         let mut session = self.session().await?;
         let found = session.waits(self.node, self.endpoint.one_way).await?;
-        self.give_back(session);
         let after = self.owners();
         // A session may have been given to another branch meanwhile.
         let owner = |id: &u64| before.get(id).filter(|xid| after.get(id) == Some(xid)).copied();
@@ -226,7 +234,7 @@ impl Source {
         let mut waits: Vec<Wait> = found.into_iter().filter_map(wait).collect();
         waits.sort();
         waits.dedup();
-        Ok(waits)
+        Ok((waits, session))
     }
 
     /// Looks at the server now and then, and says when it comes and goes.
@@ -258,6 +266,7 @@ impl Source {
         self.start.store(start, Ordering::Relaxed);
         self.last_id.store(id, Ordering::Relaxed);
         self.end_old_sessions(session).await;
+        self.number_branches(session).await?;
         info!(source = %self.node, "reached");
         (self.report)(FromSource::Up { start });
         loop {
@@ -265,6 +274,25 @@ impl Source {
             let _ = tokio::time::timeout(LOOK, session.stirs()).await;
             in_time(session.text("SELECT 1", Duration::ZERO)).await?;
         }
+    }
+
+    /// Has branches numbered, if the server lets it be done.
+    async fn number_branches(&self, session: &mut Session) -> Result<(), Trouble> {
+        let is_numbering = match in_time(session.number_branches()).await {
+            Ok(is_numbering) => is_numbering,
+            Err(Trouble::Fault(fault)) => {
+                warn!(
+                    source = %self.node,
+                    "cannot read or make the table orthodrome_branches, so deadlocks across sources in which a \
+                     transaction has only read there end by the lock time-out: {}",
+                    fault.message
+                );
+                false
+            }
+            Err(broken) => return Err(broken),
+        };
+        self.is_numbering.store(is_numbering, Ordering::Release);
+        Ok(())
     }
 
     /// Ends what earlier lives left at work: it could still prepare.
@@ -585,7 +613,10 @@ impl Source {
             texts.push(text);
         };
         if let Some(isolation) = begin {
-            own(Piece::Begin, self.endpoint.begin(&name, isolation), &mut texts, &mut pieces);
+            // Nobody waits for locks of what ends with this text.
+            let is_numbered = then != Then::Commit && self.is_numbering.load(Ordering::Acquire);
+            let begin = self.endpoint.begin(&name, isolation, is_numbered);
+            own(Piece::Begin, begin, &mut texts, &mut pieces);
         }
         for (number, statement) in statements.iter().enumerate() {
             let number = number as u32;
@@ -660,6 +691,8 @@ impl Source {
                     self.refuse(xid, slot, place, failure).await;
                 }
                 Some(Piece::Begin) | None => {
+                    // Perhaps somebody took the table away.
+                    self.is_numbering.store(false, Ordering::Release);
                     *place = None;
                     locked(&self.slots).remove(&xid);
                     (self.report)(FromSource::SessionLost { xid });
@@ -928,6 +961,8 @@ mod tests {
     use super::*;
 
     const NODE: NodeId = NodeId(1001);
+    /// How long a server may be silent on a machine that is busy with other work.
+    const PATIENCE: Duration = Duration::from_secs(120);
 
     /// A driver of a private server with one row, and what it reports.
     struct Rig {
@@ -961,11 +996,15 @@ mod tests {
         }
 
         fn wait_for(&self, what: &str, is_it: impl Fn(&FromSource<Sql>) -> bool) {
+            let mut before = Vec::new();
             loop {
-                let said = self.reports.recv_timeout(Duration::from_secs(20));
-                if is_it(&said.unwrap_or_else(|_| panic!("still not: {what}"))) {
+                let said = self.reports.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+                    panic!("awaited for {PATIENCE:?}: {what}; reported meanwhile: {before:?}")
+                });
+                if is_it(&said) {
                     return;
                 }
+                before.push(said);
             }
         }
 
@@ -988,6 +1027,10 @@ mod tests {
                 }
                 FromSource::RunFailed { xid: which, failure, .. } if *which == xid => {
                     Some(Err(failure.reason))
+                }
+                // A MariaDB server that is interrupted may say nothing more; its session is ended then.
+                FromSource::SessionLost { xid: which } if *which == xid => {
+                    Some(Err(Reason::Connection))
                 }
                 _ => None,
             };
@@ -1073,11 +1116,15 @@ mod tests {
                 Dialect::PostgreSql => ("SELECT v FROM t", "SELECT pg_sleep(0.005)"),
                 Dialect::MariaDb => ("SELECT v FROM t", "SELECT SLEEP(0.005)"),
             };
-            let mut late = 0;
-            for number in 1..=300 {
+            let (mut late, mut number) = (0, 0);
+            // The longer the wait, the likelier is the interrupt to be late, however busy the machine is.
+            while number < 300 || late <= 30 {
+                number += 1;
+                assert!(number < 3_000, "{kind:?}: only {late} interrupts of {number} were late");
                 let (first, next) = (xid(number * 2), xid(number * 2 + 1));
                 rig.run(first, [plain(short)], Then::Commit);
-                std::thread::sleep(Duration::from_micros(number % 30 * 20));
+                let wait = number % 30 * 20 * (1 + number / 300 * 10);
+                std::thread::sleep(Duration::from_micros(wait));
                 rig.order(ToSource::Interrupt { xid: first });
                 let is_late = rig.ran(first).is_ok();
                 late += u32::from(is_late);
@@ -1095,7 +1142,6 @@ mod tests {
                 assert_eq!(rig.ran(next), Ok(1), "{kind:?}, {number}");
                 rig.wait_for("committed", |said| matches!(said, FromSource::Committed { .. }));
             }
-            assert!(late > 30, "{kind:?}: {late}");
         }
     }
 
