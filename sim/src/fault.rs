@@ -444,7 +444,7 @@ pub(crate) fn draw_for(
     let partition = rng.pick(&partitions)?;
     let leader = partition.preferred_leader;
     match temper {
-        Temper::Mixed | Temper::Successors | Temper::PowerCuts => None,
+        Temper::Mixed | Temper::PowerCuts => None,
         Temper::Clocks if rng.chance(2, 3) => {
             let to = vec![rng.pick(&servers)?.clone()];
             Some((rng.range(500, 3_000), draw_late(cluster, to, 800, rng)?))
@@ -490,7 +490,6 @@ pub(crate) fn draw_sequence(
     rng: &mut Rng,
 ) -> Option<Vec<Entry>> {
     match temper {
-        Temper::Successors => draw_successor(cluster, at_ms, rng),
         Temper::PowerCuts => draw_power_cut(cluster, at_ms, rng),
         Temper::Mixed
         | Temper::Clocks
@@ -499,34 +498,6 @@ pub(crate) fn draw_sequence(
         | Temper::Ranks
         | Temper::Stragglers => None,
     }
-}
-
-/// One leader does not reach another one, then crashes; its possible successors do not reach that
-/// other one either, from about when they lead.
-fn draw_successor(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
-    let mut partitions: Vec<_> = cluster.partitions().collect();
-    rng.shuffle(&mut partitions);
-    let first = partitions.first()?;
-    let leader = first.preferred_leader;
-    let other = partitions.iter().map(|p| p.preferred_leader).find(|other| *other != leader)?;
-    let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
-    let crash_ms = at_ms + 1 + round_trip * rng.range(1, 4);
-    let cut = |from: Vec<String>| Fault::Partition {
-        from,
-        to: vec![other.to_string()],
-        both_ways: false,
-    };
-    let is_other = |node: &&NodeId| **node != leader && **node != other;
-    let successors = first.replicas.iter().filter(is_other).map(ToString::to_string).collect();
-    let again_ms = crash_ms + round_trip * rng.range(4, 14);
-    let back_ms = crash_ms + round_trip * rng.range(8, 30);
-    let crash = Fault::Crash { nodes: vec![leader.to_string()] };
-    let calm_ms = again_ms + round_trip * rng.range(4, 20);
-    Some(vec![
-        Entry { at_ms, until_ms: Some(crash_ms + 1), fault: cut(vec![leader.to_string()]) },
-        Entry { at_ms: crash_ms, until_ms: Some(back_ms), fault: crash },
-        Entry { at_ms: again_ms, until_ms: Some(calm_ms), fault: cut(successors) },
-    ])
 }
 
 /// A leader does not reach its followers, but its callers; then it loses power until the others have
