@@ -49,7 +49,8 @@ pub struct SwarmOptions {
     pub unordered: bool,
     /// Draw disks that damage, swap, lose or bring back data in some seeds.
     pub bad_disks: bool,
-    /// Draw clusters, loads and runs of unusual size for some seeds.
+    /// Draw clusters, loads and runs of unusual size for some seeds, and power cuts
+    /// ([`Temper::PowerCuts`]).
     pub unusual: bool,
     /// Draw membership changes and leader transfers.
     pub admin: bool,
@@ -454,7 +455,10 @@ impl Scenario {
         if P::LAGS && Rng::stream(seed, "lags", 0).chance(1, 8) {
             drawn = Temper::Stragglers;
         }
-        if P::promises_alone(options.name) && Rng::stream(seed, "power", 0).chance(1, 8) {
+        if options.unusual
+            && P::promises_alone(options.name)
+            && Rng::stream(seed, "power", 0).chance(1, 8)
+        {
             drawn = Temper::PowerCuts;
         }
         let temper = options.temper.unwrap_or(drawn);

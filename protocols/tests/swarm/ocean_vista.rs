@@ -43,7 +43,7 @@ fn unsafe_variants_are_caught() {
     }
     // One of the first 1 500 about stragglers: somebody must read a key by the one replica that has not heard
     // that its last version is void. A golden trace shows it step by step.
-    catch_plain(NAME, "V1", Temper::Stragglers, 900..910);
+    catch_plain(NAME, "V1", Some(Temper::Stragglers), 900..910);
     // Three of these ten, none of 10000..10050: a server forgets what it had answered before its disk had it.
     catch_among(NAME, "R4", Some(Temper::Stragglers), 670..680);
 }

@@ -69,9 +69,8 @@ pub fn catch_among(name: &'static str, tooth: &str, temper: Option<Temper>, seed
 
 /// The same with seeds that draw no unusual sizes, links or disks: a search for the mutation among
 /// seeds that draw them takes too long for a test.
-pub fn catch_plain(name: &'static str, tooth: &str, temper: Temper, seeds: Range<u64>) {
+pub fn catch_plain(name: &'static str, tooth: &str, temper: Option<Temper>, seeds: Range<u64>) {
     let (unordered, bad_disks, unusual) = (false, false, false);
-    let temper = Some(temper);
     let plain = SwarmOptions { temper, unordered, bad_disks, unusual, ..SwarmOptions::of(name) };
     catch_with(plain, tooth, seeds);
 }
