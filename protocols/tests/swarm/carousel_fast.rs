@@ -32,10 +32,11 @@ fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
         catch(FAST, tooth, None, within);
     }
-    // None of the first 150 seeds with unusual draws catches it.
-    catch_plain(FAST, "C6", None, 10_000..10_150);
     // Votes that are not on disk are forgotten in a power cut. The third seed of the profile.
     catch(FAST, "C5", Some(Temper::PowerCuts), 30);
+    // Not caught since a leader keeps what it told across a hand-over and a change of members
+    // (c8fedcd), with or without unusual draws: this fails until C6 is looked into.
+    catch_plain(FAST, "C6", None, 10_000..10_150);
 }
 
 #[test]
