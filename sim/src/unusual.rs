@@ -28,8 +28,8 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Draws sizes. Runs of minutes and groups of seven cost several times as much as others, so
-    /// they are rare.
+    /// Draws sizes. Runs of minutes, groups of seven and heavy loss cost several times as much as
+    /// others, so they are rare.
     pub(crate) fn draw(seed: u64, options: &SwarmOptions) -> Self {
         let mut sizes = Self::default();
         if !options.unusual {
@@ -47,9 +47,9 @@ impl Sizes {
             1 => sizes.keys = Some(64),
             _ => {}
         }
-        match rng.below(64) {
-            0 => sizes.safety = Some(Duration::from_secs(rng.range(60, 120))),
-            1 | 2 => sizes.loss = Some(0.2),
+        match rng.below(128) {
+            0 | 1 => sizes.safety = Some(Duration::from_secs(rng.range(60, 120))),
+            2 => sizes.loss = Some(0.2),
             _ => {}
         }
         sizes
