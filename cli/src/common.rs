@@ -12,12 +12,10 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
 use orthodrome_core::id::{NodeId, PartitionId, RegionId};
 use orthodrome_core::topology::{Topology, TopologyError};
-use orthodrome_eval::checker::Model;
 use orthodrome_eval::workload::{
     self, Description, Distribution, Form, ReadOnlyAs, Workload, WorkloadError,
 };
 use orthodrome_lab::{Sources, Subject};
-use orthodrome_protocols::registry::Guarantee;
 use orthodrome_sim::load::Arrival;
 
 /// Where nodes and replicas are.
@@ -531,14 +529,6 @@ pub fn duration(text: &str) -> Result<Duration, String> {
             Ok(Duration::from_secs_f64(number * scale))
         }
         Ok(_) | Err(_) => Err("give a number and a unit: 250ms, 60s, 10m or 2h".into()),
-    }
-}
-
-/// What the checker holds histories of a protocol to.
-pub fn model_of(guarantee: Guarantee) -> Model {
-    match guarantee {
-        Guarantee::StrictSerializable => Model::StrictSerializable,
-        Guarantee::Serializable => Model::Serializable,
     }
 }
 

@@ -3,8 +3,6 @@
 use orthodrome_eval::checker::Model;
 use orthodrome_protocols::registry::UnknownProtocol;
 
-use crate::common::model_of;
-
 /// What is run where nobody says otherwise.
 pub const DEFAULT: &str = "carousel-basic";
 
@@ -13,7 +11,7 @@ pub const DEFAULT: &str = "carousel-basic";
 /// # Errors
 /// There is no such protocol.
 pub fn model(name: &str) -> Result<Model, UnknownProtocol> {
-    Ok(model_of(orthodrome_lab::find(name)?.row.guarantee))
+    Ok(orthodrome_lab::find(name)?.model())
 }
 
 #[cfg(test)]

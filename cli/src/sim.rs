@@ -168,6 +168,11 @@ impl Course {
         })
     }
 
+    /// The fault schedule; an empty one without `--faults`.
+    pub fn schedule(&self) -> anyhow::Result<Schedule> {
+        self.faults.as_deref().map_or_else(|| Ok(Schedule::default()), schedule)
+    }
+
     /// A simulation of `subject` on `cluster` with the given seed, about to begin.
     pub fn simulation(
         &self,
@@ -179,10 +184,7 @@ impl Course {
         let mut options = self.options(workload, seed)?;
         let regions = cluster.gateways().map(|gateway| cluster.topology.name_of(gateway.region));
         options.load.origins = workload.origins(&regions.collect::<Vec<_>>())?;
-        let schedule = match &self.faults {
-            Some(path) => schedule(path)?,
-            None => Schedule::default(),
-        };
+        let schedule = self.schedule()?;
         let workload = workload.workload()?;
         let known = subject.teeth;
         if let Some(tooth) = self.tooth.as_deref().filter(|tooth| !known.contains(tooth)) {
@@ -217,6 +219,15 @@ struct Printed<'a> {
     notes: &'a BTreeMap<String, u64>,
     trace_hash: String,
     failure: Option<PrintedFailure<'a>>,
+    /// Nothing after this moment is judged.
+    judged_until: Option<PrintedBeyond<'a>>,
+}
+
+/// A disk lost writes that it had reported durable.
+#[derive(Serialize)]
+struct PrintedBeyond<'a> {
+    at_ms: f64,
+    detail: &'a str,
 }
 
 #[derive(Serialize)]
@@ -272,7 +283,8 @@ fn simulate(args: &Args, cluster: Cluster, subject: &Subject) -> anyhow::Result<
     }
     if let (Some(recording), Some(path)) = (history, &args.history) {
         recording.finish().context("--history")?;
-        let verdict = check::judge(path, common::model_of(subject.row.guarantee))?;
+        let faults = args.course.schedule()?;
+        let verdict = check::judge(path, subject.model_under(&faults))?;
         run.report.result.check = Some(check_of(&verdict));
         run.verdict = Some(verdict);
     }
@@ -348,6 +360,10 @@ fn print_json(args: &Args, run: &Run) -> anyhow::Result<()> {
         notes: &report.notes,
         trace_hash: format!("{:016x}", report.trace_hash),
         failure,
+        judged_until: report.beyond.as_ref().map(|beyond| PrintedBeyond {
+            at_ms: beyond.at.as_micros() as f64 / 1_000.0,
+            detail: &beyond.detail,
+        }),
     })
 }
 
@@ -463,6 +479,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     if !report.notes.is_empty() {
         let notes = report.notes.iter().map(|(name, &n)| counted((name.clone(), n)));
         rows.push(("notes", list(notes.collect())));
+    }
+    if let Some(beyond) = &report.beyond {
+        rows.push(("judged until", format!("{}: {}", beyond.at, beyond.detail)));
     }
     if report.outstanding > 0 {
         rows.push(("not ended", output::count(u64::from(report.outstanding))));

@@ -46,6 +46,12 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// What some replicas hold is used before the last one has it, so that mistakes show only where
     /// single replicas lag: a swarm then draws seeds that are mostly about those.
     const LAGS: bool = false;
+    /// Strict serializability needs clocks that keep their stated error bound; without them
+    /// serializability remains. If false, faulty clocks lower no promise.
+    const NEEDS_CLOCKS: bool = true;
+    /// Why the protocol needs links that deliver the messages of one node to another in order and
+    /// once each. If none, messages may overtake each other and arrive twice, and a swarm draws that.
+    const NEEDS_ORDERED_LINKS: Option<&'static str> = None;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;
@@ -82,6 +88,12 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Switches on the unsafe variant `tooth`, one of [`Protocol::teeth`]. Tests only: nothing
     /// that serves users calls this.
     fn bare(config: &mut Self::Config, tooth: &str);
+
+    /// Promises of `name` that a replica gives before a log has them, by a record of its own: a swarm
+    /// then draws seeds in which several replicas lose power while their leader is cut off.
+    fn promises_alone(_name: &str) -> bool {
+        false
+    }
 
     /// Draws other settings, any that an operator may choose: what a protocol promises must not
     /// rest on time-outs that suit the network, nor on buffers that are never full. A swarm calls
@@ -283,7 +295,8 @@ pub enum Input<P: Protocol> {
 /// What a machine wants done. Effects are carried out first in, first out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect<P: Protocol> {
-    /// Send a message. It may be lost, delayed, or delivered after a later one to another node.
+    /// Send a message. It may be lost or delayed. It may arrive twice or after a later one, unless the
+    /// protocol says that it needs ordered links ([`Protocol::NEEDS_ORDERED_LINKS`]).
     Send {
         /// To whom.
         to: NodeId,

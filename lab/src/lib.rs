@@ -6,11 +6,13 @@ mod middleware;
 pub use middleware::Sources;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol;
+use orthodrome_eval::checker::Model;
 use orthodrome_eval::workload::Workload;
 use orthodrome_geotp::scalardb::ScalarDb;
 use orthodrome_geotp::simulated::GeoTp;
-use orthodrome_protocols::registry::{self, Row, UnknownProtocol, Visitor};
+use orthodrome_protocols::registry::{self, Guarantee, Row, UnknownProtocol, Visitor};
 use orthodrome_sim::load::HistorySink;
+use orthodrome_sim::promise;
 use orthodrome_sim::simulation::{Simulated, TraceSink};
 use orthodrome_sim::swarm::{
     Scenario, ScenarioResult, SeedResult, SwarmError, SwarmOptions, record_scenario, run_seed,
@@ -35,6 +37,7 @@ pub struct Subject {
     /// Its unsafe variants, by name.
     pub teeth: &'static [&'static str],
     simulation: Simulate,
+    model_under: fn(Model, &Schedule) -> Model,
     draw: fn(u64, &SwarmOptions) -> Result<Scenario, SwarmError>,
     run_seed: fn(u64, &SwarmOptions) -> Result<SeedResult, SwarmError>,
     record: Record,
@@ -96,6 +99,7 @@ impl Visitor for Find {
             sources: Sources::default(),
             teeth: P::teeth(row.name),
             simulation: simulation::<P>,
+            model_under: promise::model_under::<P>,
             draw: Scenario::draw::<P>,
             run_seed: run_seed::<P>,
             record: record_scenario::<P>,
@@ -126,6 +130,21 @@ fn configured<P: Protocol>(
 }
 
 impl Subject {
+    /// What the protocol claims, as the checker names it.
+    #[must_use]
+    pub fn model(&self) -> Model {
+        match self.row.guarantee {
+            Guarantee::StrictSerializable => Model::StrictSerializable,
+            Guarantee::Serializable => Model::Serializable,
+        }
+    }
+
+    /// What its histories are held to under `schedule`, see [`promise::model_under`].
+    #[must_use]
+    pub fn model_under(&self, schedule: &Schedule) -> Model {
+        (self.model_under)(self.model(), schedule)
+    }
+
     /// A simulation with the settings that suit the cluster, about to begin; of an unsafe variant, if `tooth`
     /// names one of [`Subject::teeth`].
     ///
@@ -174,5 +193,25 @@ impl Subject {
         history: Option<HistorySink>,
     ) -> Result<ScenarioResult, SwarmError> {
         (self.record)(scenario, options, trace, history)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+    use super::*;
+
+    #[test]
+    fn clock_faults_lower_the_promise_of_protocols_whose_conditions_name_clocks() {
+        let faults = "[[faults]]\nat_ms = 1\nfault.clock-step = { nodes = [\"*\"], by_ms = 9 }\n";
+        let clock_step = Schedule::parse(faults).unwrap();
+        for row in rows() {
+            let subject = find(row.name).unwrap();
+            let needs_clocks = row.conditions.contains("clocks");
+            let expected = if needs_clocks { Model::Serializable } else { subject.model() };
+            assert_eq!(subject.model_under(&clock_step), expected, "{}", row.name);
+            assert_eq!(subject.model_under(&Schedule::default()), subject.model(), "{}", row.name);
+        }
     }
 }

@@ -1,10 +1,14 @@
 //! Disks: a log with group commit under the machine's tickets, and a state engine under its
 //! checkpoints. A crash keeps what was flushed and a prefix of what was not.
+//!
+//! A disk also carries what a server's storage checks when it opens a data directory: whose data it
+//! is, checksums, and once a second how much of the log is durable. So a simulated node refuses the
+//! same disks as a real one, see [`Disk::open`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use orthodrome_core::id::Ticket;
+use orthodrome_core::id::{NodeId, Ticket};
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{MemoryEngine, Memtable};
@@ -59,9 +63,27 @@ pub enum DiskFailure {
     CrashAfterReport,
 }
 
+/// Why a node refuses to start from a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The data is another node's.
+    #[error("the data belongs to {found}, and this is {expected}; give each node its own disk")]
+    WrongOwner {
+        /// Whose it is.
+        found: NodeId,
+        /// Who wants to start from it.
+        expected: NodeId,
+    },
+    /// A checksum does not match.
+    #[error("the log is damaged; restore this node's data from a good copy, or replace the node")]
+    Damaged,
+}
+
 /// One node's disk. It survives the node's crashes.
 #[derive(Debug)]
 pub struct Disk<P: Protocol> {
+    /// Whose data it is: in the header of every file.
+    owner: NodeId,
     model: DiskModel,
     engine: MemoryEngine,
     records: Vec<P::Record>,
@@ -72,13 +94,30 @@ pub struct Disk<P: Protocol> {
     extra: Duration,
     /// What a fault has in store.
     pub failure: Option<DiskFailure>,
+    /// A bit of it is wrong.
+    is_damaged: bool,
+    /// Which of `records`, from here on, are the last batch of the log; none after a checkpoint.
+    tail: usize,
+    /// How many of the last batch were reported durable.
+    tail_reported: usize,
+    /// When the flush under way, or the last one, is done.
+    flush_done: Time,
+    /// Flushes report what is not durable.
+    is_lying: bool,
+    /// Writes that were reported durable and are not.
+    unsafe_writes: u64,
+    /// Writes that were reported durable, of all times.
+    reported: u64,
+    /// `reported` when somebody copied the disk.
+    copied: Option<u64>,
 }
 
 impl<P: Protocol> Disk<P> {
-    /// An empty disk.
+    /// An empty disk of `owner`.
     #[must_use]
-    pub fn new(model: DiskModel) -> Self {
+    pub fn new(owner: NodeId, model: DiskModel) -> Self {
         Self {
+            owner,
             model,
             engine: MemoryEngine::default(),
             records: Vec::new(),
@@ -86,12 +125,79 @@ impl<P: Protocol> Disk<P> {
             flushing: 0,
             extra: Duration::ZERO,
             failure: None,
+            is_damaged: false,
+            tail: 0,
+            tail_reported: 0,
+            flush_done: Time::ZERO,
+            is_lying: false,
+            unsafe_writes: 0,
+            reported: 0,
+            copied: None,
         }
     }
 
     /// An empty disk takes the place of this one.
     pub fn replace(&mut self) {
-        *self = Self::new(self.model);
+        *self = Self::new(self.owner, self.model);
+    }
+
+    /// Whose data it holds.
+    #[must_use]
+    pub fn owner(&self) -> NodeId {
+        self.owner
+    }
+
+    /// `node` starts from this disk: every record that it recovers, oldest first.
+    ///
+    /// # Errors
+    /// The data is another node's, or damaged: the node must not start.
+    pub fn open(&mut self, node: NodeId) -> Result<Vec<P::Record>, Refusal> {
+        if self.owner != node {
+            return Err(Refusal::WrongOwner { found: self.owner, expected: node });
+        }
+        if self.is_damaged {
+            return Err(Refusal::Damaged);
+        }
+        // The node acts on everything it recovers.
+        self.tail_reported = self.records.len().saturating_sub(self.tail);
+        Ok(self.records.clone())
+    }
+
+    /// A bit of the log flips while the node is down at `now`. Returns how many writes that were
+    /// reported durable are lost without a trace: if the bit is in the last batch, and the batch is
+    /// younger than the last note of how much is durable, the log looks as if the batch had been
+    /// under way when the node stopped, and the batch is cut off.
+    pub fn flip_bit(&mut self, now: Time, rng: &mut Rng) -> u64 {
+        let at = usize::try_from(rng.below(self.records.len() as u64)).unwrap_or(0);
+        let is_noted = now.as_micros() / 1_000_000 > self.flush_done.as_micros() / 1_000_000;
+        if at < self.tail || is_noted || self.records.is_empty() {
+            self.is_damaged = true;
+            return 0;
+        }
+        self.records.truncate(self.tail);
+        std::mem::take(&mut self.tail_reported) as u64
+    }
+
+    /// The data is restored from a good copy.
+    pub fn restore(&mut self) {
+        self.is_damaged = false;
+    }
+
+    /// From now on flushes report what is not durable; or no longer, and everything is durable.
+    pub fn lie(&mut self, is_lying: bool) {
+        self.is_lying = is_lying;
+        self.unsafe_writes = 0;
+    }
+
+    /// Somebody copies the disk.
+    pub fn copy(&mut self) {
+        self.copied.get_or_insert(self.reported);
+    }
+
+    /// The copy comes back in place of the disk. Returns how many writes are lost that were reported
+    /// durable since: nothing on the copy tells that there were any.
+    pub fn roll_back(&mut self) -> u64 {
+        self.copied.take().map_or(0, |copied| self.reported.saturating_sub(copied))
     }
 
     /// The state engine on this disk.
@@ -141,28 +247,39 @@ impl<P: Protocol> Disk<P> {
             0 => Duration::ZERO,
             most => Duration::from_nanos(rng.range(0, most)),
         };
-        Some(now + writes + self.model.flush + self.extra + jitter)
+        self.flush_done = now + writes + self.model.flush + self.extra + jitter;
+        Some(self.flush_done)
     }
 
     /// The flush under way is done. Returns the last ticket that is durable now, and the longest
     /// causal path to a write it covered.
     pub fn finish_flush(&mut self) -> Option<(Ticket, u16)> {
         let mut last = None;
+        self.tail = self.records.len();
         for _ in 0..std::mem::take(&mut self.flushing) {
             let Some(done) = self.pending.pop_front() else { break };
             let hops = last.map_or(done.hops, |(_, hops): (Ticket, u16)| hops.max(done.hops));
             last = Some((done.ticket, hops));
             self.keep(done.entry);
+            self.reported += 1;
+            self.unsafe_writes += u64::from(self.is_lying);
         }
+        self.tail_reported = self.records.len().saturating_sub(self.tail);
         last
     }
 
     /// The node crashed: of what was not durable, a random prefix survives. With `torn`, the cut
     /// goes through a record of the unflushed tail if there is one; a record that is cut fails its
-    /// checksum and counts as lost.
-    pub fn crash(&mut self, torn: bool, rng: &mut Rng) {
+    /// checksum and counts as lost. Returns how many writes are lost that were reported durable.
+    pub fn crash(&mut self, torn: bool, rng: &mut Rng) -> u64 {
+        let unsafe_writes = std::mem::take(&mut self.unsafe_writes);
+        // Drawn only for a disk that lies, so that other runs draw what they always drew.
+        let lost = if unsafe_writes > 0 { rng.range(0, unsafe_writes) } else { 0 };
         let most = if torn { self.pending.len().saturating_sub(1) } else { self.pending.len() };
         let survive = rng.range(0, most as u64);
+        if survive > 0 {
+            (self.tail, self.tail_reported) = (self.records.len(), 0);
+        }
         for _ in 0..survive {
             if let Some(kept) = self.pending.pop_front() {
                 self.keep(kept.entry);
@@ -178,6 +295,7 @@ impl<P: Protocol> Disk<P> {
         }
         self.pending.clear();
         self.flushing = 0;
+        lost
     }
 
     /// Makes everything written survive the next crash, or nothing of what was not flushed: for
@@ -202,6 +320,8 @@ impl<P: Protocol> Disk<P> {
             Entry::Checkpoint { versions, records } => {
                 self.engine.merge(&versions);
                 self.records = records;
+                // A checkpoint is a file of its own, which must be whole.
+                self.tail = self.records.len();
             }
         }
     }

@@ -142,6 +142,31 @@ pub enum Fault {
         /// By how much.
         extra_ms: u32,
     },
+    /// Nodes lose power, and one bit of their log is wrong when they start again. A node that
+    /// notices refuses to start; at the end of the fault its data is restored from a good copy.
+    FlipBit {
+        /// Whose.
+        nodes: Vec<String>,
+    },
+    /// Two servers lose power and start with each other's disks, which both refuse; at the end of the
+    /// fault each gets its own disk back.
+    SwapDisks {
+        /// Which two.
+        nodes: Vec<String>,
+    },
+    /// Flushes report what is not durable, and a crash may lose it. At the end everything is durable.
+    /// If writes are lost, the run is judged up to that moment ([`crate::promise::Beyond`]).
+    LyingFsync {
+        /// Whose.
+        nodes: Vec<String>,
+    },
+    /// Somebody copies disks at the beginning and puts the copies in the places of the disks at the
+    /// end, while the nodes are down for a moment. No node can see that its data is old. If writes
+    /// are lost, the run is judged up to that moment ([`crate::promise::Beyond`]).
+    OldCopy {
+        /// Whose.
+        nodes: Vec<String>,
+    },
     /// An operator wants another leader.
     TransferLeader {
         /// Of which partition.
@@ -241,6 +266,10 @@ enum Action {
     SlowCpu { nodes: Vec<u32>, factor: u32 },
     Clock { nodes: Vec<u32>, step_ns: i64, ppm: i64 },
     SlowDisk { nodes: Vec<u32>, extra: Duration },
+    FlipBit(Vec<u32>),
+    SwapDisks(u32, u32),
+    LyingFsync(Vec<u32>),
+    OldCopy(Vec<u32>),
     Admin { nodes: Vec<u32>, order: Admin },
 }
 
@@ -415,7 +444,7 @@ pub(crate) fn draw_for(
     let partition = rng.pick(&partitions)?;
     let leader = partition.preferred_leader;
     match temper {
-        Temper::Mixed => None,
+        Temper::Mixed | Temper::PowerCuts => None,
         Temper::Clocks if rng.chance(2, 3) => {
             let to = vec![rng.pick(&servers)?.clone()];
             Some((rng.range(500, 3_000), draw_late(cluster, to, 800, rng)?))
@@ -451,6 +480,60 @@ pub(crate) fn draw_for(
             Some((1_000 + round_trip * rng.range(6, 50), vec![fault]))
         }
     }
+}
+
+/// Faults that must follow each other, for a profile that consists of such sequences.
+pub(crate) fn draw_sequence(
+    temper: Temper,
+    cluster: &Cluster,
+    at_ms: u64,
+    rng: &mut Rng,
+) -> Option<Vec<Entry>> {
+    match temper {
+        Temper::PowerCuts => draw_power_cut(cluster, at_ms, rng),
+        Temper::Mixed
+        | Temper::Clocks
+        | Temper::Chairs
+        | Temper::Islands
+        | Temper::Ranks
+        | Temper::Stragglers => None,
+    }
+}
+
+/// A leader does not reach its followers, but its callers; then it loses power until the others have
+/// another leader, and some of the others lose it for a moment.
+fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
+    let partitions: Vec<_> = cluster.partitions().collect();
+    let partition = rng.pick(&partitions)?;
+    let leader = partition.preferred_leader;
+    let mut followers: Vec<String> = partition
+        .replicas
+        .iter()
+        .filter(|node| **node != leader)
+        .map(ToString::to_string)
+        .collect();
+    if followers.is_empty() {
+        return None;
+    }
+    let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
+    let crash_ms = at_ms + 20 + rng.range(round_trip / 2, round_trip * 5);
+    let long_ms = crash_ms + round_trip * rng.range(10, 40);
+    let short_ms = crash_ms + rng.range(1, 20);
+    let cut = Fault::Partition {
+        from: vec![leader.to_string()],
+        to: followers.clone(),
+        both_ways: false,
+    };
+    let leader = Fault::Crash { nodes: vec![leader.to_string()] };
+    rng.shuffle(&mut followers);
+    let most = (followers.len() as u64).saturating_sub(1).max(1);
+    followers.truncate(usize::try_from(rng.range(1, most)).unwrap_or(1));
+    let others = Fault::Crash { nodes: followers };
+    Some(vec![
+        Entry { at_ms, until_ms: Some(crash_ms + 1), fault: cut },
+        Entry { at_ms: crash_ms, until_ms: Some(long_ms), fault: leader },
+        Entry { at_ms: crash_ms, until_ms: Some(short_ms), fault: others },
+    ])
 }
 
 /// A server that hears another one late, whatever others say to it; or callers who ask again before
@@ -657,6 +740,10 @@ impl Fault {
             Self::DiskFull { .. } => "disk-full",
             Self::FsyncError { .. } => "fsync-error",
             Self::SlowDisk { .. } => "slow-disk",
+            Self::FlipBit { .. } => "flip-bit",
+            Self::SwapDisks { .. } => "swap-disks",
+            Self::LyingFsync { .. } => "lying-fsync",
+            Self::OldCopy { .. } => "old-copy",
             Self::TransferLeader { .. } => "transfer-leader",
             Self::ChangeMembers { .. } => "change-members",
         }
@@ -717,6 +804,13 @@ impl Fault {
                 nodes: names.nodes(nodes)?,
                 extra: Duration::from_millis(u64::from(*extra_ms)),
             }),
+            Self::FlipBit { nodes } => Ok(Action::FlipBit(names.nodes(nodes)?)),
+            Self::SwapDisks { nodes } => match names.nodes(nodes)?.as_slice() {
+                &[a, b] => Ok(Action::SwapDisks(a, b)),
+                _ => Err(names.value("two disks are swapped; name two nodes".into())),
+            },
+            Self::LyingFsync { nodes } => Ok(Action::LyingFsync(names.nodes(nodes)?)),
+            Self::OldCopy { nodes } => Ok(Action::OldCopy(names.nodes(nodes)?)),
             Self::TransferLeader { partition, to } => {
                 let to = names.server(to)?;
                 let order = Admin::TransferLeader { partition: PartitionId(*partition), to };
@@ -769,6 +863,7 @@ impl<P: Protocol> Simulation<P> {
                 for &index in nodes {
                     self.node(index).held_down += 1;
                     self.crash(index, false);
+                    self.return_disk(index);
                     self.node(index).disk.replace();
                 }
             }
@@ -792,6 +887,10 @@ impl<P: Protocol> Simulation<P> {
             Action::SlowDisk { nodes, extra } => {
                 nodes.iter().for_each(|&n| self.node(n).disk.slow_down(*extra));
             }
+            Action::FlipBit(nodes) => nodes.iter().for_each(|&n| self.flip_bit(n)),
+            Action::SwapDisks(a, b) => self.swap_disks(*a, *b),
+            Action::LyingFsync(nodes) => nodes.iter().for_each(|&n| self.node(n).disk.lie(true)),
+            Action::OldCopy(nodes) => nodes.iter().for_each(|&n| self.node(n).disk.copy()),
             Action::Admin { nodes, order } => {
                 for &index in nodes {
                     self.input(index, Input::Admin(order.clone()), 0);
@@ -831,9 +930,67 @@ impl<P: Protocol> Simulation<P> {
             Action::SlowDisk { nodes, .. } => {
                 nodes.iter().for_each(|&n| self.node(n).disk.slow_down(Duration::ZERO));
             }
+            Action::FlipBit(nodes) => {
+                for &index in nodes {
+                    self.node(index).disk.restore();
+                    self.start_node(index);
+                }
+            }
+            Action::SwapDisks(a, b) => {
+                for index in [*a, *b] {
+                    self.return_disk(index);
+                    self.start_node(index);
+                }
+            }
+            Action::LyingFsync(nodes) => nodes.iter().for_each(|&n| self.node(n).disk.lie(false)),
+            Action::OldCopy(nodes) => nodes.iter().for_each(|&n| self.roll_back(n)),
             // An order is given once.
             Action::Admin { .. } => {}
         }
+    }
+
+    /// A node loses power, a bit of its log flips, and it tries to start.
+    fn flip_bit(&mut self, index: u32) {
+        self.crash(index, false);
+        let Self { nodes, world, .. } = self;
+        let Some(node) = nodes.get_mut(index as usize) else { return };
+        let lost = node.disk.flip_bit(world.now, &mut world.disk_rng);
+        self.lose_writes(index, lost, "by a flipped bit at the end of its log");
+        self.start_node(index);
+    }
+
+    /// Two nodes lose power, and each tries to start with the other's disk.
+    fn swap_disks(&mut self, a: u32, b: u32) {
+        for index in [a, b] {
+            self.crash(index, false);
+            self.return_disk(index);
+        }
+        self.exchange_disks(a, b);
+        self.start_node(a);
+        self.start_node(b);
+    }
+
+    fn exchange_disks(&mut self, a: u32, b: u32) {
+        if let Ok([a, b]) = self.nodes.get_disjoint_mut([a as usize, b as usize]) {
+            std::mem::swap(&mut a.disk, &mut b.disk);
+        }
+    }
+
+    /// A node that is down gets its own disk back, if another one has it.
+    fn return_disk(&mut self, index: u32) {
+        let id = self.node(index).id;
+        let holder = (0_u32..).zip(&self.nodes).find(|(_, node)| node.disk.owner() == id);
+        if let Some((holder, _)) = holder.filter(|(holder, _)| *holder != index) {
+            self.exchange_disks(index, holder);
+        }
+    }
+
+    /// A copy of a node's disk comes back in place of the disk.
+    fn roll_back(&mut self, index: u32) {
+        self.crash(index, false);
+        let lost = self.node(index).disk.roll_back();
+        self.lose_writes(index, lost, "by an old copy of its disk");
+        self.start_node(index);
     }
 
     fn repair_disk(&mut self, index: u32) {
@@ -857,6 +1014,7 @@ impl<P: Protocol> Simulation<P> {
                 self.release(released);
             }
         }
+        (0..count).for_each(|index| self.return_disk(index));
         for index in 0..count {
             self.speed_up(index);
             let node = self.node(index);
@@ -865,6 +1023,8 @@ impl<P: Protocol> Simulation<P> {
             node.disk_stopped = false;
             node.disk.failure = None;
             node.disk.slow_down(Duration::ZERO);
+            node.disk.restore();
+            node.disk.lie(false);
             node.clock.repair();
             node.paused = 0;
             if stays_down {

@@ -15,11 +15,13 @@ pub mod golden;
 pub mod load;
 pub mod network;
 pub mod oracle;
+pub mod promise;
 pub mod queue;
 pub mod shrink;
 pub mod simulation;
 pub mod swarm;
 pub mod traffic;
+mod unusual;
 pub mod watch;
 
 pub use fault::{Fault, Schedule, ScheduleError};

@@ -23,6 +23,7 @@ use crate::fault::{Plan, Schedule, ScheduleError};
 use crate::load::{HistorySink, Load, LoadModel};
 use crate::network::{Fate, Network, NetworkModel, Released};
 use crate::oracle::Oracle;
+use crate::promise::Beyond;
 use crate::queue::Queue;
 use crate::traffic::Traffic;
 use crate::watch::{self, Copies, Unrest, Watch};
@@ -212,13 +213,15 @@ pub(crate) struct World<P: Protocol> {
     notes: BTreeMap<P::Note, u64>,
     trace: Option<TraceSink>,
     hash: Digest,
-    disk_rng: Rng,
+    pub(crate) disk_rng: Rng,
     /// Step-by-step control: messages are held, flushes and timers wait to be asked for.
     pub(crate) manual: Option<Manual<P>>,
     events: u64,
     pub(crate) failure: Option<Failure>,
     /// Claims, if they are held against each other.
     watch: Option<Watch>,
+    /// A disk lost what it had reported durable: the run is over.
+    pub(crate) beyond: Option<Beyond>,
 }
 
 /// A cluster of `P`, its callers and its faults.
@@ -259,6 +262,8 @@ pub struct Report {
     /// Whether the workload's own audit of the database held at the end; none if it has no audit. False if it was not made,
     /// because not everything had ended, or found something wrong.
     pub audited: Option<bool>,
+    /// The run ended early because a disk lost writes that it had reported durable.
+    pub beyond: Option<Beyond>,
 }
 
 /// A simulation, whatever its protocol.
@@ -334,7 +339,7 @@ impl<P: Protocol> Simulation<P> {
                 id: node.id,
                 role: node.role,
                 process: Process::Down,
-                disk: Disk::new(options.disk),
+                disk: Disk::new(node.id, options.disk),
                 clock: NodeClock::draw(&options.clock, &mut rng),
                 cpu: Cpu::new(options.cpu),
                 work: Arc::default(),
@@ -376,6 +381,7 @@ impl<P: Protocol> Simulation<P> {
             events: 0,
             failure: None,
             watch: options.check_outcomes.then(Watch::default),
+            beyond: None,
         };
         let config = Arc::new(config);
         let injected = BTreeMap::new();
@@ -418,11 +424,18 @@ impl<P: Protocol> Simulation<P> {
         self.start_load();
         self.run_until(Time::ZERO + self.options.duration)?;
         self.drain(self.options.drain)?;
-        if self.world.load.outstanding() == 0 {
+        if self.world.load.outstanding() == 0 && !self.is_beyond() {
             self.audit()?;
-            self.is_audited = true;
+            self.is_audited = !self.is_beyond();
         }
         Ok(self.report())
+    }
+
+    /// True if a disk lost writes that it had reported durable. Nothing that follows is judged, and
+    /// [`Simulation::run_until`] goes no further.
+    #[must_use]
+    pub fn is_beyond(&self) -> bool {
+        self.world.beyond.is_some()
     }
 
     /// Starts every node that is down and not held down.
@@ -447,6 +460,9 @@ impl<P: Protocol> Simulation<P> {
     /// The first promise that was broken.
     pub fn run_until(&mut self, limit: Time) -> Result<(), Failure> {
         let (mut instant, mut at_once) = (self.world.now, 0);
+        if self.is_beyond() {
+            return Ok(());
+        }
         while let Some((at, event)) = self.world.queue.pop(limit) {
             at_once = if at == instant { at_once + 1 } else { 0 };
             instant = at;
@@ -457,6 +473,9 @@ impl<P: Protocol> Simulation<P> {
             }
             if let Some(failure) = self.world.failure.take() {
                 return Err(failure);
+            }
+            if self.is_beyond() {
+                return Ok(());
             }
         }
         self.world.now = self.world.now.max(limit);
@@ -492,7 +511,7 @@ impl<P: Protocol> Simulation<P> {
     }
 
     fn judge_ended(&mut self, limit: Duration) -> Result<(), Failure> {
-        if self.world.load.outstanding() > 0 && self.options.check_outcomes {
+        if self.world.load.outstanding() > 0 && self.options.check_outcomes && !self.is_beyond() {
             let stuck: Vec<String> =
                 self.world.load.under_way().take(5).map(|(txn, _)| txn.to_string()).collect();
             let count = self.world.load.outstanding();
@@ -507,7 +526,8 @@ impl<P: Protocol> Simulation<P> {
     /// Until at most so many are under way, or `limit` has passed.
     fn wait_for_outstanding(&mut self, most: u32, limit: Duration) -> Result<(), Failure> {
         let deadline = self.world.now + limit;
-        while self.world.load.outstanding() > most && self.world.now < deadline {
+        let is_due = |run: &Self| run.world.load.outstanding() > most && run.world.now < deadline;
+        while is_due(self) && !self.is_beyond() {
             let step = self.world.now + Duration::from_millis(50);
             self.run_until(step.min(deadline))?;
         }
@@ -527,6 +547,9 @@ impl<P: Protocol> Simulation<P> {
             self.world.load.issue_final(request, now);
             self.world.take_due();
             self.wait_for_outstanding(0, self.options.drain)?;
+            if self.is_beyond() {
+                return Ok(());
+            }
             if self.world.load.outstanding() > 0 {
                 let detail = "a read-only transaction at the end did not end".into();
                 self.world.fail(FailureKind::Stuck, detail);
@@ -567,6 +590,9 @@ impl<P: Protocol> Simulation<P> {
         // and at times soon again: a follower is where its leader was a round trip before.
         let mut look = 0_u64;
         loop {
+            if self.is_beyond() {
+                return Ok(());
+            }
             let (kind, detail) = match self.rest(&mut copies) {
                 Ok(()) => return Ok(()),
                 Err(Unrest::Differs(detail)) => (FailureKind::Claim, detail),
@@ -635,6 +661,7 @@ impl<P: Protocol> Simulation<P> {
             trace_hash: self.trace_hash(),
             outstanding,
             cpu: self.nodes.iter().map(|node| node.cpu.busy()).sum(),
+            beyond: self.world.beyond.clone(),
             audited: (!self.world.load.final_requests().is_empty()).then_some(self.is_audited),
         }
     }
@@ -921,7 +948,7 @@ impl<P: Protocol> Simulation<P> {
         node.process = Process::Down;
         node.wake = None;
         node.backlog.clear();
-        node.disk.crash(torn, &mut world.disk_rng);
+        let lost = node.disk.crash(torn, &mut world.disk_rng);
         node.cpu.reset(world.now);
         let role = node.role;
         world.log(index, TraceEvent::Fault, None, None, None, "crash", String::new);
@@ -932,9 +959,24 @@ impl<P: Protocol> Simulation<P> {
         if role == Role::Gateway {
             world.load.on_gateway_crash(world.now, index);
         }
+        self.lose_writes(index, lost, "in a crash, because its disk had lied");
     }
 
-    /// Starts a node with what its disk kept, unless it runs or a fault holds it down.
+    /// A node's disk lost writes that it had reported durable, if `lost` is not zero.
+    pub(crate) fn lose_writes(&mut self, index: u32, lost: u64, how: &str) {
+        if lost == 0 {
+            return;
+        }
+        let (at, node) = (self.world.now, self.world.id(index));
+        let detail = format!("{node} lost {lost} durable writes {how}");
+        self.world
+            .log(index, TraceEvent::Fault, None, None, None, "lost-writes", || detail.clone());
+        *self.injected.entry("lost-writes").or_default() += 1;
+        self.world.beyond.get_or_insert(Beyond { at, detail });
+    }
+
+    /// Starts a node with what its disk kept, unless it runs, a fault holds it down, or it refuses its
+    /// disk.
     pub(crate) fn start_node(&mut self, index: u32) {
         let now = self.world.now;
         let life = self.world.life(index);
@@ -944,9 +986,18 @@ impl<P: Protocol> Simulation<P> {
         if !matches!(node.process, Process::Down) || node.held_down > 0 {
             return;
         }
+        let recovered = match node.disk.open(node.id) {
+            Ok(recovered) => recovered,
+            Err(refusal) => {
+                *self.injected.entry("refused-start").or_default() += 1;
+                self.world.log(index, TraceEvent::Fault, None, None, None, "refuse", || {
+                    refusal.to_string()
+                });
+                return;
+            }
+        };
         let (engine, workers) = (Box::new(node.disk.engine()), node.work.clone());
         let setup = Setup { node: node.id, cluster, config, engine, workers };
-        let recovered = node.disk.records().to_vec();
         let clock = node.clock.read(now);
         let stream = (u64::from(life) << 32) | u64::from(node.id.0);
         node.process = match node.role {

@@ -24,16 +24,17 @@ use crate::disk::DiskModel;
 use crate::fault::{self, Fault, Schedule};
 use crate::load::{Arrival, HistorySink, LoadModel};
 use crate::network::{Delay, Links, NetworkModel};
+use crate::promise;
 use crate::shrink::minimize;
 use crate::simulation::{Failure, FailureKind, Options, Report, Simulation, TraceSink};
+use crate::unusual::{self, Sizes};
 
 /// What a swarm may draw, and what it holds protocols to.
 #[derive(Clone)]
 pub struct SwarmOptions {
     /// Which protocol, or variant of one: one of [`Protocol::NAMES`].
     pub name: &'static str,
-    /// What the protocol guarantees while clocks keep their bound; serializability remains when
-    /// they do not.
+    /// What the protocol claims; [`promise::model_under`] says what remains of it under faults.
     pub model: Model,
     /// One unsafe variant of the protocol, which the swarm should catch.
     pub tooth: Option<String>,
@@ -43,8 +44,14 @@ pub struct SwarmOptions {
     pub twins: bool,
     /// Runs that may be spent on shrinking a failure.
     pub shrink_budget: u32,
-    /// Draw unordered, lossy, duplicating links for some seeds.
+    /// Draw links that lose, duplicate and reorder messages for some seeds, unless the protocol needs
+    /// ordered links ([`Protocol::NEEDS_ORDERED_LINKS`]).
     pub unordered: bool,
+    /// Draw disks that damage, swap, lose or bring back data in some seeds.
+    pub bad_disks: bool,
+    /// Draw clusters, loads and runs of unusual size for some seeds, and power cuts
+    /// ([`Temper::PowerCuts`]).
+    pub unusual: bool,
     /// Draw membership changes and leader transfers.
     pub admin: bool,
     /// Let clocks break their bound in some seeds.
@@ -53,7 +60,7 @@ pub struct SwarmOptions {
     pub losses: bool,
     /// Transactions of one seed, at most.
     pub transactions: u64,
-    /// How long faults go on, in simulated time.
+    /// How long faults go on, in simulated time; some seeds go on longer.
     pub safety: Duration,
     /// How long it may take until every transaction has ended after they have healed, in simulated
     /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]) or the links
@@ -72,7 +79,9 @@ impl SwarmOptions {
             temper: None,
             twins: false,
             shrink_budget: 200,
-            unordered: false,
+            unordered: true,
+            bad_disks: true,
+            unusual: true,
             admin: true,
             clock_faults: true,
             losses: true,
@@ -100,9 +109,11 @@ pub struct Scenario {
     pub options: Options,
     /// The protocol's settings are drawn too, rather than those that suit the cluster.
     pub varies_settings: bool,
+    /// How long faults go on.
+    pub safety: Duration,
     /// What goes wrong.
     pub schedule: Schedule,
-    /// Servers that stay down when everything else heals.
+    /// Nodes that stay down when everything else heals.
     pub down: Vec<NodeId>,
 }
 
@@ -128,6 +139,10 @@ pub enum Temper {
     /// different things for long; disks are slow, and crashes lose what they have not written. Few
     /// keys, read as often as written. For protocols with [`Protocol::LAGS`].
     Stragglers,
+    /// A leader is cut off from its followers and then loses power for long, together with some of
+    /// the followers for a moment: what replicas promised must be on their disks. For protocols with
+    /// [`Protocol::promises_alone`].
+    PowerCuts,
 }
 
 /// A failing seed, shrunk.
@@ -332,8 +347,7 @@ fn record<P: Protocol>(
     let report: Report = run.report();
     let (history, problem, attempts) = history.take();
     if failure.is_none() {
-        let model =
-            if scenario.schedule.breaks_clocks() { Model::Serializable } else { options.model };
+        let model = promise::model_under::<P>(options.model, &scenario.schedule);
         let verdict = checker::check(&history, model);
         let detail = problem.or_else(|| (!verdict.ok).then(|| verdict.to_string()));
         let kind = FailureKind::History;
@@ -357,7 +371,10 @@ fn phases<P: Protocol>(
 ) -> Result<(), Failure> {
     run.start_nodes();
     run.start_load();
-    run.run_until(Time::ZERO + options.safety)?;
+    run.run_until(Time::ZERO + scenario.safety)?;
+    if run.is_beyond() {
+        return Ok(());
+    }
     run.heal_all(&scenario.down);
     // New transactions keep coming for a while: a system that only finishes old ones is not alive.
     run.run_until(Time::ZERO + scenario.options.duration)?;
@@ -438,30 +455,47 @@ impl Scenario {
         if P::LAGS && Rng::stream(seed, "lags", 0).chance(1, 8) {
             drawn = Temper::Stragglers;
         }
+        if options.unusual
+            && P::promises_alone(options.name)
+            && Rng::stream(seed, "power", 0).chance(1, 8)
+        {
+            drawn = Temper::PowerCuts;
+        }
         let temper = options.temper.unwrap_or(drawn);
+        let sizes = Sizes::draw(seed, options);
+        let options =
+            &SwarmOptions { safety: sizes.safety.unwrap_or(options.safety), ..options.clone() };
         let regions = 3 + rng.below(3);
+        // Coordinators that are no replicas of what they coordinate.
+        let regions = if temper == Temper::PowerCuts { 5 } else { regions };
         let topology = draw_topology(temper, regions, rng);
         // Larger groups, and more that share only some of their servers.
         let often = if temper == Temper::Stragglers { 2 } else { 1 };
         let mut replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
+        replicas = sizes.replicas.unwrap_or(replicas);
         if !P::REPLICATED {
             replicas = 1;
         }
         let mut servers = 1 + u32::from(rng.chance(often, 4));
+        servers = servers.max(replicas.div_ceil(u32::try_from(regions).unwrap_or(1)));
         // From a stream of its own: seeds without shares draw what they draw for every protocol.
         let mut divided = Rng::stream(seed, "shares", 0);
         let shares = if P::SHARES && divided.chance(1, 4) { divided.range(2, 3) } else { 1 };
         let shares = u32::try_from(shares).unwrap_or(1);
         if shares > 1 {
             // With and without spares.
-            servers = shares + u32::try_from(divided.below(3)).unwrap_or_default();
+            servers = servers.max(shares + u32::try_from(divided.below(3)).unwrap_or_default());
         }
-        let has_several = matches!(temper, Temper::Clocks | Temper::Ranks | Temper::Stragglers);
+        let has_several = !matches!(temper, Temper::Mixed | Temper::Chairs | Temper::Islands);
         let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
-        let partitions = u32::try_from(partitions).unwrap_or(1);
+        let partitions = sizes.partitions.or(u32::try_from(partitions).ok()).unwrap_or(1);
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
         let cluster = cluster.divided(shares)?;
         let (workload, mut workload_options) = draw_workload(temper, rng);
+        // Smallbank has four hot users.
+        let fewest = if workload == "smallbank" { 4 } else { 1 };
+        let keys = sizes.keys.map(|keys| keys.max(fewest));
+        workload_options.keys = keys.or(workload_options.keys);
         if P::GENERAL && workload == "list-append" {
             // From a stream of its own: of everything else a seed draws the same for every protocol.
             let mut rng = Rng::stream(seed, "general", 0);
@@ -470,12 +504,20 @@ impl Scenario {
         if P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6) {
             workload_options.read_only_as = Some(ReadOnlyAs::Stale);
         }
-        let run = draw_options(seed, temper, options, rng);
+        let mut run = draw_options(seed, temper, options, rng);
+        run.network.loss = sizes.loss.unwrap_or(run.network.loss);
+        run.network.links = unusual::draw_links::<P>(seed, options).unwrap_or(Links::Ordered);
         let varies_settings = rng.chance(if temper == Temper::Chairs { 3 } else { 2 }, 4);
         let mut schedule = Schedule::default();
         // Some seeds have no faults at all.
         if rng.chance(9, 10) {
             schedule.faults = draw_faults(&cluster, temper, &run.network, options, rng);
+        }
+        if sizes.replicas == Some(1) {
+            // Two reasons: gateways find a partition by its first servers, so one that has moved off
+            // all of them is unreachable; and the copy that the removed server keeps has no second
+            // copy to be equal to.
+            schedule.faults.retain(|e| !matches!(e.fault, Fault::ChangeMembers { .. }));
         }
         let replaced = draw_replaced::<P>(seed, &cluster, options);
         let (mut down, mut lost) = (Vec::new(), Vec::new());
@@ -483,6 +525,7 @@ impl Scenario {
             lost.push(server);
             schedule.faults.push(entry);
         }
+        let replaced_servers = lost.clone();
         let has_admin =
             schedule.faults.iter().any(|e| matches!(e.fault, Fault::ChangeMembers { .. }));
         if options.losses && !has_admin && rng.chance(1, 3) {
@@ -495,9 +538,19 @@ impl Scenario {
                 }
             }
         }
+        schedule.faults.extend(unusual::draw_disks(seed, &cluster, options));
+        if !has_admin
+            && let Some((dead, entry)) =
+                unusual::draw_dead_region(seed, &cluster, options, &replaced_servers)
+        {
+            schedule.faults.push(entry);
+            down = dead;
+        }
+        let safety = options.safety;
         let options = run;
         Ok(Self {
             seed,
+            safety,
             temper,
             cluster,
             workload,
@@ -576,6 +629,11 @@ fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Opti
             options.high_priority = Some(0.5);
             return ("list-append", options);
         }
+        Temper::PowerCuts => {
+            options.keys = Some(rng.range(30, 100));
+            options.read_only = Some(0.1 + rng.unit() * 0.2);
+            return ("list-append", options);
+        }
         Temper::Stragglers => {
             options.keys = Some(rng.range(4, 16));
             options.read_only = Some(0.3 + rng.unit() * 0.4);
@@ -596,23 +654,21 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
         1 => Delay::Normal(rng.unit() / 5.0),
         _ => Delay::Pareto(rng.unit() / 2.0),
     };
-    let links = if swarm.unordered && rng.chance(1, 4) {
-        Links::Unordered { duplicate: rng.unit() / 10.0, reorder: rng.unit() / 5.0 }
-    } else {
-        Links::Ordered
-    };
     let loss = if rng.chance(1, 4) { rng.unit() / 50.0 } else { 0.0 };
     let timeout = Duration::from_millis(rng.range(300, 5_000));
     let error = match temper {
         Temper::Clocks => Duration::from_millis(rng.range(100, 1_000)),
         // Clocks far apart refuse what others store.
         Temper::Stragglers if rng.chance(1, 2) => Duration::from_millis(rng.range(100, 1_000)),
-        Temper::Mixed | Temper::Chairs | Temper::Islands | Temper::Ranks | Temper::Stragglers => {
-            Duration::from_micros(rng.range(100, 30_000))
-        }
+        Temper::Mixed
+        | Temper::Chairs
+        | Temper::Islands
+        | Temper::Ranks
+        | Temper::Stragglers
+        | Temper::PowerCuts => Duration::from_micros(rng.range(100, 30_000)),
     };
     let retries = if temper == Temper::Mixed { 18 } else { 5 };
-    let arrival = if temper != Temper::Mixed {
+    let arrival = if temper != Temper::Mixed || swarm.safety > Duration::from_secs(30) {
         // Spread over all of the faults, and seldom more than the keys in use can take.
         let evenly = swarm.transactions as f64 / swarm.safety.as_secs_f64();
         Arrival::Open { per_second: evenly * (0.7 + rng.unit()), poisson: true }
@@ -626,7 +682,7 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
     let cpu = rng.chance(1, 2).then(|| CpuModel { cores, ..CpuModel::default() });
     Options {
         seed,
-        network: NetworkModel { delay, links, loss, bandwidth: None, timeout },
+        network: NetworkModel { delay, links: Links::Ordered, loss, bandwidth: None, timeout },
         clock: ClockModel {
             error,
             skew: error,
@@ -674,10 +730,18 @@ fn draw_faults(
     let gap = match temper {
         Temper::Chairs | Temper::Stragglers => rng.range(30, 200),
         Temper::Mixed | Temper::Clocks | Temper::Islands | Temper::Ranks => rng.range(100, 1_500),
+        Temper::PowerCuts => rng.range(500, 1_500),
     };
+    // Runs of minutes have their faults all along, too.
+    let gap = gap * (options.safety.as_secs() / 8).max(1);
     let mut faults = Vec::new();
     let mut at_ms = 200 + rng.below(gap);
     while at_ms < end && faults.len() < FAULTS_MAX {
+        if let Some(sequence) = fault::draw_sequence(temper, cluster, at_ms, rng) {
+            faults.extend(sequence);
+            at_ms += 1 + rng.below(2 * gap);
+            continue;
+        }
         let of_temper = if rng.chance(3, 4) { fault::draw_for(temper, cluster, rng) } else { None };
         let (lasts, drawn) = of_temper.unwrap_or_else(|| {
             let long = if rng.chance(1, 6) { 6_000 } else { 800 };
@@ -721,7 +785,7 @@ fn draw_replaced<P: Protocol>(
 
 /// True if a majority of each partition's replicas is left without `lost` and `server`, and of those that hold each
 /// share, if there are shares.
-fn leaves_majorities(cluster: &Cluster, lost: &[NodeId], server: NodeId) -> bool {
+pub(crate) fn leaves_majorities(cluster: &Cluster, lost: &[NodeId], server: NodeId) -> bool {
     let share = |node| cluster.share_at(node).0;
     let others = cluster.servers().filter(|other| share(other.id) == share(server));
     let others: Vec<NodeId> = others.map(|other| other.id).collect();

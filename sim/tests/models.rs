@@ -23,7 +23,7 @@ use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Version};
 use orthodrome_eval::workload;
 use orthodrome_sim::cpu::CpuModel;
-use orthodrome_sim::disk::{Disk, DiskModel};
+use orthodrome_sim::disk::{Disk, DiskModel, Refusal};
 use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::{Options, Report, Schedule, Simulation};
 use toy::Toy;
@@ -80,11 +80,14 @@ fn record(number: u64) -> Record {
 
 #[test]
 fn one_flush_covers_everything_written_before_it_and_nothing_after() {
-    let mut disk = Disk::<Toy>::new(DiskModel {
-        write: Duration::from_micros(10),
-        flush: Duration::from_millis(1),
-        jitter: Duration::ZERO,
-    });
+    let mut disk = Disk::<Toy>::new(
+        NodeId(1),
+        DiskModel {
+            write: Duration::from_micros(10),
+            flush: Duration::from_millis(1),
+            jitter: Duration::ZERO,
+        },
+    );
     let rng = &mut Rng::stream(1, "disk", 0);
     disk.write(Ticket(1), record(1), 4);
     disk.write(Ticket(2), record(2), 1);
@@ -104,7 +107,7 @@ fn a_crash_keeps_what_was_flushed_and_some_prefix_of_the_rest() {
     let (mut whole, mut torn_lengths) = (BTreeSet::new(), BTreeSet::new());
     for seed in 0..200 {
         for torn in [false, true] {
-            let mut disk = Disk::<Toy>::new(DiskModel::default());
+            let mut disk = Disk::<Toy>::new(NodeId(1), DiskModel::default());
             let rng = &mut Rng::stream(seed, "disk", 0);
             (1..=3).for_each(|number| disk.write(Ticket(number), record(number), 0));
             disk.start_flush(Time::ZERO, rng);
@@ -126,11 +129,41 @@ fn a_crash_keeps_what_was_flushed_and_some_prefix_of_the_rest() {
 }
 
 #[test]
+fn a_node_refuses_a_disk_that_is_damaged_or_another_nodes() {
+    let wrong = Refusal::WrongOwner { found: NodeId(1), expected: NodeId(2) };
+    let mut seen = BTreeSet::new();
+    for seed in 0..60 {
+        let mut disk = Disk::<Toy>::new(NodeId(1), DiskModel::default());
+        let rng = &mut Rng::stream(seed, "disk", 0);
+        for number in 1..=3 {
+            disk.write(Ticket(number), record(number), 0);
+            disk.start_flush(Time::from_millis(2_000), rng);
+            disk.finish_flush();
+        }
+        assert_eq!(disk.open(NodeId(2)), Err(wrong));
+        assert_eq!(disk.crash(false, rng), 0);
+        // The node notes once a second how much of its log is durable.
+        let is_noted = seed % 2 == 0;
+        let lost = disk.flip_bit(Time::from_millis(if is_noted { 3_500 } else { 2_900 }), rng);
+        seen.insert((is_noted, lost));
+        match lost {
+            0 => {
+                assert_eq!(disk.open(NodeId(1)), Err(Refusal::Damaged));
+                disk.restore();
+                assert_eq!(disk.open(NodeId(1)), Ok([1, 2, 3].map(record).to_vec()));
+            }
+            _ => assert_eq!(disk.open(NodeId(1)), Ok([1, 2].map(record).to_vec())),
+        }
+    }
+    assert_eq!(seen, BTreeSet::from([(true, 0), (false, 0), (false, 1)]));
+}
+
+#[test]
 fn a_crash_in_a_checkpoint_leaves_the_old_records_or_the_new_ones() {
     let p = orthodrome_core::id::PartitionId(0);
     let mut seen = BTreeSet::new();
     for seed in 0..100 {
-        let mut disk = Disk::<Toy>::new(DiskModel::default());
+        let mut disk = Disk::<Toy>::new(NodeId(1), DiskModel::default());
         let rng = &mut Rng::stream(seed, "disk", 0);
         (1..=3).for_each(|number| disk.write(Ticket(number), record(number), 0));
         disk.start_flush(Time::ZERO, rng);

@@ -167,3 +167,67 @@ fn general_transactions_find_their_keys_by_reading_ahead() {
         }
     }
 }
+
+/// A run of the toy, whose leader is n1, under a fault from 2 s to 3 s.
+fn run_under(fault: &str) -> (orthodrome_sim::Report, Simulation<Toy>) {
+    let entry = format!("[[faults]]\nat_ms = 2000\nuntil_ms = 3000\nfault.{fault}\n");
+    let mut run = simulation("list-append", &entry, options(1, 60.0));
+    let report = run.run().unwrap_or_else(|failure| panic!("{fault}: {failure}"));
+    (report, run)
+}
+
+#[test]
+fn swapped_disks_are_refused_until_each_node_has_its_own_again() {
+    let (report, _) = run_under("swap-disks = { nodes = [\"n1\", \"n2\"] }");
+    assert_eq!(report.injected["refused-start"], 2);
+    assert_eq!((report.outstanding, report.beyond), (0, None));
+    let entry = "[[faults]]\nat_ms = 2000\nfault.swap-disks = { nodes = [\"n1\", \"n2\"] }\n";
+    let mut run = simulation("list-append", entry, options(1, 60.0));
+    run.start_nodes();
+    run.run_until(Time::from_millis(4_000)).unwrap();
+    assert_eq!(run.state_of(orthodrome_core::id::NodeId(1)), "down");
+    let error = Schedule::parse("[[faults]]\nat_ms = 1\nfault.swap-disks = { nodes = [\"n1\"] }");
+    let workload = workload::parse("bank", &workload::Options::default()).unwrap();
+    let config = Toy::configure(&azure5(), "toy");
+    let made =
+        Simulation::<Toy>::new(azure5(), config, workload, &error.unwrap(), options(1, 60.0));
+    assert!(made.err().unwrap().to_string().contains("name two nodes"));
+}
+
+#[test]
+fn a_flipped_bit_is_refused_until_the_data_is_restored() {
+    let (report, _) = run_under("flip-bit = { nodes = [\"n1\"] }");
+    assert_eq!(report.injected["refused-start"], 1);
+    assert_eq!((report.outstanding, report.beyond), (0, None));
+}
+
+#[test]
+fn a_disk_that_lies_is_judged_until_a_crash_shows_it() {
+    let (report, _) = run_under("lying-fsync = { nodes = [\"n1\"] }");
+    assert_eq!((report.outstanding, report.beyond), (0, None));
+    let schedule = r#"
+        [[faults]]
+        at_ms = 2000
+        fault.lying-fsync = { nodes = ["n1"] }
+        [[faults]]
+        at_ms = 4000
+        until_ms = 4100
+        fault.crash = { nodes = ["n1"] }
+    "#;
+    let mut run = simulation("list-append", schedule, options(1, 60.0));
+    let report = run.run().unwrap();
+    let beyond = report.beyond.unwrap();
+    assert_eq!(beyond.at, Time::from_millis(4_000));
+    assert!(beyond.detail.contains("n1 lost") && beyond.detail.contains("lied"), "{beyond:?}");
+    assert_eq!((report.injected["lost-writes"], run.now()), (1, beyond.at));
+}
+
+#[test]
+fn an_old_copy_of_a_disk_is_judged_until_it_comes_back() {
+    let (report, run) = run_under("old-copy = { nodes = [\"n1\"] }");
+    let beyond = report.beyond.unwrap();
+    assert_eq!((beyond.at, run.now()), (Time::from_millis(3_000), Time::from_millis(3_000)));
+    // Nothing was written since the copy was made: n2 does not store anything in the toy.
+    let (report, _) = run_under("old-copy = { nodes = [\"n2\"] }");
+    assert_eq!((report.outstanding, report.beyond), (0, None));
+}

@@ -21,7 +21,6 @@ fn options(tooth: Option<&str>) -> SwarmOptions {
     SwarmOptions {
         tooth: tooth.map(Into::into),
         losses: false,
-        unordered: true,
         transactions: 150,
         ..SwarmOptions::of(Toy::NAMES[0])
     }
@@ -48,15 +47,27 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
     }
     println!("{seconds} simulated seconds, {attempts} attempts, {injected:?}");
     assert!(attempts > 3_000, "only {attempts} attempts were checked");
-    assert_eq!(injected.len(), 16, "some kinds of fault never happened: {injected:?}");
+    // Nineteen kinds of fault for this protocol, refused starts and lost writes.
+    assert_eq!(injected.len(), 22, "some kinds of fault never happened: {injected:?}");
     assert_eq!(notes.len(), 3, "some rare events never happened: {notes:?}");
 }
 
 /// The first seed that finds a mistake; none within `seeds`.
 fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, orthodrome_sim::swarm::Found)> {
+    seeds_to_find_as(tooth, seeds, |_| true)
+}
+
+/// The first seed that finds a mistake by a failure of such a kind; none within `seeds`.
+fn seeds_to_find_as(
+    tooth: &str,
+    seeds: u64,
+    is_meant: impl Fn(FailureKind) -> bool,
+) -> Option<(u64, orthodrome_sim::swarm::Found)> {
     let options = options(Some(tooth));
-    let first =
-        (0..seeds).find_map(|seed| Some((seed, run_seed::<Toy>(seed, &options).unwrap().found?)));
+    let first = (0..seeds).find_map(|seed| {
+        let found = run_seed::<Toy>(seed, &options).unwrap().found?;
+        is_meant(found.failure.kind).then_some((seed, found))
+    });
     if let Some((seed, found)) = &first {
         println!("{tooth}: seed {seed}, {} runs to shrink: {}", found.trials, found.failure);
     }
@@ -65,7 +76,9 @@ fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, orthodrome_sim::swarm:
 
 #[test]
 fn an_answer_before_it_is_durable_is_found_and_shrunk_to_one_crash() {
-    let (_, found) = seeds_to_find("told-before-durable", 100).unwrap();
+    // A lost write needs one crash; a cycle in the history may need more that goes wrong.
+    let is_lost = |kind| kind == FailureKind::Promise;
+    let (_, found) = seeds_to_find_as("told-before-durable", 100, is_lost).unwrap();
     assert!(found.scenario.schedule.faults.len() <= 2, "{}", found.scenario.schedule.to_toml());
     assert!(found.scenario.options.load.transactions_max < 150);
     // What was shrunk still fails, and its schedule survives the way through a file.

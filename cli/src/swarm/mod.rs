@@ -13,7 +13,7 @@ use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions};
 use serde::Serialize;
 
 use crate::workers::Pool;
-use crate::{Status, common, output, sim};
+use crate::{Status, output, sim};
 use keep::Kept;
 use seeds::Seeds;
 use tally::Tally;
@@ -132,7 +132,7 @@ fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
         bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", row.name);
     }
     let options = SwarmOptions {
-        model: common::model_of(row.guarantee),
+        model: subject.model(),
         tooth: args.tooth.clone(),
         twins: args.twice,
         ..SwarmOptions::of(row.name)

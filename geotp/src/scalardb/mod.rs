@@ -198,6 +198,8 @@ impl Protocol for ScalarDb {
     const NAMES: &'static [&'static str] = &[SCALARDB, SCALARDB_PLUS];
     const GENERAL: bool = true;
     const REPLICATED: bool = false;
+    // Validation orders transactions; clocks only schedule requests.
+    const NEEDS_CLOCKS: bool = false;
 
     type Config = Config;
     type Msg = Msg;

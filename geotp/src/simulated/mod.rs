@@ -131,6 +131,8 @@ impl Protocol for GeoTp {
     const QUEUES: bool = true;
     const GENERAL: bool = true;
     const REPLICATED: bool = false;
+    // Locks order transactions; clocks only schedule subtransactions.
+    const NEEDS_CLOCKS: bool = false;
 
     type Config = Config;
     type Msg = Msg;

@@ -291,6 +291,10 @@ impl Protocol for Carousel {
         if config.is_fast { FAST } else { BASIC }
     }
 
+    fn promises_alone(name: &str) -> bool {
+        name == FAST
+    }
+
     fn teeth(name: &str) -> &'static [&'static str] {
         if name == FAST {
             &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12"]

@@ -278,6 +278,8 @@ impl Protocol for Deterministic {
     const GENERAL: bool = true;
     const STALE_READS: bool = true;
     const SHARES: bool = true;
+    // The order of transactions is the order of logs.
+    const NEEDS_CLOCKS: bool = false;
 
     type Config = Config;
     type Msg = Msg;

@@ -2,8 +2,9 @@
 
 use orthodrome_protocols::carousel::{Carousel, FAST};
 use orthodrome_sim::FailureKind;
+use orthodrome_sim::swarm::Temper;
 
-use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
+use super::support::{catch, catch_plain, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
@@ -21,16 +22,21 @@ fn seeds_with_faults_hold_every_promise() {
     expect(&notes, &expected);
 }
 
-/// Unsafe variants, and within how many seeds they are caught. C3 and C5 need rarer coincidences:
-/// golden traces show what they do (`docs/protocols/carousel.md`).
-const CAUGHT_WITHIN: [(&str, u64); 6] =
-    [("C1", 50), ("C2", 50), ("C4", 50), ("C6", 150), ("C8", 50), ("C9", 50)];
+/// Mutations, and within how many seeds they are caught. C3 needs rarer coincidences: a golden trace
+/// shows what it does (`docs/protocols/carousel.md`).
+const CAUGHT_WITHIN: [(&str, u64); 5] =
+    [("C1", 50), ("C2", 50), ("C4", 50), ("C8", 50), ("C9", 50)];
 
 #[test]
 fn unsafe_variants_are_caught() {
     for (tooth, within) in CAUGHT_WITHIN {
         catch(FAST, tooth, None, within);
     }
+    // Votes that are not on disk are forgotten in a power cut. The third seed of the profile.
+    catch(FAST, "C5", Some(Temper::PowerCuts), 30);
+    // Not caught by these seeds at 93edf58, before there were unusual draws, nor since with them: this
+    // fails until somebody finds out why.
+    catch_plain(FAST, "C6", None, 10_000..10_150);
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! What only some seeds of a swarm draw: unusual sizes, links that keep no order, bad disks, a region
+//! that dies for good. Each draw has a stream of its own, so that seeds without it draw everything
+//! else as they did before it existed.
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::Protocol;
+use orthodrome_core::rng::Rng;
+use orthodrome_core::time::Duration;
+
+use crate::fault::{Entry, Fault};
+use crate::network::Links;
+use crate::swarm::{SwarmOptions, leaves_majorities};
+
+/// Sizes that replace those that a seed draws otherwise.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub(crate) struct Sizes {
+    /// Replicas of each partition.
+    pub(crate) replicas: Option<u32>,
+    /// Partitions.
+    pub(crate) partitions: Option<u32>,
+    /// Keys of the workload.
+    pub(crate) keys: Option<u64>,
+    /// Share of the packets between regions that are lost.
+    pub(crate) loss: Option<f64>,
+    /// How long faults go on.
+    pub(crate) safety: Option<Duration>,
+}
+
+impl Sizes {
+    /// Draws sizes. Runs of minutes, groups of seven and heavy loss cost several times as much as
+    /// others, so they are rare.
+    pub(crate) fn draw(seed: u64, options: &SwarmOptions) -> Self {
+        let mut sizes = Self::default();
+        if !options.unusual {
+            return sizes;
+        }
+        let mut rng = Rng::stream(seed, "sizes", 0);
+        match rng.below(32) {
+            0 | 1 => sizes.replicas = Some(1),
+            2 => sizes.replicas = Some(7),
+            3 => sizes.partitions = Some(9),
+            _ => {}
+        }
+        match rng.below(16) {
+            0 => sizes.keys = Some(3),
+            1 => sizes.keys = Some(64),
+            _ => {}
+        }
+        match rng.below(128) {
+            0 | 1 => sizes.safety = Some(Duration::from_secs(rng.range(60, 120))),
+            2 => sizes.loss = Some(0.2),
+            _ => {}
+        }
+        sizes
+    }
+}
+
+/// Links that lose, duplicate and reorder messages, for one seed of six.
+pub(crate) fn draw_links<P: Protocol>(seed: u64, options: &SwarmOptions) -> Option<Links> {
+    let is_possible = options.unordered && P::NEEDS_ORDERED_LINKS.is_none();
+    let mut rng = Rng::stream(seed, "links", 0);
+    let is_drawn = is_possible && rng.chance(1, 6);
+    is_drawn.then(|| Links::Unordered { duplicate: rng.unit() / 10.0, reorder: rng.unit() / 5.0 })
+}
+
+/// Bad disks. Those that nodes refuse are faults like any other. Those that lose what they reported
+/// durable are rarer, since such a run is judged only up to that moment.
+pub(crate) fn draw_disks(seed: u64, cluster: &Cluster, options: &SwarmOptions) -> Vec<Entry> {
+    let mut rng = Rng::stream(seed, "bad disks", 0);
+    let roll = rng.below(48);
+    if !options.bad_disks || roll >= 7 {
+        return Vec::new();
+    }
+    let mut nodes: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
+    rng.shuffle(&mut nodes);
+    let mut named = nodes.into_iter().map(|node| node.to_string());
+    let mut some = |count| named.by_ref().take(count).collect::<Vec<_>>();
+    let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
+    let mut entries = Vec::new();
+    for _ in 0..rng.range(1, 3) {
+        let at_ms = rng.range(200, end);
+        let until_ms = Some(at_ms + rng.range(10, 3_000));
+        let nodes = some(if roll < 3 || roll >= 5 { 1 } else { 2 });
+        let fault = match roll {
+            0..3 => Fault::FlipBit { nodes },
+            3 | 4 => Fault::SwapDisks { nodes },
+            5 => {
+                if rng.chance(1, 2) {
+                    // While the disk lies.
+                    let (nodes, at_ms) = (nodes.clone(), at_ms + rng.range(1, 9));
+                    entries.push(Entry { at_ms, until_ms, fault: Fault::Crash { nodes } });
+                }
+                Fault::LyingFsync { nodes }
+            }
+            _ => Fault::OldCopy { nodes },
+        };
+        entries.push(Entry { at_ms, until_ms, fault });
+    }
+    entries
+}
+
+/// A region that dies for good while faults go on, with its gateways, in one seed of 24: any whose
+/// servers leave a majority of each partition's replicas besides `lost`.
+pub(crate) fn draw_dead_region(
+    seed: u64,
+    cluster: &Cluster,
+    options: &SwarmOptions,
+    lost: &[NodeId],
+) -> Option<(Vec<NodeId>, Entry)> {
+    let mut rng = Rng::stream(seed, "dead region", 0);
+    if !options.unusual || !options.losses || !rng.chance(1, 24) {
+        return None;
+    }
+    let mut regions: Vec<_> = cluster.topology.regions().collect();
+    rng.shuffle(&mut regions);
+    let dead = regions.into_iter().find(|region| {
+        let mut lost = lost.to_vec();
+        cluster.servers().filter(|node| node.region == *region).all(|node| {
+            let is_spared = leaves_majorities(cluster, &lost, node.id);
+            lost.push(node.id);
+            is_spared
+        })
+    })?;
+    let nodes = cluster.nodes().filter(|node| node.region == dead).map(|node| node.id).collect();
+    let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
+    let fault = Fault::Crash { nodes: vec![cluster.topology.name_of(dead).to_owned()] };
+    Some((nodes, Entry { at_ms: rng.range(200, end), until_ms: None, fault }))
+}
