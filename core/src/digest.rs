@@ -21,7 +21,12 @@ impl Digest {
 
     /// Adds a text.
     pub fn add_text(&mut self, text: &str) {
-        let (words, rest) = text.as_bytes().as_chunks::<8>();
+        self.add_bytes(text.as_bytes());
+    }
+
+    /// Adds bytes.
+    pub fn add_bytes(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
             self.add(u64::from_le_bytes(*word));
         }

@@ -24,8 +24,8 @@ use orthodrome_core::store::{MemoryEngine, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op, Txn};
-use orthodrome_protocols::deterministic::state::State;
-use orthodrome_protocols::deterministic::{Command, Image, Ordering, Placement, Teeth};
+use orthodrome_protocols::deterministic::state::{Settings, State};
+use orthodrome_protocols::deterministic::{Command, Image, Ordering, Placement};
 use orthodrome_protocols::functor::Functor;
 use orthodrome_protocols::replication::Index;
 use workers::Threads;
@@ -51,8 +51,13 @@ impl Bench {
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 3, 3).unwrap());
         let placement = Placement::new(cluster, Ordering::Global);
         let workers = Arc::new(Threads::new(NonZero::new(threads)));
-        let state =
-            State::new(&Image::default(), &placement, Teeth::default(), workers, Time::default());
+        let state = State::new(
+            &Image::default(),
+            &placement,
+            Settings::default(),
+            workers,
+            Time::default(),
+        );
         let store = Store::new(Box::new(MemoryEngine::default()));
         Self { placement, state, store, index: 0 }
     }

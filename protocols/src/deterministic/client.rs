@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, ShareId, TxnId};
-use orthodrome_core::machine::{Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Input, Leftover, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Msg, Record};
@@ -23,6 +23,8 @@ pub struct Client {
     cluster: Arc<Cluster>,
     helpers: Helpers,
     open: BTreeMap<TxnId, Open>,
+    /// Of what was submitted and has not been answered.
+    open_bytes: usize,
 }
 
 /// A transaction whose caller waits.
@@ -30,6 +32,8 @@ pub struct Client {
 struct Open {
     txn: Txn,
     phase: Phase,
+    /// Its caller lost track of it.
+    is_resolved: bool,
     /// What its caller was told.
     reads: Reads,
     round: u32,
@@ -38,6 +42,16 @@ struct Open {
     /// Who was asked, of servers of each share.
     servers: BTreeMap<ShareId, NodeId>,
     asked: Asked,
+}
+
+impl Phase {
+    /// How many bytes were submitted.
+    fn size(&self) -> usize {
+        match self {
+            Self::Looking(_) | Self::Deciding => 0,
+            Self::Submitted(functor) => functor.size(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -54,7 +68,7 @@ impl Machine<Deterministic> for Client {
     fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
         let Setup { node, cluster, config, engine: _, workers: _ } = setup;
         let helpers = Helpers::new(&cluster, node, config.answer_after);
-        Self { config, cluster, helpers, open: BTreeMap::new() }
+        Self { config, cluster, helpers, open: BTreeMap::new(), open_bytes: 0 }
     }
 
     fn step(&mut self, input: Input<Deterministic>, cx: &mut Cx<'_>) {
@@ -77,6 +91,8 @@ impl Machine<Deterministic> for Client {
         for (id, open) in &self.open {
             assert_eq!(*id, open.txn.id, "a transaction under another's name");
         }
+        let bytes: usize = self.open.values().map(|open| open.phase.size()).sum();
+        assert_eq!(bytes, self.open_bytes, "what is under way is not counted");
     }
 
     fn leftovers(&self) -> Vec<Leftover> {
@@ -113,13 +129,32 @@ impl Client {
             }
             Kind::StaleReadOnly => Phase::Looking(txn.reads.clone()),
         };
-        self.open(txn, phase, Reads::new(), cx);
+        if self.is_full(&phase) {
+            // Nobody has heard of it.
+            cx.note(Note::Shed);
+            cx.finish(id, Outcome::Aborted(AbortReason::Overload), "overload");
+            return;
+        }
+        self.open((txn, false), phase, Reads::new(), cx);
     }
 
-    fn open(&mut self, txn: Txn, phase: Phase, reads: Reads, cx: &mut Cx<'_>) {
+    /// True if there is no room for this as well.
+    fn is_full(&self, phase: &Phase) -> bool {
+        self.open_bytes > 0 && self.open_bytes + phase.size() > self.config.open_bytes
+    }
+
+    fn open(
+        &mut self,
+        (txn, is_resolved): (Txn, bool),
+        phase: Phase,
+        reads: Reads,
+        cx: &mut Cx<'_>,
+    ) {
         let (id, asked) = (txn.id, Asked::new(cx.now()));
-        let (found, servers) = (Reads::new(), BTreeMap::new());
-        self.open.insert(id, Open { txn, phase, reads, round: 1, found, servers, asked });
+        let (found, servers, round) = (Reads::new(), BTreeMap::new(), 1);
+        self.open_bytes += phase.size();
+        let open = Open { txn, phase, is_resolved, reads, round, found, servers, asked };
+        self.open.insert(id, open);
         self.choose(id, true, cx);
         self.send(id, cx);
     }
@@ -127,6 +162,7 @@ impl Client {
     /// Asks for what the transaction's new phase needs.
     fn ask(&mut self, id: TxnId, phase: Phase, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
+        self.open_bytes = (self.open_bytes + phase.size()).saturating_sub(open.phase.size());
         open.phase = phase;
         open.found.clear();
         open.asked = Asked::new(cx.now());
@@ -191,6 +227,7 @@ impl Client {
         self.helpers.suspects.remove(from);
         match msg {
             Msg::Answer { txn, outcome, reads } => self.on_answer(txn, outcome, reads, cx),
+            Msg::TooOld { txn, outcome } => self.on_too_old(txn, outcome, cx),
             Msg::Found { txn, round, reads } => self.on_found(txn, round, reads, cx),
             Msg::Submit { .. }
             | Msg::Look { .. }
@@ -202,7 +239,8 @@ impl Client {
             | Msg::ReadsGone { .. }
             | Msg::Covered { .. }
             | Msg::WantState { .. }
-            | Msg::StatePiece { .. } => unreachable!("a server's message at a client"),
+            | Msg::StatePiece { .. }
+            | Msg::Digests { .. } => unreachable!("a server's message at a client"),
         }
     }
 
@@ -266,7 +304,14 @@ impl Client {
                     self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
                 } else {
                     let functor = Functor::validation(&open.txn, &open.reads, writes);
-                    self.ask(id, Phase::Submitted(functor), cx);
+                    let phase = Phase::Submitted(functor);
+                    if self.is_full(&phase) {
+                        // No sequencer has heard of it.
+                        cx.note(Note::Shed);
+                        self.finish(id, Outcome::Aborted(AbortReason::Overload), "overload", cx);
+                    } else {
+                        self.ask(id, phase, cx);
+                    }
                 }
             }
             // No sequencer has heard of it.
@@ -307,7 +352,25 @@ impl Client {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
-        self.open(txn, Phase::Submitted(functor), reads, cx);
+        let phase = Phase::Submitted(functor);
+        if self.is_full(&phase) {
+            // It may have run: its caller asks again later.
+            cx.note(Note::Shed);
+            cx.finish(id, Outcome::Unknown, "overload");
+            return;
+        }
+        self.open((txn, true), phase, reads, cx);
+    }
+
+    /// It ran so long ago that nobody knows what it read. Whoever lost track of one that writes learns what became of it, if
+    /// that is known; whoever still waits for what it read cannot be told.
+    fn on_too_old(&mut self, id: TxnId, outcome: Option<Outcome>, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let needs_reads = !open.is_resolved || !matches!(open.txn.kind, Kind::Procedure(_));
+        match outcome.filter(|_| !needs_reads) {
+            Some(outcome) => self.finish(id, outcome, "too-old", cx),
+            None => self.finish(id, Outcome::Unknown, UNKNOWABLE, cx),
+        }
     }
 
     fn on_answer(&mut self, id: TxnId, outcome: Outcome, reads: Reads, cx: &mut Cx<'_>) {
@@ -323,7 +386,9 @@ impl Client {
     }
 
     fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Cx<'_>) {
-        self.open.remove(&id);
+        if let Some(open) = self.open.remove(&id) {
+            self.open_bytes = self.open_bytes.saturating_sub(open.phase.size());
+        }
         cx.cancel_timer(Timer::Open(id));
         cx.finish(id, outcome, path);
     }

@@ -468,6 +468,12 @@ impl Merge {
         places.filter(|(at, ..)| *at == stream).map(|(_, place, _)| place.stamp).min()
     }
 
+    /// The places of everything that has not run.
+    pub fn places(&self) -> impl Iterator<Item = (PartitionId, Place)> + '_ {
+        let places = self.vertices.values().flat_map(|vertex| &vertex.places);
+        places.map(|(stream, place, _)| (*stream, *place))
+    }
+
     /// Everything that has not run, by stream and place: inserted again in this order, it gives the
     /// same merge (S8).
     #[must_use]

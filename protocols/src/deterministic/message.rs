@@ -11,6 +11,7 @@ use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads};
 
+use super::checks::Span;
 use super::merge::Place;
 use crate::functor::{Body, Functor};
 use crate::replication::{self, Index, Replicated};
@@ -162,7 +163,7 @@ impl Sequenced {
         Arc::new(Self { functor: Arc::new(functor), is_piece: true, ..self.clone() })
     }
 
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         let moved = self.moved.iter().map(|(key, _)| 24 + key.len()).sum::<usize>();
         self.functor.size() + 3 * self.homes.len() + moved + 14
     }
@@ -231,6 +232,11 @@ impl Replicated for Log {
 pub struct Image {
     /// Counts the checkpoints of a server.
     pub number: u64,
+    /// A large state is written and sent in pieces, each an image with a part of everything: which piece this is, the
+    /// first being 0.
+    pub piece: u32,
+    /// How many there are; 0 if this is the whole.
+    pub pieces: u32,
     /// Each stream.
     pub streams: BTreeMap<PartitionId, StreamImage>,
     /// What was merged and has not run.
@@ -267,6 +273,17 @@ impl Due {
         let first = self.places.iter().map(|(stream, place)| (*stream, place.index)).min();
         let (stream, index) = first.unwrap_or_default();
         Turn { stream, index, name: self.entry.name() }
+    }
+
+    /// The keys that it touches; one that it reads and writes comes twice.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.entry.functor.reads.iter().chain(&self.entry.functor.writes)
+    }
+
+    /// Its timestamp is not below this.
+    pub(super) fn earliest(&self) -> Timestamp {
+        let moved = self.entry.moved.iter().map(|(_, home)| home.since.next());
+        moved.max().map_or(self.stamp, |moved| moved.max(self.stamp))
     }
 }
 
@@ -323,8 +340,28 @@ pub struct Ended {
     pub outcome: Outcome,
     /// What it read; nothing if its caller had read before it was submitted. Another server than the
     /// one that was asked first may have to tell, and to read again would be to read at another place in
-    /// the order.
-    pub reads: Reads,
+    /// the order. None if that is forgotten.
+    pub reads: Option<Reads>,
+    /// The latest time of its places: what is older is forgotten first.
+    pub stamp: Timestamp,
+}
+
+impl Ended {
+    /// About how many bytes it read.
+    pub(super) fn reads_size(&self) -> usize {
+        self.reads.as_ref().map_or(0, reads_size)
+    }
+
+    /// What its gateway is told.
+    pub(super) fn answer(self, txn: TxnId) -> Msg {
+        match (self.outcome, self.reads) {
+            (outcome, Some(reads)) => Msg::Answer { txn, outcome, reads },
+            (outcome @ Outcome::Aborted(_), None) => {
+                Msg::Answer { txn, outcome, reads: Reads::new() }
+            }
+            (outcome, None) => Msg::TooOld { txn, outcome: Some(outcome) },
+        }
+    }
 }
 
 impl Image {
@@ -381,12 +418,94 @@ impl Image {
         pending.chain(self.due.iter().map(|due| due.entry.name())).collect()
     }
 
-    fn size(&self) -> usize {
-        let of =
-            |stream: &StreamImage| 24 + TXN * (stream.seen.len() + 2 * stream.acknowledged.len());
-        let moved = self.moved.keys().map(|key| 24 + key.len()).sum::<usize>();
+    /// True if this is everything.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.piece + 1 >= self.pieces
+    }
+
+    /// The same in pieces of about so many bytes, unless what one transaction read or does is more.
+    #[must_use]
+    pub fn into_pieces(self, bytes_max: usize) -> Vec<Arc<Self>> {
+        let mut all = Pieces::new(&self, bytes_max);
+        for (id, mut stream) in self.streams {
+            let StreamImage { applied, stamp, .. } = stream;
+            let head = || StreamImage { applied, stamp, ..StreamImage::default() };
+            let mut of = |size: usize, add: &mut dyn FnMut(&mut StreamImage)| {
+                add(all.room(size).streams.entry(id).or_insert_with(head));
+            };
+            of(24, &mut |_| {});
+            for name in std::mem::take(&mut stream.seen) {
+                of(10 + TXN, &mut |piece| piece.seen.extend([name]));
+            }
+            for (client, below) in std::mem::take(&mut stream.acknowledged) {
+                of(24, &mut |piece| piece.acknowledged.extend([(client, below)]));
+            }
+            for (client, below) in std::mem::take(&mut stream.forgotten) {
+                of(24, &mut |piece| piece.forgotten.extend([(client, below)]));
+            }
+            for (key, moves) in std::mem::take(&mut stream.moves) {
+                of(16 + key.len(), &mut |piece| piece.moves.extend([(key.clone(), moves)]));
+            }
+        }
+        for pending in self.pending {
+            all.room(24 + pending.2.size()).pending.push(pending);
+        }
+        for (txn, ended) in self.ended {
+            all.room(TXN + 24 + ended.reads_size()).ended.insert(txn, ended);
+        }
+        for (key, home) in self.moved {
+            all.room(32 + key.len()).moved.insert(key, home);
+        }
+        for txn in self.ran {
+            all.room(TXN).ran.insert(txn);
+        }
+        for due in self.due {
+            all.room(24 + 24 * due.places.len() + due.entry.size()).due.push(due);
+        }
+        for (turn, part) in self.kept {
+            all.room(TURN + part.size()).kept.insert(turn, part);
+        }
+        all.finish()
+    }
+
+    /// Adds the next piece.
+    pub(super) fn add(&mut self, next: &Self) {
+        let Self { number, piece, .. } = *next;
+        assert!(
+            number == self.number && piece == self.piece + 1,
+            "piece {piece} of image {number} comes after {} of {}",
+            self.piece,
+            self.number
+        );
+        self.piece = piece;
+        self.pieces = next.pieces;
+        for (id, more) in &next.streams {
+            let StreamImage { applied, stamp, .. } = *more;
+            let stream = self.streams.entry(*id).or_default();
+            (stream.applied, stream.stamp) = (applied, stamp);
+            stream.seen.extend(&more.seen);
+            stream.acknowledged.extend(&more.acknowledged);
+            stream.forgotten.extend(&more.forgotten);
+            stream.moves.extend(more.moves.clone());
+        }
+        self.pending.extend(next.pending.iter().cloned());
+        self.ended.extend(next.ended.clone());
+        self.moved.extend(next.moved.clone());
+        self.ran.extend(&next.ran);
+        self.due.extend(next.due.iter().cloned());
+        self.kept.extend(next.kept.clone());
+    }
+
+    pub(super) fn size(&self) -> usize {
+        let of = |stream: &StreamImage| {
+            let clients = stream.acknowledged.len() + stream.forgotten.len();
+            let moves = stream.moves.keys().map(|key| 16 + key.len()).sum::<usize>();
+            24 + (10 + TXN) * stream.seen.len() + 24 * clients + moves
+        };
+        let moved = self.moved.keys().map(|key| 32 + key.len()).sum::<usize>();
         let pending = self.pending.iter().map(|(_, _, entry)| 24 + entry.size()).sum::<usize>();
-        let ended = self.ended.values().map(|ended| 24 + reads_size(&ended.reads)).sum::<usize>();
+        let ended = self.ended.values().map(|ended| TXN + 24 + ended.reads_size()).sum::<usize>();
         let due = self.due.iter().map(|due| 24 + due.entry.size()).sum::<usize>();
         let kept = self.kept.values().map(|part| part.size()).sum::<usize>();
         self.streams.values().map(of).sum::<usize>()
@@ -396,6 +515,40 @@ impl Image {
             + TXN * self.ran.len()
             + due
             + kept
+    }
+}
+
+/// An image that is cut into pieces.
+struct Pieces {
+    done: Vec<Image>,
+    last: Image,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Pieces {
+    fn new(of: &Image, bytes_max: usize) -> Self {
+        let last = Image { number: of.number, shares: of.shares, ..Image::default() };
+        Self { done: Vec::new(), last, bytes: 0, bytes_max }
+    }
+
+    /// Where something of this size goes.
+    fn room(&mut self, size: usize) -> &mut Image {
+        if self.bytes > 0 && self.bytes + size > self.bytes_max {
+            let Image { number, shares, .. } = self.last;
+            let next = Image { number, shares, ..Image::default() };
+            self.done.push(std::mem::replace(&mut self.last, next));
+            self.bytes = 0;
+        }
+        self.bytes += size;
+        &mut self.last
+    }
+
+    fn finish(self) -> Vec<Arc<Image>> {
+        let count = u32::try_from(self.done.len() + 1).unwrap_or(u32::MAX);
+        let pieces = if count > 1 { count } else { 0 };
+        let all = (0..).zip(self.done.into_iter().chain([self.last]));
+        all.map(|(piece, image)| Arc::new(Image { piece, pieces, ..image })).collect()
     }
 }
 
@@ -419,17 +572,42 @@ pub struct StreamImage {
 /// A piece of a server's state, for one that fell too far behind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// The first piece: everything but the data.
+    /// Everything but the data, in the first piece, or in the first few.
     pub image: Option<Arc<Image>>,
     /// Keys with their newest versions.
     pub keys: Vec<(Key, Versions)>,
+}
+
+impl Chunk {
+    /// True if a state begins with it.
+    pub(super) fn is_first(&self) -> bool {
+        self.image.as_ref().is_some_and(|image| image.piece == 0)
+    }
+
+    /// True if `next` goes on with its image, or has data behind it.
+    pub(super) fn goes_on_with(&self, next: &Self) -> bool {
+        match (&self.image, &next.image) {
+            (Some(image), Some(next)) => next.piece == image.piece + 1,
+            (Some(image), None) => image.is_whole(),
+            (None, _) => false,
+        }
+    }
+
+    /// Adds the next piece of the state.
+    pub(super) fn add(&mut self, next: Self) {
+        if let (Some(image), Some(next)) = (&mut self.image, &next.image) {
+            Arc::make_mut(image).add(next);
+        }
+        self.keys.extend(next.keys);
+    }
 }
 
 /// What a server remembers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     /// Its state at a checkpoint; the data is in the state engine. Written before the checkpoint as
-    /// well as with it: a crash in between leaves new data, and then this image counts.
+    /// well as with it: a crash in between leaves new data, and then this image counts. Several records if it is
+    /// large.
     Image(Arc<Image>),
     /// A record of a stream's log.
     Replication(PartitionId, replication::Record<Log>),
@@ -452,6 +630,13 @@ pub enum Msg {
         outcome: Outcome,
         /// What it read; nothing if its caller knows that.
         reads: Reads,
+    },
+    /// Server → gateway: a transaction ran so long ago that it is forgotten what it read.
+    TooOld {
+        /// Which.
+        txn: TxnId,
+        /// What became of it; none if that is forgotten, too.
+        outcome: Option<Outcome>,
     },
     /// Gateway → server: a caller wants to see keys before it decides (reconnaissance).
     Look {
@@ -535,6 +720,11 @@ pub enum Msg {
         /// Where the next one begins, if there is one.
         next: Option<usize>,
     },
+    /// Server → all others that hold the same: what entries of streams came to.
+    Digests {
+        /// Digests of all that ran of these entries.
+        digests: Vec<(Span, u64)>,
+    },
 }
 
 impl Message for Msg {
@@ -553,6 +743,8 @@ impl Message for Msg {
             Self::Covered { .. } => "Covered",
             Self::WantState { .. } => "WantState",
             Self::StatePiece { .. } => "StatePiece",
+            Self::TooOld { .. } => "TooOld",
+            Self::Digests { .. } => "Digests",
         }
     }
 
@@ -560,9 +752,10 @@ impl Message for Msg {
         match self {
             Self::Submit { functor } => Some(functor.txn),
             Self::Sequence { entry, .. } => Some(entry.functor.txn),
-            Self::Answer { txn, .. } | Self::Look { txn, .. } | Self::Found { txn, .. } => {
-                Some(*txn)
-            }
+            Self::Answer { txn, .. }
+            | Self::TooOld { txn, .. }
+            | Self::Look { txn, .. }
+            | Self::Found { txn, .. } => Some(*txn),
             Self::NotLeader { txn, .. } => *txn,
             Self::Replication { .. }
             | Self::RemoteReads { .. }
@@ -570,7 +763,8 @@ impl Message for Msg {
             | Self::ReadsGone { .. }
             | Self::Covered { .. }
             | Self::WantState { .. }
-            | Self::StatePiece { .. } => None,
+            | Self::StatePiece { .. }
+            | Self::Digests { .. } => None,
         }
     }
 
@@ -590,6 +784,8 @@ impl Message for Msg {
             Self::Covered { through } => 4 + 10 * through.len(),
             Self::WantState { .. } => 8 + TURN,
             Self::StatePiece { chunk, .. } => 8 + Log::chunk_size(chunk),
+            Self::TooOld { outcome, .. } => TXN + 2 + outcome.map_or(0, |_| 12),
+            Self::Digests { digests } => 4 + DIGEST * digests.len(),
         }
     }
 
@@ -607,13 +803,17 @@ impl Message for Msg {
             | Self::ReadsGone { .. }
             | Self::Covered { .. }
             | Self::WantState { .. }
-            | Self::StatePiece { .. } => 0,
+            | Self::StatePiece { .. }
+            | Self::TooOld { .. }
+            | Self::Digests { .. } => 0,
         }
     }
 }
 
 /// About how many bytes a [`Turn`] takes.
-const TURN: usize = 22 + TXN;
+pub(super) const TURN: usize = 22 + TXN;
+/// About how many bytes a digest of a [`Span`] takes.
+const DIGEST: usize = 24;
 
 fn reads_size(reads: &Reads) -> usize {
     reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()

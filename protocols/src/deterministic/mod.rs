@@ -23,13 +23,14 @@
 //! # Messages
 //! | message | from → to | when | § |
 //! |---|---|---|---|
-//! | `Submit`, `Answer` | gateway ↔ server | a transaction begins; it has run | 4.2.1 |
+//! | `Submit`, `Answer`, `TooOld` | gateway ↔ server | a transaction begins; it has run; it ran too long ago | 4.2.1 |
 //! | `Look`, `Found` | gateway ↔ server | a caller wants to read before it decides | – |
 //! | `Sequence` | server → sequencers | a transaction is to be ordered; it is in one stream and not in another | 4.2.1 |
 //! | `AppendEntries`, … | sequencer ↔ all servers | a stream's log | 4.2.7 |
 //! | `NotLeader` | server → sender | the sequencer is another | – |
 //! | `RemoteReads`, `WantReads`, `ReadsGone`, `Covered` | servers of different shares | what a transaction reads in another share; it has not come; it is forgotten; it may be | Calvin 3.2 |
 //! | `WantState`, `StatePiece` | servers of one share | one is too far behind for logs and reads | – |
+//! | `Digests` | servers of one share | what their copies came to | – |
 //!
 //! # Why it is correct
 //! - **Only what is chosen is merged** (R9, S2, S3): a stream is a replicated log ([`crate::replication`])
@@ -83,11 +84,14 @@
 //!
 //! # Not implemented
 //! - A change of the map: streams and homes are fixed for a cluster's epoch, but for moves of single keys.
-//! - Outcomes for clients that never come back are kept for ever.
+//! - Of every client there ever was, streams remember below which counter it knows the outcomes; outcomes themselves are
+//!   bounded ([`outcomes`]).
 
+pub mod checks;
 mod client;
 pub mod merge;
 mod message;
+pub mod outcomes;
 mod placement;
 pub mod scheduler;
 mod sequencer;
@@ -183,8 +187,21 @@ pub struct Config {
     pub sweep_interval: Duration,
     /// A server takes no more transactions of gateways at once, nor does a sequencer of servers.
     pub in_flight_max: usize,
+    /// Nor more bytes of transactions than this.
+    pub in_flight_bytes: usize,
+    /// A gateway has no more bytes of transactions under way; it refuses what comes then.
+    pub open_bytes: usize,
     /// Transactions in one entry of a stream.
     pub batch_max: usize,
+    /// An entry of a stream, a record of a checkpoint, and a message of several parts have no more bytes than this,
+    /// unless one transaction alone has.
+    pub piece_bytes: usize,
+    /// What is remembered of transactions that have run.
+    pub outcomes: outcomes::Bounds,
+    /// How often servers tell each other what their copies came to.
+    pub compare_interval: Duration,
+    /// Entries of a stream that are compared together.
+    pub compared_entries: u64,
     /// Entries of a stream that are kept for servers that are behind.
     pub log_kept: usize,
     /// Unsafe variants, for tests.
@@ -209,6 +226,8 @@ pub struct Teeth {
     pub reads_early: bool,
     /// R6: a transaction that comes twice runs twice.
     pub runs_repeated: bool,
+    /// The first server loses some of what it writes: its copy differs from the others.
+    pub loses_writes: bool,
 }
 
 /// Rare events.
@@ -242,8 +261,10 @@ pub enum Note {
     Resolved,
     /// Streams told each other what clients know.
     Acknowledged,
-    /// A server or a sequencer had too much to do.
+    /// A server, a sequencer or a gateway had too much to do.
     Shed,
+    /// Somebody asked for an outcome that is forgotten, or what a transaction read.
+    TooOld,
     /// A server lost the lead of a stream, and with it what it had not proposed.
     Deposed,
     /// What other shares hold of a transaction has not come, and was asked for.
@@ -329,7 +350,13 @@ impl Protocol for Deterministic {
             kept_bytes: 32 << 20,
             sweep_interval: Duration::from_millis(50),
             in_flight_max: 65_536,
+            in_flight_bytes: 128 << 20,
+            open_bytes: 64 << 20,
             batch_max: 1_024,
+            piece_bytes: 4 << 20,
+            outcomes: outcomes::Bounds::default(),
+            compare_interval: Duration::from_secs(5),
+            compared_entries: 64,
             log_kept: 10_000,
             teeth: Teeth::default(),
         }
@@ -378,5 +405,18 @@ impl Protocol for Deterministic {
         if rng.chance(1, 3) {
             config.kept_bytes = size(1_000, 100_000, rng);
         }
+        if rng.chance(1, 2) {
+            config.piece_bytes = size(100, 100_000, rng);
+        }
+        if rng.chance(1, 8) {
+            config.in_flight_bytes = size(10_000, 100_000, rng);
+            config.open_bytes = size(1_000, 10_000, rng);
+        }
+        if rng.chance(1, 8) {
+            config.outcomes.reads_bytes = size(100, 10_000, rng);
+            config.outcomes.outcomes = size(16, 1_024, rng);
+        }
+        config.compare_interval = vary(config.compare_interval, 2, 100, rng);
+        config.compared_entries = rng.range(1, 64);
     }
 }

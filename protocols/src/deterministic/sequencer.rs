@@ -18,8 +18,14 @@ use crate::replication::Index;
 
 /// So many keys are watched for a move at a time.
 const GUESTS_MAX: usize = 65_536;
-/// No more keys are moved than about so many: every server remembers where each of them is, in every image.
-const MOVED_MAX: usize = 65_536;
+/// No more keys are away from where they were placed than about so many.
+const AWAY_MAX: usize = 65_536;
+/// No more keys move for the first time than about so many: every server remembers how often each of them has moved,
+/// in every image. One that has moved before may move again.
+const MOVED_MAX: usize = 262_144;
+
+/// One entry says of no more clients what they know; the next one goes on.
+const NEWS_MAX: usize = 16_384;
 
 /// How often the number of transactions that a key moves for is doubled.
 const DOUBLED_MAX: u64 = 10;
@@ -27,8 +33,9 @@ const DOUBLED_MAX: u64 = 10;
 /// A stream's leader.
 #[derive(Debug, Default)]
 pub(super) struct Sequencer {
-    /// Everything here, and everything proposed that is not chosen yet.
-    taken: BTreeSet<Name>,
+    /// Everything here, and everything proposed that is not chosen yet, and how many bytes each has.
+    taken: BTreeMap<Name, usize>,
+    taken_bytes: usize,
     /// Held until all homes have it; by the time of release here, then by the time that all homes
     /// agree on (S1).
     held: BTreeMap<(Time, Timestamp, Name), Arc<Sequenced>>,
@@ -83,6 +90,14 @@ impl View<'_> {
         first.map_or_else(|| entry.homes.contains(&self.stream), |first| first == self.stream)
     }
 
+    /// True if there is room to remember that `key` is at `target`. There always is where it was placed.
+    fn may_move(&self, key: &Key, target: PartitionId) -> bool {
+        let (counts, placed) = (self.state.moved_counts(), self.placement.stream_of(key));
+        let is_away = self.state.home(key, self.placement).stream != placed;
+        let is_known = self.state.has_moved(key) || counts.ever < MOVED_MAX;
+        target == placed || is_away || (counts.away < AWAY_MAX && is_known)
+    }
+
     /// True if this stream orders who touches `key`, as `entry` supposes.
     fn orders(&self, entry: &Sequenced, key: &Key) -> bool {
         entry.is_ordered_by(self.stream, key, |key| self.placement.stream_of(key))
@@ -118,18 +133,21 @@ impl Sequencer {
     pub fn take(&mut self, entry: Arc<Sequenced>, view: &View<'_>) -> Option<Note> {
         let name = entry.name();
         assert!(view.expects(&entry), "{name} has no business in {}: {entry:?}", view.stream);
-        if view.state.is_sequenced(view.stream, &entry) || self.taken.contains(&name) {
+        if view.state.is_sequenced(view.stream, &entry) || self.taken.contains_key(&name) {
             return Some(Note::RepeatedSequence);
         }
         if self.is_over(&entry, view) {
             return Some(Note::RepeatedSequence);
         }
         // One that is in another stream is always let in: those that are kept out wait for it.
-        let is_full = self.taken.len() >= view.config.in_flight_max;
+        let (size, bytes_max) = (entry.size(), view.config.in_flight_bytes);
+        let is_over = self.taken_bytes > 0 && self.taken_bytes + size > bytes_max;
+        let is_full = is_over || self.taken.len() >= view.config.in_flight_max;
         if is_full && !view.state.merge.contains(name) {
             return Some(Note::Shed);
         }
-        self.taken.insert(name);
+        self.taken.insert(name, size);
+        self.taken_bytes += size;
         if !view.config.teeth.is_unbounded && view.is_new(&entry) {
             let ahead = entry.due.0.saturating_sub(view.clock.now.0);
             let wait = orthodrome_core::Duration::from_nanos(ahead).min(view.config.hold_max);
@@ -194,8 +212,14 @@ impl Sequencer {
 
     /// The next batch to propose.
     pub fn next_batch(&mut self, view: &View<'_>) -> Option<Command> {
-        // An earlier leader may have left some of it.
-        self.batch.retain(|entry| !view.state.is_sequenced(view.stream, entry));
+        for entry in take(&mut self.batch) {
+            // An earlier leader may have left some of it.
+            if view.state.is_sequenced(view.stream, &entry) {
+                self.drop_taken(entry.name());
+            } else {
+                self.batch.push(entry);
+            }
+        }
         if self.batch.is_empty() {
             return None;
         }
@@ -208,14 +232,20 @@ impl Sequencer {
             }
             Ordering::Regional | Ordering::Global | Ordering::Ordered(_) => usize::MAX,
         };
-        let mut entries = Vec::new();
+        let (mut entries, mut bytes, mut is_full) = (Vec::new(), 0, false);
         for entry in take(&mut self.batch) {
+            // What goes before it may say that its client knows.
             if self.is_over(&entry, view) {
+                self.drop_taken(entry.name());
                 continue;
             }
             let is_elsewhere = view.state.merge.contains(entry.name());
-            if entries.len() < view.config.batch_max && (room > 0 || is_elsewhere) {
+            // Pieces stay in their order: nothing goes past what has no room.
+            is_full |= entries.len() >= view.config.batch_max
+                || (bytes > 0 && bytes + entry.size() > view.config.piece_bytes);
+            if !is_full && (room > 0 || is_elsewhere) {
                 room = room.saturating_sub(1);
+                bytes += entry.size();
                 self.proposed.insert(entry.name());
                 self.tell(entry.functor.txn.client, entry.functor.acknowledged_below);
                 entries.push(entry);
@@ -232,15 +262,21 @@ impl Sequencer {
     /// `entry` is in the stream.
     pub fn sequenced(&mut self, entry: &Sequenced) {
         let name = entry.name();
-        self.taken.remove(&name);
+        self.drop_taken(name);
         self.proposed.remove(&name);
+    }
+
+    /// One is not on its way any more.
+    fn drop_taken(&mut self, name: Name) {
+        let size = self.taken.remove(&name).unwrap_or_default();
+        self.taken_bytes = self.taken_bytes.saturating_sub(size);
     }
 
     /// Takes note of who touches the stream's keys: what one other region alone has touched for long is
     /// to move there (SLOG §3.4; Sloth §6.2.2). Returns the keys for which it is time, and where to.
     pub fn observe(&mut self, entry: &Sequenced, view: &View<'_>) -> Vec<(Key, PartitionId)> {
         let Some(patience) = view.config.migrate_after else { return Vec::new() };
-        if entry.target.is_some() || view.state.moved_count() >= MOVED_MAX {
+        if entry.target.is_some() {
             return Vec::new();
         }
         let keys: BTreeSet<&Key> =
@@ -266,6 +302,7 @@ impl Sequencer {
             if *times >= doubled
                 && home.stream == view.stream
                 && let Some(target) = view.placement.stream_in(entry.origin)
+                && view.may_move(key, target)
             {
                 self.guests.remove(key);
                 moves.push((key.clone(), target));
@@ -280,9 +317,11 @@ impl Sequencer {
         if self.acknowledging > view.state.applied(view.stream) {
             return None;
         }
-        let news = view.state.unacknowledged(view.stream);
+        let mut news = view.state.unacknowledged(view.stream);
+        news.truncate(NEWS_MAX);
         if news.is_empty() {
-            let news = view.state.forgettable(view.stream);
+            let mut news = view.state.forgettable(view.stream);
+            news.truncate(NEWS_MAX);
             return (!news.is_empty()).then_some(Command::Forget(news));
         }
         for &(client, below) in &news {
@@ -294,5 +333,140 @@ impl Sequencer {
     /// An acknowledgement was proposed there.
     pub fn acknowledging(&mut self, at: Index) {
         self.acknowledging = at;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::cluster::Cluster;
+    use orthodrome_core::id::TxnId;
+    use orthodrome_core::machine::Protocol;
+    use orthodrome_core::time::Duration;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::Op;
+    use orthodrome_core::workers::Alone;
+
+    use super::super::message::{Home, Image};
+    use super::super::state::Settings;
+    use super::super::{CALVIN, Deterministic, SLOTH};
+    use super::*;
+    use crate::functor::{Body, Functor};
+
+    /// The leader of a stream that nothing is in.
+    struct Leader {
+        config: Config,
+        placement: Placement,
+        state: State,
+        stream: PartitionId,
+    }
+
+    impl Leader {
+        fn new(name: &str) -> Self {
+            let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+            let cluster = Arc::new(Cluster::spread(map, 1, 1, 3, 3).unwrap());
+            let config = Deterministic::configure(&cluster, name);
+            let placement = Placement::new(cluster, config.ordering);
+            let (image, settings) = (Image::default(), Settings::default());
+            let state = State::new(&image, &placement, settings, Arc::new(Alone), Time(0));
+            let stream = placement.streams().into_iter().next().unwrap();
+            Self { config, placement, state, stream }
+        }
+
+        fn view(&self) -> View<'_> {
+            let Self { config, placement, state, stream } = self;
+            let clock = Clock { now: Timestamp(1), error: Duration::ZERO };
+            View { stream: *stream, state, placement, config, now: Time(1), clock }
+        }
+
+        /// A transaction that this stream alone orders, and that writes so much.
+        fn entry(&self, client: u64, counter: u64, told: u64, bytes: usize) -> Arc<Sequenced> {
+            let mut keys = (0..999).map(|number| Key::from(format!("k{number}")));
+            let key = keys.find(|key| self.placement.stream_of(key) == self.stream).unwrap();
+            let functor = Functor {
+                txn: TxnId::new(ClientId(client), counter),
+                reads: Vec::new(),
+                writes: vec![key.clone()],
+                body: Body::Ops(vec![Op::Put(key, vec![b'x'; bytes].into())]),
+                acknowledged_below: told,
+            };
+            let (homes, origin) = (vec![self.stream], RegionId(0));
+            Arc::new(Sequenced::new(Arc::new(functor), homes, Vec::new(), origin))
+        }
+    }
+
+    fn names(command: Option<Command>) -> Vec<u64> {
+        let Some(Command::Batch { entries, .. }) = command else { return Vec::new() };
+        entries.iter().map(|entry| entry.functor.txn.counter).collect()
+    }
+
+    #[test]
+    fn what_clients_know_by_now_takes_no_room() {
+        let leader = Leader::new(CALVIN);
+        let mut sequencer = Sequencer::default();
+        let (old, new) = (leader.entry(1, 1, 0, 9), leader.entry(1, 2, 2, 9));
+        for entry in [&new, &old] {
+            assert_eq!(sequencer.take(entry.clone(), &leader.view()), None);
+        }
+        assert_eq!(names(sequencer.next_batch(&leader.view())), [2]);
+        assert_eq!(sequencer.taken.keys().collect::<Vec<_>>(), [&new.name()]);
+        sequencer.sequenced(&new);
+        assert!(sequencer.taken.is_empty() && sequencer.taken_bytes == 0);
+    }
+
+    #[test]
+    fn a_batch_is_bounded_in_bytes_and_so_is_what_waits() {
+        let mut leader = Leader::new(CALVIN);
+        leader.config.piece_bytes = 2_500;
+        leader.config.in_flight_bytes = 7_000;
+        let mut sequencer = Sequencer::default();
+        // One that is more than a batch, and some of which two fit.
+        for (client, bytes) in [(1, 3_000), (2, 1_000), (3, 1_000), (4, 1_000)] {
+            let entry = leader.entry(client, client, 0, bytes);
+            assert_eq!(sequencer.take(entry, &leader.view()), None);
+        }
+        let entry = leader.entry(5, 5, 0, 1_000);
+        assert_eq!(sequencer.take(entry, &leader.view()), Some(Note::Shed));
+        let mut batches = Vec::new();
+        while sequencer.has_batch() {
+            batches.push(names(sequencer.next_batch(&leader.view())));
+        }
+        assert_eq!(batches, [vec![1], vec![2, 3], vec![4]]);
+    }
+
+    /// A state in which so many keys have moved, of which so many are away from where they were placed.
+    fn moved(leader: &mut Leader, ever: usize, away: usize) {
+        let mut image = Image::default();
+        for number in 0..ever {
+            let key = Key::from(format!("moved{number}"));
+            let placed = leader.placement.stream_of(&key);
+            let mut others = leader.placement.streams().into_iter();
+            let other = others.find(|stream| *stream != placed).unwrap();
+            let stream = if number < away { other } else { placed };
+            let home = Home { counter: 1, stream, since: Timestamp(1) };
+            image.moved.insert(key, home);
+        }
+        let settings = Settings::default();
+        leader.state = State::new(&image, &leader.placement, settings, Arc::new(Alone), Time(0));
+    }
+
+    #[test]
+    fn keys_that_came_back_leave_room_for_others_to_move() {
+        let mut leader = Leader::new(SLOTH);
+        let (placed, other) = {
+            let mut streams = leader.placement.streams().into_iter();
+            (streams.next().unwrap(), streams.next().unwrap())
+        };
+        let new = leader.entry(1, 1, 0, 9).functor.writes[0].clone();
+        assert_eq!(leader.placement.stream_of(&new), placed);
+        moved(&mut leader, AWAY_MAX + 10, 9);
+        assert!(leader.view().may_move(&new, other));
+        moved(&mut leader, AWAY_MAX, AWAY_MAX);
+        assert!(!leader.view().may_move(&new, other), "so many are away");
+        let (away, home) = {
+            let key = Key::from("moved0");
+            let placed = leader.placement.stream_of(&key);
+            (key, placed)
+        };
+        assert!(leader.view().may_move(&away, home), "one that is away may come back");
     }
 }

@@ -19,10 +19,11 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads, Value, Version};
 
 use self::exchange::Exchange;
-use super::message::{Chunk, Command, Due, Ended, Image, Log, Msg, Name, Record, Sequenced};
+use super::checks::Span;
+use super::message::{Chunk, Command, Due, Image, Log, Msg, Name, Record, Sequenced};
 use super::placement::Placement;
 use super::sequencer::{Sequencer, View};
-use super::state::{Applied, State, piece_from, visible};
+use super::state::{Applied, Leaving, Settings, State, visible};
 use super::{Config, Cx, Deterministic, Note, Ordering, Timer};
 use crate::functor::Functor;
 use crate::replication::{self, Event, Group, Index, Payload, Replica};
@@ -76,6 +77,9 @@ impl Again {
     }
 }
 
+/// What survived of each stream's log.
+type Logs = BTreeMap<PartitionId, Vec<replication::Record<Log>>>;
+
 /// One server.
 #[derive(Debug)]
 pub struct Server {
@@ -89,11 +93,14 @@ pub struct Server {
     routes: Routes,
     /// Transactions that gateways wait for.
     waiting: BTreeMap<TxnId, Waiting>,
+    waiting_bytes: usize,
     /// When transactions were last forwarded that are in one stream and not in another.
     forwarded: BTreeMap<Name, Asked>,
     again: Again,
     /// When streams last told each other what clients know.
     acknowledged_at: Time,
+    /// When servers last told each other what their copies came to.
+    compared_at: Time,
     /// Messages to this server itself.
     local: VecDeque<Msg>,
     exchange: Exchange,
@@ -110,7 +117,7 @@ struct Stream {
     /// A snapshot that is arriving in pieces.
     staged: Option<Chunk>,
     /// The data of snapshots that are leaving in pieces, as of their first.
-    leaving: BTreeMap<NodeId, Arc<Vec<(Key, Versions)>>>,
+    leaving: BTreeMap<NodeId, Arc<Leaving>>,
 }
 
 /// A transaction that a gateway waits for.
@@ -119,6 +126,43 @@ struct Waiting {
     gateway: NodeId,
     entry: Arc<Sequenced>,
     asked: Asked,
+}
+
+impl Waiting {
+    fn size(&self) -> usize {
+        self.entry.functor.size()
+    }
+}
+
+/// The images that survived, by their numbers, and each stream's log.
+fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image>, Logs) {
+    let mut images = BTreeMap::from([(0, Image::default())]);
+    let mut logs: Logs = BTreeMap::new();
+    for record in recovered {
+        match record {
+            Record::Image(image) if image.piece == 0 => {
+                images.insert(image.number, Image::clone(&image));
+            }
+            Record::Image(next) => match images.get_mut(&next.number) {
+                Some(image) => image.add(&next),
+                None => {
+                    panic!("{node}: piece {} of image {} comes first", next.piece, next.number)
+                }
+            },
+            Record::Replication(stream, record) => {
+                logs.entry(stream).or_default().push(record);
+            }
+        }
+    }
+    (images, logs)
+}
+
+/// What of the settings concerns a server's state.
+fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
+    let Config { outcomes, compared_entries, mut teeth, .. } = *config;
+    let first = cluster.servers().map(|server| server.id).min();
+    teeth.loses_writes &= first == Some(node);
+    Settings { outcomes, compared_entries, teeth }
 }
 
 /// What was persisted, and who has something to say.
@@ -176,19 +220,10 @@ impl Machine<Deterministic> for Server {
     fn new(setup: Setup<Deterministic>, recovered: Vec<Record>, cx: &mut Cx<'_>) -> Self {
         let Setup { node, cluster, config, engine, workers } = setup;
         let store = Store::new(engine);
-        let mut images = BTreeMap::from([(0, Arc::new(Image::default()))]);
-        let mut logs: BTreeMap<PartitionId, Vec<replication::Record<Log>>> = BTreeMap::new();
-        for record in recovered {
-            match record {
-                Record::Image(image) => drop(images.insert(image.number, image)),
-                Record::Replication(stream, record) => {
-                    logs.entry(stream).or_default().push(record);
-                }
-            }
-        }
+        let (images, mut logs) = read(node, recovered);
         // The data says which checkpoint it is of.
         let number = store.read(OWN, &Key::default()).version.timestamp.0;
-        let Some(image) = images.get(&number) else {
+        let Some(image) = images.get(&number).filter(|image| image.is_whole()) else {
             panic!("{node}: the data is of checkpoint {number}, and there is no image of that")
         };
         if images.len() > 2 {
@@ -204,15 +239,18 @@ impl Machine<Deterministic> for Server {
         );
         let mut exchange = Exchange::new(node, &cluster, config.ask_after, cx.now());
         exchange.restore(image);
+        let settings = settings(node, &cluster, &config);
         let mut server = Self {
             node,
             routes: Routes::new(cluster.clone()),
-            state: State::new(image, &placement, config.teeth, workers, cx.now()),
+            state: State::new(image, &placement, settings, workers, cx.now()),
             streams: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            waiting_bytes: 0,
             forwarded: BTreeMap::new(),
             again: Again::new(cx.now()),
             acknowledged_at: cx.now(),
+            compared_at: cx.now(),
             local: VecDeque::new(),
             exchange,
             disk: Disk::default(),
@@ -278,6 +316,9 @@ impl Machine<Deterministic> for Server {
         }
         self.state.merge.assert_invariants();
         self.state.shares.assert_invariants();
+        self.state.ended.assert_invariants();
+        let waiting: usize = self.waiting.values().map(Waiting::size).sum();
+        assert_eq!(waiting, self.waiting_bytes, "what gateways wait for is not counted");
         let (largest, most) = (self.state.merge.largest(), self.component_max());
         assert!(largest <= most, "S1: {largest} transactions in one component, not {most}");
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
@@ -297,7 +338,7 @@ impl Machine<Deterministic> for Server {
     fn copies(&self) -> Vec<StateCopy> {
         let mut digest = Digest::default();
         if self.placement.is_divided() {
-            digest.add_debug(&self.state.ended);
+            self.state.add_ended_to(&mut digest);
         } else {
             self.state.add_to(&mut digest);
         }
@@ -461,7 +502,8 @@ impl Server {
             Msg::StatePiece { number, chunk, next } => {
                 self.on_state_piece(from, (number, next), chunk, cx);
             }
-            Msg::Answer { .. } | Msg::Found { .. } => {
+            Msg::Digests { digests } => self.state.checks.hear(from, digests),
+            Msg::Answer { .. } | Msg::TooOld { .. } | Msg::Found { .. } => {
                 unreachable!("{} answers a gateway", msg.kind())
             }
         }
@@ -472,9 +514,12 @@ impl Server {
     /// A gateway wants a transaction to run, or to know what became of it.
     fn on_submit(&mut self, gateway: NodeId, functor: Arc<Functor>, cx: &mut Cx<'_>) {
         let txn = functor.txn;
-        if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
+        if let Some(answer) = self.known(&functor) {
             cx.note(Note::AlreadyRan);
-            self.send(gateway, Msg::Answer { txn, outcome, reads }, cx);
+            if matches!(answer, Msg::TooOld { .. }) {
+                cx.note(Note::TooOld);
+            }
+            self.send(gateway, answer, cx);
             return;
         }
         if self.state.is_acknowledged(txn) {
@@ -487,15 +532,38 @@ impl Server {
             waiting.gateway = gateway;
             return;
         }
-        if self.waiting.len() >= self.config.in_flight_max {
-            // Copies of it may have gone elsewhere, so nobody can say that it aborted.
+        let (bytes, bytes_max) = (self.waiting_bytes, self.config.in_flight_bytes);
+        let is_over = bytes > 0 && bytes + functor.size() > bytes_max;
+        if is_over || self.waiting.len() >= self.config.in_flight_max {
+            // Copies of it may have gone elsewhere, so nobody can say that it aborted; its gateway asks again.
             cx.note(Note::Shed);
             return;
         }
         let entry = self.plan(functor, self.cluster.region_of(gateway), cx);
         let asked = Asked::new(cx.now());
+        self.waiting_bytes += entry.functor.size();
         self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked });
         self.sequence(&entry, cx);
+    }
+
+    /// What its gateway is told of a transaction that has run.
+    fn known(&self, functor: &Functor) -> Option<Msg> {
+        let txn = functor.txn;
+        if let Some(ended) = self.state.ended.get(txn) {
+            return Some(ended.clone().answer(txn));
+        }
+        let is_here = !self.placement.is_divided()
+            || self.placement.shares(functor).contains(&self.placement.share());
+        let is_forgotten =
+            is_here && !self.state.is_acknowledged(txn) && self.state.has_forgotten(txn);
+        is_forgotten.then_some(Msg::TooOld { txn, outcome: None })
+    }
+
+    /// Nobody waits for a transaction any more.
+    fn stop_waiting(&mut self, txn: TxnId) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&txn)?;
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(waiting.size());
+        Some(waiting)
     }
 
     /// How a transaction is to be sequenced, as far as is known here.
@@ -562,10 +630,10 @@ impl Server {
             self.plan_again(name, cx);
         }
         self.again.ran += applied.ran.len();
-        for (txn, Ended { outcome, reads }) in applied.ran {
-            cx.claim(Claim::Decided { txn, outcome });
-            if let Some(waiting) = self.waiting.remove(&txn) {
-                self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
+        for (txn, ended) in applied.ran {
+            cx.claim(Claim::Decided { txn, outcome: ended.outcome });
+            if let Some(waiting) = self.stop_waiting(txn) {
+                self.send(waiting.gateway, ended.answer(txn), cx);
             }
         }
     }
@@ -681,6 +749,9 @@ impl Server {
         self.forward(cx);
         self.ask_again(cx);
         self.sweep_exchange(cx);
+        if cx.now().since(self.compared_at) >= self.config.compare_interval {
+            self.compare(cx);
+        }
         let acknowledges = cx.now().since(self.acknowledged_at) >= ACKNOWLEDGE_AFTER;
         for stream in self.placement.streams() {
             self.sequencing(stream, cx, |sequencer, view| sequencer.reopen(view));
@@ -691,6 +762,28 @@ impl Server {
             self.disk.unflushed.insert(stream);
         }
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
+    }
+
+    /// Servers that hold the same tell each other what their copies came to. One that came to something else than the others
+    /// must not go on: nobody can say what else is wrong there.
+    fn compare(&mut self, cx: &mut Cx<'_>) {
+        self.compared_at = cx.now();
+        let covered = self.state.covered();
+        let checks = &mut self.state.checks;
+        covered.into_iter().for_each(|(stream, index)| checks.close(stream, index));
+        let digests: Vec<(Span, u64)> = checks.take_news();
+        if let Some(difference) = checks.judge() {
+            panic!("{}: {difference}", self.node);
+        }
+        if digests.is_empty() {
+            return;
+        }
+        let share = self.placement.share();
+        for server in self.cluster.servers().filter(|server| server.id != self.node) {
+            if !self.placement.is_divided() || self.cluster.share_at(server.id).0 == share {
+                cx.send(server.id, Msg::Digests { digests: digests.clone() });
+            }
+        }
     }
 
     /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
@@ -707,12 +800,12 @@ impl Server {
             let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
             waiting.asked = waiting.asked.again(now);
             let supposed = waiting.entry.clone();
-            if let Some(Ended { outcome, reads }) = self.state.ended.get(&txn).cloned() {
+            if let Some(answer) = self.known(&supposed.functor) {
                 // It is in a state that this server took from another.
-                let Some(waiting) = self.waiting.remove(&txn) else { continue };
-                self.send(waiting.gateway, Msg::Answer { txn, outcome, reads }, cx);
+                let Some(waiting) = self.stop_waiting(txn) else { continue };
+                self.send(waiting.gateway, answer, cx);
             } else if self.state.is_acknowledged(txn) {
-                self.waiting.remove(&txn);
+                self.stop_waiting(txn);
             } else if self.state.shares.is_due(supposed.name()) {
                 // It has its place, and waits for other shares.
             } else {
@@ -907,8 +1000,7 @@ impl Server {
             self.with(stream, cx, |held, door| held.replica.send_chunk(to, empty, None, door));
             return;
         }
-        let image = cursor.is_none().then(|| Arc::new(self.state.image(&self.placement)));
-        let all = cursor.is_none().then(|| Arc::new(self.newest()));
+        let all = cursor.is_none().then(|| Arc::new(self.leaving()));
         let limit = self.config.hosting.chunk_keys;
         self.with(stream, cx, |held, door| {
             if let Some(all) = all {
@@ -916,12 +1008,18 @@ impl Server {
             }
             // Whoever is not in the list has been given up meanwhile, and so has the piece.
             let Some(all) = held.leaving.get(&to) else { return };
-            let (keys, next) = piece_from(all, cursor.unwrap_or(0), limit);
+            let (chunk, next) = all.piece(cursor.unwrap_or(0), limit);
             if next.is_none() {
                 held.leaving.remove(&to);
             }
-            held.replica.send_chunk(to, Chunk { image, keys }, next, door);
+            held.replica.send_chunk(to, chunk, next, door);
         });
+    }
+
+    /// This server's state, to be sent in pieces.
+    fn leaving(&self) -> Leaving {
+        let image = self.state.image(&self.placement);
+        Leaving::new(image.into_pieces(self.config.piece_bytes), self.newest())
     }
 
     /// All values that are held here.
@@ -946,10 +1044,9 @@ impl Server {
     /// A piece of another server's state. It may know less than this one of other streams.
     fn on_chunk(&mut self, stream: PartitionId, chunk: Chunk, last: bool, cx: &mut Cx<'_>) {
         let Some(held) = self.streams.get_mut(&stream) else { return };
-        if chunk.image.is_some() {
-            held.staged = Some(chunk);
-        } else if let Some(staged) = &mut held.staged {
-            staged.keys.extend(chunk.keys);
+        match &mut held.staged {
+            Some(staged) if !chunk.is_first() => staged.add(chunk),
+            staged => *staged = chunk.is_first().then_some(chunk),
         }
         if !last {
             return;
@@ -1003,9 +1100,11 @@ impl Server {
         for (partition, below) in self.state.collectables(&self.placement) {
             self.store.collect_below(partition, below);
         }
-        let image = Arc::new(self.state.image(&self.placement));
+        let image = self.state.image(&self.placement);
         self.exchange.checkpoint(&image);
-        let mut records = vec![Record::Image(image.clone())];
+        let pieces = image.into_pieces(self.config.piece_bytes).into_iter();
+        let pieces: Vec<Record> = pieces.map(Record::Image).collect();
+        let mut records = pieces.clone();
         for (&stream, held) in &mut self.streams {
             let applied = self.state.applied(stream);
             let through = held.replica.compactable(self.config.log_kept).min(applied);
@@ -1014,7 +1113,9 @@ impl Server {
             let log = held.replica.checkpoint_records().into_iter();
             records.extend(log.map(|record| Record::Replication(stream, record)));
         }
-        cx.persist(Record::Image(image));
+        for piece in pieces {
+            cx.persist(piece);
+        }
         self.disk.settling = take(&mut self.disk.installed);
         self.disk.bytes = 0;
         self.disk.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));

@@ -7,10 +7,11 @@
 //! Nobody waits in a circle: whoever waits for a lock waits for one that comes before it, whoever waits for a part
 //! waits for a server on which the same transaction waits, and all servers have what conflicts in one order.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use orthodrome_core::id::{PartitionId, ShareId};
+use orthodrome_core::id::{PartitionId, ShareId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
@@ -20,6 +21,8 @@ use crate::replication::Index;
 
 /// No more transactions have parts of theirs remembered before their turn has come; the rest is asked for then.
 const EARLY_MAX: usize = 65_536;
+/// Nor is anything while parts are so many bytes together that have come.
+const EARLY_BYTES_MAX: usize = 64 << 20;
 
 /// What is due, and what is kept of what has run.
 #[derive(Debug, Default)]
@@ -35,6 +38,7 @@ pub struct Shares {
     ready: BTreeSet<Order>,
     /// Parts of other shares.
     arrived: BTreeMap<Turn, BTreeMap<ShareId, Arc<Part>>>,
+    arrived_bytes: usize,
     /// This share's parts of what has run or is about to, until nobody can need them any more.
     kept: BTreeMap<Turn, Arc<Part>>,
     kept_bytes: usize,
@@ -76,7 +80,7 @@ impl Shares {
     pub fn insert(&mut self, due: Due, placement: &Placement) {
         let mut others = placement.shares(&due.entry.functor);
         if !others.remove(&placement.share()) {
-            self.arrived.remove(&due.turn());
+            self.remove_arrived(due.turn());
             return;
         }
         self.last.0 += 1;
@@ -129,10 +133,15 @@ impl Shares {
     /// What `turn` needs of `share` has come.
     pub fn arrive(&mut self, turn: Turn, share: ShareId, part: Arc<Part>) {
         let order = self.orders.get(&turn.name).copied();
-        if order.is_none() && self.arrived.len() >= EARLY_MAX {
+        let is_full =
+            self.arrived.len() >= EARLY_MAX || self.arrived_bytes + part.size() > EARLY_BYTES_MAX;
+        if order.is_none() && is_full {
             return;
         }
-        self.arrived.entry(turn).or_default().entry(share).or_insert(part);
+        if let Entry::Vacant(room) = self.arrived.entry(turn).or_default().entry(share) {
+            self.arrived_bytes += part.size();
+            room.insert(part);
+        }
         if let Some(order) = order {
             self.look(order);
         }
@@ -145,6 +154,13 @@ impl Shares {
         {
             self.ready.insert(order);
         }
+    }
+
+    fn remove_arrived(&mut self, turn: Turn) -> BTreeMap<ShareId, Arc<Part>> {
+        let arrived = self.arrived.remove(&turn).unwrap_or_default();
+        let bytes: usize = arrived.values().map(|part| part.size()).sum();
+        self.arrived_bytes = self.arrived_bytes.saturating_sub(bytes);
+        arrived
     }
 
     fn missing_of<'a>(&'a self, waiting: &'a Waiting) -> impl Iterator<Item = ShareId> + 'a {
@@ -166,9 +182,10 @@ impl Shares {
         let mut all = Vec::new();
         while let Some(order) = self.ready.pop_first() {
             let Some(waiting) = self.due.get(&order) else { continue };
-            let arrived = self.arrived.remove(&waiting.due.turn()).unwrap_or_default();
-            let parts = waiting.own.iter().cloned().chain(arrived.into_values()).collect();
-            all.push((order, waiting.due.clone(), parts));
+            let (due, own) = (waiting.due.clone(), waiting.own.clone());
+            let arrived = self.remove_arrived(due.turn());
+            let parts = own.into_iter().chain(arrived.into_values()).collect();
+            all.push((order, due, parts));
         }
         all
     }
@@ -232,6 +249,13 @@ impl Shares {
         self.orders.contains_key(&name)
     }
 
+    /// True if `txn` is due under any name.
+    #[must_use]
+    pub fn is_any_due(&self, txn: TxnId) -> bool {
+        let names = Name { txn, map: 0 }..=Name { txn, map: u64::MAX };
+        self.orders.range(names).next().is_some()
+    }
+
     /// The earliest time, by its stream, of those of `stream` that are due.
     #[must_use]
     pub fn earliest(&self, stream: PartitionId) -> Option<Timestamp> {
@@ -291,8 +315,9 @@ impl Shares {
 
     /// Forgets parts that came for what has run.
     pub fn forget_arrived(&mut self, is_needed: impl Fn(Turn) -> bool) {
-        let Self { arrived, orders, .. } = self;
+        let Self { arrived, arrived_bytes, orders, .. } = self;
         arrived.retain(|turn, _| orders.contains_key(&turn.name) || is_needed(*turn));
+        *arrived_bytes = arrived.values().flat_map(BTreeMap::values).map(|part| part.size()).sum();
     }
 
     /// Panics if the state contradicts itself.
@@ -307,6 +332,9 @@ impl Shares {
         self.assert_invariants_of_locks();
         let kept: usize = self.kept.values().map(|part| part.size()).sum();
         assert_eq!(kept, self.kept_bytes, "parts that are kept are not counted");
+        let arrived = self.arrived.values().flat_map(BTreeMap::values);
+        let arrived: usize = arrived.map(|part| part.size()).sum();
+        assert_eq!(arrived, self.arrived_bytes, "parts that have come are not counted");
     }
 
     fn assert_invariants_of_locks(&self) {

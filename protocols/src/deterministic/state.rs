@@ -11,8 +11,12 @@ use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
 use orthodrome_core::workers::{self, Workers};
 
 use super::Teeth;
+use super::checks::Checks;
 use super::merge::{Merge, Merged, Place};
-use super::message::{Command, Due, Ended, Home, Image, Name, Part, Sequenced, StreamImage, Turn};
+use super::message::{
+    Chunk, Command, Due, Ended, Home, Image, Name, Part, Sequenced, StreamImage, Turn,
+};
+use super::outcomes::{Bounds, Outcomes};
 use super::placement::Placement;
 use super::scheduler;
 use super::shares::Shares;
@@ -29,9 +33,13 @@ pub struct State {
     /// What waits for its turn.
     pub merge: Merge,
     /// What became of transactions whose clients may ask.
-    pub ended: BTreeMap<TxnId, Ended>,
+    pub ended: Outcomes,
+    /// What entries of streams came to here.
+    pub checks: Checks,
     /// Keys that have moved.
     moved: BTreeMap<Key, Home>,
+    /// How many of them are not where they were placed.
+    away: usize,
     /// Transactions that have run, until every stream knows that their clients know it: they may come
     /// again under another name.
     ran: BTreeSet<TxnId>,
@@ -42,6 +50,32 @@ pub struct State {
     /// Who runs transactions that do not conflict.
     workers: Arc<dyn Workers>,
     teeth: Teeth,
+}
+
+/// What of the protocol's settings concerns a state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// What is remembered of transactions that have run.
+    pub outcomes: Bounds,
+    /// Entries of a stream that are compared together.
+    pub compared_entries: u64,
+    /// Unsafe variants, for tests.
+    pub teeth: Teeth,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { outcomes: Bounds::default(), compared_entries: 64, teeth: Teeth::default() }
+    }
+}
+
+/// How many keys have moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MovedCounts {
+    /// And are not where they were placed now.
+    pub away: usize,
+    /// Whether they came back or not.
+    pub ever: usize,
 }
 
 /// What an entry of a stream brought about.
@@ -67,10 +101,11 @@ impl State {
     pub fn new(
         image: &Image,
         placement: &Placement,
-        teeth: Teeth,
+        settings: Settings,
         workers: Arc<dyn Workers>,
         now: Time,
     ) -> Self {
+        let Settings { outcomes, compared_entries, teeth } = settings;
         let mut streams: BTreeMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
@@ -79,11 +114,26 @@ impl State {
         for (stream, place, entry) in &image.pending {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
-        let (ended, moved, ran) = (image.ended.clone(), image.moved.clone(), image.ran.clone());
-        let number = image.number;
+        let mut ended = Outcomes::new(outcomes);
+        image.ended.iter().for_each(|(&txn, known)| ended.insert(txn, known.clone()));
+        let mut checks = Checks::new(compared_entries);
+        streams.iter().for_each(|(&id, stream)| checks.begin(id, stream.applied));
         let mut shares = Shares::new(teeth.reads_early);
         shares.restore(image.due.iter().cloned(), &image.kept, placement);
-        Self { streams, acknowledged, merge, ended, moved, ran, shares, number, workers, teeth }
+        Self {
+            streams,
+            acknowledged,
+            merge,
+            ended,
+            checks,
+            moved: image.moved.clone(),
+            away: away(&image.moved, placement),
+            ran: image.ran.clone(),
+            shares,
+            number: image.number,
+            workers,
+            teeth,
+        }
     }
 
     /// Everything, to go on from later.
@@ -91,9 +141,11 @@ impl State {
     pub fn image(&self, placement: &Placement) -> Image {
         Image {
             number: self.number,
+            piece: 0,
+            pieces: 0,
             streams: self.streams.clone(),
             pending: self.merge.pending(),
-            ended: self.ended.clone(),
+            ended: self.ended.all().clone(),
             moved: self.moved.clone(),
             ran: self.ran.clone(),
             shares: placement.share_count(),
@@ -111,8 +163,14 @@ impl State {
 
     /// How many keys have moved.
     #[must_use]
-    pub fn moved_count(&self) -> usize {
-        self.moved.len()
+    pub fn moved_counts(&self) -> MovedCounts {
+        MovedCounts { away: self.away, ever: self.moved.len() }
+    }
+
+    /// True if `key` has ever moved.
+    #[must_use]
+    pub fn has_moved(&self, key: &Key) -> bool {
+        self.moved.contains_key(key)
     }
 
     /// How a transaction is to be sequenced, as of what has run here.
@@ -155,8 +213,8 @@ impl State {
         store: &mut Store,
         now: Time,
     ) -> Applied {
-        self.join_data(image, data, placement, store);
         let ours = self.image(placement);
+        Self::join_data((&ours, image), data, placement, store);
         let mut pending: BTreeMap<(PartitionId, Place), Arc<Sequenced>> = BTreeMap::new();
         for (one, other) in [(&ours, image), (image, &ours)] {
             let has_run = other.has_run(&one.pending);
@@ -177,10 +235,19 @@ impl State {
             let held = self.moved.entry(key.clone()).or_default();
             *held = (*held).max(*theirs);
         }
-        self.ended.extend(image.ended.clone());
-        let acknowledged = &self.acknowledged;
-        let is_over = |txn: &TxnId| acknowledged.get(&txn.client).is_some_and(|&b| txn.counter < b);
-        self.ended.retain(|txn, _| !is_over(txn));
+        self.away = away(&self.moved, placement);
+        for (&txn, theirs) in &image.ended {
+            let is_better = |ours: &Ended| ours.reads.is_none() && theirs.reads.is_some();
+            if self.ended.get(txn).is_none_or(is_better) {
+                self.ended.insert(txn, theirs.clone());
+            }
+        }
+        for (&client, &below) in &self.acknowledged {
+            self.ended.acknowledge(TxnId::new(client, 0)..TxnId::new(client, below));
+        }
+        for (&stream, held) in &self.streams {
+            self.checks.begin(stream, held.applied);
+        }
         self.ran.extend(image.ran.iter().copied());
         // One that only one of them knows to be due comes after whatever it has to wait for, in both.
         let (waits, theirs) = (ours.waits(), image.waits());
@@ -205,27 +272,20 @@ impl State {
     /// at all, it may have forgotten a deletion; that has happened if what the other has is older than
     /// everything that has not run in the first.
     fn join_data(
-        &self,
-        image: &Image,
+        (ours, theirs): (&Image, &Image),
         data: Vec<(Key, Versions)>,
         placement: &Placement,
         store: &mut Store,
     ) {
-        let streams = placement.streams().into_iter();
-        let floors: BTreeMap<PartitionId, Timestamp> =
-            streams.map(|stream| (stream, self.collectable(stream))).collect();
-        let floor = |key: &Key| {
-            let home = self.home(key, placement);
-            floors.get(&home.stream).copied().unwrap_or_default().max(home.since)
-        };
-        let mut theirs = BTreeSet::new();
+        let floors = Floors::of(ours, placement);
+        let mut seen = BTreeSet::new();
         for (key, mut versions) in data {
             let partition = placement.partition_of(&key);
             let Some((version, value)) = versions.pop() else { continue };
-            theirs.insert(key.clone());
+            seen.insert(key.clone());
             let held = store.read(partition, &key).version;
             let is_known = if held == Version::INITIAL {
-                version.timestamp < floor(&key)
+                version.timestamp < floors.at(&key)
             } else {
                 version <= held
             };
@@ -233,16 +293,12 @@ impl State {
                 store.put(partition, key, version, value);
             }
         }
-        let streams = placement.streams().into_iter();
-        let floors: BTreeMap<PartitionId, Timestamp> =
-            streams.map(|stream| (stream, image.collectable(stream))).collect();
-        for (partition, placed) in placement.partitions() {
+        let floors = Floors::of(theirs, placement);
+        for (partition, _) in placement.partitions() {
             for (key, versions) in store.scan(partition, None, usize::MAX) {
-                let home = image.moved.get(&key).copied();
-                let home = home.unwrap_or(Home { stream: placed, ..Home::default() });
-                let floor = floors.get(&home.stream).copied().unwrap_or_default().max(home.since);
+                let floor = floors.at(&key);
                 let is_old = versions.last().is_some_and(|(held, _)| held.timestamp < floor);
-                if is_old && !theirs.contains(&key) {
+                if is_old && !seen.contains(&key) {
                     // Whatever comes later gets a larger timestamp than this.
                     let timestamp = Timestamp(floor.0.saturating_sub(1));
                     store.put(partition, key, Version { timestamp, ..Version::INITIAL }, None);
@@ -349,10 +405,7 @@ impl State {
         }
         self.forget_ran(client);
         if let Some(over) = advance(&mut self.acknowledged, client, below) {
-            let over: Vec<TxnId> = self.ended.range(over).map(|(&txn, _)| txn).collect();
-            for txn in over {
-                self.ended.remove(&txn);
-            }
+            self.ended.acknowledge(over);
         }
     }
 
@@ -383,6 +436,19 @@ impl State {
     #[must_use]
     pub fn is_acknowledged(&self, txn: TxnId) -> bool {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+    }
+
+    /// True if `txn`, which touches what is held here, has run so long ago that it is forgotten what became of it.
+    #[must_use]
+    pub fn has_forgotten(&self, txn: TxnId) -> bool {
+        let mut streams = self.streams.values();
+        let has_run = match (streams.next(), streams.next()) {
+            // Nothing moves: it has one name, and runs when it is seen.
+            (Some(only), None) => only.seen.contains(&Name { txn, map: 0 }),
+            _ => self.ran.contains(&txn),
+        };
+        let waits = || self.merge.contains_any(txn) || self.shares.is_any_due(txn);
+        has_run && self.ended.get(txn).is_none() && !waits()
     }
 
     /// True if `entry` need not be put into `stream` again.
@@ -481,7 +547,7 @@ impl State {
             |merged| cost(&merged.entry),
             |merged| {
                 let own = part(&merged.entry.functor, placement, held);
-                execute(&merged.entry, merged.stamp, &[Arc::new(own)])
+                execute(&merged.entry, (merged.stamp, &merged.places), &[Arc::new(own)])
             },
         );
         for (merged, executed) in granted.into_iter().zip(all) {
@@ -538,7 +604,7 @@ impl State {
                 reads.iter().chain(writes).filter(|key| placement.holds(key)).count()
             };
             let all = workers::each(&*self.workers, &ready, cost, |(_, due, parts)| {
-                execute(&due.entry, due.stamp, parts)
+                execute(&due.entry, (due.stamp, &due.places), parts)
             });
             for ((order, due, _), executed) in ready.into_iter().zip(all) {
                 applied.ran.push(self.finish(&due.entry.functor, executed, placement, store));
@@ -582,7 +648,16 @@ impl State {
             let held = store.read(placement.partition_of(key), key).version.timestamp;
             since = since.max(held.next());
         }
-        self.moved.insert(key.clone(), Home { counter: from.counter + 1, stream, since });
+        let placed = placement.stream_of(key);
+        let before = self.home(key, placement).stream;
+        self.away += usize::from(stream != placed);
+        self.away = self.away.saturating_sub(usize::from(before != placed));
+        let home = Home { counter: from.counter + 1, stream, since };
+        self.moved.insert(key.clone(), home);
+        let mut digest = Digest::default();
+        digest.add_debug(&(key, home));
+        let (first, index) = first_of(&merged.places);
+        self.checks.add(first, index, digest.value());
     }
 
     /// A transaction has run: writes what it writes, and remembers what came of it.
@@ -593,8 +668,13 @@ impl State {
         placement: &Placement,
         store: &mut Store,
     ) -> (TxnId, Ended) {
-        let (txn, Executed { timestamp, reads, writes }) = (functor.txn, executed);
+        let Executed { timestamp, reads, writes, stamp, first: (stream, index), digest } = executed;
+        let txn = functor.txn;
+        self.checks.add(stream, index, digest);
         let outcome = match writes {
+            Ok(_) if self.teeth.loses_writes && txn.counter % 4 == 0 => {
+                Outcome::Committed(timestamp)
+            }
             Ok(writes) => {
                 let version = Version { timestamp, writer: txn };
                 for (key, value) in writes.into_iter().filter(|(key, _)| placement.holds(key)) {
@@ -608,7 +688,7 @@ impl State {
             Body::Ops(_) => reads,
             Body::Validate { .. } => Reads::new(),
         };
-        let ended = Ended { outcome, reads };
+        let ended = Ended { outcome, reads: Some(reads), stamp };
         if !self.is_acknowledged(txn) {
             self.ended.insert(txn, ended.clone());
         }
@@ -640,7 +720,29 @@ impl State {
                 *below = (*below).min(of(stream));
             }
         }
+        // A key may have moved while transactions that the old home has ordered are due.
+        for due in self.shares.due() {
+            for key in due.keys().filter(|key| placement.holds(key)) {
+                if let Some(below) = below.get_mut(&placement.partition_of(key)) {
+                    *below = (*below).min(due.earliest());
+                }
+            }
+        }
         below.into_iter().collect()
+    }
+
+    /// Up to where everything in each stream has run.
+    #[must_use]
+    pub fn covered(&self) -> BTreeMap<PartitionId, Index> {
+        let streams = self.streams.iter();
+        let mut covered: BTreeMap<_, _> = streams.map(|(&id, held)| (id, held.applied)).collect();
+        let due = self.shares.due().flat_map(|due| due.places.iter().copied());
+        for (stream, place) in self.merge.places().chain(due) {
+            if let Some(covered) = covered.get_mut(&stream) {
+                *covered = (*covered).min(Index(place.index.0.saturating_sub(1)));
+            }
+        }
+        covered
     }
 
     /// Names the prefixes that this state follows from.
@@ -656,9 +758,17 @@ impl State {
     /// Adds what must be equal on all servers at one position, data apart.
     pub fn add_to(&self, digest: &mut Digest) {
         digest.add_debug(&self.streams);
-        digest.add_debug(&self.ended);
+        self.add_ended_to(digest);
         digest.add_debug(&self.moved);
         digest.add_debug(&self.merge.pending());
+    }
+
+    /// Adds what became of transactions. Which of it is forgotten and when is each server's own affair: so it is left out if so
+    /// little is remembered that some may be.
+    pub fn add_ended_to(&self, digest: &mut Digest) {
+        if self.ended.bounds() == Bounds::default() {
+            digest.add_debug(self.ended.all());
+        }
     }
 
     /// Of that, what must be equal on servers of all shares.
@@ -669,11 +779,81 @@ impl State {
     }
 }
 
+/// Bounds of the timestamps that transactions get on each key if they have not run in a state. What the state
+/// has forgotten of a key is older.
+struct Floors<'a> {
+    placement: &'a Placement,
+    moved: &'a BTreeMap<Key, Home>,
+    streams: BTreeMap<PartitionId, Timestamp>,
+    /// Of keys that transactions touch that are due. The key may have moved since their turn came: what its new home
+    /// orders is later, these need not be.
+    due: BTreeMap<&'a Key, Timestamp>,
+}
+
+impl<'a> Floors<'a> {
+    fn of(image: &'a Image, placement: &'a Placement) -> Self {
+        let streams = placement.streams().into_iter();
+        let streams = streams.map(|stream| (stream, image.collectable(stream))).collect();
+        let mut due: BTreeMap<&Key, Timestamp> = BTreeMap::new();
+        for waiting in &image.due {
+            for key in waiting.keys() {
+                let floor = due.entry(key).or_insert(Timestamp::MAX);
+                *floor = (*floor).min(waiting.earliest());
+            }
+        }
+        Self { placement, moved: &image.moved, streams, due }
+    }
+
+    /// Whatever has not run and touches `key` gets a timestamp that is not below this.
+    fn at(&self, key: &Key) -> Timestamp {
+        let placed = || Home { stream: self.placement.stream_of(key), ..Home::default() };
+        let home = self.moved.get(key).copied().unwrap_or_else(placed);
+        let floor = self.streams.get(&home.stream).copied().unwrap_or_default().max(home.since);
+        self.due.get(key).map_or(floor, |due| floor.min(*due))
+    }
+}
+
 /// What a transaction came to, before anything of it is written.
 struct Executed {
     timestamp: Timestamp,
     reads: Reads,
     writes: Output,
+    /// The latest time of its places.
+    stamp: Timestamp,
+    /// The first of its streams, and its entry in that.
+    first: (PartitionId, Index),
+    /// Of its name and everything that it came to.
+    digest: u64,
+}
+
+/// The first of the places of a transaction.
+fn first_of(places: &[(PartitionId, Place)]) -> (PartitionId, Index) {
+    places.iter().map(|(stream, place)| (*stream, place.index)).min().unwrap_or_default()
+}
+
+/// A hash of what a transaction came to.
+fn digest_of(name: Name, timestamp: Timestamp, reads: &Reads, writes: &Output) -> u64 {
+    let mut digest = Digest::default();
+    let Name { txn, map } = name;
+    for word in [txn.client.0, txn.counter, u64::from(txn.attempt), map, timestamp.0] {
+        digest.add(word);
+    }
+    for (key, Read { value, version }) in reads {
+        digest.add_bytes(&key.0);
+        digest.add(version.timestamp.0);
+        digest.add_bytes(value.as_ref().map_or(&[], |value| &value.0));
+    }
+    match writes {
+        Ok(writes) => {
+            for (key, value) in writes {
+                digest.add_bytes(&key.0);
+                digest.add(u64::from(value.is_some()));
+                digest.add_bytes(value.as_ref().map_or(&[], |value| &value.0));
+            }
+        }
+        Err(reason) => digest.add_debug(reason),
+    }
+    digest.value()
 }
 
 /// How many keys a transaction touches.
@@ -698,7 +878,11 @@ fn part(functor: &Functor, placement: &Placement, store: &Store) -> Part {
 
 /// A transaction computes, on any thread. Its timestamp follows from its places and from what it
 /// touches, so that it is the same in every region, and grows along each key.
-fn execute(entry: &Sequenced, stamp: Timestamp, parts: &[Arc<Part>]) -> Executed {
+fn execute(
+    entry: &Sequenced,
+    (stamp, places): (Timestamp, &[(PartitionId, Place)]),
+    parts: &[Arc<Part>],
+) -> Executed {
     let mut timestamp = stamp;
     for (_, home) in &entry.moved {
         timestamp = timestamp.max(home.since.next());
@@ -709,7 +893,13 @@ fn execute(entry: &Sequenced, stamp: Timestamp, parts: &[Arc<Part>]) -> Executed
         reads.extend(part.reads.iter().map(|(key, read)| (key.clone(), read.clone())));
     }
     let writes = entry.functor.execute(&reads);
-    Executed { timestamp, reads, writes }
+    let digest = digest_of(entry.name(), timestamp, &reads, &writes);
+    Executed { timestamp, reads, writes, stamp, first: first_of(places), digest }
+}
+
+/// How many of these keys are not where they were placed.
+fn away(moved: &BTreeMap<Key, Home>, placement: &Placement) -> usize {
+    moved.iter().filter(|(key, home)| home.stream != placement.stream_of(key)).count()
 }
 
 /// Below which counters clients know the outcomes, as any stream says.
@@ -733,6 +923,34 @@ pub fn piece_from(
     let keys = rest.get(..piece_len(rest, PIECE_BYTES)).unwrap_or(rest).to_vec();
     let next = Some(from + keys.len()).filter(|&next| next < all.len());
     (keys, next)
+}
+
+/// A state that leaves in pieces.
+#[derive(Clone, Debug)]
+pub struct Leaving {
+    images: Vec<Arc<Image>>,
+    keys: Vec<(Key, Versions)>,
+}
+
+impl Leaving {
+    /// An image in pieces, and its data.
+    #[must_use]
+    pub fn new(images: Vec<Arc<Image>>, keys: Vec<(Key, Versions)>) -> Self {
+        Self { images, keys }
+    }
+
+    /// The piece from `at` on that one message can carry, with `keys_max` keys at most, and where to go on. Data comes
+    /// with the last piece of the image, and after it.
+    #[must_use]
+    pub fn piece(&self, at: usize, keys_max: usize) -> (Chunk, Option<usize>) {
+        let image = self.images.get(at).cloned();
+        let last = self.images.len().saturating_sub(1);
+        let Some(from) = at.checked_sub(last) else {
+            return (Chunk { image, keys: Vec::new() }, Some(at + 1));
+        };
+        let (keys, next) = piece_from(&self.keys, from, keys_max);
+        (Chunk { image, keys }, next.map(|next| next + last))
+    }
 }
 
 /// What a transaction sees: a key that was deleted is one that was never written, for servers forget

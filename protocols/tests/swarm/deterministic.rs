@@ -1,11 +1,13 @@
 //! The deterministic protocols.
 
+use orthodrome_core::Duration;
 use orthodrome_protocols::deterministic::{
     CALVIN, Config, Deterministic, SLOG, SLOG_CONSENSUS, SLOTH,
 };
+use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{Scenario, SwarmOptions, Temper, run_seed_with};
 
-use super::support::{catch, expect, hold_every_promise, seeds};
+use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_one_log() {
@@ -64,6 +66,7 @@ fn servers_that_are_far_behind_take_a_state() {
                 config.log_kept = 8;
                 config.hosting.checkpoint_bytes = 3_000;
                 config.hosting.chunk_keys = 3;
+                config.piece_bytes = 500;
             };
             let result = run_seed_with::<Deterministic>(seed, &options, Some(settings)).unwrap();
             taken += result.notes.get("SnapshotInstalled").copied().unwrap_or(0);
@@ -72,6 +75,23 @@ fn servers_that_are_far_behind_take_a_state() {
             }
         }
         assert!(taken > 0, "{name}: nobody took a state");
+    }
+}
+
+/// The first server loses some of what it writes. Others go on; it finds that its digests differ from theirs, and stops.
+#[test]
+fn a_server_whose_copy_differs_stops() {
+    for name in [CALVIN, SLOG, SLOTH] {
+        first_failure::<Deterministic>(
+            name,
+            FailureKind::Panic,
+            "came to different results",
+            |config| {
+                config.teeth.loses_writes = true;
+                config.compare_interval = Duration::from_millis(50);
+                config.compared_entries = 4;
+            },
+        );
     }
 }
 

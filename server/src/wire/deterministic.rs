@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::{Key, NodeId, PartitionId, RegionId, Timestamp, TxnId};
+use orthodrome_protocols::deterministic::checks::Span;
 use orthodrome_protocols::deterministic::merge::Place;
 use orthodrome_protocols::deterministic::{
     Chunk, Command, Deterministic, Due, Ended, Home, Image, Log, Msg, Name, Part, Record,
@@ -155,6 +156,18 @@ fn cursor_from_wire(cursor: Option<u64>) -> Result<Option<usize>, WireError> {
     cursor.map(as_place).transpose()
 }
 
+fn span_to_wire((span, digest): &(Span, u64)) -> wire::msg::digests::Span {
+    let Span { stream, first, last } = *span;
+    let (stream, first, last) = (stream.0, first.0, last.0);
+    wire::msg::digests::Span { stream, first, last, digest: *digest }
+}
+
+fn span_from_wire(span: wire::msg::digests::Span) -> (Span, u64) {
+    let wire::msg::digests::Span { stream, first, last, digest } = span;
+    let (stream, first, last) = (PartitionId(stream), Index(first), Index(last));
+    (Span { stream, first, last }, digest)
+}
+
 fn msg_to_wire(msg: &Msg) -> wire::Msg {
     use wire::msg as m;
     use wire::msg::Msg as Wire;
@@ -203,6 +216,14 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::StatePiece { number, chunk, next } => {
             let (chunk, next) = (Some(chunk_to_wire(chunk)), next.map(|at| at as u64));
             (None, Wire::StatePiece(m::StatePiece { number: *number, chunk, next }))
+        }
+        Msg::TooOld { txn, outcome } => {
+            let outcome = outcome.map(outcome_to_wire);
+            (Some(txn), Wire::TooOld(m::TooOld { outcome }))
+        }
+        Msg::Digests { digests } => {
+            let spans = digests.iter().map(span_to_wire).collect();
+            (None, Wire::Digests(m::Digests { spans }))
         }
     };
     wire::Msg { txn: txn.map(txn_id_to_wire), msg: Some(msg) }
@@ -255,6 +276,13 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             chunk: chunk_from_wire(need(m.chunk, "StatePiece.chunk")?)?,
             next: cursor_from_wire(m.next)?,
         },
+        Wire::TooOld(m) => Msg::TooOld {
+            txn: txn()?,
+            outcome: m.outcome.map(|outcome| decided_from_wire(Some(outcome))).transpose()?,
+        },
+        Wire::Digests(m) => {
+            Msg::Digests { digests: m.spans.into_iter().map(span_from_wire).collect() }
+        }
     })
 }
 
@@ -293,7 +321,8 @@ fn command_from_wire(command: wire::Command) -> Result<Command, WireError> {
 
 fn image_to_wire(image: &Image) -> wire::Image {
     use wire::image as i;
-    let Image { number, streams, pending, ended, moved, ran, shares, due, kept } = image;
+    let Image { number, piece, pieces, streams, pending, ended, .. } = image;
+    let Image { moved, ran, shares, due, kept, .. } = image;
     let streams = streams.iter().map(|(stream, image)| {
         let StreamImage { applied, stamp, seen, acknowledged, forgotten, moves } = image;
         let moves = moves.iter().map(|(key, &count)| wire::Moves { key: key.0.clone(), count });
@@ -318,10 +347,14 @@ fn image_to_wire(image: &Image) -> wire::Image {
     let ended = ended.iter().map(|(txn, ended)| i::Ended {
         txn: Some(txn_id_to_wire(txn)),
         outcome: Some(outcome_to_wire(ended.outcome)),
-        reads: reads_to_wire(&ended.reads),
+        reads: ended.reads.as_ref().map_or_else(Vec::new, reads_to_wire),
+        reads_forgotten: ended.reads.is_none(),
+        stamp: ended.stamp.0,
     });
     wire::Image {
         number: *number,
+        piece: *piece,
+        pieces: *pieces,
         streams: streams.collect(),
         pending: pending.collect(),
         ended: ended.collect(),
@@ -358,10 +391,13 @@ fn image_from_wire(image: wire::Image) -> Result<Image, WireError> {
     let ended = image.ended.into_iter().map(|ended| {
         let txn = txn_id_from_wire(&need(ended.txn, "Image.txn")?);
         let (outcome, reads) = (decided_from_wire(ended.outcome)?, reads_from_wire(ended.reads)?);
-        Ok((txn, Ended { outcome, reads }))
+        let reads = (!ended.reads_forgotten).then_some(reads);
+        Ok((txn, Ended { outcome, reads, stamp: Timestamp(ended.stamp) }))
     });
     Ok(Image {
         number: image.number,
+        piece: image.piece,
+        pieces: image.pieces,
         streams: keyed(streams, "Image.streams")?,
         pending: pending.collect::<Result<_, WireError>>()?,
         ended: keyed(ended, "Image.ended")?,

@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, ShareId};
-use orthodrome_core::store::Versions;
 use orthodrome_core::time::{Duration, Time};
-use orthodrome_core::txn::Key;
 
-use super::super::message::{Chunk, Command, Image, Msg, Name, Part, Turn};
-use super::super::state::{Applied, State, piece_from};
+use super::super::message::{Chunk, Command, Image, Msg, Name, Part, TURN, Turn};
+use super::super::state::{Applied, Leaving, State};
 use super::super::{Cx, Note};
 use super::Server;
 use crate::replication::{Index, Payload};
@@ -21,11 +19,10 @@ use crate::waiting::Asked;
 const ASKED_MAX: usize = 1_024;
 /// No more transactions are remembered of which somebody wants this share's part before their turn has come.
 const WANTED_MAX: usize = 65_536;
+/// Whoever asks for parts again gets no more bytes at a time.
+const AGAIN_BYTES_MAX: usize = 16 << 20;
 /// How often servers say what they do not need any more.
 const COVERED_AFTER: Duration = Duration::from_secs(1);
-/// All keys of a state.
-type Data = Vec<(Key, Versions)>;
-
 /// A state that is leaving in pieces is given up if no piece is asked for.
 const LEAVING_FOR: Duration = Duration::from_secs(30);
 
@@ -59,7 +56,7 @@ pub(super) struct Exchange {
     /// Counts the states that were asked for.
     number: u64,
     /// States that are leaving in pieces: which, the data, and when a piece was last asked for.
-    leaving: BTreeMap<NodeId, (u64, Arc<Data>, Time)>,
+    leaving: BTreeMap<NodeId, (u64, Arc<Leaving>, Time)>,
     /// Streams whose logs begin after what this server's state covers, and what has been chosen in them since.
     gaps: BTreeMap<PartitionId, Gap>,
 }
@@ -197,6 +194,22 @@ fn holders_for(node: NodeId, cluster: &Cluster) -> BTreeMap<ShareId, Vec<NodeId>
     sorted.collect()
 }
 
+/// Parts as messages carry them: so many bytes each, unless one part alone is more. One message if there are none.
+fn messages(parts: Vec<(Turn, Arc<Part>)>, bytes_max: usize) -> Vec<Vec<(Turn, Arc<Part>)>> {
+    let (mut all, mut last, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for (turn, part) in parts {
+        let size = TURN + part.size();
+        if bytes > 0 && bytes + size > bytes_max {
+            all.push(take(&mut last));
+            bytes = 0;
+        }
+        bytes += size;
+        last.push((turn, part));
+    }
+    all.push(last);
+    all
+}
+
 impl Server {
     /// Parts were taken, and transactions wait for those of others.
     pub(super) fn exchange(&mut self, applied: &mut Applied, cx: &mut Cx<'_>) {
@@ -227,8 +240,11 @@ impl Server {
 
     /// Sends what has come together for other shares.
     pub(super) fn flush_exchange(&mut self, cx: &mut Cx<'_>) {
+        let bytes_max = self.config.piece_bytes;
         for (to, parts) in take(&mut self.exchange.outgoing) {
-            cx.send(to, Msg::RemoteReads { parts });
+            for parts in messages(parts, bytes_max) {
+                cx.send(to, Msg::RemoteReads { parts });
+            }
         }
         for (to, turns) in take(&mut self.exchange.asking) {
             cx.note(Note::WantedReads);
@@ -254,11 +270,16 @@ impl Server {
 
     /// Somebody waits for this share's parts of these.
     pub(super) fn on_want_reads(&mut self, from: NodeId, turns: Vec<Turn>, cx: &mut Cx<'_>) {
-        let mut gone = Vec::new();
+        let (mut gone, mut bytes) = (Vec::new(), 0);
         // Also if there is nothing to say: whoever asks wants to know that somebody is here.
         self.exchange.outgoing.entry(from).or_default();
         for turn in turns {
             if let Some(part) = self.state.shares.part(turn) {
+                if bytes > 0 && bytes + part.size() > AGAIN_BYTES_MAX {
+                    // It will be asked for again.
+                    continue;
+                }
+                bytes += part.size();
                 cx.note(Note::SentReadsAgain);
                 self.exchange.outgoing.entry(from).or_default().push((turn, part));
             } else if self.state.has_run(turn) {
@@ -383,9 +404,8 @@ impl Server {
             // It asks somebody else, or again.
             return;
         }
-        let image = cursor.is_none().then(|| Arc::new(self.state.image(&self.placement)));
-        if image.is_some() {
-            let all = Arc::new(self.newest());
+        if cursor.is_none() {
+            let all = Arc::new(self.leaving());
             self.exchange.leaving.insert(from, (number, all, cx.now()));
         }
         let Some((held, all, at)) = self.exchange.leaving.get_mut(&from) else { return };
@@ -396,11 +416,11 @@ impl Server {
         // One piece at a time is on its way, as long as several of a leader's.
         let window = self.config.hosting.replication.snapshot_window;
         let limit = self.config.hosting.chunk_keys.saturating_mul(window);
-        let (keys, next) = piece_from(all, cursor.unwrap_or(0), limit);
+        let (chunk, next) = all.piece(cursor.unwrap_or(0), limit);
         if next.is_none() {
             self.exchange.leaving.remove(&from);
         }
-        cx.send(from, Msg::StatePiece { number, chunk: Chunk { image, keys }, next });
+        cx.send(from, Msg::StatePiece { number, chunk, next });
     }
 
     /// A piece of the state that was asked for.
@@ -415,12 +435,14 @@ impl Server {
             return;
         }
         let Some(arriving) = &mut self.exchange.arriving else { return };
-        if arriving.peer != from || chunk.image.is_some() != arriving.cursor.is_none() {
+        if arriving.peer != from {
             return;
         }
         match &mut arriving.staged {
-            Some(staged) => staged.keys.extend(chunk.keys),
-            staged @ None => *staged = Some(chunk),
+            Some(staged) if staged.goes_on_with(&chunk) => staged.add(chunk),
+            staged @ None if chunk.is_first() => *staged = Some(chunk),
+            // It came twice.
+            Some(_) | None => return,
         }
         arriving.asked = Asked::new(cx.now());
         if let Some(cursor) = next {
@@ -487,5 +509,26 @@ impl Exchange {
             most = most.min(passed.get(minority).copied().unwrap_or_default());
         }
         (all, most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::txn::{Read, Reads, Version};
+
+    use super::*;
+
+    #[test]
+    fn parts_are_divided_among_messages_by_their_bytes() {
+        let part = |bytes: usize| {
+            let read = Read { value: Some(vec![b'x'; bytes].into()), version: Version::INITIAL };
+            let reads = Reads::from([(orthodrome_core::txn::Key::from("k"), read)]);
+            (Turn::default(), Arc::new(Part { reads, ..Part::default() }))
+        };
+        let parts = [10, 10, 3_000, 600, 10, 10].map(part).to_vec();
+        let sizes: Vec<usize> = messages(parts, 1_000).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [2, 1, 3]);
+        // Also if there is nothing to say: whoever asked wants to know that somebody is here.
+        assert_eq!(messages(Vec::new(), 1_000), [vec![]]);
     }
 }

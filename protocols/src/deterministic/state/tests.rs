@@ -129,14 +129,14 @@ impl Drawing {
         let number = self.submitted.len() as u64;
         let mut functor = Arc::new(functor(number, rng));
         if let Some(old) = rng.pick(&self.submitted).filter(|_| rng.clone().chance(1, 4))
-            && !self.server.state.ended.contains_key(&old.txn)
+            && self.server.state.ended.get(old.txn).is_none()
             && !self.server.state.is_acknowledged(old.txn)
         {
             functor = old.clone();
         } else {
             let knows = |functor: &&Arc<Functor>| {
                 let state = &self.server.state;
-                state.ended.contains_key(&functor.txn) || state.is_acknowledged(functor.txn)
+                state.ended.get(functor.txn).is_some() || state.is_acknowledged(functor.txn)
             };
             let txn = functor.txn;
             let own = self.submitted.iter().filter(|other| other.txn.client == txn.client);
@@ -201,7 +201,7 @@ impl Held {
     fn new(placement: &Placement) -> Self {
         let engine = MemoryEngine::default();
         let state =
-            State::new(&Image::default(), placement, Teeth::default(), Arc::new(Alone), Time(0));
+            State::new(&Image::default(), placement, Settings::default(), Arc::new(Alone), Time(0));
         Self { state, store: Store::new(Box::new(engine.clone())), engine, counts: [0; 3] }
     }
 
@@ -388,7 +388,7 @@ impl Divided {
         held.collect(&placement);
         let image = held.state.image(&placement);
         let workers = Arc::new(Alone);
-        held.state = State::new(&image, &placement, Teeth::default(), workers, Time(0));
+        held.state = State::new(&image, &placement, Settings::default(), workers, Time(0));
         self.run(at, rng);
     }
 
@@ -427,43 +427,58 @@ impl Divided {
     }
 }
 
+/// How often servers waited, took another's state, and started again.
+type Counts = [usize; 3];
+
+/// Servers merge these logs while parts get lost, and some start again or take another's state.
+fn disturb(
+    divided: &mut Divided,
+    logs: &BTreeMap<PartitionId, Vec<Command>>,
+    [waited, joined, restarted]: &mut Counts,
+    rng: &mut Rng,
+) {
+    let mut done = false;
+    while !done {
+        for _ in 0..40 {
+            let at = usize::try_from(rng.below(4)).unwrap();
+            *waited += divided.servers[at].state.shares.len();
+            match rng.below(24) {
+                0 => divided.ask(at, rng),
+                1 if rng.chance(1, 3) => {
+                    divided.restart(at, rng);
+                    *restarted += 1;
+                }
+                2 if rng.chance(1, 3) => {
+                    divided.join(at, rng);
+                    *joined += 1;
+                }
+                3..14 => divided.arrive(rng),
+                _ => {
+                    divided.step(at, logs, rng);
+                }
+            }
+        }
+        done = (0..4).all(|at| !divided.step(at, logs, rng));
+    }
+    // As many rounds as a chain of transactions may need that wait for each other.
+    for _ in 0..400 {
+        (0..4).for_each(|at| divided.ask(at, rng));
+    }
+    let all = divided.servers.iter().map(|held| &held.state.shares);
+    all.for_each(|shares| assert!(shares.is_empty(), "{shares:?}"));
+}
+
 /// Servers that hold a share each come to what one comes to that holds everything: whatever order parts arrive in or
 /// get lost, and whoever starts again or takes another's state meanwhile.
 #[test]
 fn shares_together_are_what_one_server_holds() {
     let mut rng = Rng::stream(12, "shares", 0);
-    let (mut waited, mut joined, mut restarted) = (0, 0, 0);
+    let mut counts = Counts::default();
     for _ in 0..200 {
         let mut divided = Divided::new();
         let whole = placement();
         let logs = Drawing::draw(&mut rng, &whole, false);
-        let mut done = false;
-        while !done {
-            for _ in 0..40 {
-                let at = usize::try_from(rng.below(4)).unwrap();
-                waited += divided.servers[at].state.shares.len();
-                match rng.below(24) {
-                    0 => divided.ask(at, &mut rng),
-                    1 if rng.chance(1, 3) => {
-                        divided.restart(at, &mut rng);
-                        restarted += 1;
-                    }
-                    2 if rng.chance(1, 3) => {
-                        divided.join(at, &mut rng);
-                        joined += 1;
-                    }
-                    3..14 => divided.arrive(&mut rng),
-                    _ => {
-                        divided.step(at, &logs, &mut rng);
-                    }
-                }
-            }
-            done = (0..4).all(|at| !divided.step(at, &logs, &mut rng));
-        }
-        // As many rounds as a chain of transactions may need that wait for each other.
-        for _ in 0..400 {
-            (0..4).for_each(|at| divided.ask(at, &mut rng));
-        }
+        disturb(&mut divided, &logs, &mut counts, &mut rng);
         let mut one = Held::new(&whole);
         for (&stream, log) in &logs {
             for _ in log {
@@ -473,7 +488,6 @@ fn shares_together_are_what_one_server_holds() {
         let (image, newest) = one.essence(&whole);
         for (at, held) in divided.servers.iter().enumerate() {
             let placement = &divided.placements[at % 2];
-            assert!(held.state.shares.is_empty(), "{:?}", held.state.shares);
             let (own, data) = held.essence(placement);
             let here = newest.iter().filter(|(key, ..)| placement.holds(key)).cloned();
             assert_eq!(data, here.collect::<Vec<_>>());
@@ -483,11 +497,49 @@ fn shares_together_are_what_one_server_holds() {
             }
         }
         // Whatever ended is known to somebody of each share that it touches.
-        let known = |txn: &TxnId| divided.servers.iter().any(|s| s.state.ended.contains_key(txn));
+        let known = |txn: &TxnId| divided.servers.iter().any(|s| s.state.ended.get(*txn).is_some());
         assert!(image.ended.keys().all(known));
     }
-    println!("{waited} waited, {joined} joined, {restarted} restarted");
-    assert!(waited > 1_000 && joined > 100 && restarted > 100, "{waited} {joined} {restarted}");
+    println!("{counts:?} waited, joined, restarted");
+    let [waited, joined, restarted] = counts;
+    assert!(waited > 1_000 && joined > 100 && restarted > 100, "{counts:?}");
+}
+
+/// The same while keys move: they come to what servers come to that lose nothing and never start again. A key may move
+/// while transactions on it are due that its old home has ordered.
+#[test]
+fn shares_are_the_same_whoever_takes_a_state_while_keys_move() {
+    let mut rng = Rng::stream(13, "moves", 0);
+    let (mut counts, mut moved) = (Counts::default(), 0);
+    for _ in 0..200 {
+        let (mut divided, mut calm) = (Divided::new(), Divided::new());
+        let logs = Drawing::draw(&mut rng, &placement(), true);
+        disturb(&mut divided, &logs, &mut counts, &mut rng);
+        for (&stream, log) in &logs {
+            for _ in log {
+                for at in 0..2 {
+                    let placement = calm.placements[at].clone();
+                    calm.servers[at].step(stream, log, &placement);
+                }
+            }
+        }
+        for _ in 0..400 {
+            (0..2).for_each(|at| calm.ask(at, &mut rng));
+        }
+        for (at, held) in divided.servers.iter().enumerate() {
+            let (placement, calm) = (&divided.placements[at % 2], &calm.servers[at % 2]);
+            assert!(calm.state.shares.is_empty());
+            let ((own, data), (image, expected)) =
+                (held.essence(placement), calm.essence(placement));
+            assert_eq!(data, expected);
+            assert_eq!((&own.streams, &own.pending), (&image.streams, &image.pending));
+            assert_eq!((&own.moved, &own.ended), (&image.moved, &image.ended));
+            moved += calm.counts[2];
+        }
+    }
+    println!("{counts:?} waited, joined, restarted; {moved} moved");
+    let [waited, joined, restarted] = counts;
+    assert!(waited > 1_000 && joined > 100 && restarted > 100 && moved > 300, "{counts:?} {moved}");
 }
 
 #[test]
@@ -509,4 +561,161 @@ fn a_state_leaves_in_pieces_that_messages_can_carry() {
     assert_eq!(seen, all);
     assert_eq!(sizes, [3, 1, 3, 2], "by the number of keys, or by their length");
     assert_eq!(piece_from(&[], 0, 3), (Vec::new(), None));
+}
+
+/// An image of which everything is there, and more than one message may carry.
+fn large_image(rng: &mut Rng) -> Image {
+    let whole = placement();
+    let logs = Drawing::draw(rng, &whole, true);
+    let mut held = Held::new(&whole);
+    for (&stream, log) in logs.iter().take(2) {
+        for _ in log {
+            held.step(stream, log, &whole);
+        }
+    }
+    let mut image = held.state.image(&whole);
+    let due = |(stream, place, entry): &(PartitionId, Place, Arc<Sequenced>)| Due {
+        entry: entry.clone(),
+        stamp: place.stamp,
+        places: vec![(*stream, *place)],
+    };
+    image.due = image.pending.iter().map(due).collect();
+    let reads = |ended: &Ended| Part { reads: ended.reads.clone().unwrap(), newest: ended.stamp };
+    let kept = image.ended.iter().map(|(&txn, ended)| {
+        let name = Name { txn, map: 0 };
+        (Turn { name, ..Turn::default() }, Arc::new(reads(ended)))
+    });
+    image.kept = kept.collect();
+    image
+}
+
+#[test]
+fn an_image_is_the_same_once_all_its_pieces_are_together() {
+    let mut rng = Rng::stream(14, "pieces", 0);
+    let mut most = 0;
+    for _ in 0..50 {
+        let image = large_image(&mut rng);
+        for bytes_max in [1, 300, 2_000, 1 << 20] {
+            let pieces = image.clone().into_pieces(bytes_max);
+            most = most.max(pieces.len());
+            assert!(
+                pieces.iter().all(|piece| piece.size() <= (bytes_max + 100).max(700)),
+                "{bytes_max}"
+            );
+            let (last, others) = pieces.split_last().unwrap();
+            assert!(last.is_whole() && others.iter().all(|piece| !piece.is_whole()));
+            let mut all = Image::clone(&pieces[0]);
+            pieces.iter().skip(1).for_each(|next| all.add(next));
+            assert_eq!(Image { piece: 0, pieces: 0, ..all }, image);
+        }
+    }
+    assert!(most > 100, "{most}");
+}
+
+#[test]
+fn a_large_image_leaves_before_its_data() {
+    let image = large_image(&mut Rng::stream(15, "leaving", 0));
+    let keys: Vec<(Key, Versions)> =
+        (0..7).map(|number| (Key::from(format!("k{number}")), Versions::default())).collect();
+    for bytes_max in [300, 1 << 20] {
+        let leaving = Leaving::new(image.clone().into_pieces(bytes_max), keys.clone());
+        let (first, mut next) = leaving.piece(0, 3);
+        assert!(first.is_first());
+        let mut staged = first;
+        while let Some(at) = next {
+            let (chunk, then) = leaving.piece(at, 3);
+            assert!(staged.goes_on_with(&chunk));
+            staged.add(chunk);
+            next = then;
+        }
+        let whole = Image { piece: 0, pieces: 0, ..Image::clone(staged.image.as_ref().unwrap()) };
+        assert_eq!((whole, staged.keys), (image.clone(), keys.clone()));
+    }
+}
+
+/// What a client that has left read is forgotten first, then what became of its transactions; whoever asks is never
+/// taken for one whose transaction did not run.
+#[test]
+fn outcomes_of_clients_that_left_are_forgotten_and_nothing_runs_again() {
+    let mut rng = Rng::stream(16, "forgotten", 0);
+    let (mut forgotten, mut cut) = (0, 0);
+    for _ in 0..100 {
+        let whole = placement();
+        let logs = Drawing::draw(&mut rng, &whole, true);
+        let (mut all, mut few) = (Held::new(&whole), Held::new(&whole));
+        let outcomes = Bounds { reads_bytes: 100, outcomes: 9 };
+        let settings = Settings { outcomes, ..Settings::default() };
+        few.state = State::new(&Image::default(), &whole, settings, Arc::new(Alone), Time(0));
+        for (&stream, log) in &logs {
+            for _ in log {
+                all.step(stream, log, &whole);
+                few.step(stream, log, &whole);
+                few.state.ended.assert_invariants();
+            }
+        }
+        assert_eq!(few.essence(&whole).1, all.essence(&whole).1);
+        for (&txn, ended) in all.state.ended.all() {
+            assert!(!all.state.has_forgotten(txn));
+            match few.state.ended.get(txn) {
+                Some(known) => {
+                    assert_eq!(known.outcome, ended.outcome);
+                    cut += usize::from(known.reads.is_none());
+                }
+                None => {
+                    assert!(few.state.has_forgotten(txn), "{txn}");
+                    forgotten += 1;
+                }
+            }
+        }
+    }
+    assert!(forgotten > 100 && cut > 20, "{forgotten} {cut}");
+}
+
+/// Two servers merge the same in different orders; whatever both have run came to the same, unless one loses
+/// some of what it writes.
+#[test]
+fn digests_differ_if_one_state_loses_writes_and_only_then() {
+    let mut rng = Rng::stream(17, "digests", 0);
+    let (mut compared, mut found) = (0, 0);
+    for round in 0..60 {
+        let whole = placement();
+        let logs = Drawing::draw(&mut rng, &whole, true);
+        let is_wrong = round % 2 == 1;
+        let mut held = [false, is_wrong].map(|loses_writes| {
+            let teeth = Teeth { loses_writes, ..Teeth::default() };
+            let settings = Settings { compared_entries: 4, teeth, ..Settings::default() };
+            let mut held = Held::new(&whole);
+            let image = Image::default();
+            held.state = State::new(&image, &whole, settings, Arc::new(Alone), Time(0));
+            loop {
+                let open = logs.iter().filter(|(stream, log)| {
+                    usize::try_from(held.state.applied(**stream).0).unwrap() < log.len()
+                });
+                let open: Vec<_> = open.collect();
+                let Some((stream, log)) = rng.pick(&open).copied() else { break };
+                held.step(*stream, log, &whole);
+                if rng.chance(1, 3) {
+                    let covered = held.state.covered();
+                    for (stream, index) in covered {
+                        held.state.checks.close(stream, index);
+                    }
+                }
+            }
+            held
+        });
+        let covered = held.each_ref().map(|held| held.state.covered());
+        assert_eq!(covered[0], covered[1]);
+        for (stream, index) in covered[0].clone() {
+            held.iter_mut().for_each(|held| held.state.checks.close(stream, index));
+        }
+        let [one, other] = &mut held;
+        let news = one.state.checks.take_news();
+        compared += news.len();
+        other.state.checks.hear(NodeId(1), news);
+        assert_eq!(other.state.checks.judge(), None, "the first time");
+        let difference = other.state.checks.judge();
+        assert!(is_wrong || difference.is_none(), "{}", difference.unwrap());
+        found += usize::from(difference.is_some());
+    }
+    assert!(compared > 200 && found > 20, "{compared} {found}");
 }

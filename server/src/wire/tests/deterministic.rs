@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::txn::Reads;
+use orthodrome_protocols::deterministic::checks::Span;
 use orthodrome_protocols::deterministic::merge::Place;
 use orthodrome_protocols::deterministic::{
     Chunk, Command, Deterministic, Due, Ended, Home, Image, Log, Msg, Name, Part, Record,
@@ -14,7 +15,7 @@ use super::*;
 
 type Protocol = Deterministic;
 
-const MSGS: u64 = 14;
+const MSGS: u64 = 16;
 
 fn outcome(draw: &mut Draw) -> Outcome {
     match draw.below(2) {
@@ -103,6 +104,8 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
             let chunk = Chunk { image: None, keys: Vec::new() };
             Msg::StatePiece { number: draw.below(999), chunk, next }
         }
+        13 => Msg::TooOld { txn, outcome: draw.option(outcome) },
+        14 => Msg::Digests { digests: draw.many(4, span) },
         _ => {
             let (term, matched, received) = (Term(3), Index(draw.below(1 << 30)), Index(7 << 20));
             let beat = Beat { round: 1 << 40, sent_at: orthodrome_core::Time(1 << 50) };
@@ -110,6 +113,12 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
             Msg::Replication { partition: draw.partition(), message }
         }
     }
+}
+
+fn span(draw: &mut Draw) -> (Span, u64) {
+    let first = 1 + draw.below(1 << 30);
+    let (first, last) = (Index(first), Index(first + 63));
+    (Span { stream: draw.partition(), first, last }, draw.below(u64::MAX))
 }
 
 fn turn(draw: &mut Draw) -> Turn {
@@ -145,10 +154,14 @@ fn image(draw: &mut Draw) -> Image {
         let (stream, place) = place(draw);
         (stream, place, entry(draw))
     });
-    let ended =
-        draw.many(3, |draw| (draw.txn_id(), Ended { outcome: outcome(draw), reads: reads(draw) }));
+    let ended = draw.many(3, |draw| {
+        let (outcome, reads) = (outcome(draw), draw.option(reads));
+        (draw.txn_id(), Ended { outcome, reads, stamp: draw.timestamp() })
+    });
     Image {
         number: draw.below(99),
+        piece: draw.below(9) as u32,
+        pieces: draw.below(9) as u32,
         streams: streams.into_iter().collect(),
         pending,
         ended: ended.into_iter().collect::<BTreeMap<_, _>>(),
