@@ -51,7 +51,8 @@ pub enum Fault {
         after_report: bool,
     },
     /// Nodes are lost with their disks; at the end new machines with empty disks take their places. For
-    /// servers that the protocol says may be ([`Protocol::replaceable`]), a minority of each partition.
+    /// servers that the protocol says may be ([`Protocol::replaceable`]), a minority of each partition;
+    /// a schedule that names others is refused.
     Replace {
         /// Which.
         nodes: Vec<String>,
@@ -225,6 +226,26 @@ pub(crate) struct Planned {
     action: Action,
 }
 
+impl Planned {
+    /// If it is an order to change members: whose, and the wanted voters.
+    pub(crate) fn membership(&self) -> Option<(PartitionId, &[NodeId])> {
+        match &self.action {
+            Action::Admin { order: Admin::ChangeMembers { partition, voters, .. }, .. } => {
+                Some((*partition, voters))
+            }
+            Action::Admin { order: Admin::TransferLeader { .. }, .. }
+            | Action::Crash { .. }
+            | Action::Replace(_)
+            | Action::Disk { .. }
+            | Action::Pause(_)
+            | Action::Links { .. }
+            | Action::SlowCpu { .. }
+            | Action::Clock { .. }
+            | Action::SlowDisk { .. } => None,
+        }
+    }
+}
+
 /// A schedule with every name looked up.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Plan {
@@ -272,11 +293,13 @@ impl Schedule {
             .any(|entry| matches!(entry.fault, Fault::ClockStep { .. } | Fault::ClockDrift { .. }))
     }
 
-    /// Looks every name up.
+    /// Looks every name up. Servers may be lost with their disks if `replaceable` names them, see
+    /// [`Protocol::replaceable`].
     pub(crate) fn resolve(
         &self,
         cluster: &Cluster,
         network: &NetworkModel,
+        replaceable: &[NodeId],
     ) -> Result<Plan, ScheduleError> {
         let mut entries = Vec::new();
         for (number, entry) in (1..).zip(&self.faults) {
@@ -292,7 +315,7 @@ impl Schedule {
                 at: Time::from_millis(entry.at_ms),
                 until: entry.until_ms.map(Time::from_millis),
                 name: entry.fault.name(),
-                action: entry.fault.resolve(&names, network)?,
+                action: entry.fault.resolve(&names, network, replaceable)?,
             });
         }
         Ok(Plan { entries })
@@ -619,14 +642,37 @@ impl Names<'_> {
             .ok_or_else(|| self.unknown(name, "use a server of the cluster (`n4`)"))
     }
 
-    /// The servers that an operator's order about `partition` goes to.
-    fn group(&self, partition: u32, also: &[NodeId]) -> Result<Vec<u32>, ScheduleError> {
-        let partition = self.cluster.partition(PartitionId(partition)).ok_or_else(|| {
-            self.unknown(&format!("p{partition}"), "use a partition of the cluster")
-        })?;
-        let is_member = |id: &NodeId| partition.replicas.contains(id) || also.contains(id);
+    /// The servers that an operator's order about `partition` goes to: all, for after some changes of
+    /// members anyone may lead. Whoever does not lead ignores it.
+    fn group(&self, partition: u32) -> Result<Vec<u32>, ScheduleError> {
+        if self.cluster.partition(PartitionId(partition)).is_none() {
+            return Err(self.unknown(&format!("p{partition}"), "use a partition of the cluster"));
+        }
         let nodes = (0_u32..).zip(self.cluster.nodes());
-        Ok(nodes.filter(|(_, node)| is_member(&node.id)).map(|(index, _)| index).collect())
+        let servers = nodes.filter(|(_, node)| node.role == Role::Server);
+        Ok(servers.map(|(index, _)| index).collect())
+    }
+
+    /// Nodes that may be lost with their disks: gateways, and servers that `replaceable` names.
+    fn replaced(
+        &self,
+        names: &[String],
+        replaceable: &[NodeId],
+    ) -> Result<Vec<u32>, ScheduleError> {
+        let chosen = self.nodes(names)?;
+        for (index, node) in (0_u32..).zip(self.cluster.nodes()) {
+            let may_be = node.role == Role::Gateway || replaceable.contains(&node.id);
+            if chosen.contains(&index) && !may_be {
+                return Err(self.value(format!(
+                    "it replaces {}, whose disk holds votes and entries of replicated logs that \
+                     others count on: with this protocol, no new server may take its name. Use \
+                     fault.change-members to give its partitions to other servers, and fault.crash \
+                     to take it away",
+                    node.id
+                )));
+            }
+        }
+        Ok(chosen)
     }
 
     fn ppm(&self, percent: u8) -> Result<u32, ScheduleError> {
@@ -662,7 +708,12 @@ impl Fault {
         }
     }
 
-    fn resolve(&self, names: &Names<'_>, network: &NetworkModel) -> Result<Action, ScheduleError> {
+    fn resolve(
+        &self,
+        names: &Names<'_>,
+        network: &NetworkModel,
+        replaceable: &[NodeId],
+    ) -> Result<Action, ScheduleError> {
         let disk =
             |nodes: &[String], failure| Ok(Action::Disk { nodes: names.nodes(nodes)?, failure });
         let links = |pairs, by| Ok(Action::Links { pairs, by });
@@ -678,7 +729,7 @@ impl Fault {
             Self::CrashAtFlush { nodes, after_report: false } => {
                 disk(nodes, DiskFailure::CrashBeforeReport)
             }
-            Self::Replace { nodes } => Ok(Action::Replace(names.nodes(nodes)?)),
+            Self::Replace { nodes } => Ok(Action::Replace(names.replaced(nodes, replaceable)?)),
             Self::Pause { nodes } => Ok(Action::Pause(names.nodes(nodes)?)),
             Self::Partition { from, to, both_ways } => {
                 let by = Disturbance { blocked: true, ..none };
@@ -720,14 +771,13 @@ impl Fault {
             Self::TransferLeader { partition, to } => {
                 let to = names.server(to)?;
                 let order = Admin::TransferLeader { partition: PartitionId(*partition), to };
-                Ok(Action::Admin { nodes: names.group(*partition, &[to])?, order })
+                Ok(Action::Admin { nodes: names.group(*partition)?, order })
             }
             Self::ChangeMembers { partition, voters, learners } => {
                 let look_up = |list: &[String]| list.iter().map(|n| names.server(n)).collect();
                 let voters: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(voters))?;
                 let learners: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(learners))?;
-                let also: Vec<NodeId> = voters.iter().chain(&learners).copied().collect();
-                let nodes = names.group(*partition, &also)?;
+                let nodes = names.group(*partition)?;
                 let partition = PartitionId(*partition);
                 Ok(Action::Admin {
                     nodes,

@@ -15,6 +15,7 @@ pub mod golden;
 pub mod load;
 pub mod network;
 pub mod oracle;
+pub mod orders;
 pub mod queue;
 pub mod shrink;
 pub mod simulation;

@@ -278,6 +278,7 @@ impl Protocol for Deterministic {
     const GENERAL: bool = true;
     const STALE_READS: bool = true;
     const SHARES: bool = true;
+    const MEMBERS: bool = true;
 
     type Config = Config;
     type Msg = Msg;
