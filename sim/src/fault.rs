@@ -568,6 +568,73 @@ fn draw_admin(cluster: &Cluster, rng: &mut Rng) -> Vec<Fault> {
     vec![Fault::TransferLeader { partition: partition.id.0, to }]
 }
 
+/// Operators who give partitions to other servers, again and again: one replica at a time, all at once,
+/// more replicas or fewer, back to where they were; several partitions, perhaps in the same moment; the
+/// same order twice; and a leader that is told to go, or to come, meanwhile.
+pub(crate) fn draw_moves(cluster: &Cluster, end_ms: u64, rng: &mut Rng) -> Vec<Entry> {
+    let servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
+    let mut partitions: Vec<_> = cluster.partitions().collect();
+    rng.shuffle(&mut partitions);
+    let moved = if rng.chance(1, 2) { rng.range(1, partitions.len() as u64) } else { 1 };
+    partitions.truncate(usize::try_from(moved).unwrap_or(1));
+    let together = rng.chance(1, 2).then(|| 200 + rng.below(end_ms / 2));
+    let mut entries = Vec::new();
+    for placed in partitions {
+        let mut at_ms = together.unwrap_or_else(|| 200 + rng.below(end_ms / 2));
+        let mut voters = placed.replicas.clone();
+        let gap = rng.range(50, 2_000);
+        for _ in 0..rng.range(1, 6) {
+            if at_ms >= end_ms {
+                break;
+            }
+            let next = draw_voters(&placed.replicas, &voters, &servers, rng);
+            let mut give = |at_ms, fault| entries.push(Entry { at_ms, until_ms: None, fault });
+            let order = change_members(placed.id, &next);
+            give(at_ms, order.clone());
+            if rng.chance(1, 3) {
+                give(at_ms + rng.below(1_500), order);
+            }
+            if let (true, Some(to)) = (rng.chance(1, 2), rng.pick(&[&*voters, &*next].concat())) {
+                let transfer = Fault::TransferLeader { partition: placed.id.0, to: to.to_string() };
+                give((at_ms + rng.below(600)).saturating_sub(200), transfer);
+            }
+            voters = next;
+            at_ms += 1 + rng.below(2 * gap);
+        }
+    }
+    entries
+}
+
+fn change_members(partition: PartitionId, voters: &[NodeId]) -> Fault {
+    let voters = voters.iter().map(NodeId::to_string).collect();
+    Fault::ChangeMembers { partition: partition.0, voters, learners: Vec::new() }
+}
+
+/// The voters after `now` of a group that began with `first`.
+fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut Rng) -> Vec<NodeId> {
+    let mut others: Vec<NodeId> = servers.iter().copied().filter(|id| !now.contains(id)).collect();
+    rng.shuffle(&mut others);
+    let mut next = now.to_vec();
+    rng.shuffle(&mut next);
+    match rng.below(8) {
+        0 => return first.to_vec(),
+        1 | 2 if others.len() >= now.len() => {
+            others.truncate(now.len());
+            return others;
+        }
+        3 if others.len() >= 2 && now.len() < 7 => next.extend(others.drain(..2)),
+        4 if now.len() > 1 => next.truncate(now.len() - 2),
+        _ => {
+            // Rather one of the first than one that has come since.
+            let leaving = next.iter().position(|id| first.contains(id)).unwrap_or(0);
+            if let (Some(place), Some(new)) = (next.get_mut(leaving), others.first()) {
+                *place = *new;
+            }
+        }
+    }
+    next
+}
+
 /// Looks names up on behalf of one entry.
 struct Names<'a> {
     cluster: &'a Cluster,
