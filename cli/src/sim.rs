@@ -13,6 +13,7 @@ use orthodrome_lab::Subject;
 use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, Links, NetworkModel};
+use orthodrome_sim::orders::OrderReport;
 use orthodrome_sim::simulation::Simulated;
 use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError};
 use serde::Serialize;
@@ -216,6 +217,7 @@ struct Printed<'a> {
     outstanding: u32,
     cpu_seconds: f64,
     faults: &'a BTreeMap<&'static str, u64>,
+    orders: &'a [OrderReport],
     notes: &'a BTreeMap<String, u64>,
     trace_hash: String,
     failure: Option<PrintedFailure<'a>>,
@@ -357,6 +359,7 @@ fn print_json(args: &Args, run: &Run) -> anyhow::Result<()> {
         outstanding: report.outstanding,
         cpu_seconds: report.cpu.as_secs_f64(),
         faults: &report.injected,
+        orders: &report.orders,
         notes: &report.notes,
         trace_hash: format!("{:016x}", report.trace_hash),
         failure,
@@ -475,6 +478,15 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     if !report.injected.is_empty() {
         let faults = report.injected.iter().map(|(name, &n)| counted(((*name).into(), n)));
         rows.push(("faults", list(faults.collect())));
+    }
+    for order in &report.orders {
+        let OrderReport { at_ms, partition, voters, state, detail } = order;
+        let because = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+        let voters = voters.join(" ");
+        rows.push((
+            "members ordered",
+            format!("partition {partition} to {voters} at {at_ms} ms: {state}{because}"),
+        ));
     }
     if !report.notes.is_empty() {
         let notes = report.notes.iter().map(|(name, &n)| counted((name.clone(), n)));

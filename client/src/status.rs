@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use orthodrome_core::NodeId;
+use orthodrome_core::{NodeId, PartitionId};
 
 use crate::Error;
 use crate::client::Client;
@@ -46,6 +46,39 @@ pub struct StatusInfo {
     pub uptime: Duration,
     /// What the protocol has to show, such as the delays that it measures.
     pub gauges: Vec<Gauge>,
+    /// Orders to change members that were given to its node since its process started: the latest of
+    /// each partition, oldest first.
+    pub orders: Vec<MembershipOrder>,
+}
+
+/// An order to change the members of a partition, and what became of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MembershipOrder {
+    /// Which partition.
+    pub partition: PartitionId,
+    /// The wanted members that vote.
+    pub voters: Vec<NodeId>,
+    /// The wanted members that only receive.
+    pub learners: Vec<NodeId>,
+    /// What became of it.
+    pub state: OrderState,
+    /// What it waits for, or why it failed and what to do.
+    pub detail: String,
+    /// How long ago it was given.
+    pub age: Duration,
+}
+
+/// What became of an order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OrderState {
+    /// It is being carried out.
+    Pending,
+    /// These are the members, or were until a later order.
+    Finished,
+    /// It is not being carried out and will not be.
+    Failed,
+    /// A newer server says something that this client does not know.
+    Unknown,
 }
 
 /// A quantity that an operator may want to watch.
@@ -97,6 +130,27 @@ impl StatusInfo {
             demoted: answer.demoted,
             uptime: Duration::from_millis(answer.uptime_ms),
             gauges: answer.gauges.into_iter().map(Gauge::from_api).collect(),
+            orders: answer.orders.into_iter().map(MembershipOrder::from_api).collect(),
+        }
+    }
+}
+
+impl MembershipOrder {
+    fn from_api(order: api::MembershipOrder) -> Self {
+        use api::membership_order::State;
+        let nodes = |ids: &[u32]| ids.iter().copied().map(NodeId).collect();
+        Self {
+            partition: PartitionId(order.partition),
+            voters: nodes(&order.voters),
+            learners: nodes(&order.learners),
+            state: match order.state() {
+                State::Pending => OrderState::Pending,
+                State::Finished => OrderState::Finished,
+                State::Failed => OrderState::Failed,
+                State::Unspecified => OrderState::Unknown,
+            },
+            detail: order.detail,
+            age: Duration::from_millis(order.age_ms),
         }
     }
 }

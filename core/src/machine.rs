@@ -52,6 +52,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// Why the protocol needs links that deliver the messages of one node to another in order and
     /// once each. If none, messages may overtake each other and arrive twice, and a swarm draws that.
     const NEEDS_ORDERED_LINKS: Option<&'static str> = None;
+    /// An operator may change the members of a partition's group ([`Admin::ChangeMembers`]). One that does
+    /// not refuses such orders.
+    const MEMBERS: bool = false;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;
@@ -158,6 +161,12 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
         Vec::new()
     }
 
+    /// Orders to change members that were given to this machine since it started, the latest of each
+    /// partition, oldest first.
+    fn orders(&self) -> Vec<MembershipOrder> {
+        Vec::new()
+    }
+
     /// The copies of replicated state that this machine holds. Simulations compare them once
     /// nothing is left over.
     fn copies(&self) -> Vec<StateCopy> {
@@ -242,6 +251,64 @@ pub enum Admin {
         /// Members that only receive.
         learners: Vec<NodeId>,
     },
+}
+
+/// An order to change the members of a partition's group, and what became of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MembershipOrder {
+    /// Whose members are to change.
+    pub partition: PartitionId,
+    /// The wanted members that vote.
+    pub voters: Vec<NodeId>,
+    /// The wanted members that only receive.
+    pub learners: Vec<NodeId>,
+    /// When it was given.
+    pub given: Time,
+    /// What became of it.
+    pub state: OrderState,
+}
+
+/// What became of an order to change members.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OrderState {
+    /// It is being carried out; what it waits for.
+    Pending(String),
+    /// These are the members, or were until a later order.
+    Finished,
+    /// It is not being carried out, and will not be; why, and what to do.
+    Failed(String),
+    /// It was given to a node that does not lead the group; who does, if that is known. It had no
+    /// effect.
+    NotLeader(Option<NodeId>),
+}
+
+impl OrderState {
+    /// Its name in what programs read.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Pending(_) => "pending",
+            Self::Finished => "finished",
+            Self::Failed(_) | Self::NotLeader(_) => "failed",
+        }
+    }
+
+    /// What there is to say besides the name; empty if nothing.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        match self {
+            Self::Pending(what) | Self::Failed(what) => what.clone(),
+            Self::Finished => String::new(),
+            Self::NotLeader(Some(leader)) => {
+                format!("this node does not lead the partition; give the order to {leader}")
+            }
+            Self::NotLeader(None) => {
+                "this node does not lead the partition and does not know who does; ask again, or \
+                 give the order to another server"
+                    .into()
+            }
+        }
+    }
 }
 
 /// What a machine takes.

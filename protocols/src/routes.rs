@@ -1,4 +1,4 @@
-//! Who leads which partition, as far as this node knows.
+//! Who has which partition and who leads it, as far as this node knows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,11 +7,15 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::time::Time;
 
-/// A cache of leaders: the placement's preferred leader until something better is known.
+use crate::replication::Index;
+
+/// A cache of leaders and voters: the placement's until something better is known.
 #[derive(Debug)]
 pub struct Routes {
     cluster: Arc<Cluster>,
     known: BTreeMap<PartitionId, Route>,
+    /// Voters that are not the placement's, and the entry of the partition's log that named them.
+    voters: BTreeMap<PartitionId, (Index, Vec<NodeId>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +27,14 @@ struct Route {
     is_followed: bool,
     /// Followed by redirection this many times since a leader was last heard.
     redirections: u8,
+    /// Tried by turns this many times since a leader was last heard.
+    tries: usize,
+}
+
+impl Route {
+    fn new(leader: NodeId, heard: Time) -> Self {
+        Self { leader, heard, is_followed: false, redirections: 0, tries: 0 }
+    }
 }
 
 /// Redirections that are followed at once. Replicas of different terms may each name the other, and
@@ -31,7 +43,7 @@ const REDIRECTIONS_MAX: u8 = 3;
 
 impl Routes {
     pub fn new(cluster: Arc<Cluster>) -> Self {
-        Self { cluster, known: BTreeMap::new() }
+        Self { cluster, known: BTreeMap::new(), voters: BTreeMap::new() }
     }
 
     /// Where to send what is for the leader of `partition`.
@@ -41,17 +53,34 @@ impl Routes {
         })
     }
 
+    /// The voters of `partition`.
+    pub fn voters(&self, partition: PartitionId) -> &[NodeId] {
+        if let Some((_, voters)) = self.voters.get(&partition) {
+            return voters;
+        }
+        self.cluster.partition(partition).map_or(&[], |placed| &placed.replicas)
+    }
+
+    /// The voters of `partition` that were learnt, and the entry of its log that named them.
+    pub fn learnt_voters(&self, partition: PartitionId) -> Option<(Index, &[NodeId])> {
+        self.voters.get(&partition).map(|(since, voters)| (*since, voters.as_slice()))
+    }
+
+    /// Who votes in `partition` since the entry `since` of its log, which is chosen: of two such
+    /// statements the one about the later entry is the newer one.
+    pub fn learn_voters(&mut self, partition: PartitionId, since: Index, voters: &[NodeId]) {
+        let is_known = self.voters.get(&partition).is_some_and(|(known, _)| *known >= since);
+        if !voters.is_empty() && !is_known {
+            self.voters.insert(partition, (since, voters.to_vec()));
+        }
+    }
+
     /// This node holds a replica of `partition`, which knows best who leads, if it knows at all.
     pub fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
         match (leader, self.known.get_mut(&partition)) {
-            (Some(leader), Some(route)) => {
-                *route = Route { leader, heard: now, is_followed: true, redirections: 0 };
-            }
-            (Some(leader), None) => {
-                self.known.insert(
-                    partition,
-                    Route { leader, heard: now, is_followed: true, redirections: 0 },
-                );
+            (Some(leader), _) => {
+                let route = Route { is_followed: true, ..Route::new(leader, now) };
+                self.known.insert(partition, route);
             }
             (None, Some(route)) => route.is_followed = false,
             (None, None) => {}
@@ -60,7 +89,7 @@ impl Routes {
 
     /// `leader` leads: it answered as one, or somebody who should know says so.
     pub fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
-        self.replace(partition, Route { leader, heard, is_followed: false, redirections: 0 });
+        self.replace(partition, Route::new(leader, heard));
     }
 
     /// `from` says that it does not lead `partition`, and who does if it knows. True if what it was
@@ -76,17 +105,33 @@ impl Routes {
     ) -> bool {
         let supposed = self.leader(partition);
         let Some(leader) = leader else {
-            if supposed == from {
-                self.try_next(partition, now);
-            }
-            return false;
+            return supposed == from && self.on_no_leader(partition, from, now);
         };
-        let mut redirections = self.known.get(&partition).map_or(0, |route| route.redirections);
+        let known = self.known.get(&partition).copied().unwrap_or(Route::new(leader, now));
+        let mut redirections = known.redirections;
         if leader != supposed {
             redirections = redirections.saturating_add(1);
-            self.replace(partition, Route { leader, heard: now, is_followed: false, redirections });
+            let route = Route { redirections, tries: known.tries, ..Route::new(leader, now) };
+            self.replace(partition, route);
         }
         redirections <= REDIRECTIONS_MAX && self.leader(partition) != from
+    }
+
+    /// `from`, which was supposed to lead, does not and knows nobody who does. If it votes no more, the
+    /// next one may lead: worth asking at once. Among voters, there will be a leader soon.
+    fn on_no_leader(&mut self, partition: PartitionId, from: NodeId, now: Time) -> bool {
+        let redirections = self.known.get(&partition).map_or(0, |route| route.redirections);
+        let is_voter = self.voters(partition).contains(&from);
+        self.try_next(partition, now);
+        let next = self.leader(partition);
+        if is_voter || next == from {
+            return false;
+        }
+        let redirections = redirections.saturating_add(1);
+        if let Some(route) = self.known.get_mut(&partition) {
+            route.redirections = redirections;
+        }
+        redirections <= REDIRECTIONS_MAX
     }
 
     fn replace(&mut self, partition: PartitionId, route: Route) {
@@ -103,14 +148,37 @@ impl Routes {
         }
     }
 
+    /// The voters by turns. If none of them has led for two turns of all, they may all have been
+    /// replaced, or be gone, without this node having heard of it. From then on every other try is
+    /// another server: whoever has held the partition since, or has talked to it, knows more.
     fn try_next(&mut self, partition: PartitionId, now: Time) {
         let silent = self.leader(partition);
-        let Some(placed) = self.cluster.partition(partition) else { return };
-        let at = placed.replicas.iter().position(|&node| node == silent).map_or(0, |at| at + 1);
-        if let Some(&next) = placed.replicas.get(at).or_else(|| placed.replicas.first()) {
-            self.learn(partition, next, now);
-        }
+        let tries = self.known.get(&partition).map_or(0, |route| route.tries);
+        let voters = self.voters(partition);
+        let beyond = tries.checked_sub(voters.len().saturating_mul(2));
+        let next = match beyond {
+            Some(turn) if turn.is_multiple_of(2) => self.stranger(voters, turn / 2),
+            Some(turn) => by_turns(voters, turn / 2),
+            None => {
+                let at = voters.iter().position(|&node| node == silent).map_or(0, |at| at + 1);
+                voters.get(at).or_else(|| voters.first()).copied()
+            }
+        };
+        let Some(next) = next.or_else(|| voters.first().copied()) else { return };
+        let route = Route { tries: tries.saturating_add(1), ..Route::new(next, now) };
+        self.replace(partition, route);
     }
+
+    /// One of the servers that are not among `voters`.
+    fn stranger(&self, voters: &[NodeId], turn: usize) -> Option<NodeId> {
+        let servers = self.cluster.servers().map(|node| node.id);
+        let others: Vec<NodeId> = servers.filter(|id| !voters.contains(id)).collect();
+        by_turns(&others, turn)
+    }
+}
+
+fn by_turns(nodes: &[NodeId], turn: usize) -> Option<NodeId> {
+    nodes.get(turn.checked_rem(nodes.len())?).copied()
 }
 
 #[cfg(test)]
@@ -140,6 +208,43 @@ mod tests {
         routes.learn(P, a, Time(200));
         assert!(routes.redirect(P, a, Some(b), Time(201)));
         assert_eq!(routes.leader(P), b);
+    }
+
+    #[test]
+    fn voters_are_those_that_the_log_named_last() {
+        let (mut routes, [a, b]) = (routes(), [NodeId(1), NodeId(2)]);
+        assert_eq!(routes.voters(P), [a, b, NodeId(3)]);
+        routes.learn_voters(P, Index(9), &[b]);
+        routes.learn_voters(P, Index(5), &[a]);
+        assert_eq!(routes.voters(P), [b]);
+        routes.suspect(P, Time(1), Time(2));
+        assert_eq!(routes.leader(P), b, "one that votes no more is not tried");
+        let mut routes = self::routes();
+        routes.learn_voters(P, Index(9), &[b]);
+        assert!(routes.redirect(P, a, None, Time(1)), "it votes no more: the next one is asked");
+        assert_eq!(routes.leader(P), b);
+    }
+
+    /// All first voters have been replaced, and this node has not heard of it.
+    #[test]
+    fn every_server_is_asked_in_time() {
+        let map = Topology::built_in("local3").unwrap();
+        let mut routes = Routes::new(Arc::new(Cluster::spread(map, 2, 1, 1, 3).unwrap()));
+        let mut asked = std::collections::BTreeSet::new();
+        for turn in 0..6 {
+            routes.suspect(P, Time(turn + 1), Time(turn + 1));
+            asked.insert(routes.leader(P));
+        }
+        assert_eq!(asked.len(), 3, "the voters first: {asked:?}");
+        for turn in 6..12 {
+            routes.suspect(P, Time(turn + 1), Time(turn + 1));
+            asked.insert(routes.leader(P));
+        }
+        assert_eq!(asked.len(), 6, "then the others too: {asked:?}");
+        // An answer of a leader ends the search.
+        routes.learn(P, NodeId(1), Time(100));
+        routes.suspect(P, Time(101), Time(102));
+        assert!(routes.voters(P).contains(&routes.leader(P)));
     }
 
     #[test]

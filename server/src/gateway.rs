@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::txn::{Kind, Reads};
-use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Txn, TxnId};
+use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
 /// How a transaction ended.
@@ -160,6 +160,8 @@ pub(crate) trait Backend: Send + Sync {
     fn describe(&self) -> Description;
     /// What the client machine has to show, and what the server machine has.
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2];
+    /// What became of orders to change members that were given to the server machine, as of now.
+    fn orders(&self) -> oneshot::Receiver<(Time, Vec<MembershipOrder>)>;
     /// Whether the node serves.
     fn health(&self) -> Health;
     /// A client id that no other call, process or restart ever returns.
@@ -320,8 +322,20 @@ impl Gateway {
         [client, server].into_iter().flatten().flatten().flatten().collect()
     }
 
-    /// Hands an operator's order to the node's server side. It is carried out in the background;
-    /// an order that no longer makes sense is ignored.
+    /// Orders to change members that were given to the node's server side, with their age; none of one
+    /// that does not answer within a second.
+    pub async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        let answer = tokio::time::timeout(Duration::from_secs(1), self.backend.orders()).await;
+        let Ok(Ok((now, orders))) = answer else { return Vec::new() };
+        let aged = |order: MembershipOrder| {
+            let age = now.since(order.given);
+            (order, age)
+        };
+        orders.into_iter().map(aged).collect()
+    }
+
+    /// Hands an operator's order to the node's server side. It is carried out in the background: what
+    /// becomes of one to change members, [`Gateway::orders`] tells.
     pub fn admin(&self, order: Admin) {
         self.backend.admin(order);
     }

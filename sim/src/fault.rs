@@ -51,7 +51,8 @@ pub enum Fault {
         after_report: bool,
     },
     /// Nodes are lost with their disks; at the end new machines with empty disks take their places. For
-    /// servers that the protocol says may be ([`Protocol::replaceable`]), a minority of each partition.
+    /// servers that the protocol says may be ([`Protocol::replaceable`]), a minority of each partition;
+    /// a schedule that names others is refused.
     Replace {
         /// Which.
         nodes: Vec<String>,
@@ -250,6 +251,30 @@ pub(crate) struct Planned {
     action: Action,
 }
 
+impl Planned {
+    /// If it is an order to change members: whose, and the wanted voters.
+    pub(crate) fn membership(&self) -> Option<(PartitionId, &[NodeId])> {
+        match &self.action {
+            Action::Admin { order: Admin::ChangeMembers { partition, voters, .. }, .. } => {
+                Some((*partition, voters))
+            }
+            Action::Admin { order: Admin::TransferLeader { .. }, .. }
+            | Action::Crash { .. }
+            | Action::Replace(_)
+            | Action::Disk { .. }
+            | Action::Pause(_)
+            | Action::Links { .. }
+            | Action::SlowCpu { .. }
+            | Action::Clock { .. }
+            | Action::SlowDisk { .. }
+            | Action::FlipBit(_)
+            | Action::SwapDisks(..)
+            | Action::LyingFsync(_)
+            | Action::OldCopy(_) => None,
+        }
+    }
+}
+
 /// A schedule with every name looked up.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Plan {
@@ -301,11 +326,13 @@ impl Schedule {
             .any(|entry| matches!(entry.fault, Fault::ClockStep { .. } | Fault::ClockDrift { .. }))
     }
 
-    /// Looks every name up.
+    /// Looks every name up. Servers may be lost with their disks if `replaceable` names them, see
+    /// [`Protocol::replaceable`].
     pub(crate) fn resolve(
         &self,
         cluster: &Cluster,
         network: &NetworkModel,
+        replaceable: &[NodeId],
     ) -> Result<Plan, ScheduleError> {
         let mut entries = Vec::new();
         for (number, entry) in (1..).zip(&self.faults) {
@@ -321,7 +348,7 @@ impl Schedule {
                 at: Time::from_millis(entry.at_ms),
                 until: entry.until_ms.map(Time::from_millis),
                 name: entry.fault.name(),
-                action: entry.fault.resolve(&names, network)?,
+                action: entry.fault.resolve(&names, network, replaceable)?,
             });
         }
         Ok(Plan { entries })
@@ -628,6 +655,73 @@ fn draw_admin(cluster: &Cluster, rng: &mut Rng) -> Vec<Fault> {
     vec![Fault::TransferLeader { partition: partition.id.0, to }]
 }
 
+/// Operators who give partitions to other servers, again and again: one replica at a time, all at once,
+/// more replicas or fewer, back to where they were; several partitions, perhaps in the same moment; the
+/// same order twice; and a leader that is told to go, or to come, meanwhile.
+pub(crate) fn draw_moves(cluster: &Cluster, end_ms: u64, rng: &mut Rng) -> Vec<Entry> {
+    let servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
+    let mut partitions: Vec<_> = cluster.partitions().collect();
+    rng.shuffle(&mut partitions);
+    let moved = if rng.chance(1, 2) { rng.range(1, partitions.len() as u64) } else { 1 };
+    partitions.truncate(usize::try_from(moved).unwrap_or(1));
+    let together = rng.chance(1, 2).then(|| 200 + rng.below(end_ms / 2));
+    let mut entries = Vec::new();
+    for placed in partitions {
+        let mut at_ms = together.unwrap_or_else(|| 200 + rng.below(end_ms / 2));
+        let mut voters = placed.replicas.clone();
+        let gap = rng.range(50, 2_000);
+        for _ in 0..rng.range(1, 6) {
+            if at_ms >= end_ms {
+                break;
+            }
+            let next = draw_voters(&placed.replicas, &voters, &servers, rng);
+            let mut give = |at_ms, fault| entries.push(Entry { at_ms, until_ms: None, fault });
+            let order = change_members(placed.id, &next);
+            give(at_ms, order.clone());
+            if rng.chance(1, 3) {
+                give(at_ms + rng.below(1_500), order);
+            }
+            if let (true, Some(to)) = (rng.chance(1, 2), rng.pick(&[&*voters, &*next].concat())) {
+                let transfer = Fault::TransferLeader { partition: placed.id.0, to: to.to_string() };
+                give((at_ms + rng.below(600)).saturating_sub(200), transfer);
+            }
+            voters = next;
+            at_ms += 1 + rng.below(2 * gap);
+        }
+    }
+    entries
+}
+
+fn change_members(partition: PartitionId, voters: &[NodeId]) -> Fault {
+    let voters = voters.iter().map(NodeId::to_string).collect();
+    Fault::ChangeMembers { partition: partition.0, voters, learners: Vec::new() }
+}
+
+/// The voters after `now` of a group that began with `first`.
+fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut Rng) -> Vec<NodeId> {
+    let mut others: Vec<NodeId> = servers.iter().copied().filter(|id| !now.contains(id)).collect();
+    rng.shuffle(&mut others);
+    let mut next = now.to_vec();
+    rng.shuffle(&mut next);
+    match rng.below(8) {
+        0 => return first.to_vec(),
+        1 | 2 if others.len() >= now.len() => {
+            others.truncate(now.len());
+            return others;
+        }
+        3 if others.len() >= 2 && now.len() < 7 => next.extend(others.drain(..2)),
+        4 if now.len() > 1 => next.truncate(now.len() - 2),
+        _ => {
+            // Rather one of the first than one that has come since.
+            let leaving = next.iter().position(|id| first.contains(id)).unwrap_or(0);
+            if let (Some(place), Some(new)) = (next.get_mut(leaving), others.first()) {
+                *place = *new;
+            }
+        }
+    }
+    next
+}
+
 /// Looks names up on behalf of one entry.
 struct Names<'a> {
     cluster: &'a Cluster,
@@ -702,14 +796,37 @@ impl Names<'_> {
             .ok_or_else(|| self.unknown(name, "use a server of the cluster (`n4`)"))
     }
 
-    /// The servers that an operator's order about `partition` goes to.
-    fn group(&self, partition: u32, also: &[NodeId]) -> Result<Vec<u32>, ScheduleError> {
-        let partition = self.cluster.partition(PartitionId(partition)).ok_or_else(|| {
-            self.unknown(&format!("p{partition}"), "use a partition of the cluster")
-        })?;
-        let is_member = |id: &NodeId| partition.replicas.contains(id) || also.contains(id);
+    /// The servers that an operator's order about `partition` goes to: all, for after some changes of
+    /// members anyone may lead. Whoever does not lead ignores it.
+    fn group(&self, partition: u32) -> Result<Vec<u32>, ScheduleError> {
+        if self.cluster.partition(PartitionId(partition)).is_none() {
+            return Err(self.unknown(&format!("p{partition}"), "use a partition of the cluster"));
+        }
         let nodes = (0_u32..).zip(self.cluster.nodes());
-        Ok(nodes.filter(|(_, node)| is_member(&node.id)).map(|(index, _)| index).collect())
+        let servers = nodes.filter(|(_, node)| node.role == Role::Server);
+        Ok(servers.map(|(index, _)| index).collect())
+    }
+
+    /// Nodes that may be lost with their disks: gateways, and servers that `replaceable` names.
+    fn replaced(
+        &self,
+        names: &[String],
+        replaceable: &[NodeId],
+    ) -> Result<Vec<u32>, ScheduleError> {
+        let chosen = self.nodes(names)?;
+        for (index, node) in (0_u32..).zip(self.cluster.nodes()) {
+            let may_be = node.role == Role::Gateway || replaceable.contains(&node.id);
+            if chosen.contains(&index) && !may_be {
+                return Err(self.value(format!(
+                    "it replaces {}, whose disk holds votes and entries of replicated logs that \
+                     others count on: with this protocol, no new server may take its name. Use \
+                     fault.change-members to give its partitions to other servers, and fault.crash \
+                     to take it away",
+                    node.id
+                )));
+            }
+        }
+        Ok(chosen)
     }
 
     fn ppm(&self, percent: u8) -> Result<u32, ScheduleError> {
@@ -749,7 +866,12 @@ impl Fault {
         }
     }
 
-    fn resolve(&self, names: &Names<'_>, network: &NetworkModel) -> Result<Action, ScheduleError> {
+    fn resolve(
+        &self,
+        names: &Names<'_>,
+        network: &NetworkModel,
+        replaceable: &[NodeId],
+    ) -> Result<Action, ScheduleError> {
         let disk =
             |nodes: &[String], failure| Ok(Action::Disk { nodes: names.nodes(nodes)?, failure });
         let links = |pairs, by| Ok(Action::Links { pairs, by });
@@ -765,7 +887,7 @@ impl Fault {
             Self::CrashAtFlush { nodes, after_report: false } => {
                 disk(nodes, DiskFailure::CrashBeforeReport)
             }
-            Self::Replace { nodes } => Ok(Action::Replace(names.nodes(nodes)?)),
+            Self::Replace { nodes } => Ok(Action::Replace(names.replaced(nodes, replaceable)?)),
             Self::Pause { nodes } => Ok(Action::Pause(names.nodes(nodes)?)),
             Self::Partition { from, to, both_ways } => {
                 let by = Disturbance { blocked: true, ..none };
@@ -814,14 +936,13 @@ impl Fault {
             Self::TransferLeader { partition, to } => {
                 let to = names.server(to)?;
                 let order = Admin::TransferLeader { partition: PartitionId(*partition), to };
-                Ok(Action::Admin { nodes: names.group(*partition, &[to])?, order })
+                Ok(Action::Admin { nodes: names.group(*partition)?, order })
             }
             Self::ChangeMembers { partition, voters, learners } => {
                 let look_up = |list: &[String]| list.iter().map(|n| names.server(n)).collect();
                 let voters: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(voters))?;
                 let learners: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(learners))?;
-                let also: Vec<NodeId> = voters.iter().chain(&learners).copied().collect();
-                let nodes = names.group(*partition, &also)?;
+                let nodes = names.group(*partition)?;
                 let partition = PartitionId(*partition);
                 Ok(Action::Admin {
                     nodes,

@@ -16,6 +16,7 @@ pub mod load;
 pub mod network;
 pub mod oracle;
 pub mod promise;
+pub mod orders;
 pub mod queue;
 pub mod shrink;
 pub mod simulation;

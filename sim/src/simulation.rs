@@ -24,6 +24,7 @@ use crate::load::{HistorySink, Load, LoadModel};
 use crate::network::{Fate, Network, NetworkModel, Released};
 use crate::oracle::Oracle;
 use crate::promise::Beyond;
+use crate::orders::OrderReport;
 use crate::queue::Queue;
 use crate::traffic::Traffic;
 use crate::watch::{self, Copies, Unrest, Watch};
@@ -107,7 +108,7 @@ pub struct Failure {
 pub type TraceSink = Box<dyn FnMut(&Line)>;
 
 #[derive(Debug)]
-enum Process<P: Protocol> {
+pub(crate) enum Process<P: Protocol> {
     Server(Box<Host<P, P::Server>>),
     Gateway(Box<Host<P, P::Client>>),
     Down,
@@ -128,7 +129,7 @@ macro_rules! on_host {
 pub(crate) struct Node<P: Protocol> {
     pub(crate) id: NodeId,
     pub(crate) role: Role,
-    process: Process<P>,
+    pub(crate) process: Process<P>,
     pub(crate) disk: Disk<P>,
     pub(crate) clock: NodeClock,
     pub(crate) cpu: Cpu,
@@ -253,6 +254,8 @@ pub struct Report {
     pub notes: BTreeMap<String, u64>,
     /// How often each kind of fault was injected.
     pub injected: BTreeMap<&'static str, u64>,
+    /// What has become of the orders to change members that the schedule gave.
+    pub orders: Vec<OrderReport>,
     /// A hash of everything that happened.
     pub trace_hash: u64,
     /// Transactions that had not ended when the run did.
@@ -321,7 +324,7 @@ impl<P: Protocol> Simulation<P> {
         options: Options,
     ) -> Result<Self, ScheduleError> {
         let cluster = Arc::new(cluster);
-        let plan = schedule.resolve(&cluster, &options.network)?;
+        let plan = schedule.resolve(&cluster, &options.network, &P::replaceable(&cluster))?;
         let ids: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
         let highest = ids.iter().map(|id| id.0).max().unwrap_or(0);
         let mut dense = vec![u32::MAX; highest as usize + 1];
@@ -658,6 +661,7 @@ impl<P: Protocol> Simulation<P> {
             traffic: self.world.traffic.clone(),
             notes: self.world.notes.iter().map(|(n, &c)| (format!("{n:?}"), c)).collect(),
             injected: self.injected.clone(),
+            orders: self.orders(),
             trace_hash: self.trace_hash(),
             outstanding,
             cpu: self.nodes.iter().map(|node| node.cpu.busy()).sum(),

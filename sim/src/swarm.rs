@@ -486,6 +486,8 @@ impl Scenario {
             // With and without spares.
             servers = servers.max(shares + u32::try_from(divided.below(3)).unwrap_or_default());
         }
+        let mut moves = Moves::of::<P>(seed, options);
+        servers = moves.servers(servers);
         let has_several = !matches!(temper, Temper::Mixed | Temper::Chairs | Temper::Islands);
         let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
         let partitions = sizes.partitions.or(u32::try_from(partitions).ok()).unwrap_or(1);
@@ -513,10 +515,9 @@ impl Scenario {
         if rng.chance(9, 10) {
             schedule.faults = draw_faults(&cluster, temper, &run.network, options, rng);
         }
+        schedule.faults.extend(moves.draw(&cluster, options));
         if sizes.replicas == Some(1) {
-            // Two reasons: gateways find a partition by its first servers, so one that has moved off
-            // all of them is unreachable; and the copy that the removed server keeps has no second
-            // copy to be equal to.
+            // The copy that a removed server keeps has no second copy to be equal to.
             schedule.faults.retain(|e| !matches!(e.fault, Fault::ChangeMembers { .. }));
         }
         let replaced = draw_replaced::<P>(seed, &cluster, options);
@@ -753,6 +754,31 @@ fn draw_faults(
         at_ms += 1 + rng.below(2 * gap);
     }
     faults
+}
+
+/// Operators who move partitions, in some seeds. All that is drawn here is from a stream of its own: other
+/// seeds draw what they draw for every protocol.
+struct Moves(Option<Rng>);
+
+impl Moves {
+    fn of<P: Protocol>(seed: u64, options: &SwarmOptions) -> Self {
+        let mut rng = Rng::stream(seed, "moves", 0);
+        let are_drawn = P::MEMBERS && options.admin && rng.chance(1, 3);
+        Self(are_drawn.then_some(rng))
+    }
+
+    /// Servers in each region: where partitions move, mostly enough for a group that shares no server
+    /// with the first.
+    fn servers(&mut self, drawn: u32) -> u32 {
+        let Some(rng) = &mut self.0 else { return drawn };
+        if rng.chance(4, 5) { drawn.max(2) } else { drawn }
+    }
+
+    fn draw(&mut self, cluster: &Cluster, options: &SwarmOptions) -> Vec<fault::Entry> {
+        let Some(rng) = &mut self.0 else { return Vec::new() };
+        let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
+        fault::draw_moves(cluster, end, rng)
+    }
 }
 
 /// Servers that new ones with empty disks take the places of, in some seeds. All that is drawn here is

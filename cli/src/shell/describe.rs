@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table};
-use orthodrome_client::{ClusterInfo, NodeInfo, StatusInfo};
+use orthodrome_client::{ClusterInfo, MembershipOrder, NodeInfo, OrderState, StatusInfo};
+use orthodrome_core::NodeId;
 
 use crate::output;
 use crate::style::Style;
@@ -115,5 +116,29 @@ pub(super) fn status(status: &StatusInfo) -> String {
         row("leases run out", status.leases_expired.to_string()),
         row("demoted by quota", status.demoted.to_string()),
     ];
-    rows.into_iter().chain(gauges).collect()
+    let orders = status.orders.iter().map(|order| row("order to change", describe_order(order)));
+    rows.into_iter().chain(gauges).chain(orders).collect()
+}
+
+/// One order to change members: `partition 0: voters n1 n2 n4: finished, 12 s ago`.
+fn describe_order(order: &MembershipOrder) -> String {
+    let names = |ids: &[NodeId]| {
+        let names: Vec<String> = ids.iter().map(NodeId::to_string).collect();
+        names.join(" ")
+    };
+    let state = match order.state {
+        OrderState::Pending => "pending",
+        OrderState::Finished => "finished",
+        OrderState::Failed => "failed",
+        OrderState::Unknown => "unknown to this version",
+    };
+    let mut text = format!("partition {}: voters {}", order.partition.0, names(&order.voters));
+    if !order.learners.is_empty() {
+        text.push_str(&format!(", learners {}", names(&order.learners)));
+    }
+    text.push_str(&format!(": {state}, given {:.0} s ago", order.age.as_secs_f64()));
+    if !order.detail.is_empty() {
+        text.push_str(&format!("; {}", order.detail));
+    }
+    text
 }

@@ -219,14 +219,14 @@ impl Client {
 
     /// §4.2, §4.4.1: asks every replica to prepare, and the leader and the closest for the values.
     fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut Way<'_>) {
-        let Some(placed) = self.cluster.partition(participant.partition) else { return };
+        let voters = self.routes.voters(participant.partition);
         let home = open.txn.home;
         let distance = |node: NodeId| self.cluster.topology.rtt(home, self.cluster.region_of(node));
         let leader = self.routes.leader(participant.partition);
-        let nearest = placed.replicas.iter().copied().min_by_key(|&node| distance(node));
+        let nearest = voters.iter().copied().min_by_key(|&node| distance(node));
         let closest = nearest.filter(|&node| distance(node) < distance(leader));
-        let elsewhere = Some(leader).filter(|leader| !placed.replicas.contains(leader));
-        for node in placed.replicas.iter().copied().chain(elsewhere) {
+        let elsewhere = Some(leader).filter(|leader| !voters.contains(leader));
+        for node in voters.iter().copied().chain(elsewhere) {
             let wants_reads = node == leader || Some(node) == closest;
             self.send_fast_prepare_to(node, wants_reads, open, participant, cx);
         }
@@ -328,6 +328,9 @@ impl Client {
                 self.routes.learn(partition, from, cx.now());
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
+            Msg::Members { partition, since, voters } => {
+                self.routes.learn_voters(partition, since, &voters);
+            }
             Msg::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
@@ -385,9 +388,7 @@ impl Client {
     ) {
         if let Some(leader) = leader {
             self.routes.learn(partition, leader, cx.now());
-            let is_placed =
-                self.cluster.partition(partition).is_some_and(|p| p.replicas.contains(&leader));
-            if !is_placed
+            if !self.routes.voters(partition).contains(&leader)
                 && let Some(open) = self.open.get(&txn)
                 && matches!(open.phase, Phase::Reading)
                 && let Some(participant) = open.participants.get(&partition)

@@ -192,6 +192,10 @@ impl Role for Leader {
         Msg::NotLeader { partition, leader, txn }
     }
 
+    fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Msg {
+        Msg::Members { partition, since, voters }
+    }
+
     fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
         if let Some(id) = msg.partition() {
             server.on_message(id, from, msg, cx);
@@ -199,6 +203,8 @@ impl Role for Leader {
             server.on_log_message(partition, from, message, cx);
         } else if let Msg::NotLeader { partition, leader, txn } = msg {
             server.on_not_leader(from, partition, leader, txn, cx);
+        } else if let Msg::Members { partition, since, voters } = msg {
+            server.on_members(partition, since, &voters);
         } else {
             unreachable!("{} answers a client", msg.kind());
         }
@@ -459,6 +465,7 @@ impl Partition {
             | Msg::Decided { .. }
             | Msg::ReadOnlyResult { .. }
             | Msg::NotLeader { .. }
+            | Msg::Members { .. }
             | Msg::Replication { .. } => {
                 unreachable!("{} is not for a partition's leader", self.id)
             }

@@ -15,7 +15,7 @@ use super::cpc::{FastVote, Listed};
 use super::state::{Prepared, State};
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk};
-use crate::replication::{self, Replicated, Term};
+use crate::replication::{self, Index, Replicated, Term};
 use crate::sizes::{
     TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
 };
@@ -309,6 +309,16 @@ pub enum Msg {
         /// The transaction it was about, if it was about one.
         txn: Option<TxnId>,
     },
+    /// Any replica → whoever sends to the partition: these vote there now. The placement that
+    /// gateways start with says otherwise.
+    Members {
+        /// The partition.
+        partition: PartitionId,
+        /// The entry of its log that named them.
+        since: Index,
+        /// The voters.
+        voters: Vec<NodeId>,
+    },
     /// Between replicas of one partition.
     Replication {
         /// The partition.
@@ -433,6 +443,7 @@ impl Msg {
             | Self::Decided { .. }
             | Self::ReadOnlyResult { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -471,6 +482,7 @@ impl Msg {
             | Self::ReadOnly { .. }
             | Self::ReadOnlyResult { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -504,6 +516,7 @@ impl Message for Msg {
             Self::PendingList { .. } => "PendingList",
             Self::QueryPending { .. } => "QueryPending",
             Self::NotLeader { .. } => "NotLeader",
+            Self::Members { .. } => "Members",
             Self::Replication { message, .. } => message.kind(),
         }
     }
@@ -535,6 +548,7 @@ impl Message for Msg {
             | Self::Heartbeat { .. }
             | Self::MayForget { .. }
             | Self::Forget { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -579,6 +593,7 @@ impl Message for Msg {
             }
             Self::QueryPending { txns, .. } => 6 + (2 + TXN) * txns.len(),
             Self::NotLeader { .. } => 20,
+            Self::Members { voters, .. } => 12 + 2 * voters.len(),
             Self::Replication { message, .. } => 6 + message.wire_size(),
         }
     }
@@ -612,6 +627,7 @@ impl Message for Msg {
             | Self::Forget { .. }
             | Self::ReadOnlyResult { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => 0,
         }
     }

@@ -36,6 +36,7 @@
 //! | `Resolve` | client → coordinator | a caller lost track | – |
 //! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
 //! | `NotLeader` | server → sender | leadership has moved | – |
+//! | `Members` | server → sender | others vote than the placement says | – |
 //! | *Carousel Fast:* `FastPrepare` | client → all replicas of participants | instead of `ReadAndPrepare` | 4.2 |
 //! | `FollowerReadResult` | closest replica → client | at once | 4.4.1 |
 //! | `FastPrepareResult` | replica → coordinator | its vote is on its disk | 4.2 |
@@ -278,6 +279,7 @@ pub enum Timer {
 
 impl Protocol for Carousel {
     const NAMES: &'static [&'static str] = &[BASIC, FAST];
+    const MEMBERS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

@@ -301,6 +301,7 @@ impl Protocol for Deterministic {
     const SHARES: bool = true;
     // The order of transactions is the order of logs.
     const NEEDS_CLOCKS: bool = false;
+    const MEMBERS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

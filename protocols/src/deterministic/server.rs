@@ -11,7 +11,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Claim, Input, Leftover, Machine, Message as _, Setup, StateCopy,
+    Admin, Claim, Input, Leftover, Machine, MembershipOrder, Message as _, Setup, StateCopy,
 };
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Store, Versions};
@@ -333,6 +333,10 @@ impl Machine<Deterministic> for Server {
             ("transactions that wait for other shares", self.state.shares.len()),
             ("logs that begin after the state", usize::from(self.exchange.has_gaps())),
         ]
+    }
+
+    fn orders(&self) -> Vec<MembershipOrder> {
+        self.streams.iter().flat_map(|(&stream, held)| held.replica.orders(stream)).collect()
     }
 
     fn copies(&self) -> Vec<StateCopy> {
@@ -1132,7 +1136,10 @@ impl Server {
                 let learners = self.others(&voters);
                 let mut is_refused = false;
                 self.with(partition, cx, |held, door| {
-                    is_refused = held.replica.change_members(voters, learners, door).is_err();
+                    let is_leader = held.replica.is_leader();
+                    let accepted = held.replica.change_members(voters, learners, door);
+                    // Who does not lead has no say.
+                    is_refused = accepted.is_err() && is_leader;
                 });
                 if is_refused {
                     cx.note(Note::ChangeRefused);

@@ -141,6 +141,8 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn log_message(partition: PartitionId, message: replication::Message<Self::Log>) -> Self::Msg;
     fn log_timer(partition: PartitionId, timer: replication::Timer) -> Self::Timer;
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Self::Msg;
+    /// These vote in `partition` since the entry `since` of its log.
+    fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Self::Msg;
 
     /// A message came to a node, or went from it to itself: hands it to one of the node's doors.
     fn deliver(server: &mut Server<Self>, from: NodeId, msg: Self::Msg, cx: &mut Way<'_, Self>);

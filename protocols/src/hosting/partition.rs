@@ -1,16 +1,20 @@
 //! One replica of one partition.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::mem::take;
 
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Claim, Message as _};
 use orthodrome_core::store::Piece;
+use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::Key;
 
 use super::{Chunk, Note, Role, World};
 use crate::replication::{Event, Index, Payload, Replica, Replicated};
+
+/// Who keeps sending is told again who the members are after this long: a message may be lost.
+const TELL_AGAIN: Duration = Duration::from_secs(5);
 
 /// One replica of one partition: the replicated log, the state it gives, and, where this replica
 /// leads, what only a leader knows.
@@ -30,6 +34,8 @@ pub struct Partition<R: Role> {
     /// A snapshot that is arriving in pieces. It replaces the state only when it is whole: until
     /// then this replica may have to go on with the state it has.
     staged: Option<Chunk<R::State>>,
+    /// Who was told which members, and when.
+    told_members: BTreeMap<NodeId, (Index, Time)>,
 }
 
 impl<R: Role> Partition<R> {
@@ -43,6 +49,7 @@ impl<R: Role> Partition<R> {
             early: Vec::new(),
             backlog: VecDeque::new(),
             staged: None,
+            told_members: BTreeMap::new(),
         }
     }
 
@@ -53,6 +60,7 @@ impl<R: Role> Partition<R> {
 
     /// Takes a message.
     pub(super) fn on_message(&mut self, from: NodeId, msg: R::Msg, world: &mut World<'_, R>) {
+        self.tell_members(from, world);
         let Some(msg) = R::on_message(self, from, msg, world) else { return };
         let early_max = R::hosting(world.config).early_max;
         if self.is_serving() && self.backlog.len() < early_max {
@@ -65,6 +73,37 @@ impl<R: Role> Partition<R> {
         } else {
             let leader = self.replica.leader().filter(|&leader| leader != world.node);
             world.send(from, R::not_leader(self.id, leader, msg.txn()));
+        }
+    }
+
+    /// Tells `to` who votes here, if that is not what the placement says, or was not once. Who asks a
+    /// replica that votes no more is told at once. A voter says it now and then: `to` goes on to find
+    /// the leader without it, but may want to reach every voter, and a message may be lost.
+    fn tell_members(&mut self, to: NodeId, world: &mut World<'_, R>) {
+        let Some((since, voters)) = self.replica.settled() else { return };
+        let is_placed = world.cluster.partition(self.id).is_some_and(|placed| {
+            placed.replicas.len() == voters.len()
+                && placed.replicas.iter().all(|node| voters.contains(node))
+        });
+        let is_as_placed = is_placed && !self.replica.has_changed_members();
+        if to == world.node || voters.contains(&to) || is_as_placed {
+            return;
+        }
+        let (now, told) = (world.cx.now(), self.told_members.get(&to));
+        let knows = told.is_some_and(|&(told, at)| told == since && now.since(at) < TELL_AGAIN);
+        if voters.contains(&world.node) && knows {
+            return;
+        }
+        let msg = R::members(self.id, since, voters.to_vec());
+        self.told_members.insert(to, (since, now));
+        world.send(to, msg);
+    }
+
+    /// This node's other partitions find this one through its own replica, also when that votes here no
+    /// more.
+    fn learn_voters(&self, world: &mut World<'_, R>) {
+        if let Some((since, voters)) = self.replica.settled() {
+            world.routes.learn_voters(self.id, since, voters);
         }
     }
 
@@ -97,6 +136,28 @@ impl<R: Role> Partition<R> {
         {
             self.replica.propose(command, &mut world.door(self.id));
         }
+    }
+
+    /// An operator's order. What becomes of it is told when the operator asks.
+    pub(super) fn change_members(
+        &mut self,
+        voters: Vec<NodeId>,
+        learners: Vec<NodeId>,
+        world: &mut World<'_, R>,
+    ) {
+        let mut door = world.door(self.id);
+        let is_refused = if R::is_ready(self) {
+            self.replica.change_members(voters, learners, &mut door).is_err()
+        } else {
+            // What the members of now know must be in the log first.
+            self.replica.refuse_change(voters, learners, &mut door);
+            true
+        };
+        // Who does not lead has no say.
+        if is_refused && self.replica.is_leader() {
+            world.cx.note(Note::ChangeRefused.into());
+        }
+        world.touch(self.id);
     }
 
     /// Asks the group whether this replica still leads; [`Role::on_read_index`] has the answer.
@@ -133,6 +194,7 @@ impl<R: Role> Partition<R> {
             }
         }
         self.propose_backlog(world);
+        self.learn_voters(world);
         world.routes.follow(self.id, self.replica.leader(), world.cx.now());
         if self.leader.is_none() && self.replica.is_leader() {
             R::on_elected(self, world);

@@ -9,17 +9,22 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Cx, Input, Leftover, Machine, Message as _, Protocol, Setup, StateCopy,
+    Admin, Cx, Input, Leftover, Machine, MembershipOrder, Message as _, OrderState, Protocol,
+    Setup, StateCopy,
 };
 use orthodrome_core::store::{StateEngine, Store};
+use orthodrome_core::time::Time;
 
 use super::world::{Door, Few, Ledger};
 use super::{Note, Partition, Record, RecordOf, Role, Way, World};
-use crate::replication::{self, Group, Replica};
+use crate::replication::{self, Group, Index, Replica};
 use crate::routes::Routes;
 
 /// Log entries kept for followers that are behind, before they need a snapshot.
 const LOG_KEPT: usize = 10_000;
+
+/// Orders about partitions that are not here, of which a node remembers that they had no effect.
+const STRAYS_KEPT: usize = 8;
 
 /// One server node: its replicas of many partitions, one store, one stream of durable records.
 #[derive(Debug)]
@@ -37,6 +42,8 @@ pub struct Server<R: Role> {
     checkpoint: Option<Ticket>,
     /// Partitions whose installed snapshot the checkpoint under way makes durable.
     installed: Few,
+    /// The latest orders to change members of partitions that have no replica here.
+    strays: VecDeque<MembershipOrder>,
 }
 
 impl<R, P> Machine<P> for Server<R>
@@ -104,6 +111,12 @@ where
         self.partitions.values().flat_map(of).collect()
     }
 
+    fn orders(&self) -> Vec<MembershipOrder> {
+        let of = |partition: &Partition<R>| partition.replica.orders(partition.id);
+        let strays = self.strays.iter().cloned();
+        self.partitions.values().flat_map(of).chain(strays).collect()
+    }
+
     fn copies(&self) -> Vec<StateCopy> {
         let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
             let mut digest = Digest::default();
@@ -157,6 +170,7 @@ impl<R: Role> Server<R> {
             concerned: Few::default(),
             checkpoint: None,
             installed: Few::default(),
+            strays: VecDeque::new(),
         };
         for id in hosted {
             let log = logs.remove(&id).unwrap_or_default();
@@ -217,6 +231,10 @@ impl<R: Role> Server<R> {
         if self.partitions.contains_key(&id) {
             self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
         } else {
+            // Whoever asks a server that has nothing to do with the partition is searching.
+            if let Some((since, voters)) = self.routes.learnt_voters(id) {
+                cx.send(from, R::members(id, since, voters.to_vec()));
+            }
             cx.send(from, R::not_leader(id, None, msg.txn()));
         }
     }
@@ -256,6 +274,11 @@ impl<R: Role> Server<R> {
         for id in hosted {
             self.with(id, cx, |replica, world| R::on_not_leader(replica, partition, txn, world));
         }
+    }
+
+    /// Somebody who holds a replica of `partition` says who votes there.
+    pub fn on_members(&mut self, partition: PartitionId, since: Index, voters: &[NodeId]) {
+        self.routes.learn_voters(partition, since, voters);
     }
 
     /// A timer of partition `id`'s log.
@@ -310,21 +333,30 @@ impl<R: Role> Server<R> {
                 });
             }
             Admin::ChangeMembers { partition: id, voters, learners } => {
+                if !self.partitions.contains_key(&id) {
+                    self.refuse_elsewhere(id, voters, learners, cx.now());
+                    return;
+                }
                 self.with(id, cx, |partition, world| {
-                    if !R::is_ready(partition) {
-                        // What the members of now know must be in the log first.
-                        world.cx.note(Note::ChangeRefused.into());
-                        return;
-                    }
-                    let mut door = world.door(id);
-                    // A refused change is visible in the members; the operator looks and retries.
-                    if partition.replica.change_members(voters, learners, &mut door).is_err() {
-                        world.cx.note(Note::ChangeRefused.into());
-                    }
-                    world.touch(id);
+                    partition.change_members(voters, learners, world);
                 });
             }
         }
+    }
+
+    /// An order about a partition that has no replica here.
+    fn refuse_elsewhere(
+        &mut self,
+        partition: PartitionId,
+        voters: Vec<NodeId>,
+        learners: Vec<NodeId>,
+        given: Time,
+    ) {
+        let state = OrderState::NotLeader(None);
+        if self.strays.len() >= STRAYS_KEPT {
+            self.strays.pop_front();
+        }
+        self.strays.push_back(MembershipOrder { partition, voters, learners, given, state });
     }
 
     /// Handles everything that one input set in motion inside this node.

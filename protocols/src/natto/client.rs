@@ -308,8 +308,8 @@ impl Client {
     fn majority(&self, partition: PartitionId) -> Duration {
         let leader = self.routes.leader(partition);
         let from = self.cluster.region_of(leader);
-        let replicas = self.cluster.partition(partition).map(|p| p.replicas.as_slice());
-        let others = replicas.unwrap_or_default().iter().filter(|&&node| node != leader);
+        let voters = self.routes.voters(partition);
+        let others = voters.iter().filter(|&&node| node != leader);
         let mut away: Vec<Duration> = others
             .map(|&node| self.cluster.topology.rtt(from, self.cluster.region_of(node)))
             .collect();
@@ -430,6 +430,9 @@ impl Client {
             }
             Msg::ReadOnlyResult { txn, partition, snapshot } => {
                 self.on_read_only_result(txn, partition, snapshot, cx);
+            }
+            Msg::Members { partition, since, voters } => {
+                self.routes.learn_voters(partition, since, &voters);
             }
             Msg::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);

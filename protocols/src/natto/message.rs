@@ -15,7 +15,7 @@ use super::state::State;
 use crate::carousel::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk};
-use crate::replication::{self, Replicated};
+use crate::replication::{self, Index, Replicated};
 use crate::sizes::{
     TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
 };
@@ -312,6 +312,16 @@ pub enum Msg {
         /// The transaction it was about, if it was about one.
         txn: Option<TxnId>,
     },
+    /// Any replica → whoever sends to the partition: these vote there now. The placement that
+    /// gateways start with says otherwise.
+    Members {
+        /// The partition.
+        partition: PartitionId,
+        /// The entry of its log that named them.
+        since: Index,
+        /// The voters.
+        voters: Vec<NodeId>,
+    },
     /// Between replicas of one partition.
     Replication {
         /// The partition.
@@ -443,6 +453,7 @@ impl Msg {
             | Self::Probe { .. }
             | Self::ProbeReply { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -475,6 +486,7 @@ impl Msg {
             | Self::Probe { .. }
             | Self::ProbeReply { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -506,6 +518,7 @@ impl Message for Msg {
             Self::Probe { .. } => "Probe",
             Self::ProbeReply { .. } => "ProbeReply",
             Self::NotLeader { .. } => "NotLeader",
+            Self::Members { .. } => "Members",
             Self::Replication { message, .. } => message.kind(),
         }
     }
@@ -535,6 +548,7 @@ impl Message for Msg {
             | Self::Forget { .. }
             | Self::Probe { .. }
             | Self::ProbeReply { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -570,6 +584,7 @@ impl Message for Msg {
             Self::Probe { .. } => 11,
             Self::ProbeReply { .. } => 7,
             Self::NotLeader { .. } => 20,
+            Self::Members { voters, .. } => 12 + 2 * voters.len(),
             Self::Replication { message, .. } => 6 + message.wire_size(),
         }
     }
@@ -602,6 +617,7 @@ impl Message for Msg {
             | Self::Probe { .. }
             | Self::ProbeReply { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => 0,
         }
     }

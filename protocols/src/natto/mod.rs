@@ -38,6 +38,7 @@
 //! | `Resolve` | client → coordinator | a caller lost track | – |
 //! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
 //! | `NotLeader` | server → sender | leadership has moved | – |
+//! | `Members` | server → sender | others vote than the placement says | – |
 //!
 //! Those without a section are Carousel's.
 //!
@@ -305,6 +306,7 @@ impl Protocol for Natto {
     const NAMES: &'static [&'static str] = &[TS, LECSF, PA, CP, RECSF];
     const QUEUES: bool = true;
     const RANKS: bool = true;
+    const MEMBERS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use orthodrome_core::id::PartitionId;
+use orthodrome_core::machine::MembershipOrder;
 use orthodrome_core::{NodeId, Time};
 
 use super::leader::{Leading, Mode};
@@ -51,7 +53,8 @@ impl<R: Replicated> Replica<R> {
     /// Makes `voters` and `learners` the members. New voters first catch up as learners; then old
     /// and new voters decide together until the new membership is chosen. Each step is an entry of
     /// the log, and a `Payload::Members` when it is chosen. Asking again while new voters catch up
-    /// replaces what was asked before; if the leader changes meanwhile, ask the new one.
+    /// replaces what was asked before; if the leader changes meanwhile, ask the new one. What becomes
+    /// of it, or became of it at once, [`Replica::orders`] tells.
     ///
     /// # Errors
     /// Why not, or why not now.
@@ -62,6 +65,26 @@ impl<R: Replicated> Replica<R> {
         door: &mut impl Door<R>,
     ) -> Result<(), ChangeError> {
         let target = Members::settled(voters, learners);
+        self.accept_change(target.clone(), door)
+            .inspect_err(|why| self.orders.refuse(target, door.now(), why))
+    }
+
+    /// Refuses an order because the embedder is not ready for it: ask again soon.
+    pub fn refuse_change(
+        &mut self,
+        voters: Vec<NodeId>,
+        learners: Vec<NodeId>,
+        door: &mut impl Door<R>,
+    ) {
+        let target = Members::settled(voters, learners);
+        self.orders.refuse(target, door.now(), &ChangeError::NotReady);
+    }
+
+    fn accept_change(
+        &mut self,
+        target: Members,
+        door: &mut impl Door<R>,
+    ) -> Result<(), ChangeError> {
         let Role::Leader(lead) = &mut self.role else {
             return Err(ChangeError::NotLeader { leader: self.leader });
         };
@@ -77,9 +100,25 @@ impl<R: Replicated> Replica<R> {
         let entrants = target.voters.iter().filter(|node| !members.voters.contains(node));
         let entrants =
             entrants.map(|&node| Entrant { node, goal, round_began: now, has_caught_up: false });
+        self.orders.accept(target.clone(), now);
         lead.change = Some(Change { entrants: entrants.collect(), target });
         self.pursue_change(door);
+        self.orders.review(&self.log, self.chosen);
         Ok(())
+    }
+
+    /// The latest orders to change the members that were given to this replica since it started, oldest
+    /// first, and what became of them.
+    #[must_use]
+    pub fn orders(&self, partition: PartitionId) -> Vec<MembershipOrder> {
+        let change = match &self.role {
+            Role::Leader(lead) => lead.change.as_ref(),
+            Role::Follower | Role::PreCandidate(_) | Role::Candidate { .. } => None,
+        };
+        let entrants = change.map_or(&[][..], |change| &change.entrants);
+        let lagging = entrants.iter().filter(|entrant| !entrant.has_caught_up);
+        let lagging: Vec<NodeId> = lagging.map(|entrant| entrant.node).collect();
+        self.orders.tell(partition, &lagging)
     }
 
     /// Takes the next step of a change if it is time for it.
@@ -120,7 +159,8 @@ impl<R: Replicated> Replica<R> {
         if next.voters != current.voters {
             next.outgoing.clone_from(&current.voters);
         }
-        self.append(Payload::Members(Arc::new(next)), door);
+        let index = self.append(Payload::Members(Arc::new(next)), door);
+        self.orders.on_appended(index);
     }
 
     /// The membership in force is chosen.

@@ -293,6 +293,7 @@ impl<R: Replicated> Replica<R> {
         }
         if let Role::Leader(lead) = role {
             self.leader = None;
+            self.orders.on_deposed();
             for id in lead.reads_waiting() {
                 self.tell(Event::ReadFailed { id });
             }

@@ -61,6 +61,7 @@ mod follower;
 mod leader;
 mod log;
 mod message;
+mod orders;
 mod quorum;
 mod replica;
 mod snapshot;

@@ -8,6 +8,7 @@ use orthodrome_core::{NodeId, Ticket, Time};
 use super::leader::Leading;
 use super::log::Log;
 use super::message::{Beat, Message, Record};
+use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
 use super::{Config, Door, Event, Group, Index, Replicated, Term, Timer, Tooth};
@@ -101,6 +102,8 @@ pub struct Replica<R: Replicated> {
     pub(super) installed: Option<Installed>,
     /// Snapshot pieces that the embedder was asked for.
     pub(super) asks: Vec<Ask>,
+    /// What became of orders to change the members.
+    pub(super) orders: Orders,
 }
 
 /// What the records of one replica add up to.
@@ -205,6 +208,7 @@ impl<R: Replicated> Replica<R> {
             incoming: None,
             installed: None,
             asks: Vec::new(),
+            orders: Orders::default(),
             log,
             config,
         };
@@ -343,6 +347,7 @@ impl<R: Replicated> Replica<R> {
     /// Marks entries as chosen and queues them, and says when a new leader is ready.
     pub(super) fn choose(&mut self, through: Index) {
         self.chosen = self.chosen.max(through);
+        self.orders.review(&self.log, self.chosen);
         if self.incomplete {
             return;
         }
@@ -506,9 +511,21 @@ impl<R: Replicated> Replica<R> {
     /// The voters, if the membership that names them is chosen and no change of it is under way.
     #[must_use]
     pub fn settled_voters(&self) -> Option<&[NodeId]> {
+        self.settled().map(|(_, voters)| voters)
+    }
+
+    /// The same, and the entry that names them.
+    #[must_use]
+    pub fn settled(&self) -> Option<(Index, &[NodeId])> {
         let members = self.log.members();
         let is_settled = !members.is_joint() && self.log.members_index() <= self.chosen;
-        is_settled.then_some(members.voters.as_slice())
+        is_settled.then_some((self.log.members_index(), members.voters.as_slice()))
+    }
+
+    /// True if the log, as far as it reaches back, holds a membership other than the first.
+    #[must_use]
+    pub fn has_changed_members(&self) -> bool {
+        self.log.members_index() > self.log.base_index().max(Index(1))
     }
 
     /// The learners in force.

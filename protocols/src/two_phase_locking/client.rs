@@ -309,6 +309,9 @@ impl Client {
             Msg::ReadOnlyResult { txn, partition, snapshot } => {
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
+            Msg::Members { partition, since, voters } => {
+                self.routes.learn_voters(partition, since, &voters);
+            }
             Msg::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }

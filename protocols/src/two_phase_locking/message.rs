@@ -16,7 +16,7 @@ use super::locks::{Mode, Rank};
 use super::state::State;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk};
-use crate::replication::{self, Replicated};
+use crate::replication::{self, Index, Replicated};
 use crate::sizes::{
     TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
 };
@@ -219,6 +219,16 @@ pub enum Msg {
         /// The transaction it was about, if it was about one.
         txn: Option<TxnId>,
     },
+    /// Any replica → whoever sends to the partition: these vote there now. The placement that
+    /// gateways start with says otherwise.
+    Members {
+        /// The partition.
+        partition: PartitionId,
+        /// The entry of its log that named them.
+        since: Index,
+        /// The voters.
+        voters: Vec<NodeId>,
+    },
     /// Between replicas of one partition.
     Replication {
         /// The partition.
@@ -311,6 +321,7 @@ impl Msg {
             | Self::Decided { .. }
             | Self::ReadOnlyResult { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -338,6 +349,7 @@ impl Msg {
             | Self::Decided { .. }
             | Self::ReadOnly { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => None,
         }
     }
@@ -363,6 +375,7 @@ impl Message for Msg {
             Self::ReadOnly { .. } => "ReadOnly",
             Self::ReadOnlyResult { .. } => "ReadOnlyResult",
             Self::NotLeader { .. } => "NotLeader",
+            Self::Members { .. } => "Members",
             Self::Replication { message, .. } => message.kind(),
         }
     }
@@ -385,7 +398,7 @@ impl Message for Msg {
             | Self::ReadOnly { txn, .. }
             | Self::ReadOnlyResult { txn, .. } => Some(*txn),
             Self::NotLeader { txn, .. } => *txn,
-            Self::KeepAlive { .. } | Self::Replication { .. } => None,
+            Self::KeepAlive { .. } | Self::Members { .. } | Self::Replication { .. } => None,
         }
     }
 
@@ -410,6 +423,7 @@ impl Message for Msg {
             Self::NotLeader { leader, txn, .. } => {
                 4 + leader.map_or(0, |_| 2) + txn.map_or(0, |_| TXN)
             }
+            Self::Members { voters, .. } => 12 + 2 * voters.len(),
             Self::Replication { message, .. } => 6 + message.wire_size(),
         }
     }
@@ -433,6 +447,7 @@ impl Message for Msg {
             | Self::Resolve { .. }
             | Self::ReadOnlyResult { .. }
             | Self::NotLeader { .. }
+            | Self::Members { .. }
             | Self::Replication { .. } => 0,
         }
     }

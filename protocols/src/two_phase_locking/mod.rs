@@ -46,6 +46,7 @@
 //! | `Resolve` | client → coordinator | a caller lost track |
 //! | `ReadOnly`, `ReadOnlyResult` | client ↔ participant leaders | a read-only transaction |
 //! | `NotLeader` | server → sender | leadership has moved |
+//! | `Members` | server → sender | others vote than the placement says |
 //!
 //! # Why it is correct
 //! - **Locks of prepared transactions are replicated, all others are only in a leader's memory** and
@@ -258,6 +259,7 @@ impl Protocol for Locking {
     const NAMES: &'static [&'static str] = &[BY_AGE, PREEMPT, PREEMPT_ON_WAIT];
     const QUEUES: bool = true;
     const GENERAL: bool = true;
+    const MEMBERS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

@@ -7,6 +7,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use orthodrome_core::id::PartitionId;
 use orthodrome_core::{Duration, NodeId, Ticket, Time};
 use orthodrome_protocols::replication::{
     Config, Entry, Group, Index, Members, Message, Payload, Quorums, Record, Term, Timer, Tooth,
@@ -125,6 +126,15 @@ impl goldenscript::Runner for Script {
                 self.collect(id)?;
             }
             "change" => self.change(&mut args)?,
+            "orders" => {
+                let id = args.node()?;
+                let replica = self.node(id)?.replica.as_ref().ok_or("down")?;
+                for order in replica.orders(PartitionId(0)) {
+                    let voters: Vec<_> = order.voters.iter().map(NodeId::to_string).collect();
+                    let (state, detail) = (order.state.name(), order.state.detail());
+                    writeln!(self.out, "{id} ordered {}: {state} {detail}", voters.join(" "))?;
+                }
+            }
             "compact" => {
                 let id = args.node()?;
                 let keep = usize::try_from(args.number("keep", 0)?)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::BytesMut;
-use orthodrome_core::machine::{Admin, Gauge};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
 use tokio::sync::oneshot;
@@ -35,6 +35,8 @@ pub(super) enum Event<P: WireProtocol> {
     Describe(oneshot::Sender<String>),
     /// What an operator may want to watch.
     Gauges(oneshot::Sender<Vec<Gauge>>),
+    /// Orders to change members, and what became of them, as of now.
+    Orders(oneshot::Sender<(Time, Vec<MembershipOrder>)>),
 }
 
 /// Where a machine's records go.
@@ -143,6 +145,10 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             }
             Event::Gauges(reply) => {
                 let _ = reply.send(self.host.machine().gauges(now));
+                None
+            }
+            Event::Orders(reply) => {
+                let _ = reply.send((now, self.host.machine().orders()));
                 None
             }
         }

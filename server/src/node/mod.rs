@@ -24,9 +24,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
-use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Timestamp};
+use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
 use orthodrome_protocols::registry;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -283,6 +283,12 @@ impl<P: WireProtocol> Backend for Shared<P> {
         let (reply, of_server) = oneshot::channel();
         self.server.push(Event::Gauges(reply));
         [of_gateway, of_server]
+    }
+
+    fn orders(&self) -> oneshot::Receiver<(Time, Vec<MembershipOrder>)> {
+        let (reply, orders) = oneshot::channel();
+        self.server.push(Event::Orders(reply));
+        orders
     }
 
     fn health(&self) -> Health {

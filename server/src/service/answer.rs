@@ -1,9 +1,11 @@
 //! From outcomes and descriptions to answers.
 
+use std::time::Duration;
+
 use orthodrome_core::cluster::{Partitioning, Role};
-use orthodrome_core::machine::Gauge;
+use orthodrome_core::machine::{Gauge, MembershipOrder, OrderState};
 use orthodrome_core::txn::{AbortReason, Reads, Version};
-use orthodrome_core::{Cluster, Outcome, TxnId};
+use orthodrome_core::{Cluster, NodeId, Outcome, TxnId};
 use tonic::Status;
 
 use super::access::DEFAULT_KEYSPACE;
@@ -80,6 +82,23 @@ pub(super) fn status(error: &GatewayError) -> Status {
 
 pub(super) fn gauge(Gauge { name, node, value }: Gauge) -> api::Gauge {
     api::Gauge { name: name.into(), node: node.0, value }
+}
+
+pub(super) fn order((order, age): (MembershipOrder, Duration)) -> api::MembershipOrder {
+    let state = match order.state {
+        OrderState::Pending(_) => api::membership_order::State::Pending,
+        OrderState::Finished => api::membership_order::State::Finished,
+        OrderState::Failed(_) | OrderState::NotLeader(_) => api::membership_order::State::Failed,
+    };
+    let ids = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| node.0).collect();
+    api::MembershipOrder {
+        partition: order.partition.0,
+        detail: order.state.detail(),
+        voters: ids(order.voters),
+        learners: ids(order.learners),
+        state: state.into(),
+        age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+    }
 }
 
 pub(super) fn description(about: &Description, cluster: &Cluster) -> api::DescribeResponse {

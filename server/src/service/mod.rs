@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::txn::{Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
@@ -95,6 +95,8 @@ pub trait Transactions: Send + Sync + 'static {
     fn describe(&self) -> Description;
     /// See [`Gateway::gauges`].
     fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
+    /// See [`Gateway::orders`].
+    fn orders(&self) -> impl Future<Output = Vec<(MembershipOrder, Duration)>> + Send;
 }
 
 impl Transactions for Gateway {
@@ -133,6 +135,10 @@ impl Transactions for Gateway {
 
     async fn gauges(&self) -> Vec<Gauge> {
         Self::gauges(self).await
+    }
+
+    async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        Self::orders(self).await
     }
 }
 
@@ -689,7 +695,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::StatusResponse>, Status> {
         Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
         let about = self.inner.transactions.describe();
-        let gauges = self.inner.transactions.gauges().await;
+        let transactions = &self.inner.transactions;
+        let (gauges, orders) = tokio::join!(transactions.gauges(), transactions.orders());
         let Inner { limits, admission, open, told, started, .. } = &*self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Ok(Response::new(api::StatusResponse {
@@ -712,6 +719,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             leases_expired: read(&told.leases_expired),
             demoted: read(&told.demoted),
             gauges: gauges.into_iter().map(answer::gauge).collect(),
+            orders: orders.into_iter().map(answer::order).collect(),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         }))
     }

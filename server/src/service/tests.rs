@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
-use orthodrome_core::machine::Gauge;
+use orthodrome_core::machine::{Gauge, MembershipOrder, OrderState};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
-use orthodrome_core::{NodeId, Timestamp};
+use orthodrome_core::{NodeId, PartitionId, Time, Timestamp};
 use prost::Message;
 use tokio::sync::Notify;
 use tonic::Code;
@@ -124,6 +124,22 @@ impl Transactions for Script {
 
     async fn gauges(&self) -> Vec<Gauge> {
         vec![Gauge { name: "depth_m", node: NodeId(3), value: -7 }]
+    }
+
+    async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        let order = |state| MembershipOrder {
+            partition: PartitionId(2),
+            voters: vec![NodeId(1), NodeId(2), NodeId(4)],
+            learners: vec![NodeId(3)],
+            given: Time::ZERO,
+            state,
+        };
+        let states = [
+            OrderState::NotLeader(Some(NodeId(3))),
+            OrderState::Finished,
+            OrderState::Pending("n4 must catch up first".into()),
+        ];
+        states.map(|state| (order(state), Duration::from_millis(250))).into()
     }
 }
 
@@ -278,6 +294,24 @@ async fn high_priority_beyond_the_quota_is_low() {
         running.call_as(TOKEN, STATUS, api::StatusRequest::default()).await.unwrap();
     assert_eq!(status.demoted, 3);
     assert_eq!(status.gauges, [api::Gauge { name: "depth_m".into(), node: 3, value: -7 }]);
+}
+
+#[tokio::test]
+async fn orders_to_change_members_are_shown_with_what_became_of_them() {
+    let running = start(Limits::default()).await;
+    let status: api::StatusResponse =
+        running.call_as(TOKEN, STATUS, api::StatusRequest::default()).await.unwrap();
+    let shown: Vec<_> = status.orders.iter().map(|o| (o.state(), o.detail.as_str())).collect();
+    use api::membership_order::State;
+    let expected = [
+        (State::Failed, "this node does not lead the partition; give the order to n3"),
+        (State::Finished, ""),
+        (State::Pending, "n4 must catch up first"),
+    ];
+    assert_eq!(shown, expected);
+    let order = &status.orders[0];
+    assert_eq!((order.partition, order.age_ms), (2, 250));
+    assert_eq!((&order.voters, &order.learners), (&vec![1, 2, 4], &vec![3]));
 }
 
 #[tokio::test]

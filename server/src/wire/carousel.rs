@@ -259,6 +259,11 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             partition: partition.0,
             leader: leader.map(|node| node.0),
         }),
+        Msg::Members { partition, since, voters } => Wire::Members(m::Members {
+            partition: partition.0,
+            since: since.0,
+            voters: nodes_to_wire(voters),
+        }),
         Msg::Replication { partition, message } => Wire::Replication(m::Replication {
             partition: partition.0,
             message: Some(message_to_wire(message)),
@@ -407,6 +412,11 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             partition: PartitionId(m.partition),
             leader: m.leader.map(NodeId),
             txn: known,
+        },
+        Wire::Members(m) => Msg::Members {
+            partition: PartitionId(m.partition),
+            since: Index(m.since),
+            voters: nodes_from_wire(m.voters).collect(),
         },
         Wire::Replication(m) => Msg::Replication {
             partition: PartitionId(m.partition),

@@ -16,11 +16,11 @@ use prost::Message as _;
 use super::carousel::{verdict_from_wire, verdict_to_wire};
 use super::common::{
     acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
-    keys_from_wire, keys_to_wire, narrow, need, outcome_from_wire, outcome_to_wire,
-    participant_from_wire, participant_to_wire, partitions_from_wire, partitions_to_wire,
-    read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire, snapshot_from_wire,
-    snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire, txns_to_wire,
-    versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
+    keys_from_wire, keys_to_wire, narrow, need, nodes_from_wire, nodes_to_wire, outcome_from_wire,
+    outcome_to_wire, participant_from_wire, participant_to_wire, partitions_from_wire,
+    partitions_to_wire, read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire,
+    snapshot_from_wire, snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire,
+    txns_to_wire, versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
@@ -204,6 +204,11 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             partition: partition.0,
             leader: leader.map(|node| node.0),
         }),
+        Msg::Members { partition, since, voters } => Wire::Members(m::Members {
+            partition: partition.0,
+            since: since.0,
+            voters: nodes_to_wire(voters),
+        }),
         Msg::Replication { partition, message } => Wire::Replication(m::Replication {
             partition: partition.0,
             message: Some(message_to_wire(message)),
@@ -341,6 +346,11 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             partition: PartitionId(m.partition),
             leader: m.leader.map(NodeId),
             txn: known,
+        },
+        Wire::Members(m) => Msg::Members {
+            partition: PartitionId(m.partition),
+            since: Index(m.since),
+            voters: nodes_from_wire(m.voters).collect(),
         },
         Wire::Replication(m) => Msg::Replication {
             partition: PartitionId(m.partition),

@@ -219,6 +219,11 @@ impl Draw {
                 Msg::QueryPending { partition, txns }
             }
             24 => Msg::NotLeader { partition, leader: self.option(Self::node), txn: Some(txn) },
+            25 => Msg::Members {
+                partition,
+                since: Index(self.below(1 << 30)),
+                voters: self.many(8, Self::node),
+            },
             _ => Msg::NotLeader { partition, leader: None, txn: None },
         }
     }
@@ -433,7 +438,7 @@ const REASONS: [AbortReason; 9] = [
     AbortReason::Invalid,
     AbortReason::TooLarge,
 ];
-const MSGS: u64 = 26;
+const MSGS: u64 = 27;
 const REPLICATION: u64 = 12;
 const COMMANDS: u64 = 10;
 const RECORDS: u64 = 7;

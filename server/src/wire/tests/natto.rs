@@ -11,7 +11,7 @@ use super::*;
 
 type Protocol = Natto;
 
-const MSGS: u64 = 23;
+const MSGS: u64 = 24;
 const COMMANDS: u64 = 10;
 
 fn turn(draw: &mut Draw) -> Turn {
@@ -92,6 +92,11 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
             Msg::ForwardRead { txn, client, partition, of, coordinator, reads }
         }
         21 => Msg::ForwardedRead { txn, partition, reads: draw.reads() },
+        22 => Msg::Members {
+            partition,
+            since: Index(draw.below(1 << 30)),
+            voters: draw.many(8, Draw::node),
+        },
         _ => Msg::NotLeader { partition, leader: draw.option(Draw::node), txn: Some(txn) },
     }
 }

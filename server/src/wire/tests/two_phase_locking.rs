@@ -9,7 +9,7 @@ use super::*;
 
 type Protocol = Locking;
 
-const MSGS: u64 = 18;
+const MSGS: u64 = 19;
 const COMMANDS: u64 = 6;
 
 fn decision(draw: &mut Draw) -> Outcome {
@@ -66,6 +66,11 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
             Msg::ReadOnlyResult { txn, partition, snapshot }
         }
         16 => Msg::NotLeader { partition, leader: draw.option(Draw::node), txn: Some(txn) },
+        17 => Msg::Members {
+            partition,
+            since: Index(draw.below(1 << 30)),
+            voters: draw.many(8, Draw::node),
+        },
         _ => Msg::NotLeader { partition, leader: None, txn: None },
     }
 }

@@ -1,0 +1,100 @@
+//! What became of the orders to change members that a fault schedule gave.
+
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::machine::{Machine, MembershipOrder, OrderState, Protocol};
+use orthodrome_core::time::Time;
+use serde::Serialize;
+
+use crate::simulation::{Process, Simulation};
+
+/// An order to change members that the schedule gave to every server, and what became of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct OrderReport {
+    /// When it was given, in milliseconds of the run.
+    pub at_ms: u64,
+    /// Whose members were to change.
+    pub partition: u32,
+    /// The wanted voters.
+    pub voters: Vec<String>,
+    /// `pending`, `finished`, `failed`, or `unknown` if the server that took it has restarted since.
+    pub state: &'static str,
+    /// What it waits for, or why it failed.
+    pub detail: String,
+}
+
+/// What is known of an order that the schedule gave.
+struct Given {
+    at: Time,
+    partition: PartitionId,
+    voters: Vec<NodeId>,
+}
+
+impl Given {
+    /// True if a server that remembers `order` was given this one, and not `later`, the next that
+    /// wants the same.
+    fn is(&self, order: &MembershipOrder, later: Option<Time>) -> bool {
+        self.wants_as_much(order.partition, &order.voters)
+            && order.given >= self.at
+            && later.is_none_or(|later| order.given < later)
+    }
+
+    fn wants_as_much(&self, partition: PartitionId, voters: &[NodeId]) -> bool {
+        self.partition == partition
+            && self.voters.len() == voters.len()
+            && self.voters.iter().all(|node| voters.contains(node))
+    }
+
+    fn report(&self, told: &[OrderState]) -> OrderReport {
+        // The leader's word counts.
+        let rank = |state: &&OrderState| match state {
+            OrderState::Finished => 3,
+            OrderState::Pending(_) => 2,
+            OrderState::Failed(_) => 1,
+            OrderState::NotLeader(_) => 0,
+        };
+        let (state, detail) = match told.iter().max_by_key(rank) {
+            Some(OrderState::NotLeader(_)) => {
+                ("failed", "no server led the partition; give the order again".into())
+            }
+            Some(state) => (state.name(), state.detail()),
+            None => ("unknown", "no server remembers it".into()),
+        };
+        OrderReport {
+            at_ms: u64::try_from(self.at.since(Time::ZERO).as_millis()).unwrap_or(u64::MAX),
+            partition: self.partition.0,
+            voters: self.voters.iter().map(NodeId::to_string).collect(),
+            state,
+            detail,
+        }
+    }
+}
+
+impl<P: Protocol> Simulation<P> {
+    /// What has become of the orders to change members that the schedule has given so far.
+    pub(crate) fn orders(&self) -> Vec<OrderReport> {
+        let given: Vec<Given> = self
+            .plan
+            .entries
+            .iter()
+            .filter(|entry| entry.at <= self.now())
+            .filter_map(|entry| {
+                let (partition, voters) = entry.membership()?;
+                Some(Given { at: entry.at, partition, voters: voters.to_vec() })
+            })
+            .collect();
+        let servers = self.nodes.iter().filter_map(|node| match &node.process {
+            Process::Server(host) => Some(host.machine().orders()),
+            Process::Gateway(_) | Process::Down => None,
+        });
+        let told: Vec<MembershipOrder> = servers.flatten().collect();
+        let report = |order: &Given| {
+            let same = given.iter().filter(|other| {
+                other.at > order.at && order.wants_as_much(other.partition, &other.voters)
+            });
+            let later = same.map(|other| other.at).min();
+            let states = told.iter().filter(|told| order.is(told, later));
+            order.report(&states.map(|told| told.state.clone()).collect::<Vec<_>>())
+        };
+        given.iter().map(report).collect()
+    }
+}
