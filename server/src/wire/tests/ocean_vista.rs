@@ -561,8 +561,8 @@ fn tolerance(msg: &Msg, real: usize) -> usize {
     if let Msg::Got { seen, .. } = msg {
         entries = seen.iter().map(|seen| 1 + seen.view.versions.len()).sum();
     }
-    if let Msg::Pulled { entries: told, names, promises, .. } = msg {
-        entries = told.len() + names.len() + promises.len();
+    if let Msg::Pulled { entries: told, names, forgotten, promises, .. } = msg {
+        entries = told.len() + names.len() + forgotten.len() + promises.len();
     }
     if let Msg::Scanned { keys, .. } = msg {
         entries = keys.iter().map(|(_, versions)| versions.len()).sum();
