@@ -114,6 +114,21 @@ pub trait Message: Clone + Eq + Debug + Send + 'static {
     fn wire_size(&self) -> usize;
     /// How many keys the receiver has to look at: an input of the CPU-time model.
     fn keys(&self) -> usize;
+    /// The lane of the link that it takes.
+    fn lane(&self) -> Lane {
+        Lane::Data
+    }
+}
+
+/// A lane of a link between two nodes. Each keeps the order of its messages; there is none between them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Lane {
+    /// Goes first: short messages on which depends whether anything goes on at all, such as leases and
+    /// watermarks. On a slow link they must not wait for data.
+    Control,
+    /// Everything else.
+    #[default]
+    Data,
 }
 
 /// What a machine is told when it starts.

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::Lane;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, nanos};
 
@@ -106,13 +107,22 @@ struct Link<M> {
     loss_ppm: u32,
     duplicate_ppm: u32,
     extra: u64,
-    /// An ordered link delivers nothing before this.
-    last_arrival: Time,
-    /// The link is transmitting until then.
-    busy_until: Time,
+    /// What goes first.
+    control: Track,
+    /// Everything else.
+    data: Track,
     /// When the sender last crashed, and after which moment of sending messages were lost by that.
     cut: Option<(Time, Time)>,
     stalled: VecDeque<(Time, M)>,
+}
+
+/// How far one lane of a link is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Track {
+    /// An ordered link delivers nothing of this lane before this.
+    last_arrival: Time,
+    /// The link is transmitting until then.
+    busy_until: Time,
 }
 
 /// All links. `M` is what a stalled message is kept as.
@@ -140,8 +150,8 @@ impl<M> Network<M> {
                     loss_ppm: 0,
                     duplicate_ppm: 0,
                     extra: 0,
-                    last_arrival: Time::ZERO,
-                    busy_until: Time::ZERO,
+                    control: Track::default(),
+                    data: Track::default(),
                     cut: None,
                     stalled: VecDeque::new(),
                 });
@@ -165,8 +175,13 @@ impl<M> Network<M> {
         self.links.get(self.at(from, to)).is_some_and(|link| link.is_wan)
     }
 
-    /// Sends a message of `bytes` bytes.
+    /// Sends a message of `bytes` bytes of data.
     pub fn send(&mut self, now: Time, from: u32, to: u32, bytes: usize) -> Fate {
+        self.send_in(Lane::Data, now, (from, to), bytes)
+    }
+
+    /// Sends a message of `bytes` bytes in a lane. Control goes first, whatever waits to be transmitted.
+    pub fn send_in(&mut self, lane: Lane, now: Time, (from, to): (u32, u32), bytes: usize) -> Fate {
         if from == to {
             return Fate::Arrives(now, None);
         }
@@ -192,18 +207,19 @@ impl<M> Network<M> {
                     None => bandwidth,
                 };
                 let late = retransmission(loss, bytes as u64, 2 * mean, rng);
-                if link.busy_until.since(now) + late > model.timeout {
+                if link.track(lane).busy_until.since(now) + late > model.timeout {
                     // The connection breaks. Without this a link that was slow would owe for ever,
                     // long after it has healed, what was sent while it was.
                     return Fate::Lost;
                 }
-                let sent = link.transmit(now, bytes as u64, bandwidth);
-                let arrival = (sent + delay + late).max(link.last_arrival);
-                link.last_arrival = arrival;
+                let sent = link.transmit(lane, now, bytes as u64, bandwidth);
+                let track = link.track(lane);
+                let arrival = (sent + delay + late).max(track.last_arrival);
+                track.last_arrival = arrival;
                 Fate::Arrives(arrival, None)
             }
             Links::Unordered { duplicate, reorder } => {
-                let sent = link.transmit(now, bytes as u64, bandwidth);
+                let sent = link.transmit(lane, now, bytes as u64, bandwidth);
                 let packets = (bytes as u64).div_ceil(SEGMENT).max(1);
                 if loss > 0.0 && (0..packets).any(|_| rng.unit() < loss) {
                     return Fate::Lost;
@@ -308,13 +324,24 @@ pub struct Released<M> {
 }
 
 impl<M> Link<M> {
-    /// When the last byte of a message has left, given that earlier ones leave first.
-    fn transmit(&mut self, now: Time, bytes: u64, bandwidth: Option<u64>) -> Time {
+    fn track(&mut self, lane: Lane) -> &mut Track {
+        match lane {
+            Lane::Control => &mut self.control,
+            Lane::Data => &mut self.data,
+        }
+    }
+
+    /// When the last byte of a message has left, given that earlier ones of its lane leave first, and
+    /// that data waits for control.
+    fn transmit(&mut self, lane: Lane, now: Time, bytes: u64, bandwidth: Option<u64>) -> Time {
         let Some(bandwidth) = bandwidth else { return now };
         let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1));
         let takes = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
-        self.busy_until = self.busy_until.max(now) + takes;
-        self.busy_until
+        self.data.busy_until = self.data.busy_until.max(now) + takes;
+        if lane == Lane::Control {
+            self.control.busy_until = self.control.busy_until.max(now) + takes;
+        }
+        self.track(lane).busy_until
     }
 
     fn release(&mut self, now: Time, timeout: Duration) -> Released<M> {
@@ -455,6 +482,18 @@ mod tests {
         assert_eq!(send(0), Fate::Arrives(Time(60 * MS), None));
         assert_eq!(send(0), Fate::Arrives(Time(70 * MS), None));
         assert_eq!(send(100 * MS), Fate::Arrives(Time(160 * MS), None));
+    }
+
+    #[test]
+    fn control_does_not_wait_for_data_and_takes_its_share() {
+        let bandwidth = Some(1_000_000);
+        let mut network = network(NetworkModel { bandwidth, ..NetworkModel::default() });
+        let mut send = |lane, now, bytes| network.send_in(lane, Time(now), (0, 1), bytes);
+        // A second's worth of data, and 10 kB of control behind it, which leaves first.
+        assert_eq!(send(Lane::Data, 0, 1_000_000), Fate::Arrives(Time(1_050 * MS), None));
+        assert_eq!(send(Lane::Control, 0, 10_000), Fate::Arrives(Time(60 * MS), None));
+        assert_eq!(send(Lane::Control, 0, 10_000), Fate::Arrives(Time(70 * MS), None));
+        assert_eq!(send(Lane::Data, 0, 10_000), Fate::Arrives(Time(1_080 * MS), None));
     }
 
     #[test]

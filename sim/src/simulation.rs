@@ -1239,7 +1239,8 @@ impl<P: Protocol> World<P> {
 
     fn transmit(&mut self, flight: InFlight<P>) {
         let (now, from, to) = (self.now, flight.from, flight.to);
-        match self.network.send(now, from, to, flight.bytes as usize) {
+        let lane = flight.msg.lane();
+        match self.network.send_in(lane, now, (from, to), flight.bytes as usize) {
             Fate::Arrives(at, again) => {
                 if let Some(again) = again {
                     let flight = InFlight { msg: flight.msg.clone(), ..flight };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn};
 
@@ -320,7 +320,13 @@ impl Client {
                             self.routes.suspect(partition, open.begun, cx.now());
                         }
                     }
-                    let path = if self.config.is_fast { "slow" } else { "basic" };
+                    let path = match outcome {
+                        Outcome::Unknown => UNKNOWABLE,
+                        Outcome::Committed(_) | Outcome::Aborted(_) if self.config.is_fast => {
+                            "slow"
+                        }
+                        Outcome::Committed(_) | Outcome::Aborted(_) => "basic",
+                    };
                     self.finish(txn, outcome, path, cx);
                 }
             }

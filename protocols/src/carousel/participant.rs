@@ -55,8 +55,9 @@ impl Partition {
         world: &mut World<'_>,
     ) {
         let txn = prepare.txn;
-        if self.state.is_acknowledged(txn) {
+        if self.has_forgotten(txn) {
             world.cx.note(Note::LatePrepare);
+            self.refuse_forgotten(txn, prepare.coordinator, world);
             return;
         }
         self.end_earlier_attempts(txn, world);
@@ -148,6 +149,23 @@ impl Partition {
     fn is_clear_of_endings(&self, participant: &Participant) -> bool {
         let Some(leader) = &self.leader else { return false };
         leader.freed.is_clear_of(&participant.reads, &participant.writes)
+    }
+
+    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
+    /// long that this group acknowledged it.
+    fn has_forgotten(&self, txn: TxnId) -> bool {
+        let is_preparing =
+            self.leader.as_ref().is_some_and(|leader| leader.preparing.contains_key(&txn));
+        self.state.is_acknowledged(txn)
+            && !is_preparing
+            && !self.state.prepared.contains_key(&txn)
+            && !self.state.ended.contains_key(&txn)
+    }
+
+    /// It will never be prepared here, which the log says already; nor will another attempt of that name.
+    /// A coordinator that has decided needs no vote; one that has not would ask for ever.
+    fn refuse_forgotten(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
+        self.send_vote(txn, coordinator, Vote::Refused(AbortReason::Invalid), world);
     }
 
     /// Puts a prepare into the log, and holds its keys from now on.
@@ -261,8 +279,12 @@ impl Partition {
             self.send_vote(txn, coordinator, vote, world);
             return;
         }
+        if self.has_forgotten(txn) {
+            self.refuse_forgotten(txn, coordinator, world);
+            return;
+        }
         let Some(leader) = &self.leader else { return };
-        if leader.preparing.contains_key(&txn) || self.state.is_acknowledged(txn) {
+        if leader.preparing.contains_key(&txn) {
             return;
         }
         if world.config.teeth.recovery_prepares || world.config.teeth.abort_told_at_once {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Gauge, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Cx, Gauge, Input, Leftover, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn};
 
@@ -424,7 +424,15 @@ impl Client {
                         }
                     }
                     // It ended before its reads were known to hold, or not.
-                    let path = if open.provisional.is_empty() { "normal" } else { "provisional" };
+                    let path = match outcome {
+                        Outcome::Unknown => UNKNOWABLE,
+                        Outcome::Committed(_) | Outcome::Aborted(_)
+                            if open.provisional.is_empty() =>
+                        {
+                            "normal"
+                        }
+                        Outcome::Committed(_) | Outcome::Aborted(_) => "provisional",
+                    };
                     self.finish(txn, outcome, path, cx);
                 }
             }

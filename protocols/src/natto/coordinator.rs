@@ -77,7 +77,8 @@ impl Partition {
         acknowledged_below: u64,
         world: &mut World<'_>,
     ) {
-        if self.state.is_acknowledged(txn) {
+        if self.is_forgotten(txn) {
+            self.tell_forgotten(client, txn, world);
             return;
         }
         if self.answer_if_decided(client, txn, world) {
@@ -116,8 +117,7 @@ impl Partition {
             return;
         }
         if self.state.is_acknowledged(txn) {
-            // The client promised not to ask again; nobody here knows any more.
-            world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
+            self.tell_forgotten(client, txn, world);
             return;
         }
         let now = world.cx.now();
@@ -145,7 +145,11 @@ impl Partition {
         reason: AbortReason,
         world: &mut World<'_>,
     ) {
-        if self.answer_if_decided(client, txn, world) || self.state.is_acknowledged(txn) {
+        if self.answer_if_decided(client, txn, world) {
+            return;
+        }
+        if self.state.is_acknowledged(txn) {
+            self.tell_forgotten(client, txn, world);
             return;
         }
         let now = world.cx.now();
@@ -234,7 +238,7 @@ impl Partition {
             return;
         }
         if self.state.is_acknowledged(txn) {
-            world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
+            self.tell_forgotten(client, txn, world);
             return;
         }
         let now = world.cx.now();
@@ -244,6 +248,20 @@ impl Partition {
         if coordinating.requested == 0 {
             self.abort_unilaterally(txn, AbortReason::Recovery, participants, world);
         }
+    }
+
+    /// True if nothing is known here any more of a transaction that its client has acknowledged, or whose
+    /// outcome was kept for as long as any is.
+    fn is_forgotten(&self, txn: TxnId) -> bool {
+        self.state.is_acknowledged(txn)
+            && self.state.decision(txn).is_none()
+            && !self.state.coordinated.contains_key(&txn)
+    }
+
+    /// Nobody can tell any more what became of it, and silence would have its client ask for ever.
+    fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_>) {
+        world.cx.note(Note::Forgotten);
+        world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
     }
 
     /// Tells `client` the outcome, if it may be told already.

@@ -261,6 +261,8 @@ pub enum Note {
     ParticipantTakeover,
     /// A client asked again for an outcome.
     Resolved,
+    /// Somebody asked about a transaction whose outcome was forgotten.
+    Forgotten,
     /// A commit waited for its timestamp to pass.
     CommitWait,
     /// A read-only transaction needed a second round.

@@ -25,8 +25,9 @@ impl Partition {
         arrived: Arrived,
         world: &mut World<'_>,
     ) {
-        if self.state.is_acknowledged(txn) {
+        if self.has_forgotten(txn) {
             world.cx.note(Note::LatePrepare);
+            self.refuse_forgotten(txn, arrived.coordinator, world);
             return;
         }
         self.end_earlier_attempts(txn, world);
@@ -445,6 +446,24 @@ impl Partition {
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
+    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
+    /// long that this group acknowledged it.
+    fn has_forgotten(&self, txn: TxnId) -> bool {
+        let is_open = self.leader.as_ref().is_some_and(|leader| {
+            leader.preparing.contains_key(&txn) || leader.arrived.contains_key(&txn)
+        });
+        self.state.is_acknowledged(txn)
+            && !is_open
+            && !self.state.prepared.contains_key(&txn)
+            && !self.state.ended.contains_key(&txn)
+    }
+
+    /// It will never be prepared here, which the log says already; nor will another attempt of that name.
+    /// A coordinator that has decided needs no vote; one that has not would ask for ever.
+    fn refuse_forgotten(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
+        self.send_vote(txn, coordinator, Vote::Refused(AbortReason::Invalid), world);
+    }
+
     /// Carousel §4.3.3, as corrected by R1: how did this partition vote? While a transaction waits for
     /// its turn or a lock it has not, and the vote will follow.
     pub(super) fn on_query_prepare(
@@ -466,9 +485,12 @@ impl Partition {
             self.send_vote(txn, coordinator, vote, world);
             return;
         }
+        if self.has_forgotten(txn) {
+            self.refuse_forgotten(txn, coordinator, world);
+            return;
+        }
         let Some(leader) = &self.leader else { return };
-        let is_open = leader.preparing.contains_key(&txn) || leader.arrived.contains_key(&txn);
-        if is_open || self.state.is_acknowledged(txn) {
+        if leader.preparing.contains_key(&txn) || leader.arrived.contains_key(&txn) {
             return;
         }
         world.cx.note(Note::QueryRefused);

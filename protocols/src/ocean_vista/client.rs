@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Functor, Msg, Path, Reason, Record};
@@ -22,6 +22,8 @@ pub struct Client {
     servers: Helpers,
     /// Those that have no lease, as far as they said last; when that was.
     inactive: BTreeMap<NodeId, Time>,
+    /// When each of those was last asked all the same.
+    probed: BTreeMap<NodeId, Time>,
     open: BTreeMap<TxnId, Open>,
 }
 
@@ -62,7 +64,8 @@ impl Machine<OceanVista> for Client {
     fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
         let Setup { node, cluster, config, engine: _, workers: _ } = setup;
         let servers = Helpers::new(&cluster, node, config.answer_after);
-        Self { config, servers, inactive: BTreeMap::new(), open: BTreeMap::new() }
+        let (inactive, probed) = (BTreeMap::new(), BTreeMap::new());
+        Self { config, servers, inactive, probed, open: BTreeMap::new() }
     }
 
     fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
@@ -107,7 +110,10 @@ enum Tried {
 
 /// What was declined so often nearby is sent to servers of other regions as well: those here may be cut
 /// off from the directory.
-const DECLINES_NEARBY: u32 = 16;
+const DECLINES_NEARBY: u32 = 4;
+
+/// What is declined waits twice as long each time, so often.
+const DECLINE_DOUBLINGS: u32 = 4;
 
 impl Client {
     /// True if a server said just now that it has no lease.
@@ -119,11 +125,13 @@ impl Client {
     /// A server to coordinate what has been tried so, nearby if possible. What has not been answered before
     /// goes to nobody who was suspected, however long ago. What has been declined goes to any of
     /// those nearby: the first that is back must not be given all that waited for all of them.
-    fn coordinator(&mut self, tried: Tried, now: Time) -> NodeId {
+    /// Once everybody is suspected or has declined it, it does not go to the one that has it, `but`.
+    fn coordinator(&mut self, tried: Tried, but: Option<NodeId>, now: Time) -> NodeId {
         self.servers.turn();
         let servers = &self.servers;
         let is_suspect = |id| servers.suspects.is(id, now);
         let is_trusted = |id| !servers.suspects.was(id);
+        let is_other = |id| Some(id) != but;
         let well = match tried {
             Tried::Never => servers
                 .nearest(|id| !is_suspect(id) && !self.is_inactive(id, now))
@@ -132,9 +140,10 @@ impl Client {
                 .nearest(|id| is_trusted(id) && !self.is_inactive(id, now))
                 .or_else(|| servers.nearest(is_trusted)),
             Tried::Declined(times) if times < DECLINES_NEARBY => servers.nearest(is_trusted),
-            Tried::Declined(_) => servers.any(is_trusted),
+            Tried::Declined(_) => servers.any(|id| is_other(id) && is_trusted(id)),
         };
-        well.or_else(|| servers.any(|_| true)).unwrap_or_default()
+        let any = well.or_else(|| servers.any(is_other)).or_else(|| servers.any(|_| true));
+        any.unwrap_or_default()
     }
 
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, OceanVista>) {
@@ -143,7 +152,7 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
-        let coordinator = self.coordinator(Tried::Never, cx.now());
+        let coordinator = self.coordinator(Tried::Never, None, cx.now());
         let phase = match &txn.kind {
             Kind::Interactive | Kind::General if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
@@ -189,7 +198,38 @@ impl Client {
         self.send(id, cx);
     }
 
+    /// True if a server may be asked now: one that has no lease only from time to time, to hear when it
+    /// has. With everything that waits it would be kept from getting one.
+    fn may_ask(&mut self, server: NodeId, now: Time) -> bool {
+        if !self.is_inactive(server, now) {
+            return true;
+        }
+        let interval = self.config.sweep_interval;
+        let is_due = self.probed.get(&server).is_none_or(|&at| now.since(at) >= interval);
+        if is_due {
+            self.probed.insert(server, now);
+        }
+        is_due
+    }
+
+    /// A transaction waits for a server to have a lease: longer each time, and not all for as long.
+    fn back_off(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.is_declined = true;
+        let pause = self.config.sweep_interval * (1 << open.declines.min(DECLINE_DOUBLINGS));
+        let jitter = cx.rng().below(1 + nanos(pause) / 2);
+        cx.set_timer(Timer::Open(id), cx.now() + pause + Duration::from_nanos(jitter));
+    }
+
     fn send(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
+        let Some(coordinator) = self.open.get(&id).map(|open| open.coordinator) else { return };
+        if !self.may_ask(coordinator, cx.now()) {
+            if let Some(open) = self.open.get_mut(&id) {
+                open.declines = open.declines.saturating_add(1);
+            }
+            self.back_off(id, cx);
+            return;
+        }
         let Some(open) = self.open.get_mut(&id) else { return };
         open.is_declined = false;
         let msg = match &open.phase {
@@ -311,7 +351,7 @@ impl Client {
         } else {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
-        let coordinator = self.coordinator(Tried::Never, cx.now());
+        let coordinator = self.coordinator(Tried::Never, None, cx.now());
         let open = Open {
             txn,
             phase,
@@ -341,6 +381,8 @@ impl Client {
             Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => false,
         };
         let (outcome, path) = match (&open.phase, outcome) {
+            // It is too old: replicas have forgotten it.
+            (_, Outcome::Unknown) => (Outcome::Unknown, UNKNOWABLE),
             (Phase::Inquiring(_, reason), Outcome::Aborted(AbortReason::Recovery)) => {
                 let is_busy = *reason == AbortReason::Overload;
                 (Outcome::Aborted(*reason), if is_busy { "shed" } else { path.name() })
@@ -393,8 +435,11 @@ impl Client {
         match (reason, &open.phase) {
             // Late, to a question that was answered by another, or asked once more.
             (_, Phase::Deciding)
-            | (Reason::Collected, Phase::Submitted(_) | Phase::Inquiring(..))
+            | (Reason::Collected | Reason::TooLarge, Phase::Submitted(_) | Phase::Inquiring(..))
             | (Reason::Busy, Phase::Looking(_) | Phase::Inquiring(..)) => {}
+            (Reason::TooLarge, Phase::Looking(_)) => {
+                self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "refused", cx);
+            }
             (Reason::Collected, Phase::Looking(_)) => {
                 // Its caller thought for so long that others have overwritten what it saw, or may have.
                 self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "refused", cx);
@@ -417,8 +462,7 @@ impl Client {
                     self.send(id, cx);
                 } else {
                     // There is nobody else to ask now, such as when all have just started.
-                    open.is_declined = true;
-                    cx.set_timer(Timer::Open(id), cx.now() + self.config.sweep_interval);
+                    self.back_off(id, cx);
                 }
             }
         }
@@ -427,7 +471,8 @@ impl Client {
     /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
     /// if the first is there after all.
     fn move_on(&mut self, id: TxnId, tried: Tried, now: Time) {
-        let next = self.coordinator(tried, now);
+        let but = self.open.get(&id).map(|open| open.coordinator);
+        let next = self.coordinator(tried, but, now);
         if let Some(open) = self.open.get_mut(&id) {
             open.coordinator = next;
         }

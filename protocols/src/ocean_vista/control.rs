@@ -64,11 +64,11 @@ impl Control {
 
     /// What has to be done to be complete; nothing if that is so, or cannot be done yet.
     pub(super) fn lacks(&self, epoch: u64) -> Option<Whole> {
-        let is_member = self.membership.incarnation().is_some();
-        if !is_member || epoch < self.needed_epoch || self.is_complete() {
+        let incarnation = self.membership.incarnation();
+        if incarnation.is_none() || epoch < self.needed_epoch || self.is_complete() {
             return None;
         }
-        Some(Whole { is_intact: self.is_intact, owes: self.owes() })
+        Some(Whole { is_intact: self.is_intact, incarnation, owes: self.owes() })
     }
 
     /// True if the replicas here know what is void of all that is out in `epoch`.

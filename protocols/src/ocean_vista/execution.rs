@@ -10,9 +10,9 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Time, Timestamp};
-use orthodrome_core::txn::{Key, Reads};
+use orthodrome_core::txn::{AbortReason, Key, Reads};
 
-use super::message::{Ask, Functor, Msg, Reason, Seen};
+use super::message::{Ask, Functor, Msg, Output, Reason, Seen, map_size, output_size, read_size};
 use super::reading::{Said, Verdict, read};
 use super::server::World;
 use super::{Config, Note};
@@ -36,6 +36,8 @@ pub(super) enum Progress {
     Read(Owner, Reads),
     /// It is not to be had any more.
     Collected(Owner),
+    /// It is more than one transaction may read.
+    TooLarge(Owner),
 }
 
 /// What is being read from replicas, by this node.
@@ -56,6 +58,8 @@ pub(super) struct Reader {
 struct Reading {
     below: Timestamp,
     reads: Reads,
+    /// Size of what was read so far.
+    bytes: usize,
     queries: BTreeSet<u64>,
 }
 
@@ -146,7 +150,8 @@ impl Reader {
             let part = parts.entry(world.cluster.partition_of(key)).or_default();
             part.insert(key.clone(), wanted);
         }
-        let mut reading = Reading { below, reads: Reads::new(), queries: BTreeSet::new() };
+        let (reads, bytes, queries) = (Reads::new(), 0, BTreeSet::new());
+        let mut reading = Reading { below, reads, bytes, queries };
         for (partition, wanted) in parts {
             self.last_query += 1;
             let asked = Asked::new(world.cx.now());
@@ -189,7 +194,7 @@ impl Reader {
         from: NodeId,
         id: u64,
         replicated: Timestamp,
-        seen: Vec<Seen>,
+        (seen, is_cut): (Vec<Seen>, bool),
         world: &mut World<'_, '_>,
     ) -> Progress {
         let Some(query) = self.queries.get_mut(&id) else { return Progress::Nothing };
@@ -203,7 +208,11 @@ impl Reader {
                 }
             }
         }
-        self.evaluate(id, world)
+        let progress = self.evaluate(id, world);
+        if is_cut && let Some(query) = self.queries.get(&id) {
+            query.send_rest(id, from, world);
+        }
+        progress
     }
 
     fn evaluate(&mut self, id: u64, world: &mut World<'_, '_>) -> Progress {
@@ -222,6 +231,7 @@ impl Reader {
             }
             match read(&wanted.said, world.config.teeth) {
                 Verdict::Read(read) => {
+                    reading.bytes += read_size(key, &read);
                     reading.reads.insert(key.clone(), read);
                     return false;
                 }
@@ -241,6 +251,12 @@ impl Reader {
             true
         });
         let (owner, partition) = (query.owner, query.partition);
+        if reading.bytes > READ_BYTES_MAX {
+            // Whoever reads this comes to the same, in whatever order it comes.
+            world.cx.note(Note::ReadTooLarge);
+            self.forget(owner);
+            return Progress::TooLarge(owner);
+        }
         if query.wanted.is_empty() {
             self.queries.remove(&id);
             reading.queries.remove(&id);
@@ -275,7 +291,7 @@ impl Reader {
     ) -> Progress {
         let Some(query) = self.queries.get_mut(&id) else { return Progress::Nothing };
         match reason {
-            Reason::Inactive | Reason::Busy => {
+            Reason::Inactive | Reason::Busy | Reason::TooLarge => {
                 let (now, lease) = (world.cx.now(), world.config.directory.lease);
                 let since = self.suspects.insert(from, now);
                 let was_fresh = since.is_none_or(|at| now.since(at) >= lease);
@@ -374,6 +390,39 @@ impl Query {
         let (partition, epoch) = (self.partition, world.marks.epoch);
         world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
     }
+
+    /// Asks a replica that has told a part for the rest.
+    fn send_rest(&self, id: u64, to: NodeId, world: &mut World<'_, '_>) {
+        let is_untold = |(_, wanted): &(&Key, &Wanted)| {
+            wanted.resolving.is_none() && !wanted.said.contains_key(&to)
+        };
+        let ask = |(key, wanted): (&Key, &Wanted)| {
+            let (key, below, resolve) = (key.clone(), wanted.below, None);
+            Ask { key, below, resolve }
+        };
+        let asks: Vec<Ask> = self.wanted.iter().filter(is_untold).map(ask).collect();
+        if !asks.is_empty() {
+            let (partition, epoch) = (self.partition, world.marks.epoch);
+            let replicated = replicated(partition, world);
+            world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
+        }
+    }
+}
+
+/// A transaction that reads more than this, or reads and writes more, aborts: what it comes to has to fit
+/// into one message.
+const READ_BYTES_MAX: usize = 12 << 20;
+
+/// What a functor comes to, given what it read, and what of that is told.
+pub(super) fn compute(functor: &Functor, reads: Reads) -> (Output, Reads) {
+    let output = functor.execute(&reads);
+    let is_too_large = map_size(&reads) + output_size(&output) > READ_BYTES_MAX;
+    if is_too_large { too_large() } else { (output, reads) }
+}
+
+/// What a functor comes to that is to read too much.
+pub(super) fn too_large() -> (Output, Reads) {
+    (Err(AbortReason::TooLarge), Reads::new())
 }
 
 /// The executions that run on this node.

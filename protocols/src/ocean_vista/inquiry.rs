@@ -139,7 +139,9 @@ impl Inquiries {
             return;
         }
         let Some(last) = inquiry.stored().map(|held| held.ts).max() else {
-            if inquiry.is_final {
+            if inquiry.is_forgotten() {
+                self.end(txn, Outcome::Unknown, None, world);
+            } else if inquiry.is_final {
                 // So many refuse it for good that nobody can store it any more.
                 self.end(txn, Outcome::Aborted(ABORTED), None, world);
             } else {
@@ -160,6 +162,8 @@ impl Inquiries {
                 inquiry.stage = Stage::Executing(ts);
                 world.tell(Local::Execute { ts, functor });
             }
+            // What is void is a late copy.
+            None if inquiry.is_forgotten() => self.end(txn, Outcome::Unknown, None, world),
             None => self.end(txn, Outcome::Aborted(ABORTED), None, world),
         }
     }
@@ -185,12 +189,16 @@ impl Inquiries {
         world: &mut World<'_, '_>,
     ) {
         let is_it = |inquiry: &Inquiry| matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts);
-        let Some((&txn, _)) = self.open.iter().find(|(_, inquiry)| is_it(inquiry)) else { return };
-        let outcome = match output {
-            Ok(_) => Outcome::Committed(ts),
-            Err(reason) => Outcome::Aborted(*reason),
+        let Some((&txn, inquiry)) = self.open.iter().find(|(_, inquiry)| is_it(inquiry)) else {
+            return;
         };
-        self.end(txn, outcome, Some(reads.clone()), world);
+        let outcome = match (inquiry.stage, output) {
+            // It has committed, whatever is read now.
+            (Stage::Reading(_), _) | (_, Ok(_)) => Outcome::Committed(ts),
+            (_, Err(reason)) => Outcome::Aborted(*reason),
+        };
+        let reads = output.is_ok().then(|| reads.clone());
+        self.end(txn, outcome, reads, world);
     }
 
     /// What it read is gone, so others have computed it.
@@ -244,6 +252,12 @@ impl Inquiry {
         }
     }
 
+    /// True if a replica has forgotten what became of it. Whoever settled it knew, and that was a majority:
+    /// of any other majority one knows, or has forgotten.
+    fn is_forgotten(&self) -> bool {
+        self.answers.values().any(|answer| answer.knowledge == Knowledge::Forgotten)
+    }
+
     /// What replicas hold of it.
     fn stored(&self) -> impl Iterator<Item = &Holding> {
         self.answers.values().flat_map(Answer::stored)
@@ -268,7 +282,7 @@ impl Answer {
     fn stored(&self) -> &[Holding] {
         match &self.knowledge {
             Knowledge::Stored(held) => held,
-            Knowledge::Refused { .. } | Knowledge::Ended(_) => &[],
+            Knowledge::Refused { .. } | Knowledge::Ended(_) | Knowledge::Forgotten => &[],
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
-use orthodrome_core::machine::Message;
+use orthodrome_core::machine::{Lane, Message};
 use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
@@ -52,6 +52,8 @@ pub enum Reason {
     Busy,
     /// The snapshot asked for has been collected.
     Collected,
+    /// What is asked for is larger than one transaction may read.
+    TooLarge,
 }
 
 /// Why a replica does not store a transaction.
@@ -145,6 +147,9 @@ pub enum Knowledge {
     Stored(Vec<Holding>),
     /// It is over everywhere.
     Ended(Outcome),
+    /// It was over for longer than the retention, or its client had acknowledged it: nobody here can tell
+    /// what became of it. Nor is it stored any more.
+    Forgotten,
 }
 
 /// What a replica holds of a transaction under one version number.
@@ -305,6 +310,8 @@ pub enum Msg {
         replicated: Timestamp,
         /// What there is.
         seen: Vec<Seen>,
+        /// That is not all: the rest would have made the message too long, and has to be asked for again.
+        is_cut: bool,
     },
     /// Replica → executor: it cannot say.
     NotReady {
@@ -399,6 +406,8 @@ pub enum Msg {
         entries: Vec<(Timestamp, Image)>,
         /// Names of transactions from the first version on.
         names: Vec<((ClientId, u64), Name)>,
+        /// Of clients, below which counters it has forgotten names.
+        forgotten: Vec<(ClientId, u64)>,
         /// In the first piece: what it promised, and what it knows to survive of servers that are gone.
         promises: Vec<takeover::Record>,
     },
@@ -497,12 +506,14 @@ pub enum Change {
         /// Its state at the others.
         image: Image,
     },
+    /// A peer has forgotten names of these clients below these counters.
+    Forget(Vec<(ClientId, u64)>),
 }
 
 /// What a server remembers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// The state of the replicas at a checkpoint; settled versions are in the state engine.
+    /// The state of the replicas at a checkpoint, or a piece of it; settled versions are in the state engine.
     State(Box<State>),
     /// A change of it.
     Change(Change),
@@ -519,7 +530,7 @@ impl Record {
     #[must_use]
     pub fn disk_size(&self) -> usize {
         match self {
-            Self::State(_) => 0,
+            Self::State(state) => state.size(),
             Self::Change(change) => 16 + change_size(change),
             Self::Intact => 4,
             Self::Takeover(_, record) => 16 + record.size(),
@@ -536,22 +547,26 @@ fn change_size(change: &Change) -> usize {
         Change::Refuse { .. } => 8 + TXN,
         Change::Names(names) => 30 * names.len(),
         Change::Adopt { image, .. } => 10 + image_size(image),
+        Change::Forget(clients) => FLOOR * clients.len(),
     }
 }
 
-fn output_size(output: &Output) -> usize {
+pub(super) fn output_size(output: &Output) -> usize {
     output.as_ref().map_or(2, writes_size)
 }
 
 /// About how many bytes a name takes, and what it stands for.
 pub(super) const NAME: usize = 30;
 
+/// About how many bytes it takes to say below which counter a client's names are forgotten.
+pub(super) const FLOOR: usize = 14;
+
 /// About how many bytes an image takes.
 pub(super) fn image_size(image: &Image) -> usize {
     20 + image.functor.size() + image.output.as_ref().map_or(0, |output| output_size(output))
 }
 
-fn view_size(view: &View) -> usize {
+pub(super) fn view_size(view: &View) -> usize {
     let one = |shown: &Shown| {
         let value = match &shown.what {
             What::Aborted | What::Void | What::Functor => 0,
@@ -563,8 +578,13 @@ fn view_size(view: &View) -> usize {
     10 + settled + view.versions.iter().map(one).sum::<usize>()
 }
 
-fn map_size(reads: &Reads) -> usize {
-    reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()
+pub(super) fn map_size(reads: &Reads) -> usize {
+    reads.iter().map(|(key, read)| read_size(key, read)).sum()
+}
+
+/// About how many bytes a key takes that was read.
+pub(super) fn read_size(key: &Key, read: &Read) -> usize {
+    8 + key.len() + VERSION + value_size(&read.value)
 }
 
 impl Message for Msg {
@@ -638,6 +658,41 @@ impl Message for Msg {
         }
     }
 
+    fn lane(&self) -> Lane {
+        // Without leases and watermarks nothing becomes visible, and nobody is let in.
+        match self {
+            Self::Directory(_) | Self::Gossip(_) => Lane::Control,
+            Self::Submit { .. }
+            | Self::Answer { .. }
+            | Self::Look { .. }
+            | Self::Found { .. }
+            | Self::Declined { .. }
+            | Self::Inquire { .. }
+            | Self::Write { .. }
+            | Self::Written { .. }
+            | Self::Refused { .. }
+            | Self::Finalize { .. }
+            | Self::Confirm { .. }
+            | Self::Abort { .. }
+            | Self::Aborted { .. }
+            | Self::Get { .. }
+            | Self::Got { .. }
+            | Self::NotReady { .. }
+            | Self::Put { .. }
+            | Self::Executed { .. }
+            | Self::Query { .. }
+            | Self::Known { .. }
+            | Self::Missing { .. }
+            | Self::Have { .. }
+            | Self::Pull { .. }
+            | Self::Pulled { .. }
+            | Self::Scan { .. }
+            | Self::Scanned { .. }
+            | Self::Intent { .. }
+            | Self::Takeover(_) => Lane::Data,
+        }
+    }
+
     fn wire_size(&self) -> usize {
         match self {
             Self::Submit { functor } | Self::Inquire { functor } => 4 + functor.size(),
@@ -665,7 +720,7 @@ impl Message for Msg {
             Self::Executed { output, reads, .. } => 14 + output_size(output) + map_size(reads),
             Self::Known { knowledge, .. } => {
                 let knowledge = match knowledge {
-                    Knowledge::Refused { .. } => 2,
+                    Knowledge::Refused { .. } | Knowledge::Forgotten => 2,
                     Knowledge::Stored(held) => {
                         held.iter().map(|holding| 20 + holding.functor.size()).sum()
                     }
@@ -676,10 +731,11 @@ impl Message for Msg {
             Self::Missing { .. } | Self::Have { .. } => 24,
             Self::Gossip(msg) => 4 + msg.wire_size(),
             Self::Pull { .. } => 50,
-            Self::Pulled { entries, names, promises, .. } => {
+            Self::Pulled { entries, names, forgotten, promises, .. } => {
                 let entries = entries.iter().map(|(_, image)| 10 + image_size(image));
                 let promises = promises.iter().map(|record| 4 + record.size());
-                46 + entries.sum::<usize>() + NAME * names.len() + promises.sum::<usize>()
+                let told = NAME * names.len() + FLOOR * forgotten.len();
+                46 + entries.sum::<usize>() + told + promises.sum::<usize>()
             }
             Self::Scan { after, .. } => 26 + after.as_ref().map_or(0, |key| 2 + key.len()),
             Self::Scanned { keys, next, .. } => {

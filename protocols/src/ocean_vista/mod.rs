@@ -181,8 +181,14 @@ pub enum Note {
     Tombstone,
     /// A replica was asked about a transaction that it had never heard of.
     RefusedUnknown,
+    /// A replica was asked about a transaction whose outcome it had forgotten.
+    Forgotten,
     /// A replica was asked for what it had collected.
     Collected,
+    /// A replica's answer went in pieces.
+    AnswerCut,
+    /// A transaction was to read more than one may.
+    ReadTooLarge,
     /// A reader had to look further down.
     ReadLower,
     /// A functor was visible for too long and is computed by its holder.
@@ -203,6 +209,8 @@ pub enum Note {
     Ended,
     /// A server set out to be complete.
     CaughtUp,
+    /// What a server needs of a partition it had copied in an earlier attempt.
+    CopyResumed,
     /// A server took over from another.
     Takeover,
     /// A transaction was written in the name of a coordinator that is gone.

@@ -18,7 +18,8 @@ use orthodrome_core::txn::{Key, Outcome, Read, Version};
 use super::Note;
 use super::directory::Task;
 use super::message::{
-    Ask, Change, Functor, Holding, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
+    Ask, Change, Functor, Holding, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View,
+    What, view_size,
 };
 use super::server::{Local, World};
 use super::state::{Fate, Image, Name, Phase, State};
@@ -227,6 +228,7 @@ impl Replica {
         }
         let is_known = if ballot == 0 {
             self.state.is_acknowledged(txn)
+                || (name.is_none() && self.state.is_too_old(txn.client, txn.counter))
                 || name.is_some_and(|name| name.attempt > txn.attempt)
                 || same.is_some_and(|name| !is_at(name, ts))
         } else {
@@ -307,7 +309,14 @@ impl Replica {
         // Whatever its name stands for: what is aborted under one number may be stored under another,
         // and a later attempt is no proof that this one was not stored.
         let held = self.holdings(txn);
+        let is_gone = name.is_none()
+            && (self.state.is_too_old(txn.client, txn.counter) || self.state.is_acknowledged(txn))
+            && held.iter().all(|holding| holding.is_aborted);
         let knowledge = match fate {
+            None if is_gone => {
+                world.cx.note(Note::Forgotten);
+                Knowledge::Forgotten
+            }
             Some(Fate::Ended(outcome)) => Knowledge::Ended(outcome),
             Some(Fate::Refused { is_final: true }) => Knowledge::Refused { is_final: true },
             Some(Fate::At | Fate::Refused { is_final: false }) | None if !held.is_empty() => {
@@ -370,7 +379,9 @@ impl Replica {
             waiting.push(get);
             return;
         }
-        let seen = get.asks.iter().map(|ask| {
+        let mut bytes = 0;
+        let mut seen = Vec::new();
+        for ask in &get.asks {
             let limit = if ask.below <= replicated { 1 } else { SHOWN_MAX };
             let mut view = self.view(&ask.key, get.partition, ask.below, limit);
             if world.config.teeth.newest_only {
@@ -379,10 +390,16 @@ impl Replica {
                 view.versions.truncate(1);
                 view.complete_from = Timestamp::ZERO;
             }
-            Seen { key: ask.key.clone(), below: ask.below, view }
-        });
-        let got = Msg::Got { query: get.query, replicated, seen: seen.collect() };
-        world.send(get.from, got);
+            // One at least, however long it is.
+            bytes += 14 + ask.key.len() + view_size(&view);
+            if bytes > world.config.piece_bytes * GOT_PIECES && !seen.is_empty() {
+                world.cx.note(Note::AnswerCut);
+                break;
+            }
+            seen.push(Seen { key: ask.key.clone(), below: ask.below, view });
+        }
+        let is_cut = seen.len() < get.asks.len();
+        world.send(get.from, Msg::Got { query: get.query, replicated, seen, is_cut });
     }
 
     /// The version that has to be computed before the question can be answered.
@@ -633,6 +650,12 @@ impl Replica {
             settled: self.state.settled_of(partition),
             entries: entries.map(|(ts, image)| (*ts, image.clone())).collect(),
             names: names.map(|(name, held)| (*name, *held)).collect(),
+            forgotten: self
+                .state
+                .forgotten
+                .iter()
+                .map(|(&client, &below)| (client, below))
+                .collect(),
             promises: Vec::new(),
         }
     }
@@ -645,8 +668,23 @@ impl Replica {
     ) {
         let news: Vec<_> =
             names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
-        if !news.is_empty() {
-            self.change(Change::Names(news), world);
+        for news in news.chunks(NAMES_MAX) {
+            self.change(Change::Names(news.to_vec()), world);
+        }
+    }
+
+    /// Takes over what a peer has forgotten: whoever replaces a replica forgets no less.
+    pub(super) fn learn_forgotten(
+        &mut self,
+        forgotten: &[(ClientId, u64)],
+        world: &mut World<'_, '_>,
+    ) {
+        let is_news = |&&(client, below): &&(ClientId, u64)| {
+            self.state.forgotten.get(&client).is_none_or(|known| *known < below)
+        };
+        let news: Vec<(ClientId, u64)> = forgotten.iter().filter(is_news).copied().collect();
+        for news in news.chunks(NAMES_MAX) {
+            self.change(Change::Forget(news.to_vec()), world);
         }
     }
 
@@ -741,6 +779,15 @@ impl Replica {
         closed.survivors.iter().all(is_here)
     }
 
+    /// From which version on settled versions of a partition may be missing here, if those of others may be
+    /// from `from` on: later if they were copied.
+    pub(super) fn lacks_from(&self, partition: PartitionId, from: Timestamp) -> Timestamp {
+        let copied = self.state.copied.get(&partition).copied().unwrap_or_default();
+        // What is pending here may have been settled by others since.
+        let first = self.state.pending.keys().next().copied();
+        from.max(first.map_or(copied, |first| first.min(copied)))
+    }
+
     /// From here on this node may lack something, or have something to be rid of.
     pub(super) fn first_open(&self) -> Timestamp {
         let first = self.state.pending.keys().next().copied();
@@ -804,6 +851,12 @@ fn what(image: &Image, key: &Key) -> What {
 /// So many versions of a key that are there are shown in one answer: more than one, because the
 /// newest may be aborted.
 const SHOWN_MAX: usize = 4;
+
+/// An answer about several keys is no longer than so many pieces of a copy.
+const GOT_PIECES: usize = 4;
+
+/// So many names go into one record.
+const NAMES_MAX: usize = 32_768;
 
 /// So many overdue functors are computed at a time.
 const OVERDUE_MAX: usize = 64;

@@ -15,7 +15,7 @@ use orthodrome_core::txn::{Key, Reads};
 use super::control::{Control, Door, backup_of};
 use super::coordinator::{Coordinator, replicas};
 use super::directory::{self, Keeper, Membership, Task, Window};
-use super::execution::{Executions, Owner, Progress, Reader};
+use super::execution::{self, Executions, Owner, Progress, Reader};
 use super::gossiper::{self, Gossiper, Heard, Pace, Regional, gossipers};
 use super::inquiry::{self, Inquiries};
 use super::message::{Change, Functor, Msg, Output, Reason, Record};
@@ -215,7 +215,7 @@ impl Machine<OceanVista> for Server {
             held.map(|placed| (placed.id, Acceptor::default())).collect();
         for record in recovered {
             match record {
-                Record::State(checkpoint) => state = *checkpoint,
+                Record::State(piece) => state.extend(*piece),
                 Record::Change(change) => state.apply(&change),
                 Record::Intact => is_intact = true,
                 Record::Takeover(partition, record) => {
@@ -493,9 +493,10 @@ impl Server {
                 roles.replica.on_put(ts, &output, &mut world);
             }
             // Executors.
-            Msg::Got { query, replicated, seen } => {
+            Msg::Got { query, replicated, seen, is_cut } => {
                 let (roles, mut world) = self.split(cx);
                 roles.reader.on_heard(from);
+                let seen = (seen, is_cut);
                 let progress = roles.reader.on_got(from, query, replicated, seen, &mut world);
                 self.on_progress(progress, cx);
             }
@@ -522,10 +523,20 @@ impl Server {
                     syncs.on_pull(from, of, (first, to), replica, &mut world);
                 }
             }
-            Msg::Pulled { partition, round, piece, next, settled, entries, names, promises } => {
+            Msg::Pulled {
+                partition,
+                round,
+                piece,
+                next,
+                settled,
+                entries,
+                names,
+                forgotten,
+                promises,
+            } => {
                 self.sync(cx, |syncs, replica, world| {
                     let entries = entries.into_iter().collect();
-                    let answer = Answer { settled, entries, names, promises };
+                    let answer = Answer { settled, entries, names, forgotten, promises };
                     let at = (partition, round, piece);
                     syncs.on_piece(from, at, (answer, next), replica, world)
                 });
@@ -680,7 +691,7 @@ impl Server {
                 // Gateways will inquire.
                 let tids = Tids::new(self.slot(), Timestamp::ZERO);
                 self.roles.coordinator = Coordinator::new(tids, 0);
-                self.roles.syncs.stop();
+                self.roles.syncs.on_ended();
                 self.control.is_whole = false;
             }
             directory::Change::Tasks => {
@@ -716,6 +727,12 @@ impl Server {
     /// The replicas here were made complete.
     fn on_done(&mut self, done: Done) {
         let Done::Whole(whole) = done else { return };
+        self.local.push_back(Local::Reconsider);
+        let is_stale = whole.incarnation != self.control.membership.incarnation();
+        if is_stale && !whole.is_intact {
+            // It is copied as far as that goes, and nothing follows from that yet.
+            return;
+        }
         // All of this, what was copied, and that the disk is whole, becomes durable at once: after a
         // crash before that, nothing was copied and nothing dropped.
         for (partition, owed) in whole.owes {
@@ -735,9 +752,8 @@ impl Server {
                 }
             }
         }
-        self.control.is_whole = true;
+        self.control.is_whole |= !is_stale;
         self.is_copy_volatile = true;
-        self.local.push_back(Local::Reconsider);
     }
 
     // Taking over (§5.2, §5.4; V10).
@@ -972,8 +988,16 @@ impl Server {
             Progress::Nothing => {}
             Progress::Read(Owner::Execution(ts), reads) => {
                 let Some(functor) = self.roles.executions.end(ts) else { return };
-                let output = Arc::new(functor.execute(&reads));
-                self.on_executed(ts, &functor, &output, &reads, cx);
+                let (output, reads) = execution::compute(&functor, reads);
+                self.on_executed(ts, &functor, &Arc::new(output), &reads, cx);
+            }
+            Progress::TooLarge(Owner::Execution(ts)) => {
+                let Some(functor) = self.roles.executions.end(ts) else { return };
+                let (output, reads) = execution::too_large();
+                self.on_executed(ts, &functor, &Arc::new(output), &reads, cx);
+            }
+            Progress::TooLarge(Owner::Look { txn, gateway, .. }) => {
+                cx.send(gateway, Msg::Declined { txn, reason: Reason::TooLarge });
             }
             Progress::Read(Owner::Look { txn, round, gateway, at }, reads) => {
                 cx.send(gateway, Msg::Found { txn, round, at, reads });
@@ -1152,7 +1176,8 @@ impl Server {
         }
         let (roles, world) = self.split(cx);
         roles.replica.collect(&world);
-        records.push(Record::State(Box::new(roles.replica.state.clone())));
+        let pieces = roles.replica.state.pieces(CHECKPOINT_PIECE_BYTES);
+        records.extend(pieces.into_iter().map(|piece| Record::State(Box::new(piece))));
         let frozen = roles.replica.store.freeze();
         self.ledger.bytes = 0;
         let ticket = cx.checkpoint(frozen, records);
@@ -1163,6 +1188,9 @@ impl Server {
         }
     }
 }
+
+/// A checkpoint goes in records of about this size.
+const CHECKPOINT_PIECE_BYTES: usize = 1 << 20;
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

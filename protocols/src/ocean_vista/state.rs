@@ -7,7 +7,7 @@ use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Outcome;
 
-use super::message::{Change, Functor, Output};
+use super::message::{Change, FLOOR, Functor, NAME, Output, image_size};
 
 /// How far a transaction has come at a replica (§4.1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -76,6 +76,9 @@ pub struct State {
     pub collected: Timestamp,
     /// Partitions of which a peer's settled versions were copied beyond [`State::settled`], and how far.
     pub copied: BTreeMap<PartitionId, Timestamp>,
+    /// Of each client, the counter below which names were forgotten because they were over for longer than
+    /// the retention: nobody here can tell any more what became of them.
+    pub forgotten: BTreeMap<ClientId, u64>,
 }
 
 impl State {
@@ -135,7 +138,57 @@ impl State {
                 self.name(&image.functor, *ts, image.phase != Phase::Aborted);
                 self.pending.insert(*ts, image.clone());
             }
+            Change::Forget(clients) => {
+                for &(client, below) in clients {
+                    raise(&mut self.forgotten, client, below);
+                }
+            }
         }
+    }
+
+    /// Takes in another piece of a checkpoint.
+    pub fn extend(&mut self, piece: Self) {
+        let Self { pending, names, acknowledged, settled, collected, copied, forgotten } = piece;
+        self.pending.extend(pending);
+        self.names.extend(names);
+        self.acknowledged.extend(acknowledged);
+        self.settled = self.settled.max(settled);
+        self.collected = self.collected.max(collected);
+        self.copied.extend(copied);
+        self.forgotten.extend(forgotten);
+    }
+
+    /// About how many bytes it takes on disk.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let pending = self.pending.values().map(|image| 10 + image_size(image));
+        let clients = (FLOOR + 9) * self.acknowledged.len() + FLOOR * self.forgotten.len();
+        let copied = 12 * self.copied.len();
+        24 + copied + pending.sum::<usize>() + NAME * self.names.len() + clients
+    }
+
+    /// The state in pieces of about `bytes` each, for a checkpoint: no record may be longer than a limit,
+    /// however much the node holds. A piece exceeds `bytes` by one transaction at most.
+    #[must_use]
+    pub fn pieces(&self, bytes: usize) -> Vec<Self> {
+        let Self { pending, names, acknowledged, settled, collected, copied, forgotten } = self;
+        let (settled, collected, copied) = (*settled, *collected, copied.clone());
+        let mut pieces = Pieces { bytes, size: 0, done: Vec::new(), piece: Self::default() };
+        pieces.piece = Self { settled, collected, copied, ..Self::default() };
+        for (&ts, image) in pending {
+            pieces.next(10 + image_size(image)).pending.insert(ts, image.clone());
+        }
+        for (&name, &held) in names {
+            pieces.next(NAME).names.insert(name, held);
+        }
+        for (&client, &held) in acknowledged {
+            pieces.next(FLOOR + 9).acknowledged.insert(client, held);
+        }
+        for (&client, &below) in forgotten {
+            pieces.next(FLOOR).forgotten.insert(client, below);
+        }
+        pieces.done.push(pieces.piece);
+        pieces.done
     }
 
     /// Notes the name of a transaction that is stored or aborted here. The first version number under
@@ -143,8 +196,11 @@ impl State {
     fn name(&mut self, functor: &Functor, ts: Timestamp, is_certain: bool) {
         let TxnId { client, counter, attempt } = functor.txn;
         let held = self.names.get(&(client, counter));
-        if held.is_none_or(|held| held.attempt < attempt || (held.attempt == attempt && is_certain))
-        {
+        // The tombstone of a late copy says nothing of what was forgotten.
+        let is_told = is_certain || held.is_some() || !self.is_too_old(client, counter);
+        let is_news =
+            |held: &Name| held.attempt < attempt || (held.attempt == attempt && is_certain);
+        if is_told && held.is_none_or(is_news) {
             self.names.insert((client, counter), Name { attempt, ts, fate: Fate::At });
         }
         let (below, since) = self.acknowledged.entry(client).or_default();
@@ -210,14 +266,58 @@ impl State {
         acknowledged.is_some_and(|&(below, since)| counter < below && since < self.settled)
     }
 
-    /// Forgets names that have been over for so long that nobody will ask.
+    /// True if what became of this name was forgotten here, because that was long ago or because its
+    /// client knows. Nothing is accepted under it any more, and whoever asks is told that nobody can tell.
+    #[must_use]
+    pub fn is_too_old(&self, client: ClientId, counter: u64) -> bool {
+        self.forgotten.get(&client).is_some_and(|below| counter < *below)
+    }
+
+    /// Forgets names that have been over for longer than the retention, but not that they were there.
     pub fn forget(&mut self, retention: Duration) {
         let old = self.settled - retention;
-        let pending = &self.pending;
-        self.names.retain(|_, name| {
-            name.ts >= old || (name.fate == Fate::At && pending.contains_key(&name.ts))
+        let Self { pending, names, acknowledged, forgotten, .. } = self;
+        names.retain(|&(client, counter), name| {
+            let is_kept =
+                name.ts >= old || (name.fate == Fate::At && pending.contains_key(&name.ts));
+            if !is_kept {
+                raise(forgotten, client, counter.saturating_add(1));
+            }
+            is_kept
         });
-        self.acknowledged.retain(|_, (_, since)| *since >= old);
+        acknowledged.retain(|&client, &mut (below, since)| {
+            if since < old {
+                raise(forgotten, client, below);
+            }
+            since >= old
+        });
+    }
+}
+
+/// Notes that names of `client` below a counter were forgotten.
+fn raise(forgotten: &mut BTreeMap<ClientId, u64>, client: ClientId, below: u64) {
+    let known = forgotten.entry(client).or_default();
+    *known = (*known).max(below);
+}
+
+/// A state that is being divided.
+struct Pieces {
+    bytes: usize,
+    /// Size of the present piece.
+    size: usize,
+    done: Vec<State>,
+    piece: State,
+}
+
+impl Pieces {
+    /// The piece that something of this size goes into.
+    fn next(&mut self, size: usize) -> &mut State {
+        if self.size > 0 && self.size + size > self.bytes {
+            self.done.push(std::mem::take(&mut self.piece));
+            self.size = 0;
+        }
+        self.size += size;
+        &mut self.piece
     }
 }
 
@@ -227,6 +327,9 @@ pub(super) const ABORTED: orthodrome_core::txn::AbortReason =
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::txn::{Key, Op, Value};
+
+    use super::super::message::Body;
     use super::*;
 
     /// What is refused before anything is settled is as new as what is refused afterwards: the 10 088th
@@ -243,6 +346,74 @@ mod tests {
         state.settled = at + Duration::from_secs(601);
         state.forget(retention);
         assert!(state.names.is_empty());
+    }
+
+    fn image(counter: u64, bytes: usize) -> Image {
+        let key = Key::from("k");
+        let functor = Functor {
+            txn: TxnId::new(ClientId(1), counter),
+            reads: Vec::new(),
+            writes: vec![key.clone()],
+            body: Body::Ops(vec![Op::Put(key, Value(vec![0; bytes].into()))]),
+            acknowledged_below: 0,
+        };
+        let (incarnation, ballot, phase, output) = (1, 0, Phase::Tentative, None);
+        Image { functor: Arc::new(functor), incarnation, ballot, phase, output }
+    }
+
+    /// A node told `aborted(recovery)` of what had committed, once its name was forgotten.
+    #[test]
+    fn a_forgotten_name_is_too_old_and_not_unknown() {
+        let (retention, second) = (Duration::from_secs(600), Duration::from_secs(1));
+        let at = Timestamp(1_700_000_000_000_000_000);
+        let mut state = State::default();
+        state.apply(&Change::Adopt { ts: at, image: image(5, 10) });
+        state.apply(&Change::Adopt { ts: at + second * 300, image: image(7, 10) });
+        for ts in [at, at + second * 300] {
+            let image = state.pending.remove(&ts).unwrap();
+            state.end(ts, &image, Fate::Ended(Outcome::Committed(ts)));
+        }
+        state.settled = at + second * 601;
+        state.forget(retention);
+        let client = ClientId(1);
+        assert!(!state.names.contains_key(&(client, 5)) && state.names.contains_key(&(client, 7)));
+        assert!(state.is_too_old(client, 5) && !state.is_too_old(client, 6));
+        // The tombstone of a late copy does not bring the name back.
+        let (ts, late) = (at + second * 602, image(5, 10));
+        let (ballot, incarnation, functor) = (0, 1, late.functor);
+        state.apply(&Change::Abort { ts, ballot, incarnation, functor });
+        assert!(!state.names.contains_key(&(client, 5)), "{:?}", state.names);
+        // Whoever takes over writes what was stored, which is certain.
+        state.apply(&Change::Adopt { ts: ts + second, image: image(5, 10) });
+        assert!(state.names.contains_key(&(client, 5)));
+        let mut other = State::default();
+        other.apply(&Change::Forget(vec![(client, 6), (client, 2)]));
+        assert!(other.is_too_old(client, 5) && !other.is_too_old(client, 6));
+    }
+
+    /// Sixty transactions of 3 MiB made one record of 180 MiB, which no disk took.
+    #[test]
+    fn a_checkpoint_is_many_records_however_much_is_pending() {
+        let mut state = State { settled: Timestamp(3), ..State::default() };
+        for number in 0..60 {
+            let ts = Timestamp(10 + number);
+            state.apply(&Change::Adopt { ts, image: image(number, 3 << 20) });
+        }
+        for number in 0..200_000 {
+            let name = Name { attempt: 0, ts: Timestamp(1), fate: Fate::At };
+            state.names.insert((ClientId(2), number), name);
+            state.forgotten.insert(ClientId(3 + number), number);
+        }
+        state.acknowledged.insert(ClientId(2), (7, Timestamp(4)));
+        state.copied.insert(PartitionId(1), Timestamp(9));
+        let pieces = state.pieces(1 << 20);
+        let longest = pieces.iter().map(State::size).max().unwrap();
+        assert!(longest < 4 << 20, "{longest} bytes in one record");
+        assert!(pieces.len() > 60, "{} records", pieces.len());
+        let mut again = State::default();
+        pieces.into_iter().for_each(|piece| again.extend(piece));
+        assert_eq!(again, state);
+        assert_eq!(State::default().pieces(1 << 20), [State::default()]);
     }
 
     /// The 14 268th seed about chairs: a replica that had copied a peer's versions told of them only as

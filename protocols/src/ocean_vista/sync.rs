@@ -18,7 +18,7 @@ use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
 
 use super::directory::Life;
-use super::message::{Msg, NAME, Rest, image_size};
+use super::message::{FLOOR, Msg, NAME, Rest, image_size};
 use super::replica::Replica;
 use super::server::World;
 use super::state::{Image, Name, Phase};
@@ -74,6 +74,8 @@ enum Purpose {
 pub(super) struct Whole {
     /// It was complete up to its own watermark, and its own word counts.
     pub is_intact: bool,
+    /// The life in which it set out: what became visible before a later one may be missing all the same.
+    pub incarnation: Option<u32>,
     /// Incarnations that are out, of which each partition's replica may lack something.
     pub owes: BTreeMap<PartitionId, Vec<(NodeId, u32)>>,
 }
@@ -81,7 +83,7 @@ pub(super) struct Whole {
 impl Answer {
     /// How many entries and names it has.
     fn len(&self) -> u64 {
-        (self.entries.len() + self.names.len()) as u64
+        (self.entries.len() + self.names.len() + self.forgotten.len()) as u64
     }
 
     /// About so many bytes of it, behind so many entries and names; and how many that makes. Promises
@@ -100,9 +102,12 @@ impl Answer {
         let entries: BTreeMap<_, _> = entries.map(|(ts, image)| (*ts, image.clone())).collect();
         let names = self.names.iter().skip(skipped.saturating_sub(self.entries.len()));
         let names: Vec<_> = names.take_while(|_| fits(NAME)).copied().collect();
-        let told = skip + (entries.len() + names.len()) as u64;
+        let before = self.entries.len() + self.names.len();
+        let forgotten = self.forgotten.iter().skip(skipped.saturating_sub(before));
+        let forgotten: Vec<_> = forgotten.take_while(|_| fits(FLOOR)).copied().collect();
+        let told = skip + (entries.len() + names.len() + forgotten.len()) as u64;
         let promises = if skip == 0 { self.promises.clone() } else { Vec::new() };
-        (Self { settled: self.settled, entries, names, promises }, told)
+        (Self { settled: self.settled, entries, names, forgotten, promises }, told)
     }
 }
 
@@ -120,10 +125,11 @@ pub(super) enum Done {
 enum Part {
     /// Collecting what peers hold above their watermarks.
     Asking(BTreeMap<NodeId, Gathered>),
-    /// Copying what this peer has settled below its watermark.
+    /// Copying what this peer has settled below its watermark, from a version on.
     Scanning {
         peer: NodeId,
         after: Option<Key>,
+        from: Timestamp,
         below: Timestamp,
         /// What it has not settled below.
         open: BTreeSet<Timestamp>,
@@ -148,6 +154,8 @@ pub(super) struct Answer {
     pub entries: BTreeMap<Timestamp, Image>,
     /// Names.
     pub names: Vec<((ClientId, u64), Name)>,
+    /// Of clients, below which counters names were forgotten.
+    pub forgotten: Vec<(ClientId, u64)>,
     /// What it promised, and what it knows to survive of servers that are gone.
     pub promises: Vec<takeover::Record>,
 }
@@ -164,9 +172,11 @@ impl Syncs {
         self.current.is_none()
     }
 
-    /// Gives up what is under way.
-    pub(super) fn stop(&mut self) {
-        self.current = None;
+    /// This node has no lease any more, so nobody waits for it to hold some range. What it copies to be
+    /// complete it goes on with: over a slow link that takes longer than leases last.
+    pub(super) fn on_ended(&mut self) {
+        let is_whole = |sync: &Sync| matches!(sync.purpose, Purpose::Whole(_));
+        self.current = self.current.take().filter(is_whole);
     }
 
     /// A coordinator has not heard that this node holds what is visible in a range.
@@ -261,8 +271,8 @@ impl Syncs {
                         }
                     }
                 }
-                Part::Scanning { peer, after, .. } => {
-                    let after = after.clone();
+                Part::Scanning { peer, after, from, .. } => {
+                    let (from, after) = (*from, after.clone());
                     world.send(*peer, Msg::Scan { partition, round, from, after });
                 }
             }
@@ -291,13 +301,23 @@ impl Syncs {
         });
         let (piece, told) = answer.piece(skip, bytes);
         let is_all = told == answer.len();
-        let Answer { settled, entries, names, promises } = piece;
+        let Answer { settled, entries, names, forgotten, promises } = piece;
         let entries = entries.into_iter().collect();
         let (piece, next) = (Rest { as_of, skip }, (!is_all).then_some(told));
         if !is_all {
             self.leaving.insert((peer, partition), (round, as_of, answer));
         }
-        let msg = Msg::Pulled { partition, round, piece, next, settled, entries, names, promises };
+        let msg = Msg::Pulled {
+            partition,
+            round,
+            piece,
+            next,
+            settled,
+            entries,
+            names,
+            forgotten,
+            promises,
+        };
         world.reply(peer, msg);
     }
 
@@ -378,13 +398,19 @@ impl Syncs {
         let below = best.settled;
         let open = best.entries.keys().copied().collect();
         let is_whole = matches!(sync.purpose, Purpose::Whole(_));
+        // What was copied before stays copied, whatever lives and leases ended since.
+        let from = replica.lacks_from(partition, sync.from);
         sync.take_in(partition, &answers, replica, world);
         sync.asked = Asked::new(world.cx.now());
         if is_whole && below > sync.from && peer != world.node {
-            sync.open.insert(partition, Part::Scanning { peer, after: None, below, open });
-            let (from, after) = (sync.from, None);
-            world.send(peer, Msg::Scan { partition, round, from, after });
-            return Done::Nothing;
+            if below > from {
+                let after = None;
+                sync.open.insert(partition, Part::Scanning { peer, after, from, below, open });
+                world.send(peer, Msg::Scan { partition, round, from, after: None });
+                return Done::Nothing;
+            }
+            world.cx.note(Note::CopyResumed);
+            sync.covered.insert(partition, (below, open));
         }
         sync.open.remove(&partition);
         self.end(replica, world)
@@ -400,7 +426,8 @@ impl Syncs {
         world: &mut World<'_, '_>,
     ) -> Done {
         let Some(sync) = &mut self.current else { return Done::Nothing };
-        let Some(Part::Scanning { peer, after, below, open }) = sync.open.get_mut(&partition)
+        let Some(Part::Scanning { peer, after, from: first, below, open }) =
+            sync.open.get_mut(&partition)
         else {
             return Done::Nothing;
         };
@@ -423,7 +450,7 @@ impl Syncs {
             *after = Some(next.clone());
             // However much there is to copy: as long as pieces come, nobody is asked afresh.
             sync.asked = Asked::new(world.cx.now());
-            let (from, after) = (sync.from, Some(next));
+            let (from, after) = (*first, Some(next));
             world.send(*peer, Msg::Scan { partition, round, from, after });
             return Done::Nothing;
         }
@@ -486,6 +513,7 @@ impl Gathered {
     fn add(&mut self, answer: Answer, next: Option<u64>) {
         self.answer.entries.extend(answer.entries);
         self.answer.names.extend(answer.names);
+        self.answer.forgotten.extend(answer.forgotten);
         self.next = next;
     }
 
@@ -517,6 +545,7 @@ impl Sync {
         // Whatever survives of what is out, one of so many replicas knows.
         let mut promised = Acceptor::default();
         for answer in answers.values() {
+            replica.learn_forgotten(&answer.forgotten, world);
             replica.learn_names(&answer.names, world);
             for record in &answer.promises {
                 promised.learn(record.clone());
@@ -667,6 +696,7 @@ mod tests {
             settled: Timestamp(1),
             entries: (1..=10).map(|number| (Timestamp(number), image(number))).collect(),
             names: (1..=10).map(|number| ((ClientId(1), number), name(number))).collect(),
+            forgotten: (1..=10).map(|number| (ClientId(number), number)).collect(),
             promises: vec![takeover::Record::Swept { server: NodeId(1), incarnation: 1 }],
         }
     }
@@ -689,18 +719,18 @@ mod tests {
                         gathered = Some(Gathered { answer: piece, as_of: Timestamp::ZERO, next });
                     }
                 }
-                if next.is_none() || pieces > 20 {
+                if next.is_none() || pieces > 30 {
                     break;
                 }
             }
             let Gathered { answer, next, .. } = gathered.unwrap();
             assert_eq!(
-                (answer.entries, answer.names),
-                (whole.entries.clone(), whole.names.clone())
+                (answer.entries, answer.names, answer.forgotten),
+                (whole.entries.clone(), whole.names.clone(), whole.forgotten.clone())
             );
             assert_eq!((answer.promises.len(), next), (1, None));
             (most, least) = (most.max(pieces), least.min(pieces));
         }
-        assert_eq!((most, least), (20, 1));
+        assert_eq!((most, least), (30, 1));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
 
@@ -358,6 +358,12 @@ impl Client {
             Progress::Complete => {
                 cx.cancel_timer(Timer::Drive(id));
                 self.leave(id, true, cx);
+            }
+            Progress::Forgotten => {
+                cx.note(Note::Forgotten);
+                cx.cancel_timer(Timer::Drive(id));
+                self.drives.remove(&id);
+                self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
             }
         }
     }

@@ -73,6 +73,8 @@ pub(super) enum Progress {
     Decided(Outcome),
     /// Every replica that counts knows the decision.
     Complete,
+    /// Nobody can tell any more what became of it.
+    Forgotten,
 }
 
 /// Messages to be sent.
@@ -283,6 +285,7 @@ impl Drive {
                 self.conclude(out)
             }
             Tally::Preempted(_) => Progress::Preempted,
+            Tally::Forgotten => Progress::Forgotten,
             Tally::Ended(outcome) => {
                 self.is_recovered = true;
                 self.end(outcome, out)
@@ -484,7 +487,17 @@ mod tests {
     fn answer(vote: Vote, is_final: bool) -> (Answer, Option<Part>) {
         let ballot = Ballot::client(0);
         let cast = Some(Cast { ballot, vote, is_final });
-        (Answer { view: View(1), promised: ballot, cast, ended: None, absent: vec![] }, None)
+        (
+            Answer {
+                view: View(1),
+                promised: ballot,
+                cast,
+                ended: None,
+                absent: vec![],
+                is_forgotten: false,
+            },
+            None,
+        )
     }
 
     /// A client that has proposed to settle on a refusal may not take back its word when enough votes

@@ -26,6 +26,9 @@ pub enum Tally {
     Preempted(Ballot),
     /// The transaction has ended.
     Ended(Outcome),
+    /// So many replicas have forgotten the transaction that it cannot commit any more, and nobody can tell
+    /// whether it did.
+    Forgotten,
     /// The fast path may have agreed on a commit that too few of the replicas that answer can
     /// confirm; a view change finds out (f ≥ 2 only).
     Uncertain,
@@ -35,6 +38,11 @@ pub enum Tally {
 fn latest(answers: &BTreeMap<NodeId, Answer>) -> impl Iterator<Item = &Answer> + Clone {
     let view = answers.values().map(|answer| answer.view).max().unwrap_or_default();
     answers.values().filter(move |answer| answer.view == view)
+}
+
+/// True if f + 1 replicas have forgotten the transaction.
+fn is_forgotten(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> bool {
+    answers.values().filter(|answer| answer.is_forgotten).count() >= quorums.slow()
 }
 
 /// What f + 1 replicas have accepted in one view and in one ballot that is not below `ballot`: in
@@ -63,6 +71,9 @@ pub fn settle(
     }
     if let Some(vote) = accepted(quorums, ballot, answers) {
         return Tally::Chosen(vote, false);
+    }
+    if is_forgotten(quorums, answers) {
+        return Tally::Forgotten;
     }
     let votes: Vec<Vote> = latest(answers)
         .filter_map(|answer| answer.cast.filter(|cast| cast.ballot == ballot))
@@ -135,12 +146,16 @@ pub fn recover(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answ
     if let Some(vote) = accepted(quorums, ballot, answers) {
         return Tally::Chosen(vote, false);
     }
+    if is_forgotten(quorums, answers) {
+        return Tally::Forgotten;
+    }
     if let Some(preempted) = answers.values().map(|a| a.promised).max()
         && preempted > ballot
     {
         return Tally::Preempted(preempted);
     }
-    let promises: Vec<&Answer> = latest(answers).filter(|a| a.promised == ballot).collect();
+    let is_promise = |answer: &&Answer| answer.promised == ballot && !answer.is_forgotten;
+    let promises: Vec<&Answer> = latest(answers).filter(is_promise).collect();
     if promises.len() < quorums.slow() {
         return Tally::Wait;
     }
@@ -191,6 +206,8 @@ fn merge_casts(casts: &[Cast]) -> Merged {
 pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
     let mut merged = BTreeMap::<TxnId, Entry>::new();
     let mut acknowledged = BTreeMap::new();
+    // Whatever f + 1 replicas were read at, one of these remembers.
+    let ceiling = gathered.all.iter().map(|(_, offer)| offer.image.ceiling).max();
     for (_, offer) in &gathered.all {
         for (txn, theirs) in &offer.image.entries {
             let entry = merged.entry(*txn).or_default();
@@ -248,6 +265,7 @@ pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
     Image {
         entries: merged.into_iter().collect(),
         acknowledged: acknowledged.into_iter().collect(),
+        ceiling: ceiling.unwrap_or_default(),
     }
 }
 
@@ -323,6 +341,7 @@ mod tests {
             cast: Some(Cast { ballot, vote, is_final }),
             ended: None,
             absent: vec![],
+            is_forgotten: false,
         }
     }
 
@@ -402,6 +421,7 @@ mod tests {
                         | Tally::Later(_)
                         | Tally::Preempted(_)
                         | Tally::Ended(_)
+                        | Tally::Forgotten
                         | Tally::Uncertain => {}
                     }
                 }
@@ -419,7 +439,7 @@ mod tests {
         let synced: BTreeMap<NodeId, View> = answers.keys().map(|&n| (n, View(1))).collect();
         for (&node, answer) in answers.iter().take(quorums.slow()) {
             let entry = Entry { cast: answer.cast, ..Entry::default() };
-            let image = Image { entries: vec![(txn(1), entry)], acknowledged: vec![] };
+            let image = Image { entries: vec![(txn(1), entry)], ..Image::default() };
             let (normal_view, synced) = (View(1), synced.clone());
             gathering.add(node, Offer { normal_view, is_whole: true, synced, image });
         }
@@ -449,7 +469,7 @@ mod tests {
             normal_view: View(1),
             is_whole: true,
             synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
-            image: Image { entries, acknowledged: vec![] },
+            image: Image { entries, ..Image::default() },
         };
         // At the same time too: replicas advise all whose timestamp is too early of the same later one.
         for (at, is_final, expected) in

@@ -108,7 +108,7 @@ pub struct Cast {
 
 /// What a replica has to say about a transaction. Counts together with answers of the same view
 /// only (R5).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The replica's view.
     pub view: View,
@@ -120,6 +120,23 @@ pub struct Answer {
     pub ended: Option<Outcome>,
     /// Replicas that the view does not count on.
     pub absent: Vec<NodeId>,
+    /// It was over for longer than the retention, or its client had acknowledged it: the replica cannot tell
+    /// what became of it, and never votes for it.
+    pub is_forgotten: bool,
+}
+
+impl fmt::Debug for Answer {
+    /// Says what it has forgotten only if it has.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { view, promised, cast, ended, absent, is_forgotten } = self;
+        let mut answer = f.debug_struct("Answer");
+        answer.field("view", view).field("promised", promised).field("cast", cast);
+        answer.field("ended", ended).field("absent", absent);
+        if *is_forgotten {
+            answer.field("is_forgotten", is_forgotten);
+        }
+        answer.finish()
+    }
 }
 
 /// A message.
@@ -343,6 +360,9 @@ pub struct Image {
     pub entries: Vec<(TxnId, Entry)>,
     /// Clients that know the outcome of everything below.
     pub acknowledged: Vec<(ClientId, u64)>,
+    /// At or above every timestamp that was read at by those whose records these are: a replica that
+    /// lost what it promised to readers keeps to this.
+    pub ceiling: Timestamp,
 }
 
 /// A durable change of a replica's state; see [`State::apply`].
@@ -602,14 +622,16 @@ fn part_size(part: &Part) -> usize {
 }
 
 fn answer_size(answer: &Answer) -> usize {
-    10 + answer.cast.map_or(0, |_| 18) + answer.ended.map_or(0, |_| 12) + 2 * answer.absent.len()
+    let forgotten = 2 * usize::from(answer.is_forgotten);
+    let ended = answer.ended.map_or(0, |_| 12);
+    10 + answer.cast.map_or(0, |_| 18) + ended + 2 * answer.absent.len() + forgotten
 }
 
 fn image_size(image: &Image) -> usize {
     let entries = image.entries.iter().map(|(_, entry)| {
         TXN + 40 + 2 * entry.participants.len() + entry.part.as_ref().map_or(0, part_size)
     });
-    entries.sum::<usize>() + 8 * image.acknowledged.len()
+    entries.sum::<usize>() + 8 * image.acknowledged.len() + 9
 }
 
 const _: () =

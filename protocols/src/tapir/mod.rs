@@ -177,6 +177,8 @@ pub enum Note {
     Preempted,
     /// A client asked again for an outcome.
     Resolved,
+    /// What became of a transaction was forgotten.
+    Forgotten,
     /// What a read-only transaction read was not what was validated in its name.
     OtherReads,
     /// Only a view change could tell what was agreed.

@@ -114,6 +114,11 @@ impl Validator {
         self.read_newest = self.read_newest.max(at);
     }
 
+    /// Every key may have been read up to `floor`: this replica does not know of all who read here.
+    pub fn raise_floor(&mut self, floor: Timestamp) {
+        self.read_floor = self.read_floor.max(floor);
+    }
+
     /// True if something that is prepared may yet write one of the keys at or before `at`.
     #[must_use]
     pub fn is_pending(&self, keys: &[Key], at: Timestamp) -> bool {

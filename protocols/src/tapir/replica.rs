@@ -184,6 +184,7 @@ impl Replica {
             cast: entry.and_then(|entry| entry.cast),
             ended: entry.and_then(|entry| entry.ended),
             absent: self.absent(),
+            is_forgotten: entry.is_none() && self.state.is_acknowledged(txn),
         }
     }
 
@@ -221,8 +222,10 @@ impl Replica {
         if is_answered {
             world.cx.note(Note::RepeatedPrepare);
         } else if held.is_none() && self.state.is_acknowledged(txn) {
-            // Its client knows how it ended: this is an old copy.
+            // This is an old copy, or its client was silent for so long that it was acknowledged in its stead.
             world.cx.note(Note::LatePrepare);
+            let answer = Answer { promised: ballot, ..self.answer(txn) };
+            world.reply(from, Msg::ReplyConsensus { txn, partition: self.id, answer });
             return;
         } else {
             let vote = self.validate(txn, timestamp, &part, world);
@@ -410,6 +413,18 @@ impl Replica {
             self.unwatch(txn);
         }
         self.change(Change::Forget(over), world);
+    }
+
+    /// A majority of a participant's replicas has forgotten a transaction of this record: it was over, and
+    /// what this replica missed of that came with the data that it copied. It forgets it as well.
+    pub(super) fn drop_forgotten(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        if self.state.entries.get(&txn).is_some_and(|entry| entry.ended.is_none()) {
+            world.cx.note(Note::Forgotten);
+            self.change(Change::Acknowledge(vec![(txn.client, txn.counter + 1)]), world);
+            self.change(Change::Forget(vec![txn]), world);
+            self.validator.release(txn);
+            self.unwatch(txn);
+        }
     }
 
     /// §5.2.3: whoever takes over is the only one to be listened to from now on. What this replica
@@ -767,6 +782,10 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         self.change(Change::Install { view, synced, image, is_whole }, world);
+        if !is_whole {
+            // It may have promised readers what it does not remember: any f + 1 of the others know how far.
+            self.validator.raise_floor(self.state.ceiling);
+        }
         self.gathering = Gathering::default();
         self.joined.clear();
         self.view_sent.clear();

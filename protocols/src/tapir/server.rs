@@ -297,6 +297,13 @@ impl Server {
                 let Some((drive, _)) = self.drives.remove(&txn) else { return };
                 self.release(&drive, cx);
             }
+            Progress::Forgotten => {
+                self.drives.remove(&txn);
+                let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
+                for id in hosted {
+                    self.with(id, cx, |replica, world| replica.drop_forgotten(txn, world));
+                }
+            }
         }
     }
 

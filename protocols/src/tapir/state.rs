@@ -168,6 +168,7 @@ impl State {
             }
         }
         self.acknowledge(&image.acknowledged);
+        self.ceiling = self.ceiling.max(image.ceiling);
     }
 
     fn acknowledge(&mut self, clients: &[(ClientId, u64)]) {
@@ -190,6 +191,7 @@ impl State {
         Image {
             entries: wanted.map(|(txn, entry)| (*txn, entry.clone())).collect(),
             acknowledged: self.acknowledged.iter().map(|(&c, &below)| (c, below)).collect(),
+            ceiling: self.ceiling,
         }
     }
 }

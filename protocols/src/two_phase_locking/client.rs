@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
@@ -303,7 +303,9 @@ impl Client {
             Msg::Decided { txn, outcome } => {
                 if let Some(open) = self.open.get(&txn) {
                     self.routes.learn(open.coordinator, from, cx.now());
-                    self.finish(txn, outcome, "locking", cx);
+                    let is_forgotten = outcome == Outcome::Unknown;
+                    let path = if is_forgotten { UNKNOWABLE } else { "locking" };
+                    self.finish(txn, outcome, path, cx);
                 }
             }
             Msg::ReadOnlyResult { txn, partition, snapshot } => {

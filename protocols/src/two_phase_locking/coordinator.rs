@@ -84,7 +84,8 @@ impl Partition {
             return true;
         }
         if self.state.is_acknowledged(txn) {
-            // The client promised not to ask again; nobody here knows any more.
+            // Nobody here knows any more: the client has acknowledged it, or was silent for too long.
+            world.cx.note(Note::Forgotten);
             world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
             return true;
         }

@@ -42,6 +42,14 @@ impl Partition {
             return;
         }
         self.end_earlier_attempts(txn, world);
+        if self.is_forgotten(txn) {
+            // Its client was silent for so long that this group acknowledged what came later, and no
+            // attempt of that name is taken. Without an answer it would ask for ever.
+            world.cx.note(Note::LateLock);
+            let reason = AbortReason::Invalid;
+            world.send(client, Msg::Wounded { txn, partition: self.id, reason });
+            return;
+        }
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
         let later = txn.retry()..=TxnId { attempt: u32::MAX, ..txn };
@@ -257,6 +265,17 @@ impl Partition {
         self.reserve(proposal, world);
         self.propose(command, world);
         self.serve_granted(world);
+    }
+
+    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
+    /// long that this group acknowledged it.
+    fn is_forgotten(&self, txn: TxnId) -> bool {
+        let is_preparing =
+            self.leader.as_ref().is_some_and(|leader| leader.preparing.contains_key(&txn));
+        self.state.is_acknowledged(txn)
+            && !is_preparing
+            && !self.state.prepared.contains_key(&txn)
+            && !self.state.ended.contains_key(&txn)
     }
 
     fn send_vote(&self, txn: TxnId, coordinator: PartitionId, vote: Vote, world: &mut World<'_>) {

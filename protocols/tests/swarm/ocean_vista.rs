@@ -24,6 +24,15 @@ fn seeds_with_faults_hold_every_promise() {
     expect(&notes, &expected);
 }
 
+/// Seeds of which some transactions did not end: copies on slow links kept leases from being extended, and
+/// gateways asked the same server again, which had none.
+#[test]
+fn transactions_end_on_slow_links_and_beside_dead_servers() {
+    for seed in [88_103_284, 6_001_679, 88_101_012] {
+        hold_every_promise(NAME, seed..seed + 1, 2);
+    }
+}
+
 /// Unsafe variants that random seeds catch, the temper of the seeds that is hardest on them, and
 /// within how many. V1 and R4 take too many for a test (904 and 671 of those about stragglers); golden
 /// traces show what they do, which no later change of draws can hide.

@@ -234,7 +234,8 @@ impl<P: WireProtocol> Shared<P> {
                 inbox.push(Event::Message { from, msg });
             }
             (None, Some(transport)) => {
-                transport.send(from, to, |out| P::encode_msg(&msg, out));
+                let lane = orthodrome_core::Message::lane(&msg);
+                transport.send_in(lane, from, to, |out| P::encode_msg(&msg, out));
             }
             // Before the transport has started: as lost as on a network.
             (None, None) => {}

@@ -2,9 +2,9 @@
 //!
 //! Each process dials every other one, and sends only on connections it dialed; so each direction
 //! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: over the
-//! bound the oldest frames are dropped, and so is everything queued when a connection cannot be
-//! made, for protocols tolerate loss and repeat what matters. Frames of one connection arrive in
-//! order, or not at all.
+//! bound the oldest frames are dropped, data before control, and so is everything queued when a
+//! connection cannot be made, for protocols tolerate loss and repeat what matters. Frames of one lane
+//! of a connection arrive in order, or not at all; control goes before the data that waits.
 
 mod delay;
 pub mod frame;
@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use orthodrome_core::machine::Lane;
 use orthodrome_core::{NodeId, Rng};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -134,8 +135,19 @@ struct Link {
 
 #[derive(Default)]
 struct Queue {
-    frames: VecDeque<Bytes>,
+    /// What goes first.
+    control: VecDeque<Bytes>,
+    data: VecDeque<Bytes>,
     bytes: usize,
+}
+
+impl Queue {
+    fn lane(&mut self, lane: Lane) -> &mut VecDeque<Bytes> {
+        match lane {
+            Lane::Control => &mut self.control,
+            Lane::Data => &mut self.data,
+        }
+    }
 }
 
 impl Link {
@@ -143,13 +155,14 @@ impl Link {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, frame: Bytes) {
+    fn push(&self, lane: Lane, frame: Bytes) {
         let mut queue = self.queue();
         queue.bytes += frame.len();
-        queue.frames.push_back(frame);
+        queue.lane(lane).push_back(frame);
         let mut lost = 0;
         while queue.bytes > self.queue_bytes_max {
-            let Some(oldest) = queue.frames.pop_front() else { break };
+            let oldest = queue.data.pop_front().or_else(|| queue.control.pop_front());
+            let Some(oldest) = oldest else { break };
             queue.bytes -= oldest.len();
             lost += 1;
         }
@@ -165,7 +178,8 @@ impl Link {
         let mut queue = self.queue();
         let mut taken = 0;
         while taken < WRITE_BYTES {
-            let Some(frame) = queue.frames.pop_front() else { break };
+            let next = queue.control.pop_front().or_else(|| queue.data.pop_front());
+            let Some(frame) = next else { break };
             taken += frame.len();
             into.push(frame);
         }
@@ -174,7 +188,8 @@ impl Link {
 
     fn clear(&self) {
         let queue = std::mem::take(&mut *self.queue());
-        self.counters.lost.fetch_add(queue.frames.len() as u64, Ordering::Relaxed);
+        let lost = queue.control.len() + queue.data.len();
+        self.counters.lost.fetch_add(lost as u64, Ordering::Relaxed);
     }
 
     fn status(&self) -> LinkStatus {
@@ -208,7 +223,7 @@ impl Link {
 pub struct Transport {
     /// By server and by gateway.
     links: BTreeMap<NodeId, Arc<Link>>,
-    delay: Option<DelayLine<(Arc<Link>, Bytes)>>,
+    delay: Option<DelayLine<(Arc<Link>, Lane, Bytes)>>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -247,7 +262,9 @@ impl Transport {
             own.push(link);
         }
         let delay = if own.iter().any(|link| !link.peer.delay.is_zero()) {
-            Some(DelayLine::start(|(link, frame): (Arc<Link>, Bytes)| link.push(frame))?)
+            Some(DelayLine::start(|(link, lane, frame): (Arc<Link>, Lane, Bytes)| {
+                link.push(lane, frame);
+            })?)
         } else {
             None
         };
@@ -280,6 +297,17 @@ impl Transport {
     /// Sends a message of machine `from` to machine `to`, which must be in another process; `encode`
     /// appends its bytes. Returns at once; the message may be lost.
     pub fn send(&self, from: NodeId, to: NodeId, encode: impl FnOnce(&mut BytesMut)) {
+        self.send_in(Lane::Data, from, to, encode);
+    }
+
+    /// The same in a lane: control goes before whatever data waits to be written.
+    pub fn send_in(
+        &self,
+        lane: Lane,
+        from: NodeId,
+        to: NodeId,
+        encode: impl FnOnce(&mut BytesMut),
+    ) {
         let Some(link) = self.links.get(&to) else {
             warn!(%from, %to, "dropped a message to a machine that is not on the map");
             return;
@@ -294,9 +322,9 @@ impl Transport {
         };
         match &self.delay {
             Some(line) if !link.peer.delay.is_zero() => {
-                line.push(Instant::now() + link.peer.delay, (link.clone(), frame));
+                line.push(Instant::now() + link.peer.delay, (link.clone(), lane, frame));
             }
-            Some(_) | None => link.push(frame),
+            Some(_) | None => link.push(lane, frame),
         }
     }
 

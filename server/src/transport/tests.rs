@@ -127,6 +127,26 @@ async fn a_large_message_passes_and_one_over_the_limit_does_not_harm_the_link() 
     assert_eq!(got, [900_000, 5]);
 }
 
+#[test]
+fn control_leaves_before_data_and_is_dropped_after_it() {
+    let peer = Peer { process: process(2), address: String::new(), delay: Duration::ZERO };
+    let link = Link {
+        peer,
+        queue: Mutex::default(),
+        ready: Notify::new(),
+        queue_bytes_max: 30,
+        counters: Counters::default(),
+    };
+    let frame = |byte| Bytes::from(vec![byte; 10]);
+    for (lane, byte) in [(Lane::Data, 1), (Lane::Control, 2), (Lane::Data, 3), (Lane::Control, 4)] {
+        link.push(lane, frame(byte));
+    }
+    let mut taken = Vec::new();
+    link.take(&mut taken);
+    assert_eq!(taken, [frame(2), frame(4), frame(3)], "the oldest data made room");
+    assert_eq!((link.status().lost, link.status().queued_bytes), (1, 0));
+}
+
 #[tokio::test]
 async fn a_full_queue_drops_its_oldest() {
     // Nobody listens at the peer's address.

@@ -84,6 +84,7 @@ fn answer_to_wire(answer: &Answer) -> wire::Answer {
         cast: answer.cast.map(cast_to_wire),
         ended: answer.ended.map(outcome_to_wire),
         absent: nodes_to_wire(&answer.absent),
+        is_forgotten: answer.is_forgotten,
     }
 }
 
@@ -94,6 +95,7 @@ fn answer_from_wire(answer: wire::Answer) -> Result<Answer, WireError> {
         cast: answer.cast.map(cast_from_wire).transpose()?,
         ended: answer.ended.map(outcome_from_wire).transpose()?,
         absent: nodes_from_wire(answer.absent).collect(),
+        is_forgotten: answer.is_forgotten,
     })
 }
 
@@ -126,6 +128,7 @@ fn image_to_wire(image: &Image) -> wire::Image {
     wire::Image {
         entries: entries.collect(),
         acknowledged: acknowledged_to_wire(image.acknowledged.iter().copied()),
+        ceiling: image.ceiling.0,
     }
 }
 
@@ -135,6 +138,7 @@ fn image_from_wire(image: Option<wire::Image>) -> Result<Image, WireError> {
     Ok(Image {
         entries: entries.collect::<Result<_, _>>()?,
         acknowledged: acknowledged_from_wire(image.acknowledged).collect(),
+        ceiling: Timestamp(image.ceiling),
     })
 }
 
@@ -460,13 +464,14 @@ fn state_to_wire(state: &State) -> wire::State {
         record: Some(wire::Image {
             entries: entries.iter().map(entry_to_wire).collect(),
             acknowledged: acknowledged_to_wire(acknowledged),
+            ceiling: ceiling.0,
         }),
         ceiling: ceiling.0,
     }
 }
 
 fn state_from_wire(state: wire::State) -> Result<State, WireError> {
-    let Image { entries, acknowledged } = image_from_wire(state.record)?;
+    let Image { entries, acknowledged, ceiling: _ } = image_from_wire(state.record)?;
     Ok(State {
         view: View(state.view),
         normal_view: View(state.normal_view),

@@ -16,11 +16,12 @@ use orthodrome_protocols::ocean_vista::{
 use prost::Message as _;
 
 use super::common::{
-    decided_from_wire, key_set_from_wire, key_versions_from_wire, key_versions_to_wire,
-    keys_from_wire, keys_to_wire, need, op_from_wire, op_to_wire, outcome_from_wire,
-    outcome_to_wire, reads_from_wire, reads_to_wire, reason_from_wire as abort_from_wire,
-    reason_to_wire as abort_to_wire, txn_id_from_wire, txn_id_to_wire, version_from_wire,
-    version_to_wire, versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
+    acknowledged_from_wire, acknowledged_to_wire, decided_from_wire, key_set_from_wire,
+    key_versions_from_wire, key_versions_to_wire, keys_from_wire, keys_to_wire, need, op_from_wire,
+    op_to_wire, outcome_from_wire, outcome_to_wire, reads_from_wire, reads_to_wire,
+    reason_from_wire as abort_from_wire, reason_to_wire as abort_to_wire, txn_id_from_wire,
+    txn_id_to_wire, version_from_wire, version_to_wire, versions_from_wire, versions_to_wire,
+    writes_from_wire, writes_to_wire,
 };
 use super::{WireError, WireProtocol, internal, ocean_vista_schema as wire};
 
@@ -140,6 +141,7 @@ fn reason_to_wire(reason: Reason) -> i32 {
         Reason::Inactive => wire::Reason::Inactive,
         Reason::Busy => wire::Reason::Busy,
         Reason::Collected => wire::Reason::Collected,
+        Reason::TooLarge => wire::Reason::TooLarge,
     };
     reason as i32
 }
@@ -149,6 +151,7 @@ fn reason_from_wire(reason: i32) -> Result<Reason, WireError> {
         Ok(wire::Reason::Inactive) => Reason::Inactive,
         Ok(wire::Reason::Busy) => Reason::Busy,
         Ok(wire::Reason::Collected) => Reason::Collected,
+        Ok(wire::Reason::TooLarge) => Reason::TooLarge,
         Ok(wire::Reason::Unspecified) | Err(_) => return Err(unknown("Reason", reason)),
     })
 }
@@ -265,7 +268,11 @@ fn knowledge_to_wire(knowledge: &Knowledge) -> wire::Knowledge {
     use wire::knowledge as k;
     let knowledge = match knowledge {
         Knowledge::Refused { is_final } => {
-            k::Knowledge::Refused(k::Refused { is_final: *is_final })
+            k::Knowledge::Refused(k::Refused { is_final: *is_final, is_forgotten: false })
+        }
+        // To whoever does not know better it is a refusal.
+        Knowledge::Forgotten => {
+            k::Knowledge::Refused(k::Refused { is_final: false, is_forgotten: true })
         }
         Knowledge::Stored(held) => {
             let held = held.iter().map(|holding| k::Holding {
@@ -284,6 +291,7 @@ fn knowledge_to_wire(knowledge: &Knowledge) -> wire::Knowledge {
 fn knowledge_from_wire(knowledge: Option<wire::Knowledge>) -> Result<Knowledge, WireError> {
     use wire::knowledge as k;
     Ok(match need(knowledge.and_then(|knowledge| knowledge.knowledge), "knowledge")? {
+        k::Knowledge::Refused(refused) if refused.is_forgotten => Knowledge::Forgotten,
         k::Knowledge::Refused(refused) => Knowledge::Refused { is_final: refused.is_final },
         k::Knowledge::Stored(stored) => {
             let holding = |holding: k::Holding| {
@@ -441,10 +449,11 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
             replicated: replicated.0,
             epoch: *epoch,
         }),
-        Msg::Got { query, replicated, seen } => Wire::Got(m::Got {
+        Msg::Got { query, replicated, seen, is_cut } => Wire::Got(m::Got {
             query: *query,
             replicated: replicated.0,
             seen: seen.iter().map(seen_to_wire).collect(),
+            is_cut: *is_cut,
         }),
         Msg::NotReady { query, reason } => {
             Wire::NotReady(m::NotReady { query: *query, reason: reason_to_wire(*reason) })
@@ -474,7 +483,17 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
             to: to.0,
             rest: rest.map(rest_to_wire),
         }),
-        Msg::Pulled { partition, round, piece, next, settled, entries, names, promises } => {
+        Msg::Pulled {
+            partition,
+            round,
+            piece,
+            next,
+            settled,
+            entries,
+            names,
+            forgotten,
+            promises,
+        } => {
             let promises =
                 promises.iter().map(|of| control::takeover_record_to_wire(*partition, of));
             Wire::Pulled(m::Pulled {
@@ -483,6 +502,7 @@ fn msg_to_wire(msg: &Msg) -> wire::msg::Msg {
                 settled: settled.0,
                 entries: entries.iter().map(|(ts, image)| pending_to_wire((ts, image))).collect(),
                 names: names_to_wire(names),
+                forgotten: acknowledged_to_wire(forgotten.iter().copied()),
                 promises: promises.collect(),
                 piece: Some(rest_to_wire(*piece)),
                 next: *next,
@@ -574,6 +594,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             query: m.query,
             replicated: Timestamp(m.replicated),
             seen: m.seen.into_iter().map(seen_from_wire).collect::<Result<_, _>>()?,
+            is_cut: m.is_cut,
         },
         Wire::NotReady(m) => Msg::NotReady { query: m.query, reason: reason_from_wire(m.reason)? },
         Wire::Put(m) => Msg::Put { ts: Timestamp(m.ts), output: output_from_wire(m.output)? },
@@ -609,6 +630,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             settled: Timestamp(m.settled),
             entries: m.entries.into_iter().map(pending_from_wire).collect::<Result<_, _>>()?,
             names: names_from_wire(m.names)?,
+            forgotten: acknowledged_from_wire(m.forgotten).collect(),
             promises: m
                 .promises
                 .into_iter()
@@ -659,7 +681,7 @@ fn promise_from_wire(
 // Records.
 
 fn state_to_wire(state: &State) -> wire::State {
-    let State { pending, names, acknowledged, settled, collected, copied } = state;
+    let State { pending, names, acknowledged, settled, collected, copied, forgotten } = state;
     let acknowledged = acknowledged.iter().map(|(client, (below, since))| {
         wire::state::Acknowledged { client: client.0, below: *below, since: since.0 }
     });
@@ -670,6 +692,7 @@ fn state_to_wire(state: &State) -> wire::State {
         settled: settled.0,
         collected: collected.0,
         copied: control::partitions_to_wire(copied),
+        forgotten: acknowledged_to_wire(forgotten.iter().map(|(&client, &below)| (client, below))),
     }
 }
 
@@ -685,6 +708,7 @@ fn state_from_wire(state: wire::State) -> Result<State, WireError> {
         settled: Timestamp(state.settled),
         collected: Timestamp(state.collected),
         copied: control::partitions_from_wire(state.copied)?,
+        forgotten: keyed(acknowledged_from_wire(state.forgotten).map(Ok), "State.forgotten")?,
     })
 }
 
@@ -706,6 +730,10 @@ fn change_to_wire(change: &Change) -> wire::Change {
         }),
         Change::Names(names) => Wire::Names(wire::change::Names { names: names_to_wire(names) }),
         Change::Adopt { ts, image } => Wire::Adopt(pending_to_wire((ts, image))),
+        Change::Forget(clients) => {
+            let clients = acknowledged_to_wire(clients.iter().copied());
+            Wire::Forget(wire::change::Forget { clients })
+        }
     };
     wire::Change { change: Some(change) }
 }
@@ -737,6 +765,7 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
             let (ts, image) = pending_from_wire(pending)?;
             Change::Adopt { ts, image }
         }
+        Wire::Forget(c) => Change::Forget(acknowledged_from_wire(c.clients).collect()),
     })
 }
 

@@ -33,7 +33,7 @@ use super::{Draw, draw};
 use crate::transport::frame::MESSAGE_BYTES_MAX;
 
 const PATHS: [Path; 5] = [Path::Fast, Path::Slow, Path::WriteOnly, Path::ReadOnly, Path::Recovered];
-const REASONS: [Reason; 3] = [Reason::Inactive, Reason::Busy, Reason::Collected];
+const REASONS: [Reason; 4] = [Reason::Inactive, Reason::Busy, Reason::Collected, Reason::TooLarge];
 const REFUSALS: [Refusal; 5] =
     [Refusal::Ahead, Refusal::Known, Refusal::Below, Refusal::Outvoted, Refusal::Final];
 const PHASES: [Phase; 3] = [Phase::Tentative, Phase::Finalized, Phase::Aborted];
@@ -131,8 +131,13 @@ impl Draw {
                 held.push(self.holding());
                 Knowledge::Stored(held)
             }
+            2 => Knowledge::Forgotten,
             _ => Knowledge::Ended(self.ended()),
         }
+    }
+
+    fn forgotten(&mut self) -> BTreeMap<ClientId, u64> {
+        self.many(6, |draw| (draw.txn_id().client, draw.below(1 << 40))).into_iter().collect()
     }
 
     fn holding(&mut self) -> Holding {
@@ -396,13 +401,16 @@ impl Draw {
                 let (asks, replicated) = (self.many(4, Self::ask), self.timestamp());
                 Msg::Get { query, partition, asks, replicated, epoch }
             }
-            14 => Msg::Got { query, replicated: ts, seen: self.many(4, Self::seen) },
+            14 => {
+                let (seen, is_cut) = (self.many(4, Self::seen), self.flag());
+                Msg::Got { query, replicated: ts, seen, is_cut }
+            }
             15 => Msg::NotReady { query, reason: self.of(&REASONS) },
             16 => Msg::Put { ts, output: self.output() },
             17 => Msg::Executed { ts, output: self.output(), reads: self.reads_map() },
             18 => Msg::Query { txn, is_final: self.flag(), round, epoch: ballot },
             19 => {
-                let kind = self.below(3);
+                let kind = self.below(4);
                 Msg::Known { txn, round, settled: ts, knowledge: self.knowledge(kind) }
             }
             20 => Msg::Missing { from: ts, to: self.timestamp() },
@@ -417,7 +425,17 @@ impl Draw {
                 let promises = self.many(3, Self::promise);
                 let (piece, next) = (self.rest(), self.option(|draw| draw.below(u64::MAX)));
                 let (round, settled) = (query, ts);
-                Msg::Pulled { partition, round, piece, next, settled, entries, names, promises }
+                Msg::Pulled {
+                    partition,
+                    round,
+                    piece,
+                    next,
+                    settled,
+                    entries,
+                    names,
+                    forgotten: self.forgotten().into_iter().collect(),
+                    promises,
+                }
             }
             24 => {
                 let after = self.option(Self::key);
@@ -453,6 +471,7 @@ impl Draw {
             settled: self.timestamp(),
             collected: self.timestamp(),
             copied: self.partitions_at(),
+            forgotten: self.forgotten(),
         }
     }
 
@@ -467,6 +486,7 @@ impl Draw {
             4 => Change::Refuse { txn: self.txn_id(), is_final: self.flag(), at: ts },
             5 => Change::Names(self.many(5, Self::name)),
             6 => Change::Adopt { ts, image: self.ov_image() },
+            13 => Change::Forget(self.forgotten().into_iter().collect()),
             7 => return Record::State(Box::new(self.ov_state())),
             8 => return Record::Intact,
             9 => return Record::Takeover(self.partition(), self.promise()),
@@ -487,7 +507,7 @@ impl Draw {
 }
 
 const MSGS: u64 = 43;
-const RECORDS: u64 = 14;
+const RECORDS: u64 = 15;
 
 fn msg_bytes(msg: &Msg) -> Bytes {
     let mut out = BytesMut::new();
@@ -541,8 +561,8 @@ fn tolerance(msg: &Msg, real: usize) -> usize {
     if let Msg::Got { seen, .. } = msg {
         entries = seen.iter().map(|seen| 1 + seen.view.versions.len()).sum();
     }
-    if let Msg::Pulled { entries: told, names, promises, .. } = msg {
-        entries = told.len() + names.len() + promises.len();
+    if let Msg::Pulled { entries: told, names, forgotten, promises, .. } = msg {
+        entries = told.len() + names.len() + forgotten.len() + promises.len();
     }
     if let Msg::Scanned { keys, .. } = msg {
         entries = keys.iter().map(|(_, versions)| versions.len()).sum();

@@ -66,6 +66,7 @@ impl Draw {
             cast: self.option(Self::cast),
             ended: self.option(Self::decided),
             absent: self.nodes(),
+            is_forgotten: self.below(2) == 0,
         }
     }
 
@@ -84,7 +85,7 @@ impl Draw {
             };
             (draw.txn_id(), entry)
         });
-        Image { entries, acknowledged: self.acknowledged() }
+        Image { entries, acknowledged: self.acknowledged(), ceiling: self.timestamp() }
     }
 
     /// One of TAPIR's messages, by number.
@@ -170,7 +171,7 @@ impl Draw {
             },
             8 => Change::Whole,
             _ => {
-                let Image { entries, acknowledged } = self.image();
+                let Image { entries, acknowledged, ceiling } = self.image();
                 let state = State {
                     view: self.view(),
                     normal_view: self.view(),
@@ -178,7 +179,7 @@ impl Draw {
                     is_whole: self.below(2) == 0,
                     entries: entries.into_iter().collect(),
                     acknowledged: acknowledged.into_iter().collect(),
-                    ceiling: self.timestamp(),
+                    ceiling,
                 };
                 return Record::State(self.partition(), Box::new(state));
             }
