@@ -381,7 +381,9 @@ impl Image {
         pending.chain(self.due.iter().map(|due| due.entry.name())).collect()
     }
 
-    fn size(&self) -> usize {
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
         let of =
             |stream: &StreamImage| 24 + TXN * (stream.seen.len() + 2 * stream.acknowledged.len());
         let moved = self.moved.keys().map(|key| 24 + key.len()).sum::<usize>();

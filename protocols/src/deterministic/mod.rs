@@ -377,4 +377,11 @@ impl Protocol for Deterministic {
             config.kept_bytes = size(1_000, 100_000, rng);
         }
     }
+
+    fn record_size(record: &Record) -> usize {
+        match record {
+            Record::Image(image) => 4 + image.size(),
+            Record::Replication(_, record) => 4 + record.disk_size(),
+        }
+    }
 }
