@@ -1,9 +1,10 @@
 //! Messages between processes: framed TCP, with TLS, in both directions.
 //!
 //! Each process dials every other one, and sends only on connections it dialed; so each direction
-//! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: over the
-//! bound the oldest frames are dropped, and so is everything queued when a connection cannot be
-//! made, for protocols tolerate loss and repeat what matters. Frames of one connection arrive in
+//! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: what comes
+//! over the bound is dropped, and so is everything queued when a connection cannot be made, for protocols
+//! tolerate loss and repeat what matters. What waits already stays: the beginning of a series is of use to
+//! its receiver, its end is not, and a sender that repeats a series from where it was lost gets on. Frames of one connection arrive in
 //! order, or not at all.
 
 mod delay;
@@ -43,6 +44,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 /// Connections that have not introduced themselves yet, at once; more are closed unheard.
 const STRANGERS_MAX: usize = 256;
+/// A frame of at most this size is a small one.
+const SMALL_BYTES: usize = 4 << 10;
 /// Frames are gathered into writes of about this size.
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -143,21 +146,22 @@ impl Link {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Queues a frame if there is room. A few of the small ones, such as votes and answers, find room in a full queue:
+    /// no series of large ones silences everybody else.
     fn push(&self, frame: Bytes) {
         let mut queue = self.queue();
-        queue.bytes += frame.len();
-        queue.frames.push_back(frame);
-        let mut lost = 0;
-        while queue.bytes > self.queue_bytes_max {
-            let Some(oldest) = queue.frames.pop_front() else { break };
-            queue.bytes -= oldest.len();
-            lost += 1;
+        let spare = if frame.len() <= SMALL_BYTES { self.queue_bytes_max / 8 } else { 0 };
+        let has_room = queue.bytes + frame.len() <= self.queue_bytes_max + spare;
+        if has_room {
+            queue.bytes += frame.len();
+            queue.frames.push_back(frame);
         }
         drop(queue);
-        if lost > 0 {
-            self.counters.lost.fetch_add(lost, Ordering::Relaxed);
+        if has_room {
+            self.ready.notify_one();
+        } else {
+            self.counters.lost.fetch_add(1, Ordering::Relaxed);
         }
-        self.ready.notify_one();
     }
 
     /// Frames worth about one write; none if nothing waits.
