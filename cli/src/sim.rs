@@ -377,6 +377,7 @@ pub fn kind(kind: FailureKind) -> &'static str {
         FailureKind::Promise => "promise",
         FailureKind::Stuck => "stuck",
         FailureKind::Claim => "claim",
+        FailureKind::Limit => "limit",
         FailureKind::History => "history",
         FailureKind::Twins => "twins",
     }

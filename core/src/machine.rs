@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::cluster::Cluster;
 use crate::host::Timers;
 use crate::id::{NodeId, PartitionId, Ticket, TxnId};
+use crate::limits::Limits;
 use crate::rng::Rng;
 use crate::store::{Memtable, StateEngine};
 use crate::time::{Clock, Time};
@@ -102,6 +103,15 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// rest on time-outs that suit the network, nor on buffers that are never full. A swarm calls
     /// this for some of its seeds; without an implementation settings stay as they are.
     fn vary(_config: &mut Self::Config, _rng: &mut Rng) {}
+
+    /// Encoded bytes of a record; within a tenth of what the server's codec produces.
+    fn record_size(record: &Self::Record) -> usize;
+
+    /// Makes machines keep these limits in whatever holds several transactions. False: they keep
+    /// [`Limits::SERVER`] and cannot be told to keep others, and nothing was changed.
+    fn limit(_config: &mut Self::Config, _limits: Limits) -> bool {
+        false
+    }
 }
 
 /// What transports, models and traces need to know of a message without knowing the protocol.

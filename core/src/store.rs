@@ -196,6 +196,18 @@ pub struct Piece {
     pub next: Option<Key>,
 }
 
+/// Where a part of a partition's state begins that may be cut within a key.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Start {
+    /// After this key; at the first, if none.
+    pub after: Option<Key>,
+    /// Of this one of the keys that follow, versions up to this one were told already.
+    pub within: Option<(Key, Version)>,
+}
+
+/// Keys that one scan of [`Store::cut`] asks for: values may be long.
+const SCAN_KEYS: usize = 64;
+
 /// A machine's versioned state: memory over the state engine.
 #[derive(Debug)]
 pub struct Store {
@@ -315,6 +327,54 @@ impl Store {
         keys.truncate(fits);
         let next = if is_last { None } else { keys.last().map(|(key, _)| key.clone()) };
         Piece { keys, next }
+    }
+
+    /// What is there from `start` on, and where the next part begins, if there is more: at most `keys_max` keys, and
+    /// at most one version more than `bytes_max`, for a key may have any number of versions.
+    #[must_use]
+    pub fn cut(
+        &self,
+        partition: PartitionId,
+        start: &Start,
+        (keys_max, bytes_max): (usize, usize),
+    ) -> (Vec<(Key, Versions)>, Option<Start>) {
+        let mut at = start.clone();
+        let (mut keys, mut bytes) = (Vec::new(), 0);
+        while keys.len() < keys_max && bytes < bytes_max {
+            let limit = (keys_max - keys.len()).min(SCAN_KEYS);
+            let found = self.scan(partition, at.after.as_ref(), limit);
+            let is_end = found.len() < limit;
+            for (key, mut versions) in found {
+                if bytes >= bytes_max {
+                    return (keys, Some(at));
+                }
+                if let Some((_, told)) = at.within.take_if(|(within, _)| *within == key) {
+                    versions.retain(|(version, _)| *version > told);
+                }
+                let fits = versions.iter().take_while(|(_, value)| {
+                    let is_over = bytes >= bytes_max;
+                    bytes += if is_over { 0 } else { size(&key, value.as_ref()) };
+                    !is_over
+                });
+                let fits = fits.count();
+                if let Some((last, _)) =
+                    versions.get(fits.saturating_sub(1)).filter(|_| fits < versions.len())
+                {
+                    at.within = Some((key.clone(), *last));
+                    versions.truncate(fits);
+                    keys.push((key, versions));
+                    return (keys, Some(at));
+                }
+                at.after = Some(key.clone());
+                if !versions.is_empty() {
+                    keys.push((key, versions));
+                }
+            }
+            if is_end {
+                return (keys, None);
+            }
+        }
+        (keys, Some(at))
     }
 
     /// About how many bytes the next checkpoint would write.
@@ -447,6 +507,41 @@ mod tests {
             if after.is_none() {
                 return (seen, sizes);
             }
+        }
+    }
+
+    #[test]
+    fn a_part_may_end_within_a_key_and_nothing_is_left_out() {
+        let mut store = Store::new(Box::new(MemoryEngine::default()));
+        for number in 0..200_u64 {
+            // One key has most of the versions.
+            let key = if number % 4 == 0 { format!("k{number:03}") } else { "k100".into() };
+            store.put(P, key.into(), version(number + 1), Some("x".repeat(100).into()));
+            if number == 90 {
+                let _ = store.freeze();
+            }
+        }
+        let whole = store.scan(P, None, usize::MAX);
+        for (keys_max, bytes_max) in
+            [(1_000, 1), (1_000, 1_000), (3, 100_000), (1, 500), (64, 9_000)]
+        {
+            let mut told: BTreeMap<Key, Versions> = BTreeMap::new();
+            let mut start = Some(Start::default());
+            while let Some(from) = start {
+                let (keys, next) = store.cut(P, &from, (keys_max, bytes_max));
+                assert!(keys.len() <= keys_max);
+                let all = keys
+                    .iter()
+                    .flat_map(|(key, all)| all.iter().map(move |(_, value)| (key, value)));
+                let bytes: usize = all.map(|(key, value)| size(key, value.as_ref())).sum();
+                assert!(bytes < bytes_max + 200, "{bytes} of {bytes_max}");
+                for (key, versions) in keys {
+                    told.entry(key).or_default().extend(versions);
+                }
+                assert_ne!(next.as_ref(), Some(&from), "no progress");
+                start = next;
+            }
+            assert_eq!(told.into_iter().collect::<Vec<_>>(), whole, "{keys_max} {bytes_max}");
         }
     }
 

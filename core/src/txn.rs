@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{RegionId, TxnId};
+use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
 use crate::time::Timestamp;
 
@@ -337,7 +338,8 @@ impl Txn {
                 }
             }
         }
-        Ok(writes)
+        // Few operations may make many long values a little longer.
+        if bytes_of(&writes) > TXN_BYTES_MAX { Err(AbortReason::TooLarge) } else { Ok(writes) }
     }
 }
 
@@ -371,8 +373,8 @@ pub enum AbortReason {
     Overload,
     /// The request itself can never succeed: unknown keys, wrong map epoch, reused name.
     Invalid,
-    /// A value would have grown beyond [`VALUE_BYTES_MAX`]. Trying again helps only if the data
-    /// changed.
+    /// A value would have grown beyond [`VALUE_BYTES_MAX`], what it writes beyond [`TXN_BYTES_MAX`], or what it
+    /// reads at one partition is more than one message may hold. Trying again helps only if the data changed.
     TooLarge,
 }
 
@@ -472,6 +474,23 @@ mod tests {
         let reads = Reads::from([("a".into(), held)]);
         assert_eq!(Txn::execute(&append(0), &reads).unwrap().len(), 1);
         assert_eq!(Txn::execute(&append(1), &reads), Err(AbortReason::TooLarge));
+    }
+
+    #[test]
+    fn no_transaction_writes_more_than_one_message_can_carry() {
+        let long = vec![b'x'; VALUE_BYTES_MAX - 1];
+        let held: Reads = (0..9)
+            .map(|number| {
+                let value = Some(Value::from(long.clone()));
+                (Key::from(format!("k{number}")), Read { value, version: Version::INITIAL })
+            })
+            .collect();
+        let append = |count: usize| -> Vec<Op> {
+            let keys = held.keys().take(count).cloned();
+            keys.map(|key| Op::Append(key, "x".into())).collect()
+        };
+        assert_eq!(Txn::execute(&append(7), &held).unwrap().len(), 7);
+        assert_eq!(Txn::execute(&append(9), &held), Err(AbortReason::TooLarge));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{PartitionId, Ticket, TxnId};
+use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::Leftover;
 use orthodrome_core::store::{Memtable, StateEngine, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -168,6 +169,21 @@ pub enum Record {
         /// When.
         at: Timestamp,
     },
+}
+
+impl Record {
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        64 + match self {
+            Self::Prepared { writes, reads, .. } => {
+                let reads: usize = reads.iter().map(|key| 2 + key.len()).sum();
+                reads + 8 * writes.len() + bytes_of(writes)
+            }
+            Self::OnePhase { writes, .. } => 8 * writes.len() + bytes_of(writes),
+            Self::Committed { .. } | Self::RolledBack { .. } => 0,
+        }
+    }
 }
 
 /// Timers of a source.

@@ -12,6 +12,7 @@ mod hosting;
 pub mod ir;
 pub mod natto;
 pub mod ocean_vista;
+mod portions;
 pub mod registry;
 pub mod replication;
 mod routes;
@@ -19,3 +20,5 @@ mod sizes;
 pub mod tapir;
 pub mod two_phase_locking;
 mod waiting;
+
+pub use portions::Portion;

@@ -8,6 +8,7 @@ use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::digest::Digest;
 use orthodrome_core::host::Host;
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{Effect, Input, Machine, Message, Protocol, Setup};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
@@ -42,6 +43,8 @@ pub struct Options {
     pub disk: DiskModel,
     /// CPU time; none: infinitely fast.
     pub cpu: Option<CpuModel>,
+    /// How large a record and a message may be; a run in which a machine makes a larger one has failed.
+    pub limits: Limits,
     /// Callers.
     pub load: LoadModel,
     /// How long the run goes on before it is measured.
@@ -65,6 +68,7 @@ impl Default for Options {
             clock: ClockModel::default(),
             disk: DiskModel::default(),
             cpu: Some(CpuModel::default()),
+            limits: Limits::SERVER,
             load: LoadModel::default(),
             warmup: Duration::from_secs(10),
             duration: Duration::from_secs(60),
@@ -86,6 +90,8 @@ pub enum FailureKind {
     Stuck,
     /// Two machines contradict each other, or what a caller was told.
     Claim,
+    /// A machine made a record or a message that no host takes.
+    Limit,
     /// The history is not what the protocol guarantees.
     History,
     /// The same seed gave two different runs.
@@ -223,6 +229,7 @@ pub(crate) struct World<P: Protocol> {
     watch: Option<Watch>,
     /// A disk lost what it had reported durable: the run is over.
     pub(crate) beyond: Option<Beyond>,
+    limits: Limits,
 }
 
 /// A cluster of `P`, its callers and its faults.
@@ -385,6 +392,7 @@ impl<P: Protocol> Simulation<P> {
             failure: None,
             watch: options.check_outcomes.then(Watch::default),
             beyond: None,
+            limits: options.limits,
         };
         let config = Arc::new(config);
         let injected = BTreeMap::new();
@@ -1170,8 +1178,14 @@ impl<P: Protocol> World<P> {
     ) {
         match effect {
             Effect::Send { to, msg } => self.send(index, cpu, (to, msg), hops),
-            Effect::Persist { ticket, record } => disk.write(ticket, record, hops),
+            Effect::Persist { ticket, record } => {
+                self.judge_record(index, &record);
+                disk.write(ticket, record, hops);
+            }
             Effect::Checkpoint { ticket, versions, records } => {
+                for record in &records {
+                    self.judge_record(index, record);
+                }
                 disk.checkpoint(ticket, versions, records, hops);
             }
             Effect::Reads { txn, reads } => {
@@ -1202,6 +1216,16 @@ impl<P: Protocol> World<P> {
         }
     }
 
+    /// A server that is given a larger record cannot go on, and would not get over it by a restart.
+    fn judge_record(&mut self, index: u32, record: &P::Record) {
+        let (bytes, most) = (P::record_size(record), self.limits.record_bytes);
+        if bytes > most {
+            let (node, what) = (self.id(index), shortened(format!("{record:?}")));
+            let detail = format!("{node} wrote a record of {bytes} bytes, over {most}: {what}");
+            self.fail(FailureKind::Limit, detail);
+        }
+    }
+
     fn note_claim(&mut self, verdict: Result<(), String>) {
         if let Err(detail) = verdict {
             self.fail(FailureKind::Claim, detail);
@@ -1221,6 +1245,12 @@ impl<P: Protocol> World<P> {
         }
         let is_wan = self.network.is_wan(from, to_index);
         let bytes = msg.wire_size();
+        let most = self.limits.message_bytes;
+        if bytes > most {
+            let (node, kind) = (self.id(from), msg.kind());
+            let detail = format!("{node} sent {kind} of {bytes} bytes to {to}, over {most}");
+            self.fail(FailureKind::Limit, detail);
+        }
         if from != to_index {
             cpu.charge_send(self.now, bytes);
             if self.load.measured.contains(&self.now) {
@@ -1343,6 +1373,13 @@ impl<P: Protocol> World<P> {
             sink(&Line { at, node, event, peer, sent, txn, kind, detail });
         }
     }
+}
+
+/// The beginning of a long text.
+fn shortened(mut text: String) -> String {
+    let end = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= 160).last();
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 /// Reads as `key=value(version)`, with `-` for a key that holds nothing.

@@ -9,6 +9,7 @@ use std::sync::Once;
 
 use orthodrome_core::cluster::{Cluster, ClusterError};
 use orthodrome_core::id::NodeId;
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
@@ -309,6 +310,9 @@ fn record<P: Protocol>(
     if scenario.varies_settings {
         P::vary(&mut config, &mut Rng::stream(scenario.seed, "settings", 0));
     }
+    if scenario.options.limits != Limits::SERVER {
+        P::limit(&mut config, scenario.options.limits);
+    }
     if let Some(tooth) = &options.tooth {
         P::bare(&mut config, tooth);
     }
@@ -509,6 +513,10 @@ impl Scenario {
         let mut run = draw_options(seed, temper, options, rng);
         run.network.loss = sizes.loss.unwrap_or(run.network.loss);
         run.network.links = unusual::draw_links::<P>(seed, options).unwrap_or(Links::Ordered);
+        let limits = draw_limits(seed);
+        if P::limit(&mut P::configure(&cluster, options.name), limits) {
+            run.limits = limits;
+        }
         let varies_settings = rng.chance(if temper == Temper::Chairs { 3 } else { 2 }, 4);
         let mut schedule = Schedule::default();
         // Some seeds have no faults at all.
@@ -696,6 +704,7 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
             jitter: Duration::from_micros(if rng.chance(1, 3) { 20_000 } else { 0 }),
         },
         cpu,
+        limits: Limits::SERVER,
         load: LoadModel {
             arrival,
             // Few enough that a seed is not mostly a storm of retries at one hot key.
@@ -712,6 +721,19 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
         invariants_every: if seed.is_multiple_of(32) { 1 } else { 64 },
         check_outcomes: true,
     }
+}
+
+/// In some seeds limits so low that what some of its transactions add up to is far above them. From a stream of its
+/// own: of everything else a seed draws the same for every protocol.
+fn draw_limits(seed: u64) -> Limits {
+    let mut rng = Rng::stream(seed, "limits", 0);
+    if !rng.chance(1, 3) {
+        return Limits::SERVER;
+    }
+    // Above what one transaction may have: a read of all keys of the largest workload.
+    let message_bytes = usize::try_from(rng.range(40 << 10, 160 << 10)).unwrap_or(160 << 10);
+    let records = usize::try_from(rng.range(1, 4)).unwrap_or(1);
+    Limits { record_bytes: message_bytes * records, message_bytes }
 }
 
 fn draw_faults(

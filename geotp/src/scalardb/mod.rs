@@ -258,4 +258,16 @@ impl Protocol for ScalarDb {
         config.admission_tries = u32::try_from(rng.range(0, 20)).unwrap_or(10);
         config.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
     }
+
+    fn record_size(record: &Stored) -> usize {
+        let keys = |keys: &[Key]| keys.iter().map(|key| 2 + key.len()).sum::<usize>();
+        64 + match record {
+            Stored::Prepared { images, .. } => images
+                .iter()
+                .map(|(key, value)| 8 + key.len() + value.as_ref().map_or(0, Value::len))
+                .sum(),
+            Stored::Committed { keys: all, .. } | Stored::RolledBack { keys: all, .. } => keys(all),
+            Stored::State { .. } => 0,
+        }
+    }
 }

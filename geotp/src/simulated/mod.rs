@@ -269,4 +269,12 @@ impl Protocol for GeoTp {
         config.source.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
         config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
     }
+
+    fn record_size(record: &Record) -> usize {
+        match record {
+            Record::Middleware(LogRecord::Commit { branches, .. }) => 64 + 8 * branches.len(),
+            Record::Middleware(LogRecord::Epoch(_) | LogRecord::Ended(_)) => 32,
+            Record::Source(record) => record.size(),
+        }
+    }
 }

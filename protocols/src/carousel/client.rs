@@ -330,7 +330,8 @@ impl Client {
                     self.finish(txn, outcome, path, cx);
                 }
             }
-            Msg::ReadOnlyResult { txn, partition, snapshot } => {
+            Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
                 self.routes.learn(partition, from, cx.now());
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
@@ -505,6 +506,15 @@ impl Client {
         };
         self.open.insert(id, open);
         self.ask(id, cx);
+    }
+
+    /// A part of what a read-only transaction reads is more than one answer may tell.
+    fn on_too_much(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        if let Some(open) = self.open.get(&id)
+            && matches!(open.phase, Phase::Snapshotting(_))
+        {
+            self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "read-only", cx);
+        }
     }
 
     /// §4.4.2: one participant's part of a read-only transaction.

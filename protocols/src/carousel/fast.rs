@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::limits::Pieces;
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::machine::Leftover;
 use orthodrome_core::time::Time;
@@ -15,7 +16,9 @@ use super::message::{Command, Msg, Vote, listed_size};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Note, Timer};
+use crate::portions::{Assembly, Portion};
 use crate::replication::Term;
+use crate::waiting::BATCH;
 
 /// What a replica keeps for the fast path.
 #[derive(Debug, Default)]
@@ -45,6 +48,8 @@ pub enum Recovery {
     Collecting {
         /// Those that have come.
         lists: BTreeMap<NodeId, Vec<(TxnId, Listed)>>,
+        /// Those of which parts have come.
+        arriving: BTreeMap<NodeId, Assembly<Vec<(TxnId, Listed)>>>,
         /// The log is complete: the first entry of this term is chosen.
         is_complete: bool,
     },
@@ -133,7 +138,8 @@ impl Partition {
         world: &mut World<'_>,
     ) {
         let txn = prepare.txn;
-        if prepare.wants_reads {
+        // If it is too much, the leader refuses it.
+        if prepare.wants_reads && !world.is_too_much(self.id, &prepare.participant.reads) {
             let keys = prepare.participant.reads.iter().cloned();
             let reads = keys
                 .map(|key| {
@@ -255,9 +261,16 @@ impl Partition {
     }
 
     fn send_list(&self, to: NodeId, term: Term, world: &mut World<'_>) {
-        if self.replica.term() == term {
-            let (partition, listed) = (self.id, self.frozen(term));
-            world.send(to, Msg::PendingList { partition, term, listed });
+        if self.replica.term() != term {
+            return;
+        }
+        let mut parts = Pieces::new(Vec::new(), world.config.hosting.batch_bytes);
+        for (txn, listed) in self.frozen(term) {
+            parts.of(6 + listed_size(&listed)).push((txn, listed));
+        }
+        let partition = self.id;
+        for (portion, listed) in Portion::number(parts.finish(), world.cx.now()) {
+            world.send(to, Msg::PendingList { partition, term, listed, portion });
         }
     }
 
@@ -270,7 +283,8 @@ impl Partition {
     /// §4.3.3 step 1: this replica was elected. Lists are collected while the log is completed.
     pub(super) fn begin_recovery(&mut self, world: &mut World<'_>) {
         let lists = BTreeMap::from([(world.node, self.frozen(self.replica.term()))]);
-        self.own.recovery = Some(Recovery::Collecting { lists, is_complete: false });
+        let (arriving, is_complete) = (BTreeMap::new(), false);
+        self.own.recovery = Some(Recovery::Collecting { lists, arriving, is_complete });
         self.collect(world);
         self.set_sweep_timer(world);
     }
@@ -290,14 +304,16 @@ impl Partition {
         &mut self,
         from: NodeId,
         term: Term,
-        listed: Vec<(TxnId, Listed)>,
+        (portion, listed): (Portion, Vec<(TxnId, Listed)>),
         world: &mut World<'_>,
     ) {
         if term != self.replica.term() {
             return;
         }
-        if let Some(Recovery::Collecting { lists, .. }) = &mut self.own.recovery {
-            lists.insert(from, listed);
+        if let Some(Recovery::Collecting { lists, arriving, .. }) = &mut self.own.recovery
+            && let Some(parts) = arriving.entry(from).or_default().add(portion, listed)
+        {
+            lists.insert(from, parts.concat());
             self.try_recover(world);
         }
     }
@@ -315,7 +331,8 @@ impl Partition {
 
     /// Steps 3 to 5, once the log is complete and the lists of a majority are here.
     fn try_recover(&mut self, world: &mut World<'_>) {
-        let Some(Recovery::Collecting { lists, is_complete: true }) = &mut self.own.recovery else {
+        let Some(Recovery::Collecting { lists, is_complete: true, .. }) = &mut self.own.recovery
+        else {
             return;
         };
         let voters = self.replica.voters().len();
@@ -442,7 +459,11 @@ impl Partition {
         let partition = self.id;
         match self.replica.leader() {
             Some(leader) if leader == world.node => self.on_query_pending(txns, world),
-            Some(leader) => world.send(leader, Msg::QueryPending { partition, txns }),
+            Some(leader) => {
+                for txns in txns.chunks(BATCH) {
+                    world.send(leader, Msg::QueryPending { partition, txns: txns.to_vec() });
+                }
+            }
             None => {}
         }
     }

@@ -377,8 +377,8 @@ impl Role for Leader {
             partition.on_collect_pending(from, term, world);
             return None;
         }
-        if let Msg::PendingList { term, listed, .. } = msg {
-            partition.on_pending_list(from, term, listed, world);
+        if let Msg::PendingList { term, listed, portion, .. } = msg {
+            partition.on_pending_list(from, term, (portion, listed), world);
             return None;
         }
         if matches!(msg, Msg::FastPrepare { .. }) && !partition.replica.is_leader() {

@@ -14,7 +14,8 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, W
 use super::cpc::{FastVote, Listed};
 use super::state::{Prepared, State};
 use crate::gateway::{Participant, Snapshot};
-use crate::hosting::{self, Chunk};
+use crate::hosting::{self, Chunk, Cursor};
+use crate::portions::Portion;
 use crate::replication::{self, Index, Replicated, Term};
 use crate::sizes::{
     TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
@@ -223,6 +224,8 @@ pub enum Msg {
         partition: PartitionId,
         /// The answer; none if a pending transaction writes one of the keys.
         snapshot: Option<Snapshot>,
+        /// These keys hold more than one answer may tell, so it tells nothing.
+        is_too_much: bool,
     },
     /// Carousel Fast, client → every replica of each participant (§4.2): prepare by yourself, and vote;
     /// the leader also starts the slow path, as for [`Msg::ReadAndPrepare`].
@@ -291,6 +294,8 @@ pub enum Msg {
         term: Term,
         /// The list.
         listed: Vec<(TxnId, Listed)>,
+        /// Which part of it.
+        portion: Portion,
     },
     /// Follower → leader: I have held these for long and the log says nothing of them (C9, C10). The
     /// leader refuses, in the log, what it does not know.
@@ -589,7 +594,7 @@ impl Message for Msg {
             Self::FastDecided { .. } => 28,
             Self::CollectPending { .. } => 8,
             Self::PendingList { listed, .. } => {
-                8 + listed.iter().map(|(_, listed)| 6 + listed_size(listed)).sum::<usize>()
+                20 + listed.iter().map(|(_, listed)| 6 + listed_size(listed)).sum::<usize>()
             }
             Self::QueryPending { txns, .. } => 6 + (2 + TXN) * txns.len(),
             Self::NotLeader { .. } => 20,
@@ -657,7 +662,7 @@ fn verdict_size(verdict: &Verdict) -> usize {
 impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
-    type Cursor = Key;
+    type Cursor = Cursor;
 
     fn command_size(command: &Command) -> usize {
         match command {

@@ -132,6 +132,7 @@ use std::time::Duration;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 
@@ -355,5 +356,14 @@ impl Protocol for Carousel {
         config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
         config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
         config.hosting.vary(rng);
+    }
+
+    fn record_size(record: &Record) -> usize {
+        record.disk_size(State::wire_size, |(_, listed)| message::listed_size(listed))
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        config.hosting.limit(limits);
+        true
     }
 }

@@ -84,6 +84,10 @@ impl Partition {
         if leader.refusing.contains(&txn) {
             return;
         }
+        if world.is_too_much(self.id, &prepare.participant.reads) {
+            self.refuse(txn, prepare.coordinator, AbortReason::TooLarge, world);
+            return;
+        }
         if prepare.wants_reads {
             self.send_reads(client, txn, &prepare.participant.reads, world);
         }
@@ -462,8 +466,9 @@ impl Partition {
     /// Answers a read-only request under a valid lease or a confirmed leadership.
     pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
         let WaitingRead { client, txn, keys, at_least } = read;
+        let is_too_much = world.is_too_much(self.id, &keys);
         let Some(leader) = &mut self.leader else { return };
-        let snapshot = if leader.pending.conflict(txn, &keys, &[]).is_some() {
+        let snapshot = if is_too_much || leader.pending.conflict(txn, &keys, &[]).is_some() {
             None
         } else {
             let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
@@ -477,7 +482,8 @@ impl Partition {
             };
             Some(Snapshot { reads: keys.into_iter().map(read).collect(), valid_until })
         };
-        world.send(client, Msg::ReadOnlyResult { txn, partition: self.id, snapshot });
+        let partition = self.id;
+        world.send(client, Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much });
     }
 
     /// A later ceiling is chosen: answer who waited for it.

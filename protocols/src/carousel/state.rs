@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
@@ -13,7 +14,9 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 use super::message::{Command, Verdict, Vote};
 use crate::acknowledged::advance;
 use crate::gateway::Participant;
+use crate::hosting::Divisible;
 use crate::replication::Index;
+use crate::sizes::{TXN, keys_size, participant_size, versions_size, writes_size};
 
 /// A transaction that this partition prepared and whose decision it does not know.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,6 +35,10 @@ impl Prepared {
     /// Every key it holds; one that is read and written comes twice.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.versions.iter().map(|(key, _)| key).chain(&self.writes)
+    }
+
+    fn wire_size(&self) -> usize {
+        TXN + 16 + versions_size(&self.versions) + keys_size(&self.writes)
     }
 
     /// The vote that this stands for.
@@ -303,21 +310,68 @@ impl State {
     /// Encoded size, roughly: for the bandwidth model.
     #[must_use]
     pub fn wire_size(&self) -> usize {
-        let prepared = self.prepared.values().flat_map(Prepared::keys);
-        let prepared: usize = prepared.map(|key| 40 + key.len()).sum();
-        let coordinated: usize = self
-            .coordinated
-            .values()
-            .filter_map(|c| c.request.as_ref())
-            .flat_map(|request| &request.writes)
-            .map(|(key, value)| 40 + key.len() + value.as_ref().map_or(0, |v| v.len()))
-            .sum();
-        let ends = self.ended.len() + self.settled.len() + self.coordinated.len();
-        24 + prepared + coordinated + 24 * ends + 16 * self.acknowledged.len()
+        let prepared = self.prepared.values().map(Prepared::wire_size);
+        let coordinated = self.coordinated.values().map(Coordinated::wire_size);
+        let outcomes = OUTCOME * (self.ended.len() + self.settled.len());
+        24 + prepared.sum::<usize>()
+            + coordinated.sum::<usize>()
+            + outcomes
+            + ACKNOWLEDGED * self.acknowledged.len()
+    }
+}
+
+/// Encoded size of an outcome with its transaction's name.
+const OUTCOME: usize = TXN + 16;
+/// Encoded size of what a client has acknowledged.
+const ACKNOWLEDGED: usize = 16;
+
+impl Divisible for State {
+    fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let State { applied, prepared, ended, coordinated, .. } = self;
+        let State { settled, floor, ceiling, acknowledged, .. } = self;
+        let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
+        for (txn, prepared) in prepared {
+            parts.of(prepared.wire_size()).prepared.insert(txn, prepared);
+        }
+        for (txn, ended) in ended {
+            parts.of(OUTCOME).ended.insert(txn, ended);
+        }
+        for (txn, coordinated) in coordinated {
+            parts.of(coordinated.wire_size()).coordinated.insert(txn, coordinated);
+        }
+        for (txn, outcome) in settled {
+            parts.of(OUTCOME).settled.insert(txn, outcome);
+        }
+        for (client, below) in acknowledged {
+            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
+        }
+        parts.finish()
+    }
+
+    fn join(&mut self, part: Self) {
+        let State { applied, prepared, ended, coordinated, .. } = part;
+        let State { settled, floor, ceiling, acknowledged, .. } = part;
+        assert_eq!(self.applied, applied, "parts of two states");
+        self.floor = self.floor.max(floor);
+        self.ceiling = self.ceiling.max(ceiling);
+        self.prepared.extend(prepared);
+        self.ended.extend(ended);
+        self.coordinated.extend(coordinated);
+        self.settled.extend(settled);
+        self.acknowledged.extend(acknowledged);
     }
 }
 
 impl Coordinated {
+    fn wire_size(&self) -> usize {
+        let participants: usize = self.participants.iter().map(participant_size).sum();
+        let request = self.request.as_ref();
+        let request = request.map_or(0, |request| {
+            8 + writes_size(&request.writes) + versions_size(&request.versions)
+        });
+        TXN + 16 + participants + request
+    }
+
     /// Learns who takes part, if nothing was known.
     fn know(&mut self, participants: &[PartitionId]) {
         if self.participants.is_empty() {
@@ -362,4 +416,37 @@ pub fn decide<'a>(
         }
     }
     Some(Outcome::Committed(timestamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::txn::Value;
+
+    use super::*;
+
+    /// Sixty transactions that each want to write 3 MiB were one record of 180 MiB at the next checkpoint, over what
+    /// a log takes.
+    #[test]
+    fn a_state_of_large_requests_is_many_parts_that_are_the_same_together() {
+        let value = Some(Value::from(vec![b'x'; 1 << 20]));
+        let mut state = State { applied: Index(9), floor: Timestamp(3), ..State::default() };
+        for counter in 0..60 {
+            let txn = TxnId::new(ClientId(counter % 7), counter);
+            let writes = (0..3).map(|n| (Key::from(format!("{counter}-{n}")), value.clone()));
+            let request = Some(Request { writes: writes.collect(), versions: vec![] });
+            state.coordinated.insert(txn, Coordinated { request, ..Coordinated::default() });
+            state.settled.insert(txn.retry(), Outcome::Committed(Timestamp(counter)));
+            state.acknowledged.insert(txn.client, counter);
+        }
+        let whole = state.wire_size();
+        assert!(whole > 180 << 20, "{whole}");
+        let mut parts = state.clone().divide(4 << 20).into_iter();
+        assert_eq!(parts.len(), 60, "one large transaction each");
+        let mut joined = parts.next().unwrap();
+        for part in parts {
+            assert!(part.wire_size() <= 4 << 20, "{}", part.wire_size());
+            joined.join(part);
+        }
+        assert_eq!(joined, state);
+    }
 }

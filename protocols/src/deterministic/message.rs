@@ -497,7 +497,9 @@ impl Image {
         self.kept.extend(next.kept.clone());
     }
 
-    pub(super) fn size(&self) -> usize {
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
         let of = |stream: &StreamImage| {
             let clients = stream.acknowledged.len() + stream.forgotten.len();
             let moves = stream.moves.keys().map(|key| 16 + key.len()).sum::<usize>();

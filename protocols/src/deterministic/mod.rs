@@ -420,4 +420,11 @@ impl Protocol for Deterministic {
         config.compare_interval = vary(config.compare_interval, 2, 100, rng);
         config.compared_entries = rng.range(1, 64);
     }
+
+    fn record_size(record: &Record) -> usize {
+        match record {
+            Record::Image(image) => 4 + image.size(),
+            Record::Replication(_, record) => 4 + record.disk_size(),
+        }
+    }
 }

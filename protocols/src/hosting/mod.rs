@@ -11,9 +11,10 @@ use std::convert::Infallible;
 use std::fmt::{self, Debug};
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{Leftover, Message};
 use orthodrome_core::rng::Rng;
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
@@ -26,22 +27,55 @@ use crate::replication::{self, Index, Replicated};
 /// A piece of a partition's state, for a replica that fell too far behind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chunk<S> {
-    /// The first piece: everything but the data.
+    /// In the first piece, and in as many more as it takes: everything but the data, or a part of that.
     pub state: Option<Box<S>>,
-    /// Keys with all their versions.
+    /// Keys with their versions; a key with many of them is in several pieces.
     pub keys: Vec<(Key, Versions)>,
+}
+
+/// Where a piece of a partition's state begins.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Cursor {
+    /// The next part of everything but the data.
+    State,
+    /// In the data.
+    Data(Start),
+}
+
+/// A state that may be larger than one record or one message.
+pub trait Divisible: Sized {
+    /// The same in parts, at least one, each of at most so many bytes unless one transaction alone has more.
+    fn divide(self, bytes_max: usize) -> Vec<Self>;
+    /// Adds another part of the same state.
+    fn join(&mut self, part: Self);
 }
 
 /// What a server remembers of one partition. `O` is what the protocol's replicas remember beside the
 /// log; most have nothing of the kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record<R: Replicated, S, O = Infallible> {
-    /// A partition's state at a checkpoint; the data is in the state engine.
+    /// A partition's state at a checkpoint, or one of the parts of it that follow each other; the data is in the
+    /// state engine.
     State(PartitionId, Box<S>),
     /// A record of a partition's log.
     Replication(PartitionId, replication::Record<R>),
     /// What this replica did on its own.
     Own(PartitionId, Box<O>),
+}
+
+impl<R: Replicated, S, O> Record<R, S, O> {
+    /// About how many bytes it takes on disk.
+    pub(crate) fn disk_size(
+        &self,
+        state_size: impl FnOnce(&S) -> usize,
+        own_size: impl FnOnce(&O) -> usize,
+    ) -> usize {
+        8 + match self {
+            Self::State(_, state) => state_size(state),
+            Self::Replication(_, record) => record.disk_size(),
+            Self::Own(_, record) => own_size(record),
+        }
+    }
 }
 
 /// Settings of hosting.
@@ -55,6 +89,12 @@ pub struct Config {
     pub version_retention: Duration,
     /// Keys per piece of a snapshot.
     pub chunk_keys: usize,
+    /// Bytes per piece of a snapshot, and per record of a state at a checkpoint.
+    pub piece_bytes: usize,
+    /// Bytes per message that lists several transactions.
+    pub batch_bytes: usize,
+    /// Bytes of log entries kept for followers that are behind, before they need a snapshot.
+    pub kept_bytes: usize,
     /// Messages that a leader holds back until it is ready to serve, and commands that it queues
     /// while its log takes none.
     pub early_max: usize,
@@ -68,6 +108,9 @@ impl Config {
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
             chunk_keys: 1_000,
+            piece_bytes: Limits::SERVER.piece_bytes(),
+            batch_bytes: Limits::SERVER.batch_bytes(),
+            kept_bytes: Limits::SERVER.record_bytes,
             early_max: 1_024,
         }
     }
@@ -87,6 +130,14 @@ impl Config {
         replication.snapshot_window = size(1, 4, rng);
         replication.followers_act = self.replication.followers_act;
         self.replication = replication;
+    }
+
+    /// Keeps these limits.
+    pub(crate) fn limit(&mut self, limits: Limits) {
+        self.piece_bytes = limits.piece_bytes();
+        self.batch_bytes = limits.batch_bytes();
+        self.kept_bytes = limits.record_bytes;
+        self.replication.limit(limits);
     }
 }
 
@@ -119,9 +170,9 @@ pub enum Note {
 /// leader knows: it exists while a replica leads and has applied all that earlier leaders left.
 pub trait Role: Debug + Sized + Send + 'static {
     /// The log.
-    type Log: Replicated<Chunk = Chunk<Self::State>, Cursor = Key>;
+    type Log: Replicated<Chunk = Chunk<Self::State>, Cursor = Cursor>;
     /// The state that the log gives, data apart.
-    type State: Clone + Eq + Debug + Default + Send;
+    type State: Clone + Eq + Debug + Default + Send + Divisible;
     /// What a replica keeps beside that, leading or not; `()` if nothing.
     type Own: Debug + Default + Send;
     /// What it persists of that; [`Infallible`] if nothing.

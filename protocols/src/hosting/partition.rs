@@ -6,11 +6,10 @@ use std::mem::take;
 
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Claim, Message as _};
-use orthodrome_core::store::Piece;
+use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time};
-use orthodrome_core::txn::Key;
 
-use super::{Chunk, Note, Role, World};
+use super::{Chunk, Config, Cursor, Divisible as _, Note, Role, World};
 use crate::replication::{Event, Index, Payload, Replica, Replicated};
 
 /// Who keeps sending is told again who the members are after this long: a message may be lost.
@@ -29,8 +28,12 @@ pub struct Partition<R: Role> {
     pub leader: Option<R>,
     /// Requests that came while this replica led but was not ready.
     pub(super) early: Vec<(NodeId, R::Msg)>,
+    /// Their size.
+    early_bytes: usize,
     /// Commands that the log did not take yet.
     pub(super) backlog: VecDeque<<R::Log as Replicated>::Command>,
+    /// What each follower that needs a snapshot has yet to be told of the state as it was when the snapshot began.
+    telling: BTreeMap<NodeId, VecDeque<R::State>>,
     /// A snapshot that is arriving in pieces. It replaces the state only when it is whole: until
     /// then this replica may have to go on with the state it has.
     staged: Option<Chunk<R::State>>,
@@ -47,7 +50,9 @@ impl<R: Role> Partition<R> {
             own: R::Own::default(),
             leader: None,
             early: Vec::new(),
+            early_bytes: 0,
             backlog: VecDeque::new(),
+            telling: BTreeMap::new(),
             staged: None,
             told_members: BTreeMap::new(),
         }
@@ -62,13 +67,17 @@ impl<R: Role> Partition<R> {
     pub(super) fn on_message(&mut self, from: NodeId, msg: R::Msg, world: &mut World<'_, R>) {
         self.tell_members(from, world);
         let Some(msg) = R::on_message(self, from, msg, world) else { return };
-        let early_max = R::hosting(world.config).early_max;
+        let Config { early_max, kept_bytes, .. } = *R::hosting(world.config);
         if self.is_serving() && self.backlog.len() < early_max {
             R::serve(self, from, msg, world);
         } else if self.is_serving() {
             // Overloaded, or handing over for long: the sender asks again.
             world.cx.note(Note::Shed.into());
-        } else if self.replica.is_leader() && self.early.len() < early_max {
+        } else if self.replica.is_leader()
+            && self.early.len() < early_max
+            && self.early_bytes < kept_bytes
+        {
+            self.early_bytes += msg.wire_size();
             self.early.push((from, msg));
         } else {
             let leader = self.replica.leader().filter(|&leader| leader != world.node);
@@ -110,6 +119,7 @@ impl<R: Role> Partition<R> {
     /// Takes what came while this leader was not ready, if it is now.
     pub fn serve_early(&mut self, world: &mut World<'_, R>) {
         if self.is_serving() {
+            self.early_bytes = 0;
             for (from, msg) in take(&mut self.early) {
                 R::serve(self, from, msg, world);
             }
@@ -184,13 +194,17 @@ impl<R: Role> Partition<R> {
                 Event::Deposed { .. } => {
                     self.leader = None;
                     self.early.clear();
+                    self.early_bytes = 0;
                     self.backlog.clear();
+                    self.telling.clear();
                     R::on_deposed(self, world);
                 }
                 Event::ReadReady { id } => R::on_read_index(self, id, true, world),
                 Event::ReadFailed { id } => R::on_read_index(self, id, false, world),
                 Event::SnapshotWanted { to, cursor } => self.send_chunk(to, cursor, world),
-                Event::SnapshotChunk { chunk, last, .. } => self.on_chunk(chunk, last, world),
+                Event::SnapshotChunk { chunk, first, last, .. } => {
+                    self.on_chunk(chunk, first, last, world);
+                }
             }
         }
         self.propose_backlog(world);
@@ -217,20 +231,49 @@ impl<R: Role> Partition<R> {
         }
     }
 
-    fn send_chunk(&mut self, to: NodeId, cursor: Option<Key>, world: &mut World<'_, R>) {
-        let keys_max = R::hosting(world.config).chunk_keys;
-        let Piece { keys, next } = world.store.piece(self.id, cursor.as_ref(), keys_max);
-        let state = cursor.is_none().then(|| Box::new(self.state.clone()));
+    fn send_chunk(&mut self, to: NodeId, cursor: Option<Cursor>, world: &mut World<'_, R>) {
+        let config = R::hosting(world.config);
+        let bounds = (config.chunk_keys, config.piece_bytes);
+        if cursor.is_none() {
+            // The snapshot is of now: what is told later of the state must be of now too.
+            let parts = self.state.clone().divide(config.piece_bytes);
+            self.telling.insert(to, parts.into());
+        }
+        let (state, start) = match cursor {
+            Some(Cursor::Data(start)) => (None, start),
+            Some(Cursor::State) | None => {
+                let parts = self.telling.get_mut(&to);
+                (parts.and_then(VecDeque::pop_front).map(Box::new), Start::default())
+            }
+        };
+        let is_told = self.telling.get(&to).is_none_or(VecDeque::is_empty);
+        let (keys, next) = if is_told {
+            self.telling.remove(&to);
+            let (keys, next) = world.store.cut(self.id, &start, bounds);
+            (keys, next.map(Cursor::Data))
+        } else {
+            (Vec::new(), Some(Cursor::State))
+        };
         self.replica.send_chunk(to, Chunk { state, keys }, next, &mut world.door(self.id));
         world.touch(self.id);
     }
 
     /// A piece of the leader's state arrived. The data may be newer than the state that came with
-    /// the first piece; applying the log from there on changes nothing that is there already.
-    fn on_chunk(&mut self, chunk: Chunk<R::State>, last: bool, world: &mut World<'_, R>) {
-        if chunk.state.is_some() {
+    /// the first pieces; applying the log from there on changes nothing that is there already.
+    fn on_chunk(
+        &mut self,
+        chunk: Chunk<R::State>,
+        first: bool,
+        last: bool,
+        world: &mut World<'_, R>,
+    ) {
+        if first {
             self.staged = Some(chunk);
         } else if let Some(staged) = &mut self.staged {
+            match (&mut staged.state, chunk.state) {
+                (Some(state), Some(part)) => state.join(*part),
+                (state, part) => *state = state.take().or(part),
+            }
             staged.keys.extend(chunk.keys);
         }
         if !last {

@@ -16,11 +16,12 @@ use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::Time;
 
 use super::world::{Door, Few, Ledger};
-use super::{Note, Partition, Record, RecordOf, Role, Way, World};
+use super::{Divisible as _, Note, Partition, Record, RecordOf, Role, Way, World};
 use crate::replication::{self, Group, Index, Replica};
 use crate::routes::Routes;
 
-/// Log entries kept for followers that are behind, before they need a snapshot.
+/// Log entries kept for followers that are behind, before they need a snapshot; see also
+/// [`super::Config::kept_bytes`].
 const LOG_KEPT: usize = 10_000;
 
 /// Orders about partitions that are not here, of which a node remembers that they had no effect.
@@ -147,7 +148,10 @@ impl<R: Role> Server<R> {
         let mut own: BTreeMap<PartitionId, Vec<R::OwnRecord>> = BTreeMap::new();
         for record in recovered {
             match record {
-                Record::State(partition, state) => drop(states.insert(partition, *state)),
+                Record::State(partition, state) => match states.get_mut(&partition) {
+                    Some(known) => known.join(*state),
+                    None => drop(states.insert(partition, *state)),
+                },
                 Record::Replication(partition, record) => {
                     logs.entry(partition).or_default().push(record);
                 }
@@ -403,10 +407,12 @@ impl<R: Role> Server<R> {
         let mut records = Vec::new();
         for (&id, partition) in &mut self.partitions {
             let applied = R::applied(&partition.state);
-            let through = partition.replica.compactable(LOG_KEPT).min(applied);
+            let through = partition.replica.compactable_within(LOG_KEPT, config.kept_bytes);
+            let through = through.min(applied);
             partition.replica.compact(through);
             self.store.collect_below(id, keep_from);
-            records.push(Record::State(id, Box::new(partition.state.clone())));
+            let parts = partition.state.clone().divide(config.piece_bytes);
+            records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
             let log = partition.replica.checkpoint_records();
             records.extend(log.into_iter().map(|record| Record::Replication(id, record)));
             let own = R::own_records(partition).into_iter();

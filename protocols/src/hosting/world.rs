@@ -7,10 +7,12 @@ use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
+use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::{Record, Role, Way};
 use crate::replication;
 use crate::routes::Routes;
+use crate::sizes::{READ_BYTES_MAX, value_size};
 
 /// A few partitions, in order.
 #[derive(Debug, Default)]
@@ -108,6 +110,17 @@ impl<R: Role> World<'_, R> {
         } else {
             self.cx.send(to, msg);
         }
+    }
+
+    /// True if these keys hold more than one answer may tell.
+    pub fn is_too_much(&self, partition: PartitionId, keys: &[Key]) -> bool {
+        let mut bytes = 0;
+        // Of a few keys it is certain without a look.
+        keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
+            && keys.iter().any(|key| {
+                bytes += key.len() + value_size(&self.store.read(partition, key).value);
+                bytes > READ_BYTES_MAX
+            })
     }
 
     /// Sends a message to whoever leads `partition`, as far as is known.

@@ -14,7 +14,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, W
 use super::state::State;
 use crate::carousel::Verdict;
 use crate::gateway::{Participant, Snapshot};
-use crate::hosting::{self, Chunk};
+use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
 use crate::sizes::{
     TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
@@ -291,6 +291,8 @@ pub enum Msg {
         partition: PartitionId,
         /// The answer.
         snapshot: Snapshot,
+        /// These keys hold more than one answer may tell, so it tells nothing.
+        is_too_much: bool,
     },
     /// Client → a server that leads something: how long does a message to you take? (§2.2)
     Probe {
@@ -643,7 +645,7 @@ fn vote_size(vote: &Vote) -> usize {
 impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
-    type Cursor = Key;
+    type Cursor = Cursor;
 
     fn command_size(command: &Command) -> usize {
         match command {

@@ -97,6 +97,7 @@ pub use leader::Server;
 pub use message::{Command, Elsewhere, Log, Msg, Record, Turn, Vote};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 pub use state::{Coordinated, Ended, Prepared, Request, State, decide, is_refuted};
@@ -400,5 +401,14 @@ impl Protocol for Natto {
         config.levels = u8::try_from(rng.range(1, 3)).unwrap_or(2);
         config.promoted_max = 1 + usize::try_from(rng.below(8)).unwrap_or(0);
         config.hosting.vary(rng);
+    }
+
+    fn record_size(record: &Record) -> usize {
+        record.disk_size(State::wire_size, |own| match *own {})
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        config.hosting.limit(limits);
+        true
     }
 }

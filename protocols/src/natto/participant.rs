@@ -140,6 +140,11 @@ impl Partition {
         let Some(arrived) = leader.arrived.get(&txn) else { return };
         let coordinator = arrived.coordinator;
         let priority = leader.queue.turn(txn).unwrap_or_default().priority;
+        if world.is_too_much(self.id, &arrived.participant.reads) {
+            self.refuse(txn, coordinator, AbortReason::TooLarge, world);
+            return;
+        }
+        let Some(leader) = &mut self.leader else { return };
         match leader.queue.judge(txn) {
             queue::Verdict::Free => self.prepare(txn, world),
             queue::Verdict::Behind if priority > Priority::LOW => {

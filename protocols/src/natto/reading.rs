@@ -84,12 +84,15 @@ impl Partition {
             valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
         }
         leader.floor = leader.floor.max(valid_until);
-        let reads = keys.into_iter().map(|key| {
+        let is_too_much = world.is_too_much(self.id, &keys);
+        let told = if is_too_much { vec![] } else { keys };
+        let reads = told.into_iter().map(|key| {
             let read = world.store.read(self.id, &key);
             (key, read)
         });
         let snapshot = Snapshot { reads: reads.collect(), valid_until };
-        world.send(client, Msg::ReadOnlyResult { txn, partition: self.id, snapshot });
+        let partition = self.id;
+        world.send(client, Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much });
     }
 
     /// `txn` has ended: read-only requests need not wait for it any more.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
@@ -14,7 +15,9 @@ use super::Teeth;
 use super::message::{Command, Turn, Vote};
 use crate::acknowledged::advance;
 use crate::carousel::Verdict;
+use crate::hosting::Divisible;
 use crate::replication::Index;
+use crate::sizes::{TXN, keys_size, versions_size, writes_size};
 
 /// A transaction that this partition prepared and whose decision it does not know.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,6 +42,11 @@ impl Prepared {
     /// The keys that it read.
     pub fn reads(&self) -> impl Iterator<Item = &Key> {
         self.versions.iter().map(|(key, _)| key)
+    }
+
+    fn wire_size(&self) -> usize {
+        let names = self.unless.len() + self.refused.len();
+        TXN + 36 + TXN * names + versions_size(&self.versions) + keys_size(&self.writes)
     }
 
     /// The vote that this stands for.
@@ -357,24 +365,67 @@ impl State {
     /// Encoded size, roughly: for the bandwidth model.
     #[must_use]
     pub fn wire_size(&self) -> usize {
-        let keys = |prepared: &Prepared| {
-            let keys = prepared.reads().chain(&prepared.writes);
-            48 + keys.map(|key| 20 + key.len()).sum::<usize>()
-        };
-        let prepared: usize = self.prepared.values().map(keys).sum();
-        let coordinated: usize = self
-            .coordinated
-            .values()
-            .filter_map(|c| c.request.as_ref())
-            .flat_map(|request| &request.writes)
-            .map(|(key, value)| 40 + key.len() + value.as_ref().map_or(0, |v| v.len()))
-            .sum();
-        let ends = self.ended.len() + self.settled.len() + self.coordinated.len();
-        24 + prepared + coordinated + 24 * ends + 16 * self.acknowledged.len()
+        let prepared = self.prepared.values().map(Prepared::wire_size);
+        let coordinated = self.coordinated.values().map(Coordinated::wire_size);
+        let outcomes = OUTCOME * (self.ended.len() + self.settled.len());
+        24 + prepared.sum::<usize>()
+            + coordinated.sum::<usize>()
+            + outcomes
+            + ACKNOWLEDGED * self.acknowledged.len()
+    }
+}
+
+/// Encoded size of an outcome with its transaction's name.
+const OUTCOME: usize = TXN + 16;
+/// Encoded size of what a client has acknowledged.
+const ACKNOWLEDGED: usize = 16;
+
+impl Divisible for State {
+    fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let State { applied, prepared, ended, coordinated, .. } = self;
+        let State { settled, floor, ceiling, acknowledged, .. } = self;
+        let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
+        for (txn, prepared) in prepared {
+            parts.of(prepared.wire_size()).prepared.insert(txn, prepared);
+        }
+        for (txn, ended) in ended {
+            parts.of(OUTCOME).ended.insert(txn, ended);
+        }
+        for (txn, coordinated) in coordinated {
+            parts.of(coordinated.wire_size()).coordinated.insert(txn, coordinated);
+        }
+        for (txn, outcome) in settled {
+            parts.of(OUTCOME).settled.insert(txn, outcome);
+        }
+        for (client, below) in acknowledged {
+            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
+        }
+        parts.finish()
+    }
+
+    fn join(&mut self, part: Self) {
+        let State { applied, prepared, ended, coordinated, .. } = part;
+        let State { settled, floor, ceiling, acknowledged, .. } = part;
+        assert_eq!(self.applied, applied, "parts of two states");
+        self.floor = self.floor.max(floor);
+        self.ceiling = self.ceiling.max(ceiling);
+        self.prepared.extend(prepared);
+        self.ended.extend(ended);
+        self.coordinated.extend(coordinated);
+        self.settled.extend(settled);
+        self.acknowledged.extend(acknowledged);
     }
 }
 
 impl Coordinated {
+    fn wire_size(&self) -> usize {
+        let request = self.request.as_ref();
+        let request = request.map_or(0, |request| {
+            14 + writes_size(&request.writes) + versions_size(&request.versions)
+        });
+        TXN + 16 + 2 * self.participants.len() + request
+    }
+
     /// Which of the client's requests is the last; 0 if there is none.
     #[must_use]
     pub fn round(&self) -> u32 {

@@ -355,4 +355,8 @@ impl Protocol for OceanVista {
             config.in_flight_bytes_max = size(1_000, 100_000, rng);
         }
     }
+
+    fn record_size(record: &Record) -> usize {
+        record.disk_size()
+    }
 }

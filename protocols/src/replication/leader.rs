@@ -75,8 +75,8 @@ pub(super) struct Progress<R: Replicated> {
     /// The next entry to send.
     pub(super) next: Index,
     pub(super) mode: Mode<R>,
-    /// Ends of the messages under way.
-    inflight: VecDeque<Index>,
+    /// Ends and bytes of the messages under way.
+    inflight: VecDeque<(Index, usize)>,
     /// The round in which entries were last sent.
     sent_round: u64,
     /// The latest of the leader's messages that it answered.
@@ -127,7 +127,7 @@ impl<R: Replicated> Progress<R> {
     /// it says so in answer to entries.
     fn advance(&mut self, matched: Index, received: Index, of_append: bool) {
         self.matched = self.matched.max(matched);
-        while self.inflight.front().is_some_and(|&end| end <= self.matched) {
+        while self.inflight.front().is_some_and(|&(end, _)| end <= self.matched) {
             self.inflight.pop_front();
         }
         let is_reached = match &self.mode {
@@ -187,7 +187,10 @@ impl<R: Replicated> Progress<R> {
         match &mut self.mode {
             Mode::Snapshot(_) | Mode::Probe { is_waiting: true } => return Ok(None),
             Mode::Stream => {
-                if self.next > log.last() || self.inflight.len() >= config.max_inflight {
+                let bytes: usize = self.inflight.iter().map(|(_, bytes)| bytes).sum();
+                let is_full = self.inflight.len() >= config.max_inflight
+                    || bytes >= config.max_inflight_bytes;
+                if self.next > log.last() || is_full {
                     return Ok(None);
                 }
             }
@@ -198,15 +201,16 @@ impl<R: Replicated> Progress<R> {
         let mut bytes = 0;
         let mut entries = Vec::new();
         for (_, entry) in log.from(self.next) {
-            bytes += entry_size::<R>(entry);
-            if bytes > config.max_batch_bytes && !entries.is_empty() {
+            let more = entry_size::<R>(entry);
+            if bytes + more > config.max_batch_bytes && !entries.is_empty() {
                 break;
             }
+            bytes += more;
             entries.push(entry.clone());
         }
         if matches!(self.mode, Mode::Stream) {
             self.next = self.next.plus(entries.len());
-            self.inflight.push_back(self.next.previous());
+            self.inflight.push_back((self.next.previous(), bytes));
         }
         self.sent_round = beat.round;
         Ok(Some(Message::AppendEntries { term, prev_index, prev_term, entries, chosen, beat }))
@@ -710,5 +714,56 @@ impl<R: Replicated> Replica<R> {
             lead.offered_at = Some(now);
             self.transfer(to, door);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::quorum::Members;
+    use super::*;
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Sizes;
+
+    impl Replicated for Sizes {
+        type Command = usize;
+        type Chunk = ();
+        type Cursor = ();
+        fn command_size(bytes: &usize) -> usize {
+            *bytes
+        }
+        fn chunk_size((): &()) -> usize {
+            0
+        }
+    }
+
+    /// A follower that is behind by many large entries. All of them at once were more than the queue of a link
+    /// takes, which dropped them, again and again.
+    #[test]
+    fn what_is_under_way_to_one_follower_is_bounded_in_bytes() {
+        let mut log: Log<Sizes> =
+            Log::new(Index(0), Term(0), Members::settled(vec![NodeId(1)], Vec::new()));
+        for bytes in [&[3 << 20; 60][..], &[1_000; 1_000]].concat() {
+            log.append(Entry { term: Term(1), payload: Payload::Command(Arc::new(bytes)) });
+        }
+        let config = Config::with_election_timeout(std::time::Duration::from_secs(1));
+        let mut progress: Progress<Sizes> = Progress::new(NodeId(2), Index(1), Time::ZERO);
+        progress.mode = Mode::Stream;
+        let shared = (Term(1), Index(0), Beat::default());
+        let (mut told, mut largest) = (Index(0), 0);
+        while told < log.last() {
+            let mut bytes = 0;
+            while let Some(msg) = progress.next_append(&log, &config, shared).unwrap() {
+                let Message::AppendEntries { entries, .. } = &msg else { panic!("{msg}") };
+                assert!(entries.len() == 1 || msg.wire_size() <= config.max_batch_bytes + 100);
+                bytes += msg.wire_size();
+            }
+            assert!(bytes > 0, "no progress after {told}");
+            largest = largest.max(bytes);
+            told = progress.next.previous();
+            progress.advance(told, told, true);
+        }
+        assert!(largest < config.max_inflight_bytes + (4 << 20), "{largest}");
+        assert!(largest > config.max_inflight_bytes, "the window is used: {largest}");
     }
 }

@@ -69,7 +69,7 @@ mod snapshot;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
-use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
+use orthodrome_core::{Duration, Limits, NodeId, Rng, Ticket, Time};
 
 pub use change::ChangeError;
 pub use message::{Beat, Message, Record};
@@ -228,6 +228,9 @@ pub struct Config {
     pub max_batch_bytes: usize,
     /// Messages with entries under way to one follower.
     pub max_inflight: usize,
+    /// Bytes of entries under way to one follower; a message that goes over it is the last for now. What is
+    /// under way to all fits into the queue of a link, or the same would be sent and dropped for ever.
+    pub max_inflight_bytes: usize,
     /// Entries appended but not chosen, over which proposals are refused.
     pub max_unchosen: usize,
     /// Reads waiting for confirmation, over which they fail.
@@ -256,6 +259,7 @@ impl Config {
             quorums: Quorums::Majority,
             max_batch_bytes: 256 * 1024,
             max_inflight: 64,
+            max_inflight_bytes: Limits::SERVER.batch_bytes(),
             max_unchosen: 64 * 1024,
             max_reads: 64 * 1024,
             snapshot_window: 4,
@@ -263,6 +267,12 @@ impl Config {
             check_quorum: true,
             tooth: None,
         }
+    }
+
+    /// Keeps these limits.
+    pub fn limit(&mut self, limits: Limits) {
+        self.max_batch_bytes = self.max_batch_bytes.min(limits.batch_bytes());
+        self.max_inflight_bytes = limits.batch_bytes();
     }
 
     /// Checks the settings, for a group that starts as `group`.
@@ -280,6 +290,7 @@ impl Config {
         let bounds = [
             ("max_batch_bytes", self.max_batch_bytes),
             ("max_inflight", self.max_inflight),
+            ("max_inflight_bytes", self.max_inflight_bytes),
             ("max_unchosen", self.max_unchosen),
             ("max_reads", self.max_reads),
             ("snapshot_window", self.snapshot_window),

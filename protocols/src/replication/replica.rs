@@ -7,7 +7,7 @@ use orthodrome_core::{NodeId, Ticket, Time};
 
 use super::leader::Leading;
 use super::log::Log;
-use super::message::{Beat, Message, Record};
+use super::message::{Beat, Message, Record, entry_size};
 use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
@@ -416,7 +416,21 @@ impl<R: Replicated> Replica<R> {
     /// lead.
     #[must_use]
     pub fn compactable(&self, keep_entries: usize) -> Index {
-        let bound = Index(self.surfaced.0.saturating_sub(keep_entries as u64));
+        self.compactable_within(keep_entries, usize::MAX)
+    }
+
+    /// The same, and never keeping entries of more than `keep_bytes`.
+    #[must_use]
+    pub fn compactable_within(&self, keep_entries: usize, keep_bytes: usize) -> Index {
+        let mut bound = Index(self.surfaced.0.saturating_sub(keep_entries as u64));
+        let (mut at, mut bytes) = (self.surfaced, 0);
+        while at > bound.max(self.log.base_index()) {
+            bytes += self.log.get(at).map_or(0, entry_size::<R>);
+            if bytes > keep_bytes {
+                bound = at;
+            }
+            at = at.previous();
+        }
         let needed = match &self.role {
             Role::Leader(lead) => lead.needed_by_followers(),
             Role::Follower | Role::PreCandidate(_) | Role::Candidate { .. } => Some(bound),

@@ -516,6 +516,15 @@ impl Client {
         }
     }
 
+    /// A part of what a transaction reads is more than one answer may tell. Nobody has been asked to prepare it.
+    fn on_too_much(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
+        if let Some(open) = self.open.get(&id)
+            && matches!(open.phase, Phase::Reading(_) | Phase::Snapshotting { .. })
+        {
+            self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "read-only", cx);
+        }
+    }
+
     fn on_read_only_result(
         &mut self,
         from: NodeId,
@@ -674,7 +683,7 @@ impl Client {
             self.suspects.remove(&from);
         }
         match msg {
-            Msg::ReadResult { txn, partition, reads } => {
+            Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
                 self.on_read_result(txn, partition, reads, cx);
             }
             Msg::ReplyConsensus { txn, partition, answer }
@@ -689,7 +698,9 @@ impl Client {
                 let progress = drive.on_ack(from, partition, absent);
                 self.on_progress(txn, progress, cx);
             }
-            Msg::ReadOnlyResult { txn, partition, reads } => {
+            Msg::ReadResult { txn, is_too_much: true, .. }
+            | Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            Msg::ReadOnlyResult { txn, partition, reads, is_too_much: false } => {
                 self.on_read_only_result(from, txn, partition, reads, cx);
             }
             Msg::NotNormal { partition, txn } => self.on_not_normal(from, partition, txn, cx),

@@ -8,13 +8,15 @@ use std::fmt;
 use std::mem::size_of;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Message;
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 
 use super::state::{Entry, State};
 use crate::ir::{Offer, View};
+use crate::portions::Portion;
 use crate::sizes::keys_size;
 
 /// Who may settle a transaction at its participants: the highest they have heard of. The client
@@ -159,6 +161,8 @@ pub enum Msg {
         partition: PartitionId,
         /// Every key asked for.
         reads: Vec<(Key, Read)>,
+        /// These keys hold more than one answer may tell, so it tells nothing.
+        is_too_much: bool,
     },
     /// Client → every replica of a participant: the consensus operation `Prepare(txn, timestamp)`.
     ProposeConsensus {
@@ -288,6 +292,8 @@ pub enum Msg {
         partition: PartitionId,
         /// Every key asked for.
         reads: Option<Vec<(Key, Read)>>,
+        /// These keys hold more than one answer may tell, so it tells nothing.
+        is_too_much: bool,
     },
     /// Replica → whoever asked: not now; the group is changing its view, or this replica has no
     /// state to answer from.
@@ -306,6 +312,8 @@ pub enum Msg {
         view: View,
         /// The record, for the leader.
         offer: Option<Box<Offer<Image>>>,
+        /// Which part of the record.
+        portion: Portion,
     },
     /// The view's leader → every other replica: the merged record.
     StartView {
@@ -319,6 +327,8 @@ pub enum Msg {
         is_new_group: bool,
         /// Everything settled; nothing that is not.
         image: Box<Image>,
+        /// Which part of that.
+        portion: Portion,
     },
     /// Replica → replica, now and then: I am here, in this view.
     Gossip {
@@ -335,8 +345,8 @@ pub enum Msg {
         partition: PartitionId,
         /// The view.
         view: View,
-        /// From after this key; from the first, if none.
-        after: Option<Key>,
+        /// Where it begins.
+        start: Start,
     },
     /// The view's leader → replica without a state: a piece of the data.
     StateChunk {
@@ -345,9 +355,11 @@ pub enum Msg {
         /// The view.
         view: View,
         /// Where the piece begins.
-        after: Option<Key>,
-        /// Keys with all their versions.
+        start: Start,
+        /// Keys with their versions.
         keys: Vec<(Key, Versions)>,
+        /// The last of them has more versions than these.
+        is_cut: bool,
         /// No more follow.
         is_last: bool,
     },
@@ -418,6 +430,14 @@ pub enum Change {
         /// False if the replica still needs a copy of the data.
         is_whole: bool,
     },
+    /// A part of the record of the [`Change::Install`] that follows: an installation is one change, and may be
+    /// several records.
+    Gather {
+        /// The view.
+        view: View,
+        /// The part.
+        image: Box<Image>,
+    },
     /// The copy of the data is complete.
     Whole,
 }
@@ -435,7 +455,10 @@ impl Record {
     /// About how many bytes it takes on disk.
     #[must_use]
     pub fn disk_size(&self) -> usize {
-        let Self::Change(_, change) = self else { return 0 };
+        let change = match self {
+            Self::State(_, state) => return 16 + state.wire_size(),
+            Self::Change(_, change) => change,
+        };
         16 + match change {
             Change::Cast { participants, part, .. } | Change::End { participants, part, .. } => {
                 TXN + 30 + 2 * participants.len() + part.as_ref().map_or(0, part_size)
@@ -445,6 +468,7 @@ impl Record {
             Change::Acknowledge(clients) => 12 * clients.len(),
             Change::Ceiling(_) | Change::Enter(_) | Change::Whole => 10,
             Change::Install { image, synced, .. } => image_size(image) + 6 * synced.len(),
+            Change::Gather { image, .. } => image_size(image),
         }
     }
 }
@@ -558,12 +582,12 @@ impl Message for Msg {
             Self::NotNormal { .. } => 6 + TXN,
             Self::DoViewChange { offer, .. } => {
                 let offer = offer.as_ref();
-                10 + offer.map_or(0, |o| 10 + image_size(&o.image) + 6 * o.synced.len())
+                10 + offer.map_or(0, |o| 22 + image_size(&o.image) + 6 * o.synced.len())
             }
-            Self::StartView { image, synced, .. } => 12 + image_size(image) + 6 * synced.len(),
+            Self::StartView { image, synced, .. } => 24 + image_size(image) + 6 * synced.len(),
             Self::Gossip { .. } => 10,
-            Self::FetchState { after, .. } => 10 + after.as_ref().map_or(0, |key| 2 + key.len()),
-            Self::StateChunk { after, keys, .. } => {
+            Self::FetchState { start, .. } => 10 + start_size(start),
+            Self::StateChunk { start, keys, .. } => {
                 let keys = keys.iter().map(|(key, versions)| {
                     let value = |value: &Option<_>| {
                         value.as_ref().map_or(0, orthodrome_core::txn::Value::len)
@@ -571,7 +595,7 @@ impl Message for Msg {
                     8 + key.len()
                         + versions.iter().map(|(_, v)| VERSION + 4 + value(v)).sum::<usize>()
                 });
-                12 + after.as_ref().map_or(0, |key| 2 + key.len()) + keys.sum::<usize>()
+                12 + start_size(start) + keys.sum::<usize>()
             }
         }
     }
@@ -627,11 +651,63 @@ fn answer_size(answer: &Answer) -> usize {
     10 + answer.cast.map_or(0, |_| 18) + ended + 2 * answer.absent.len() + forgotten
 }
 
+fn start_size(start: &Start) -> usize {
+    let after = start.after.as_ref().map_or(0, |key| 2 + key.len());
+    after + start.within.as_ref().map_or(0, |(key, _)| 6 + key.len() + VERSION)
+}
+
+/// Encoded size of one transaction in a record.
+pub(super) fn entry_size(entry: &Entry) -> usize {
+    TXN + 40 + 2 * entry.participants.len() + entry.part.as_ref().map_or(0, part_size)
+}
+
+/// Encoded size of what a client has acknowledged.
+pub(super) const ACKNOWLEDGED: usize = 15;
+
 fn image_size(image: &Image) -> usize {
-    let entries = image.entries.iter().map(|(_, entry)| {
-        TXN + 40 + 2 * entry.participants.len() + entry.part.as_ref().map_or(0, part_size)
-    });
+    let entries = image.entries.iter().map(|(_, entry)| entry_size(entry));
     entries.sum::<usize>() + 8 * image.acknowledged.len() + 9
+}
+
+impl Image {
+    /// The same in parts, each of at most so many bytes unless one transaction alone has more.
+    #[must_use]
+    pub fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let ceiling = self.ceiling;
+        let mut parts = Pieces::new(Self { ceiling, ..Self::default() }, bytes_max);
+        for (txn, entry) in self.entries {
+            parts.of(entry_size(&entry)).entries.push((txn, entry));
+        }
+        for client in self.acknowledged {
+            parts.of(ACKNOWLEDGED).acknowledged.push(client);
+        }
+        parts.finish()
+    }
+
+    /// Parts, in order, together.
+    #[must_use]
+    pub fn join(parts: impl IntoIterator<Item = Self>) -> Self {
+        let mut whole = Self::default();
+        for part in parts {
+            whole.entries.extend(part.entries);
+            whole.acknowledged.extend(part.acknowledged);
+            whole.ceiling = whole.ceiling.max(part.ceiling);
+        }
+        whole
+    }
+}
+
+impl Change {
+    /// The same as records, each of at most so many bytes unless one transaction alone has more.
+    pub(super) fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let Self::Install { view, synced, image, is_whole } = self else { return vec![self] };
+        let mut parts = image.divide(bytes_max);
+        let last = Box::new(parts.pop().unwrap_or_default());
+        let gather = |part| Self::Gather { view, image: Box::new(part) };
+        let mut records: Vec<Self> = parts.into_iter().map(gather).collect();
+        records.push(Self::Install { view, synced, image: last, is_whole });
+        records
+    }
 }
 
 const _: () =

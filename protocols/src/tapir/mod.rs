@@ -85,6 +85,7 @@ use std::time::Duration;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 
 /// TAPIR.
@@ -119,12 +120,17 @@ pub struct Config {
     pub ceiling_ahead: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
+    /// Bytes of a partition's record, with all that its transactions write, over which outcomes are not kept for
+    /// clients that may ask.
+    pub kept_bytes: usize,
     /// A node makes a checkpoint after this many bytes of records.
     pub checkpoint_bytes: usize,
     /// Versions that are not the newest of their key are kept for this long.
     pub version_retention: Duration,
     /// Keys per piece of a copy.
     pub chunk_keys: usize,
+    /// Bytes per piece of a copy, and per part of a record: in a view change, and at a checkpoint.
+    pub piece_bytes: usize,
     /// Unsafe variants, for tests.
     pub teeth: Teeth,
 }
@@ -251,9 +257,11 @@ impl Protocol for Tapir {
             clock_ahead_max: Duration::from_secs(3),
             ceiling_ahead: Duration::from_secs(1),
             retention: Duration::from_secs(600),
+            kept_bytes: Limits::SERVER.record_bytes,
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
             chunk_keys: 1_000,
+            piece_bytes: Limits::SERVER.piece_bytes(),
             teeth: Teeth::default(),
         }
     }
@@ -267,5 +275,14 @@ impl Protocol for Tapir {
             "R4" => teeth.votes_before_fsync = true,
             other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
         }
+    }
+
+    fn record_size(record: &Record) -> usize {
+        record.disk_size()
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        config.piece_bytes = limits.piece_bytes();
+        true
     }
 }

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::store::{Piece, Versions};
+use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
-use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
+use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote, entry_size};
 use super::occ::Validator;
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer};
 use crate::ir::{Gathering, Offer, Quorums, View};
+use crate::portions::{Assembly, Portion};
 
 /// One replica of one partition.
 #[derive(Debug)]
@@ -24,6 +25,9 @@ pub(super) struct Replica {
     quorums: Quorums,
     validator: Validator,
     gathering: Gathering<Image>,
+    /// Records of which parts have come, by replica; and of the view that begins.
+    arriving: BTreeMap<NodeId, Assembly<Image>>,
+    starting: Assembly<Image>,
     /// When each peer was last heard of.
     heard: BTreeMap<NodeId, Time>,
     /// Peers that take part in this view.
@@ -34,6 +38,8 @@ pub(super) struct Replica {
     views_failed: u32,
     installed: Time,
     gossiped: Time,
+    /// Size of the record.
+    entries_bytes: usize,
     /// When to look after each transaction of the record, and how often that was done.
     watched: BTreeMap<TxnId, Watch>,
     due: BTreeSet<(Time, TxnId)>,
@@ -56,7 +62,7 @@ pub(super) enum Status {
     /// Nothing but to execute decisions: it has left its view for another that has not begun.
     Changing { since: Time },
     /// The same: it is in the view, and copies the data that it lacks.
-    Copying { after: Option<Key>, asked: Time },
+    Copying { start: Start, asked: Time },
 }
 
 /// What somebody wants accepted as the result of a `Prepare`.
@@ -85,11 +91,14 @@ impl Replica {
             heard: replicas.iter().map(|&node| (node, now)).collect(),
             replicas,
             gathering: Gathering::default(),
+            arriving: BTreeMap::new(),
+            starting: Assembly::default(),
             joined: BTreeSet::new(),
             view_sent: BTreeMap::new(),
             views_failed: 0,
             installed: now,
             gossiped: now,
+            entries_bytes: 0,
             watched: BTreeMap::new(),
             due: BTreeSet::new(),
             must_checkpoint: false,
@@ -149,16 +158,17 @@ impl Replica {
             Msg::ReadOnly { txn, keys, timestamp, .. } => {
                 self.on_read_only(from, txn, keys, timestamp, world);
             }
-            Msg::DoViewChange { view, offer, .. } => {
-                self.on_do_view_change(from, view, offer, world);
+            Msg::DoViewChange { view, offer, portion, .. } => {
+                self.on_do_view_change(from, view, offer.map(|offer| (portion, *offer)), world);
             }
-            Msg::StartView { view, synced, is_new_group, image, .. } => {
-                self.on_start_view(view, synced, is_new_group, image, world);
+            Msg::StartView { view, synced, is_new_group, image, portion, .. } => {
+                let members = (synced, is_new_group);
+                self.on_start_view(view, members, (portion, *image), world);
             }
             Msg::Gossip { view, is_normal, .. } => self.on_gossip(from, view, is_normal, world),
-            Msg::FetchState { view, after, .. } => self.on_fetch_state(from, view, after, world),
-            Msg::StateChunk { view, after, keys, is_last, .. } => {
-                self.on_state_chunk(view, &after, keys, is_last, world);
+            Msg::FetchState { view, start, .. } => self.on_fetch_state(from, view, start, world),
+            Msg::StateChunk { view, start, keys, is_cut, is_last, .. } => {
+                self.on_state_chunk((view, &start), keys, (is_cut, is_last), world);
             }
             Msg::ReadResult { .. }
             | Msg::ReplyConsensus { .. }
@@ -172,8 +182,29 @@ impl Replica {
 
     /// Makes a change durable, and carries it out.
     fn change(&mut self, change: Change, world: &mut World<'_, '_>) {
+        let concerned: Vec<TxnId> = match &change {
+            Change::Cast { txn, .. } | Change::Promise { txn, .. } | Change::End { txn, .. } => {
+                vec![*txn]
+            }
+            Change::Forget(txns) => txns.clone(),
+            Change::Acknowledge(_)
+            | Change::Ceiling(_)
+            | Change::Enter(_)
+            | Change::Install { .. }
+            | Change::Gather { .. }
+            | Change::Whole => vec![],
+        };
+        let before = self.bytes_of(&concerned);
         self.state.apply(self.id, &change, world.store);
-        world.persist(self.id, change);
+        self.entries_bytes += self.bytes_of(&concerned);
+        self.entries_bytes = self.entries_bytes.saturating_sub(before);
+        for record in change.divide(world.config.piece_bytes) {
+            world.persist(self.id, record);
+        }
+    }
+
+    fn bytes_of(&self, txns: &[TxnId]) -> usize {
+        txns.iter().filter_map(|txn| self.state.entries.get(txn)).map(entry_size).sum()
     }
 
     fn answer(&self, txn: TxnId) -> Answer {
@@ -195,12 +226,14 @@ impl Replica {
 
     /// §5.2 "Read": the latest committed versions that this replica knows.
     fn on_read(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
+        let is_too_much = world.is_too_much(self.id, &keys);
+        let keys = if is_too_much { vec![] } else { keys };
         let read = |key: Key| {
             let read = world.store.read(self.id, &key);
             (key, read)
         };
         let reads = keys.into_iter().map(read).collect();
-        world.send(from, Msg::ReadResult { txn, partition: self.id, reads });
+        world.send(from, Msg::ReadResult { txn, partition: self.id, reads, is_too_much });
     }
 
     /// §5.2 "Prepare": validate, remember, then vote.
@@ -470,8 +503,10 @@ impl Replica {
         timestamp: Timestamp,
         world: &mut World<'_, '_>,
     ) {
-        let is_refused =
-            self.is_far_future(timestamp, world) || self.validator.is_pending(&keys, timestamp);
+        let is_too_much = world.is_too_much(self.id, &keys);
+        let is_refused = is_too_much
+            || self.is_far_future(timestamp, world)
+            || self.validator.is_pending(&keys, timestamp);
         let reads = if is_refused {
             None
         } else {
@@ -488,7 +523,8 @@ impl Replica {
             };
             Some(keys.into_iter().map(read).collect())
         };
-        world.reply(from, Msg::ReadOnlyResult { txn, partition: self.id, reads });
+        let partition = self.id;
+        world.reply(from, Msg::ReadOnlyResult { txn, partition, reads, is_too_much });
     }
 
     /// Looks after `txn` some time from now: a transaction that has not ended by then has lost its
@@ -540,7 +576,8 @@ impl Replica {
             // One that has ended stays until its client knows, or is gone for good.
             let is_kept = entry.ended.is_some()
                 && !self.state.is_acknowledged(txn)
-                && now.since(watch.since) < world.config.retention;
+                && now.since(watch.since) < world.config.retention
+                && self.entries_bytes <= world.config.kept_bytes;
             if self.status == Status::Normal && !is_kept {
                 overdue.push((txn, entry.participants.clone(), entry.promised));
             }
@@ -557,7 +594,8 @@ impl Replica {
         }
         let watch = self.watched.get(&txn)?;
         let is_old = world.cx.now().since(watch.since) >= world.config.retention;
-        is_old.then_some(txn.counter + 1)
+        let is_too_much = self.entries_bytes > world.config.kept_bytes;
+        (is_old || is_too_much).then_some(txn.counter + 1)
     }
 
     /// Periodic work.
@@ -575,11 +613,11 @@ impl Replica {
             }
         }
         self.leave_behind(world);
-        if let Status::Copying { after, asked } = &self.status
+        if let Status::Copying { start, asked } = &self.status
             && now.since(*asked) >= world.config.resend_after
         {
-            let after = after.clone();
-            self.fetch(after, world);
+            let start = start.clone();
+            self.fetch(start, world);
         }
         world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
     }
@@ -644,6 +682,8 @@ impl Replica {
         self.change(Change::Enter(view), world);
         self.status = Status::Changing { since: world.cx.now() };
         self.gathering = Gathering::default();
+        self.arriving.clear();
+        self.starting = Assembly::default();
         self.joined.clear();
         self.view_sent.clear();
         self.offer(world);
@@ -654,17 +694,27 @@ impl Replica {
     fn offer(&mut self, world: &mut World<'_, '_>) {
         let view = self.state.view;
         let leader = view.leader(&self.replicas);
-        let mine = Offer {
+        let (partition, now) = (self.id, world.cx.now());
+        let mine = |image: Image| Offer {
             normal_view: self.state.normal_view,
             is_whole: self.state.is_whole,
             synced: self.state.synced.clone(),
-            image: self.state.image(false),
+            image,
         };
         for to in self.peers(world.node) {
-            let offer = (to == leader).then(|| Box::new(mine.clone()));
-            world.reply(to, Msg::DoViewChange { partition: self.id, view, offer });
+            if to != leader {
+                let (offer, portion) = (None, Portion::WHOLE);
+                world.reply(to, Msg::DoViewChange { partition, view, offer, portion });
+                continue;
+            }
+            let parts = self.state.image(false).divide(world.config.piece_bytes);
+            for (portion, part) in Portion::number(parts, now) {
+                let offer = Some(Box::new(mine(part)));
+                world.reply(to, Msg::DoViewChange { partition, view, offer, portion });
+            }
         }
         if leader == world.node {
+            let mine = mine(self.state.image(false));
             self.gathering.add(world.node, mine);
             self.begin_view(world);
         }
@@ -695,7 +745,7 @@ impl Replica {
         &mut self,
         from: NodeId,
         view: View,
-        offer: Option<Box<Offer<Image>>>,
+        offer: Option<(Portion, Offer<Image>)>,
         world: &mut World<'_, '_>,
     ) {
         if view > self.state.view {
@@ -711,9 +761,12 @@ impl Replica {
             }
             return;
         }
-        let Some(offer) = offer.filter(|_| is_leader) else { return };
+        let Some((portion, mut offer)) = offer.filter(|_| is_leader) else { return };
+        let arriving = self.arriving.entry(from).or_default();
+        let Some(parts) = arriving.add(portion, std::mem::take(&mut offer.image)) else { return };
+        offer.image = Image::join(parts);
         if !is_installed {
-            self.gathering.add(from, *offer);
+            self.gathering.add(from, offer);
             self.begin_view(world);
         } else if !offer.is_whole && self.joined.contains(&from) {
             // It took part in this view already, and has lost what it said.
@@ -763,14 +816,18 @@ impl Replica {
             return;
         }
         self.view_sent.insert(to, now);
-        let msg = Msg::StartView {
-            partition: self.id,
-            view: self.state.view,
-            synced: self.state.synced.clone(),
-            is_new_group,
-            image: Box::new(self.state.image(true)),
-        };
-        world.reply(to, msg);
+        let parts = self.state.image(true).divide(world.config.piece_bytes);
+        for (portion, part) in Portion::number(parts, now) {
+            let msg = Msg::StartView {
+                partition: self.id,
+                view: self.state.view,
+                synced: self.state.synced.clone(),
+                is_new_group,
+                image: Box::new(part),
+                portion,
+            };
+            world.reply(to, msg);
+        }
     }
 
     fn install(
@@ -800,22 +857,23 @@ impl Replica {
             self.status = Status::Normal;
         } else {
             world.cx.note(Note::Copy);
-            self.fetch(None, world);
+            self.fetch(Start::default(), world);
         }
     }
 
     fn on_start_view(
         &mut self,
         view: View,
-        synced: BTreeMap<NodeId, View>,
-        is_new_group: bool,
-        image: Box<Image>,
+        (synced, is_new_group): (BTreeMap<NodeId, View>, bool),
+        (portion, part): (Portion, Image),
         world: &mut World<'_, '_>,
     ) {
         let is_installed = !matches!(self.status, Status::Changing { .. });
         if view < self.state.view || (view == self.state.view && is_installed) {
             return;
         }
+        let Some(parts) = self.starting.add(portion, part) else { return };
+        let image = Box::new(Image::join(parts));
         let since = synced.get(&world.node).copied();
         let is_counted_on = since.is_some();
         let was_there = since.is_some_and(|since| since <= self.state.normal_view);
@@ -845,6 +903,7 @@ impl Replica {
 
     /// Makes everything anew that follows from the record.
     fn reindex(&mut self, world: &mut World<'_, '_>) {
+        self.entries_bytes = self.state.entries.values().map(entry_size).sum();
         let stale: Vec<TxnId> = self.validator.prepared().collect();
         for txn in stale {
             self.validator.release(txn);
@@ -867,42 +926,45 @@ impl Replica {
 
     // A replica without data.
 
-    fn fetch(&mut self, after: Option<Key>, world: &mut World<'_, '_>) {
+    fn fetch(&mut self, start: Start, world: &mut World<'_, '_>) {
         let view = self.state.view;
         let from = view.leader(&self.replicas);
-        self.status = Status::Copying { after: after.clone(), asked: world.cx.now() };
-        world.reply(from, Msg::FetchState { partition: self.id, view, after });
+        self.status = Status::Copying { start: start.clone(), asked: world.cx.now() };
+        world.reply(from, Msg::FetchState { partition: self.id, view, start });
     }
 
     fn on_fetch_state(
         &mut self,
         from: NodeId,
         view: View,
-        after: Option<Key>,
+        start: Start,
         world: &mut World<'_, '_>,
     ) {
         if view != self.state.view || self.status != Status::Normal {
             return;
         }
-        let Piece { keys, next } =
-            world.store.piece(self.id, after.as_ref(), world.config.chunk_keys);
+        let bounds = (world.config.chunk_keys, world.config.piece_bytes);
+        let (keys, next) = world.store.cut(self.id, &start, bounds);
         let is_last = next.is_none();
-        world.reply(from, Msg::StateChunk { partition: self.id, view, after, keys, is_last });
+        let last = keys.last().map(|(key, _)| key);
+        let within = next.as_ref().and_then(|next| next.within.as_ref());
+        let is_cut = within.is_some_and(|(key, _)| Some(key) == last);
+        let partition = self.id;
+        world.reply(from, Msg::StateChunk { partition, view, start, keys, is_cut, is_last });
     }
 
     fn on_state_chunk(
         &mut self,
-        view: View,
-        after: &Option<Key>,
+        (view, start): (View, &Start),
         keys: Vec<(Key, Versions)>,
-        is_last: bool,
+        (is_cut, is_last): (bool, bool),
         world: &mut World<'_, '_>,
     ) {
-        let Status::Copying { after: wanted, .. } = &self.status else { return };
-        if view != self.state.view || wanted != after || self.must_checkpoint {
+        let Status::Copying { start: wanted, .. } = &self.status else { return };
+        if view != self.state.view || wanted != start || self.must_checkpoint {
             return;
         }
-        let next = keys.last().map(|(key, _)| key.clone());
+        let next = following(start, &keys, is_cut);
         for (key, versions) in keys {
             for (version, value) in versions {
                 world.store.put(self.id, key.clone(), version, value);
@@ -944,6 +1006,18 @@ impl Replica {
             "{} serves in a view it is not part of",
             self.id
         );
+    }
+}
+
+/// Where the piece begins that follows one of these keys.
+fn following(start: &Start, keys: &[(Key, Versions)], is_cut: bool) -> Start {
+    let Some(((last, versions), before)) = keys.split_last() else { return start.clone() };
+    match versions.last() {
+        Some((told, _)) if is_cut => {
+            let before = before.last().map(|(key, _)| key.clone());
+            Start { after: before.or(start.after.clone()), within: Some((last.clone(), *told)) }
+        }
+        Some(_) | None => Start { after: Some(last.clone()), within: None },
     }
 }
 

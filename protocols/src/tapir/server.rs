@@ -10,13 +10,15 @@ use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leftover, Machine, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
-use orthodrome_core::txn::{AbortReason, Outcome};
+use orthodrome_core::txn::{AbortReason, Key, Outcome, VALUE_BYTES_MAX};
 
 use super::coordinator::{Drive, Out, Progress};
-use super::message::{Answer, Ballot, Change, Msg, Part, Record};
+use super::message::{Answer, Ballot, Change, Image, Msg, Part, Record};
 use super::replica::{Replica, Status};
 use super::state::State;
 use super::{Config, Note, Tapir, Timer};
+use crate::ir::View;
+use crate::sizes::{READ_BYTES_MAX, value_size};
 
 /// The server side of TAPIR: every role that one node plays.
 #[derive(Debug)]
@@ -62,6 +64,17 @@ impl World<'_, '_> {
         }
     }
 
+    /// True if these keys hold more than one answer may tell.
+    pub(super) fn is_too_much(&self, partition: PartitionId, keys: &[Key]) -> bool {
+        let mut bytes = 0;
+        // Of a few keys it is certain without a look.
+        keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
+            && keys.iter().any(|key| {
+                bytes += key.len() + value_size(&self.store.read(partition, key).value);
+                bytes > READ_BYTES_MAX
+            })
+    }
+
     /// Sends a message once everything written so far is durable (R4).
     pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
         match self.ledger.last {
@@ -85,10 +98,15 @@ impl Machine<Tapir> for Server {
         let Setup { node, cluster, config, engine, workers: _ } = setup;
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
+        let mut gathered: BTreeMap<PartitionId, (View, Vec<Image>)> = BTreeMap::new();
         for record in recovered {
             match record {
-                Record::State(partition, state) => drop(states.insert(partition, *state)),
+                Record::State(partition, state) => match states.get_mut(&partition) {
+                    Some(known) => known.join(*state),
+                    None => drop(states.insert(partition, *state)),
+                },
                 Record::Change(partition, change) => {
+                    let Some(change) = whole(partition, change, &mut gathered) else { continue };
                     states.entry(partition).or_default().apply(partition, &change, &mut store);
                 }
             }
@@ -368,7 +386,8 @@ impl Server {
         let mut records = Vec::new();
         for (&id, replica) in &self.replicas {
             self.store.collect_below(id, keep_from);
-            records.push(Record::State(id, Box::new(replica.state.clone())));
+            let parts = replica.state.clone().divide(self.config.piece_bytes);
+            records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
         self.ledger.bytes = 0;
         let ticket = cx.checkpoint(self.store.freeze(), records);
@@ -379,6 +398,32 @@ impl Server {
         for id in copied {
             self.with(id, cx, Replica::on_copied);
         }
+    }
+}
+
+/// A change as it was made: the parts of an installation are kept in `gathered` until the last one is there. Without
+/// that one a crash came before the rest was written, and the installation has not happened.
+fn whole(
+    partition: PartitionId,
+    change: Change,
+    gathered: &mut BTreeMap<PartitionId, (View, Vec<Image>)>,
+) -> Option<Change> {
+    match change {
+        Change::Gather { view, image } => {
+            let (of, parts) = gathered.entry(partition).or_default();
+            if *of != view {
+                (*of, *parts) = (view, Vec::new());
+            }
+            parts.push(*image);
+            None
+        }
+        Change::Install { view, synced, image, is_whole } => {
+            let parts = gathered.remove(&partition).filter(|(of, _)| *of == view);
+            let parts = parts.into_iter().flat_map(|(_, parts)| parts);
+            let image = Box::new(Image::join(parts.chain([*image])));
+            Some(Change::Install { view, synced, image, is_whole })
+        }
+        other => Some(other),
     }
 }
 

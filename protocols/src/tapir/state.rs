@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version};
 
-use super::message::{Ballot, Cast, Change, Image, Part, Vote};
+use super::message::{ACKNOWLEDGED, Ballot, Cast, Change, Image, Part, Vote, entry_size};
 use crate::ir::View;
 
 /// One transaction in a replica's record.
@@ -91,6 +92,8 @@ impl State {
                 self.is_whole = *is_whole;
                 self.install(partition, image, store);
             }
+            // It counts as part of the installation.
+            Change::Gather { .. } => {}
             Change::Whole => self.is_whole = true,
         }
     }
@@ -184,6 +187,43 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
+    /// Encoded size.
+    #[must_use]
+    pub fn wire_size(&self) -> usize {
+        let entries = self.entries.values().map(entry_size);
+        32 + 6 * self.synced.len() + entries.sum::<usize>() + ACKNOWLEDGED * self.acknowledged.len()
+    }
+
+    /// The same in parts, each of at most so many bytes unless one transaction alone has more.
+    #[must_use]
+    pub fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let Self { view, normal_view, synced, is_whole, entries, acknowledged, ceiling } = self;
+        let (entries_of_none, nobody) = (BTreeMap::new(), BTreeMap::new());
+        let empty = Self {
+            view,
+            normal_view,
+            synced,
+            is_whole,
+            entries: entries_of_none,
+            acknowledged: nobody,
+            ceiling,
+        };
+        let mut parts = Pieces::new(empty, bytes_max);
+        for (txn, entry) in entries {
+            parts.of(entry_size(&entry)).entries.insert(txn, entry);
+        }
+        for (client, below) in acknowledged {
+            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
+        }
+        parts.finish()
+    }
+
+    /// Adds another part of the same state.
+    pub fn join(&mut self, part: Self) {
+        self.entries.extend(part.entries);
+        self.acknowledged.extend(part.acknowledged);
+    }
+
     /// The record as it travels: everything, or only what is settled.
     #[must_use]
     pub fn image(&self, is_settled_only: bool) -> Image {
@@ -193,5 +233,44 @@ impl State {
             acknowledged: self.acknowledged.iter().map(|(&c, &below)| (c, below)).collect(),
             ceiling: self.ceiling,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::txn::Value;
+
+    use super::*;
+
+    /// What sixty transactions write, 3 MiB each, was one record at a checkpoint, and one message and one record of
+    /// every view change.
+    #[test]
+    fn a_record_of_large_writes_is_many_parts_that_are_the_same_together() {
+        let value = Some(Value::from(vec![b'x'; 1 << 20]));
+        let mut state = State { view: View(4), is_whole: true, ..State::default() };
+        for counter in 0..60 {
+            let txn = TxnId::new(ClientId(counter % 7), counter);
+            let writes = (0..3).map(|n| (format!("{counter}-{n}").into(), value.clone()));
+            let part = Part { reads: vec![], writes: writes.collect() };
+            state.entries.insert(txn, Entry { part: Some(part), ..Entry::default() });
+            state.acknowledged.insert(txn.client, counter);
+        }
+        assert!(state.wire_size() > 180 << 20);
+        let mut parts = state.clone().divide(4 << 20).into_iter();
+        assert_eq!(parts.len(), 60);
+        let mut joined = parts.next().unwrap();
+        for part in parts {
+            assert!(part.wire_size() <= 4 << 20, "{}", part.wire_size());
+            joined.join(part);
+        }
+        assert_eq!(joined, state);
+        let image = state.image(false);
+        assert_eq!(Image::join(image.clone().divide(4 << 20)), image);
+        let (synced, is_whole) = (BTreeMap::new(), true);
+        let install = Change::Install { view: View(5), synced, image: Box::new(image), is_whole };
+        let records = install.divide(4 << 20);
+        assert_eq!(records.len(), 60);
+        let is_last = |change: &Change| matches!(change, Change::Install { .. });
+        assert_eq!(records.iter().position(is_last), Some(59), "it counts once all is there");
     }
 }

@@ -308,7 +308,8 @@ impl Client {
                     self.finish(txn, outcome, path, cx);
                 }
             }
-            Msg::ReadOnlyResult { txn, partition, snapshot } => {
+            Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
             Msg::Members { partition, since, voters } => {
@@ -556,6 +557,15 @@ impl Client {
             None => self.ask(id, cx),
             // Its caller never asked anybody to commit it.
             Some(Decision::Abort) => self.give_up(id, AbortReason::Client, cx),
+        }
+    }
+
+    /// A part of what a read-only transaction reads is more than one answer may tell.
+    fn on_too_much(&mut self, id: TxnId, cx: &mut Way<'_>) {
+        if let Some(open) = self.open.get(&id)
+            && matches!(open.phase, Phase::Snapshotting(_))
+        {
+            self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "read-only", cx);
         }
     }
 

@@ -15,7 +15,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 use super::locks::{Mode, Rank};
 use super::state::State;
 use crate::gateway::{Participant, Snapshot};
-use crate::hosting::{self, Chunk};
+use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
 use crate::sizes::{
     TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
@@ -209,6 +209,8 @@ pub enum Msg {
         partition: PartitionId,
         /// The answer.
         snapshot: Snapshot,
+        /// These keys hold more than one answer may tell, so it tells nothing.
+        is_too_much: bool,
     },
     /// Any server → whoever asked: I do not lead this partition.
     NotLeader {
@@ -456,7 +458,7 @@ impl Message for Msg {
 impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
-    type Cursor = Key;
+    type Cursor = Cursor;
 
     fn command_size(command: &Command) -> usize {
         match command {

@@ -108,6 +108,7 @@ pub use locks::{LockTable, Loss, Mode, Preemption, Rank};
 pub use message::{Command, Log, Msg, Record, Vote};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 pub use state::{Decided, Prepared, State, decide};
@@ -228,6 +229,8 @@ pub enum Note {
     ReadIndex,
     /// A read-only transaction waited for a prepared writer.
     ReadWait,
+    /// A transaction reads more than one answer may tell.
+    TooMuch,
     /// A request was sent again.
     Resent,
     /// Outcomes were forgotten for a client that acknowledges nothing any more.
@@ -329,5 +332,14 @@ impl Protocol for Locking {
         config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
         config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
         config.hosting.vary(rng);
+    }
+
+    fn record_size(record: &Record) -> usize {
+        record.disk_size(State::wire_size, |own| match *own {})
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        config.hosting.limit(limits);
+        true
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Version, Writes};
@@ -14,7 +15,9 @@ use orthodrome_core::txn::{Key, Outcome, Version, Writes};
 use super::locks::Mode;
 use super::message::{Command, Vote, modes};
 use crate::acknowledged::advance;
+use crate::hosting::Divisible;
 use crate::replication::Index;
+use crate::sizes::{TXN, keys_size, writes_size};
 
 /// A transaction that this partition prepared and whose decision it does not know. It holds its
 /// locks under every leader.
@@ -34,6 +37,10 @@ impl Prepared {
     /// The locks that it holds.
     pub fn locks(&self) -> BTreeMap<Key, Mode> {
         modes(&self.reads, self.writes.keys())
+    }
+
+    fn wire_size(&self) -> usize {
+        TXN + 16 + keys_size(&self.reads) + writes_size(&self.writes)
     }
 
     /// The vote that this stands for.
@@ -196,18 +203,61 @@ impl State {
     /// Encoded size, roughly: for the bandwidth model.
     #[must_use]
     pub fn wire_size(&self) -> usize {
-        let prepared = self.prepared.values().map(|prepared| {
-            let reads = prepared.reads.iter().map(|key| 2 + key.len()).sum::<usize>();
-            let writes = prepared.writes.iter();
-            let writes = writes.map(|(key, v)| 8 + key.len() + v.as_ref().map_or(0, |v| v.len()));
-            32 + reads + writes.sum::<usize>()
-        });
-        let decided = self.decided.values().map(|decided| 28 + 2 * decided.participants.len());
-        let ends = self.ended.len() + self.settled.len();
+        let prepared = self.prepared.values().map(Prepared::wire_size);
+        let decided = self.decided.values().map(Decided::wire_size);
+        let outcomes = OUTCOME * (self.ended.len() + self.settled.len());
         24 + prepared.sum::<usize>()
             + decided.sum::<usize>()
-            + 24 * ends
-            + 16 * self.acknowledged.len()
+            + outcomes
+            + ACKNOWLEDGED * self.acknowledged.len()
+    }
+}
+
+/// Encoded size of an outcome with its transaction's name.
+const OUTCOME: usize = TXN + 16;
+/// Encoded size of what a client has acknowledged.
+const ACKNOWLEDGED: usize = 16;
+
+impl Decided {
+    fn wire_size(&self) -> usize {
+        OUTCOME + 2 * self.participants.len()
+    }
+}
+
+impl Divisible for State {
+    fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let State { applied, prepared, ended, decided, .. } = self;
+        let State { settled, floor, ceiling, acknowledged, .. } = self;
+        let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
+        for (txn, prepared) in prepared {
+            parts.of(prepared.wire_size()).prepared.insert(txn, prepared);
+        }
+        for (txn, outcome) in ended {
+            parts.of(OUTCOME).ended.insert(txn, outcome);
+        }
+        for (txn, decided) in decided {
+            parts.of(decided.wire_size()).decided.insert(txn, decided);
+        }
+        for (txn, outcome) in settled {
+            parts.of(OUTCOME).settled.insert(txn, outcome);
+        }
+        for (client, below) in acknowledged {
+            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
+        }
+        parts.finish()
+    }
+
+    fn join(&mut self, part: Self) {
+        let State { applied, prepared, ended, decided, .. } = part;
+        let State { settled, floor, ceiling, acknowledged, .. } = part;
+        assert_eq!(self.applied, applied, "parts of two states");
+        self.floor = self.floor.max(floor);
+        self.ceiling = self.ceiling.max(ceiling);
+        self.prepared.extend(prepared);
+        self.ended.extend(ended);
+        self.decided.extend(decided);
+        self.settled.extend(settled);
+        self.acknowledged.extend(acknowledged);
     }
 }
 

@@ -367,14 +367,15 @@ impl Checker<'_> {
         }
         let in_flight = given.txns_in_flight_max.unwrap_or(10_000);
         let queue = given.peer_queue_bytes_max.unwrap_or(64 << 20);
-        // One transaction's writes, or one message, must fit into what nodes send each other.
+        // What one transaction writes, and beside it the names and versions of what it read, must fit into what nodes
+        // send each other, and leave room for what a protocol adds.
         let largest = crate::transport::frame::MESSAGE_BYTES_MAX;
         let request = limits.request_bytes_max as usize;
-        if request > largest / 2 {
+        let most = largest / 8 * 3;
+        if request > most {
             return Err(format!(
-                "limits.request_bytes_max: {request} is over {}, half of the largest message between \
-                 nodes",
-                largest / 2
+                "limits.request_bytes_max: {request} is over {most}, three eighths of the largest \
+                 message between nodes"
             ));
         }
         if in_flight == 0 {

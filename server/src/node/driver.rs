@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::Shared;
 use super::callers::Callers;
@@ -27,6 +27,8 @@ pub(super) enum Event<P: WireProtocol> {
     Message {
         from: NodeId,
         msg: P::Msg,
+        /// Its share of the bytes that may wait here; none for one from within the process.
+        room: Option<OwnedSemaphorePermit>,
     },
     Durable(Ticket),
     Command(Command),
@@ -134,7 +136,10 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
     /// What an event is to the machine.
     fn take(&mut self, now: Time, event: Event<P>) -> Option<Input<P>> {
         match event {
-            Event::Message { from, msg } => Some(Input::Message { from, msg }),
+            Event::Message { from, msg, room } => {
+                drop(room);
+                Some(Input::Message { from, msg })
+            }
             Event::Durable(ticket) => Some(Input::Durable(ticket)),
             Event::Command(command) => self.callers.command(now, command),
             Event::Admin(order) => Some(Input::Admin(order)),

@@ -24,12 +24,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder, Message as _};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
 use orthodrome_protocols::registry;
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -47,6 +47,8 @@ use crate::wire::WireProtocol;
 
 /// Messages that wait for a machine before its connections stop reading.
 const BACKLOG_MAX: usize = 16_384;
+/// Bytes of messages that wait for a machine before its connections stop reading.
+const BACKLOG_BYTES_MAX: usize = 64 << 20;
 /// How often the clock is checked, and its reading made durable.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 /// Bits of a client id below the gateway's number.
@@ -231,7 +233,7 @@ impl<P: WireProtocol> Shared<P> {
         match (self.local(to), self.transport.get()) {
             // Machines of one process need no bytes.
             (Some(inbox), _) => {
-                inbox.push(Event::Message { from, msg });
+                inbox.push(Event::Message { from, msg, room: None });
             }
             (None, Some(transport)) => {
                 let lane = orthodrome_core::Message::lane(&msg);
@@ -332,14 +334,30 @@ impl<P: WireProtocol> Backend for Shared<P> {
     }
 }
 
-struct Receiver<P: WireProtocol>(Arc<Shared<P>>);
+struct Receiver<P: WireProtocol> {
+    shared: Arc<Shared<P>>,
+    /// What is left of the bytes that may wait for the server machine, and for the gateway machine.
+    room: [Arc<Semaphore>; 2],
+}
+
+impl<P: WireProtocol> Receiver<P> {
+    fn new(shared: Arc<Shared<P>>) -> Self {
+        let room = || Arc::new(Semaphore::new(BACKLOG_BYTES_MAX));
+        Self { shared, room: [room(), room()] }
+    }
+}
 
 impl<P: WireProtocol> Deliver for Receiver<P> {
     async fn deliver(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<(), String> {
-        let inbox =
-            self.0.local(to).ok_or_else(|| format!("a message for {to}, who is not here"))?;
+        let inbox = self.shared.local(to);
+        let inbox = inbox.ok_or_else(|| format!("a message for {to}, who is not here"))?;
+        let [of_server, of_gateway] = &self.room;
+        let room = if to == self.shared.me.gateway { of_gateway } else { of_server };
+        let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
+        // Never closed.
+        let room = room.clone().acquire_many_owned(bytes_of).await.ok();
         let msg = P::decode_msg(bytes).map_err(|error| error.to_string())?;
-        inbox.push_when_room(Event::Message { from, msg }, BACKLOG_MAX).await;
+        inbox.push_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
         Ok(())
     }
 }
@@ -597,7 +615,7 @@ pub async fn start<P: WireProtocol>(
         None => None,
     };
     let links = links(&settings, introduction);
-    let transport = Transport::start(links, listener, Arc::new(Receiver(shared.clone())))?;
+    let transport = Transport::start(links, listener, Arc::new(Receiver::new(shared.clone())))?;
     let _ = shared.transport.set(transport);
     let persistence = match &writer {
         Some(writer) => Persistence::Disk(writer.inbox()),

@@ -22,6 +22,7 @@ pub(super) struct Admission {
     requests: Arc<Semaphore>,
     requests_max: usize,
     bytes: Arc<Semaphore>,
+    bytes_max: usize,
     refused: Arc<AtomicU64>,
 }
 
@@ -31,6 +32,7 @@ impl Admission {
             requests: Arc::new(Semaphore::new(limits.requests_max)),
             requests_max: limits.requests_max,
             bytes: Arc::new(Semaphore::new(limits.request_bytes_in_flight_max)),
+            bytes_max: limits.request_bytes_in_flight_max,
             refused: Arc::default(),
         }
     }
@@ -54,7 +56,12 @@ impl Admission {
 
     fn admit(&self) -> Result<Admitted, Status> {
         let request = Arc::clone(&self.requests).try_acquire_owned();
-        let request = request.map_err(|_| self.busy("too many requests in flight"))?;
+        let request = request.map_err(|_| {
+            let most = self.requests_max;
+            self.busy(&format!(
+                "{most} requests are in flight, as many as limits.requests_max allows"
+            ))
+        })?;
         let bytes = Arc::new(Held { permit: Mutex::new(None) });
         Ok(Admitted { _request: Arc::new(request), bytes })
     }
@@ -65,7 +72,13 @@ impl Admission {
         }
         let many = u32::try_from(bytes).ok();
         let more = many.and_then(|n| Arc::clone(&self.bytes).try_acquire_many_owned(n).ok());
-        let more = more.ok_or_else(|| self.busy("too many bytes in flight"))?;
+        let more = more.ok_or_else(|| {
+            let most = self.bytes_max;
+            self.busy(&format!(
+                "with it, requests in flight would have more than the {most} bytes that \
+                 limits.request_bytes_in_flight_max allows"
+            ))
+        })?;
         let mut permit = held.permit.lock().unwrap_or_else(PoisonError::into_inner);
         match permit.as_mut() {
             Some(permit) => permit.merge(more),

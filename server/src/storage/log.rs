@@ -24,7 +24,7 @@ use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use orthodrome_core::NodeId;
+use orthodrome_core::{Limits, NodeId};
 
 use super::{Identity, StorageError};
 
@@ -36,7 +36,7 @@ const BATCH_MAGIC: u32 = 0xB7A0_C4E5;
 /// Length of a batch's head.
 pub(super) const BATCH_HEAD: usize = 32;
 /// Largest record.
-pub const RECORD_BYTES_MAX: usize = 64 << 20;
+pub const RECORD_BYTES_MAX: usize = Limits::SERVER.record_bytes;
 /// A batch is closed when it holds this much, so it never exceeds this plus one record.
 pub const BATCH_BYTES: usize = 4 << 20;
 /// Largest valid batch; anything that claims more is damaged.

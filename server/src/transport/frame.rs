@@ -6,10 +6,10 @@
 //! TLS too: it costs little, and one format is simpler than two.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use orthodrome_core::NodeId;
+use orthodrome_core::{Limits, NodeId};
 
 /// Largest message, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+pub const MESSAGE_BYTES_MAX: usize = Limits::SERVER.message_bytes;
 /// What stands before a message's bytes.
 pub const HEAD: usize = 17;
 const PREFIX: usize = 8;

@@ -1,10 +1,11 @@
 //! Messages between processes: framed TCP, with TLS, in both directions.
 //!
 //! Each process dials every other one, and sends only on connections it dialed; so each direction
-//! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: over the
-//! bound the oldest frames are dropped, data before control, and so is everything queued when a
-//! connection cannot be made, for protocols tolerate loss and repeat what matters. Frames of one lane
-//! of a connection arrive in order, or not at all; control goes before the data that waits.
+//! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: what comes
+//! over the bound is dropped, and so is everything queued when a connection cannot be made, for
+//! protocols tolerate loss and repeat what matters. What waits already stays: the beginning of a series
+//! is of use to its receiver, its end is not. Frames of one lane of a connection arrive in order, or
+//! not at all; control goes before the data that waits.
 
 mod delay;
 pub mod frame;
@@ -44,6 +45,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 /// Connections that have not introduced themselves yet, at once; more are closed unheard.
 const STRANGERS_MAX: usize = 256;
+/// A frame of at most this size is a small one.
+const SMALL_BYTES: usize = 4 << 10;
 /// Frames are gathered into writes of about this size.
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -155,22 +158,23 @@ impl Link {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Queues a frame if there is room. Control, and small frames such as votes and answers, find some
+    /// room in a full queue: no series of large frames silences everybody else.
     fn push(&self, lane: Lane, frame: Bytes) {
         let mut queue = self.queue();
-        queue.bytes += frame.len();
-        queue.lane(lane).push_back(frame);
-        let mut lost = 0;
-        while queue.bytes > self.queue_bytes_max {
-            let oldest = queue.data.pop_front().or_else(|| queue.control.pop_front());
-            let Some(oldest) = oldest else { break };
-            queue.bytes -= oldest.len();
-            lost += 1;
+        let is_favoured = matches!(lane, Lane::Control) || frame.len() <= SMALL_BYTES;
+        let spare = if is_favoured { self.queue_bytes_max / 8 } else { 0 };
+        let has_room = queue.bytes + frame.len() <= self.queue_bytes_max + spare;
+        if has_room {
+            queue.bytes += frame.len();
+            queue.lane(lane).push_back(frame);
         }
         drop(queue);
-        if lost > 0 {
-            self.counters.lost.fetch_add(lost, Ordering::Relaxed);
+        if has_room {
+            self.ready.notify_one();
+        } else {
+            self.counters.lost.fetch_add(1, Ordering::Relaxed);
         }
-        self.ready.notify_one();
     }
 
     /// Frames worth about one write; none if nothing waits.

@@ -17,9 +17,10 @@ use super::common::{
     acknowledged_from_wire, acknowledged_to_wire, key_versions_from_wire, key_versions_to_wire,
     keys_from_wire, keys_to_wire, narrow, need, nodes_from_wire, nodes_to_wire, outcome_from_wire,
     outcome_to_wire, participant_from_wire, participant_to_wire, partitions_from_wire,
-    partitions_to_wire, read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire,
-    snapshot_from_wire, snapshot_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire,
-    txns_to_wire, versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
+    partitions_to_wire, portion_from_wire, portion_to_wire, read_list_from_wire, read_list_to_wire,
+    reason_from_wire, reason_to_wire, snapshot_from_wire, snapshot_to_wire, txn_id_from_wire,
+    txn_id_to_wire, txns_from_wire, txns_to_wire, versions_from_wire, versions_to_wire,
+    writes_from_wire, writes_to_wire,
 };
 use super::replication::{
     WireReplicated, message_from_wire, message_to_wire, record_from_wire, record_to_wire,
@@ -198,10 +199,11 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             keys: keys_to_wire(keys),
             at_least: at_least.0,
         }),
-        Msg::ReadOnlyResult { partition, snapshot, .. } => {
+        Msg::ReadOnlyResult { partition, snapshot, is_too_much, .. } => {
             Wire::ReadOnlyResult(m::ReadOnlyResult {
                 partition: partition.0,
                 snapshot: snapshot.as_ref().map(snapshot_to_wire),
+                is_too_much: *is_too_much,
             })
         }
         Msg::FastPrepare {
@@ -242,11 +244,14 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::CollectPending { partition, term } => {
             Wire::CollectPending(m::CollectPending { partition: partition.0, term: term.0 })
         }
-        Msg::PendingList { partition, term, listed } => Wire::PendingList(m::PendingList {
-            partition: partition.0,
-            term: term.0,
-            listed: listed.iter().map(|(txn, listed)| listed_to_wire(txn, listed)).collect(),
-        }),
+        Msg::PendingList { partition, term, listed, portion } => {
+            Wire::PendingList(m::PendingList {
+                partition: partition.0,
+                term: term.0,
+                listed: listed.iter().map(|(txn, listed)| listed_to_wire(txn, listed)).collect(),
+                portion: portion_to_wire(*portion),
+            })
+        }
         Msg::QueryPending { partition, txns } => {
             let (txns, coordinators): (Vec<TxnId>, Vec<PartitionId>) = txns.iter().copied().unzip();
             Wire::QueryPending(m::QueryPending {
@@ -369,6 +374,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             txn: txn()?,
             partition: PartitionId(m.partition),
             snapshot: m.snapshot.map(snapshot_from_wire).transpose()?,
+            is_too_much: m.is_too_much,
         },
         Wire::FastPrepare(m) => Msg::FastPrepare {
             txn: txn()?,
@@ -406,6 +412,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             partition: PartitionId(m.partition),
             term: Term(m.term),
             listed: m.listed.into_iter().map(listed_from_wire).collect::<Result<_, _>>()?,
+            portion: portion_from_wire(m.portion),
         },
         Wire::QueryPending(m) => query_pending_from_wire(m)?,
         Wire::NotLeader(m) => Msg::NotLeader {

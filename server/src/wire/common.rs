@@ -4,8 +4,10 @@ use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::store::{Versioned, Versions};
 use orthodrome_core::txn::{AbortReason, Kind, Op, Priority, Read, Reads, Version, Writes};
 use orthodrome_core::{
-    ClientId, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Timestamp, Txn, TxnId, Value,
+    ClientId, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Time, Timestamp, Txn, TxnId,
+    Value,
 };
+use orthodrome_protocols::Portion;
 use orthodrome_protocols::gateway::{Participant, Snapshot};
 
 use super::{WireError, internal as wire};
@@ -52,6 +54,25 @@ pub fn version_from_wire(version: &wire::Version) -> Version {
     let wire::Version { timestamp, client, counter, attempt } = *version;
     let writer = TxnId { client: ClientId(client), counter, attempt };
     Version { timestamp: Timestamp(timestamp), writer }
+}
+
+/// To the wire.
+#[must_use]
+pub fn portion_to_wire(portion: Portion) -> Option<wire::Portion> {
+    let Portion { sent_at, number, of } = portion;
+    (portion != Portion::WHOLE).then_some(wire::Portion { sent_at: sent_at.0, number, of })
+}
+
+/// From the wire.
+#[must_use]
+pub fn portion_from_wire(portion: Option<wire::Portion>) -> Portion {
+    let whole = portion.is_none_or(|portion| portion.of == 0);
+    let portion = portion.filter(|_| !whole);
+    portion.map_or(Portion::WHOLE, |wire::Portion { sent_at, number, of }| Portion {
+        sent_at: Time(sent_at),
+        number,
+        of,
+    })
 }
 
 /// To the wire.

@@ -191,10 +191,11 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             keys: keys_to_wire(keys),
             at_least: at_least.0,
         }),
-        Msg::ReadOnlyResult { partition, snapshot, .. } => {
+        Msg::ReadOnlyResult { partition, snapshot, is_too_much, .. } => {
             Wire::ReadOnlyResult(m::ReadOnlyResult {
                 partition: partition.0,
                 snapshot: Some(snapshot_to_wire(snapshot)),
+                is_too_much: *is_too_much,
             })
         }
         Msg::Waiting { partition, .. } => Wire::Waiting(m::Waiting { partition: partition.0 }),
@@ -338,6 +339,7 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             txn: txn()?,
             partition: PartitionId(m.partition),
             snapshot: snapshot_from_wire(need(m.snapshot, "Msg.snapshot")?)?,
+            is_too_much: m.is_too_much,
         },
         Wire::Waiting(m) => Msg::Waiting { txn: txn()?, partition: PartitionId(m.partition) },
         Wire::Probe(m) => Msg::Probe { clock: Timestamp(m.clock) },

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
+use orthodrome_core::store::Start;
 use orthodrome_core::txn::Read;
 use orthodrome_core::{Key, NodeId, PartitionId, Timestamp, TxnId};
 use orthodrome_protocols::ir::{Offer, View};
@@ -15,9 +16,9 @@ use super::common::{
     acknowledged_from_wire, acknowledged_to_wire, decided_from_wire, key_versions_from_wire,
     key_versions_to_wire, keys_from_wire, keys_to_wire, need, nodes_from_wire, nodes_to_wire,
     outcome_from_wire, outcome_to_wire, partitions_from_wire, partitions_to_wire,
-    read_list_from_wire, read_list_to_wire, reason_from_wire, reason_to_wire, txn_id_from_wire,
-    txn_id_to_wire, txns_from_wire, txns_to_wire, versions_from_wire, versions_to_wire,
-    writes_from_wire, writes_to_wire,
+    portion_from_wire, portion_to_wire, read_list_from_wire, read_list_to_wire, reason_from_wire,
+    reason_to_wire, txn_id_from_wire, txn_id_to_wire, txns_from_wire, txns_to_wire,
+    versions_from_wire, versions_to_wire, writes_from_wire, writes_to_wire,
 };
 use super::{WireError, WireProtocol, internal, tapir_schema as wire};
 
@@ -41,7 +42,7 @@ fn part_from_wire(part: wire::Part) -> Result<Part, WireError> {
 }
 
 fn reads_to_wire(reads: &[(Key, Read)]) -> wire::msg::Reads {
-    wire::msg::Reads { reads: read_list_to_wire(reads) }
+    wire::msg::Reads { reads: read_list_to_wire(reads), is_too_much: false }
 }
 
 fn vote_to_wire(vote: Vote) -> wire::Vote {
@@ -168,6 +169,20 @@ fn offer_from_wire(offer: wire::Offer) -> Result<Box<Offer<Image>>, WireError> {
     }))
 }
 
+fn start_to_wire(start: &Start) -> (Option<Bytes>, Option<internal::KeyVersion>) {
+    let Start { after, within } = start;
+    let within = within.iter().flat_map(|within| versions_to_wire(std::slice::from_ref(within)));
+    (after.as_ref().map(|key| key.0.clone()), within.last())
+}
+
+fn start_from_wire(
+    after: Option<Bytes>,
+    within: Option<internal::KeyVersion>,
+) -> Result<Start, WireError> {
+    let within = versions_from_wire(within.into_iter().collect())?.pop();
+    Ok(Start { after: after.map(Key), within })
+}
+
 fn msg_to_wire(msg: &Msg) -> wire::Msg {
     use wire::msg as m;
     use wire::msg::Msg as Wire;
@@ -175,8 +190,9 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
         Msg::Read { partition, keys, .. } => {
             (partition, Wire::Read(m::Read { keys: keys_to_wire(keys) }))
         }
-        Msg::ReadResult { partition, reads, .. } => {
-            (partition, Wire::ReadResult(reads_to_wire(reads)))
+        Msg::ReadResult { partition, reads, is_too_much, .. } => {
+            let reads = m::Reads { is_too_much: *is_too_much, ..reads_to_wire(reads) };
+            (partition, Wire::ReadResult(reads))
         }
         Msg::ProposeConsensus { partition, ballot, timestamp, part, participants, .. } => {
             let propose = m::ProposeConsensus {
@@ -240,37 +256,43 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             let read = m::ReadOnly { keys: keys_to_wire(keys), timestamp: timestamp.0 };
             (partition, Wire::ReadOnly(read))
         }
-        Msg::ReadOnlyResult { partition, reads, .. } => {
+        Msg::ReadOnlyResult { partition, reads, is_too_much, .. } => {
             let reads = reads.as_ref().map(|reads| reads_to_wire(reads));
-            (partition, Wire::ReadOnlyResult(m::ReadOnlyResult { reads }))
+            let is_too_much = *is_too_much;
+            (partition, Wire::ReadOnlyResult(m::ReadOnlyResult { reads, is_too_much }))
         }
         Msg::NotNormal { partition, .. } => (partition, Wire::NotNormal(m::NotNormal {})),
-        Msg::DoViewChange { partition, view, offer } => {
+        Msg::DoViewChange { partition, view, offer, portion } => {
             let offer = offer.as_ref().map(|offer| offer_to_wire(offer));
-            (partition, Wire::DoViewChange(m::DoViewChange { view: view.0, offer }))
+            let portion = portion_to_wire(*portion);
+            (partition, Wire::DoViewChange(m::DoViewChange { view: view.0, offer, portion }))
         }
-        Msg::StartView { partition, view, synced, is_new_group, image } => {
+        Msg::StartView { partition, view, synced, is_new_group, image, portion } => {
             let start = m::StartView {
                 view: view.0,
                 synced: synced_to_wire(synced),
                 is_new_group: *is_new_group,
                 image: Some(image_to_wire(image)),
+                portion: portion_to_wire(*portion),
             };
             (partition, Wire::StartView(start))
         }
         Msg::Gossip { partition, view, is_normal } => {
             (partition, Wire::Gossip(m::Gossip { view: view.0, is_normal: *is_normal }))
         }
-        Msg::FetchState { partition, view, after } => {
-            let after = after.as_ref().map(|key| key.0.clone());
-            (partition, Wire::FetchState(m::FetchState { view: view.0, after }))
+        Msg::FetchState { partition, view, start } => {
+            let (after, within) = start_to_wire(start);
+            (partition, Wire::FetchState(m::FetchState { view: view.0, after, within }))
         }
-        Msg::StateChunk { partition, view, after, keys, is_last } => {
+        Msg::StateChunk { partition, view, start, keys, is_cut, is_last } => {
+            let (after, within) = start_to_wire(start);
             let chunk = m::StateChunk {
                 view: view.0,
-                after: after.as_ref().map(|key| key.0.clone()),
+                after,
                 keys: keys.iter().map(key_versions_to_wire).collect(),
                 is_last: *is_last,
+                within,
+                is_cut: *is_cut,
             };
             (partition, Wire::StateChunk(chunk))
         }
@@ -288,7 +310,8 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
     Ok(match need(msg.msg, "Msg.msg")? {
         Wire::Read(m) => Msg::Read { txn: txn()?, partition, keys: keys_from_wire(m.keys) },
         Wire::ReadResult(m) => {
-            Msg::ReadResult { txn: txn()?, partition, reads: read_list_from_wire(m.reads)? }
+            let (is_too_much, reads) = (m.is_too_much, read_list_from_wire(m.reads)?);
+            Msg::ReadResult { txn: txn()?, partition, reads, is_too_much }
         }
         Wire::ProposeConsensus(m) => Msg::ProposeConsensus {
             txn: txn()?,
@@ -347,12 +370,13 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         },
         Wire::ReadOnlyResult(m) => {
             let reads = m.reads.map(|m| read_list_from_wire(m.reads)).transpose()?;
-            Msg::ReadOnlyResult { txn: txn()?, partition, reads }
+            Msg::ReadOnlyResult { txn: txn()?, partition, reads, is_too_much: m.is_too_much }
         }
         Wire::NotNormal(_) => Msg::NotNormal { partition, txn: txn()? },
         Wire::DoViewChange(m) => {
             let offer = m.offer.map(offer_from_wire).transpose()?;
-            Msg::DoViewChange { partition, view: View(m.view), offer }
+            let portion = portion_from_wire(m.portion);
+            Msg::DoViewChange { partition, view: View(m.view), offer, portion }
         }
         Wire::StartView(m) => Msg::StartView {
             partition,
@@ -360,18 +384,21 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
             synced: synced_from_wire(m.synced),
             is_new_group: m.is_new_group,
             image: Box::new(image_from_wire(m.image)?),
+            portion: portion_from_wire(m.portion),
         },
         Wire::Gossip(m) => Msg::Gossip { partition, view: View(m.view), is_normal: m.is_normal },
         Wire::FetchState(m) => {
-            Msg::FetchState { partition, view: View(m.view), after: m.after.map(Key) }
+            let start = start_from_wire(m.after, m.within)?;
+            Msg::FetchState { partition, view: View(m.view), start }
         }
         Wire::StateChunk(m) => {
             let keys = m.keys.into_iter().map(key_versions_from_wire);
             Msg::StateChunk {
                 partition,
                 view: View(m.view),
-                after: m.after.map(Key),
+                start: start_from_wire(m.after, m.within)?,
                 keys: keys.collect::<Result<_, _>>()?,
+                is_cut: m.is_cut,
                 is_last: m.is_last,
             }
         }
@@ -411,6 +438,9 @@ fn change_to_wire(change: &Change) -> wire::Change {
             image: Some(image_to_wire(image)),
             is_whole: *is_whole,
         }),
+        Change::Gather { view, image } => {
+            Wire::Gather(c::Gather { view: view.0, image: Some(image_to_wire(image)) })
+        }
         Change::Whole => Wire::Whole(c::Whole {}),
     };
     wire::Change { change: Some(change) }
@@ -449,6 +479,9 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
             image: Box::new(image_from_wire(c.image)?),
             is_whole: c.is_whole,
         },
+        Wire::Gather(c) => {
+            Change::Gather { view: View(c.view), image: Box::new(image_from_wire(c.image)?) }
+        }
         Wire::Whole(_) => Change::Whole,
     })
 }

@@ -11,6 +11,7 @@ use orthodrome_core::{
     ClientId, Decision, Key, Message as _, NodeId, Outcome, PartitionId, RegionId, Rng, Time,
     Timestamp, Txn, TxnId, Value,
 };
+use orthodrome_protocols::Portion;
 use orthodrome_protocols::carousel::{
     Carousel, Chunk, Command, Coordinated, Ended, FastVote, Listed, Log, Msg, Prepared, Record,
     Request, State, Verdict, Vote,
@@ -181,7 +182,8 @@ impl Draw {
             16 => {
                 let snapshot = self
                     .option(|draw| Snapshot { reads: draw.reads(), valid_until: draw.timestamp() });
-                Msg::ReadOnlyResult { txn, partition, snapshot }
+                let is_too_much = self.below(2) == 0;
+                Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
             }
             17 => Msg::FastPrepare {
                 txn,
@@ -212,7 +214,7 @@ impl Draw {
             22 => {
                 let term = Term(self.below(1_000));
                 let listed = self.many(5, |draw| (draw.txn_id(), draw.listed()));
-                Msg::PendingList { partition, term, listed }
+                Msg::PendingList { partition, term, listed, portion: self.portion() }
             }
             23 => {
                 let txns = self.many(20, |draw| (draw.txn_id(), draw.partition()));
@@ -331,6 +333,15 @@ impl Draw {
             floor: self.timestamp(),
             ceiling: self.timestamp(),
             acknowledged: acknowledged.into_iter().collect(),
+        }
+    }
+
+    fn portion(&mut self) -> Portion {
+        let of = 1 + self.below(5) as u32;
+        let number = self.below(u64::from(of)) as u32;
+        match of {
+            1 => Portion::WHOLE,
+            _ => Portion { sent_at: Time(self.below(1 << 40)), number, of },
         }
     }
 

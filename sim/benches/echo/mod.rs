@@ -53,6 +53,10 @@ impl Protocol for Echo {
     }
 
     fn bare((): &mut (), _: &str) {}
+
+    fn record_size((): &()) -> usize {
+        0
+    }
 }
 
 #[derive(Debug)]

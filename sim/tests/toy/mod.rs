@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Message, Protocol, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
@@ -124,6 +125,10 @@ impl Protocol for Toy {
     fn bare(config: &mut Config, tooth: &str) {
         config.tooth = Self::teeth("toy").iter().copied().find(|known| *known == tooth);
         assert!(config.tooth.is_some(), "{tooth} is not a tooth");
+    }
+
+    fn record_size(record: &Record) -> usize {
+        40 + bytes_of(&record.writes)
     }
 }
 

@@ -79,7 +79,8 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
         15 => Msg::ReadOnly { txn, partition, keys: draw.keys(), at_least: draw.timestamp() },
         16 => {
             let snapshot = Snapshot { reads: draw.reads(), valid_until: draw.timestamp() };
-            Msg::ReadOnlyResult { txn, partition, snapshot }
+            let is_too_much = draw.below(2) == 0;
+            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
         }
         17 => Msg::Waiting { txn, partition },
         18 => Msg::Probe { clock: draw.timestamp() },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::{ClientId, Message as _, NodeId, Outcome};
 use orthodrome_protocols::ir::{Offer, View};
 use orthodrome_protocols::tapir::{
@@ -74,6 +74,11 @@ impl Draw {
         self.many(3, |draw| (draw.txn_id().client, draw.below(999)))
     }
 
+    fn start(&mut self) -> Start {
+        let within = self.option(|draw| (draw.key(), draw.version()));
+        Start { after: self.option(Self::key), within }
+    }
+
     fn image(&mut self) -> Image {
         let entries = self.many(3, |draw| {
             let entry = Entry {
@@ -94,7 +99,10 @@ impl Draw {
         let (view, ballot) = (self.view(), self.ballot());
         match kind {
             0 => Msg::Read { txn, partition, keys: self.keys() },
-            1 => Msg::ReadResult { txn, partition, reads: self.reads() },
+            1 => {
+                let (reads, is_too_much) = (self.reads(), self.below(2) == 0);
+                Msg::ReadResult { txn, partition, reads, is_too_much }
+            }
             2 => {
                 let (timestamp, part) = (self.timestamp(), self.part());
                 Msg::ProposeConsensus { txn, partition, ballot, timestamp, part, participants }
@@ -120,7 +128,10 @@ impl Draw {
                 Msg::CoordinatorChangeReply { txn, partition, answer, part }
             }
             11 => Msg::ReadOnly { txn, partition, keys: self.keys(), timestamp: self.timestamp() },
-            12 => Msg::ReadOnlyResult { txn, partition, reads: self.option(Self::reads) },
+            12 => {
+                let (reads, is_too_much) = (self.option(Self::reads), self.below(2) == 0);
+                Msg::ReadOnlyResult { txn, partition, reads, is_too_much }
+            }
             13 => Msg::NotNormal { partition, txn },
             14 => {
                 let offer = self.option(|draw| {
@@ -128,15 +139,16 @@ impl Draw {
                     let is_whole = draw.below(2) == 0;
                     Box::new(Offer { normal_view, is_whole, synced, image: draw.image() })
                 });
-                Msg::DoViewChange { partition, view, offer }
+                Msg::DoViewChange { partition, view, offer, portion: self.portion() }
             }
             15 => {
                 let (synced, is_new_group) = (self.synced(), self.below(2) == 0);
                 let image = Box::new(self.image());
-                Msg::StartView { partition, view, synced, is_new_group, image }
+                let portion = self.portion();
+                Msg::StartView { partition, view, synced, is_new_group, image, portion }
             }
             16 => Msg::Gossip { partition, view, is_normal: self.below(2) == 0 },
-            17 => Msg::FetchState { partition, view, after: self.option(Self::key) },
+            17 => Msg::FetchState { partition, view, start: self.start() },
             _ => {
                 let keys = self.many(4, |draw| {
                     let mut versions: Versions =
@@ -145,8 +157,9 @@ impl Draw {
                     versions.dedup_by_key(|(version, _)| *version);
                     (draw.key(), versions)
                 });
-                let (after, is_last) = (self.option(Self::key), self.below(2) == 0);
-                Msg::StateChunk { partition, view, after, keys, is_last }
+                let (start, is_last) = (self.start(), self.below(2) == 0);
+                let is_cut = self.below(2) == 0;
+                Msg::StateChunk { partition, view, start, keys, is_cut, is_last }
             }
         }
     }
@@ -169,7 +182,8 @@ impl Draw {
                 image: Box::new(self.image()),
                 is_whole: self.below(2) == 0,
             },
-            8 => Change::Whole,
+            8 => Change::Gather { view: self.view(), image: Box::new(self.image()) },
+            9 => Change::Whole,
             _ => {
                 let Image { entries, acknowledged, ceiling } = self.image();
                 let state = State {
@@ -189,7 +203,7 @@ impl Draw {
 }
 
 const MSGS: u64 = 19;
-const RECORDS: u64 = 10;
+const RECORDS: u64 = 11;
 
 fn msg_bytes(msg: &Msg) -> Bytes {
     let mut out = BytesMut::new();

@@ -63,7 +63,8 @@ fn msg(draw: &mut Draw, kind: u64) -> Msg {
         14 => Msg::ReadOnly { txn, partition, keys: draw.keys(), at_least: draw.timestamp() },
         15 => {
             let snapshot = Snapshot { reads: draw.reads(), valid_until: draw.timestamp() };
-            Msg::ReadOnlyResult { txn, partition, snapshot }
+            let is_too_much = draw.below(2) == 0;
+            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
         }
         16 => Msg::NotLeader { partition, leader: draw.option(Draw::node), txn: Some(txn) },
         17 => Msg::Members {

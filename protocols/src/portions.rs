@@ -1,0 +1,85 @@
+//! Lists that may be larger than one message, sent in several.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::time::Time;
+
+/// Which part of a list a message holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Portion {
+    /// When its sender sent the list: parts of lists of two moments are never put together.
+    pub sent_at: Time,
+    /// Which of the parts, from 0.
+    pub number: u32,
+    /// How many there are.
+    pub of: u32,
+}
+
+impl Portion {
+    /// All of it.
+    pub const WHOLE: Self = Self { sent_at: Time::ZERO, number: 0, of: 1 };
+
+    /// Numbers the parts of a list that is sent at `now`.
+    pub(crate) fn number<T>(parts: Vec<T>, now: Time) -> impl Iterator<Item = (Self, T)> {
+        let of = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+        let sent_at = if of == 1 { Time::ZERO } else { now };
+        (0..).zip(parts).map(move |(number, part)| (Self { sent_at, number, of }, part))
+    }
+}
+
+/// What has come of a list so far.
+#[derive(Debug)]
+pub struct Assembly<T> {
+    sent_at: Time,
+    parts: BTreeMap<u32, T>,
+}
+
+impl<T> Default for Assembly<T> {
+    fn default() -> Self {
+        Self { sent_at: Time::ZERO, parts: BTreeMap::new() }
+    }
+}
+
+impl<T> Assembly<T> {
+    /// A part arrived. All of them, in order, if none is missing any more. A list of another moment takes
+    /// the place of one that is not complete: whoever sends it again sends all of it.
+    pub(crate) fn add(&mut self, portion: Portion, part: T) -> Option<Vec<T>> {
+        if self.sent_at != portion.sent_at {
+            self.sent_at = portion.sent_at;
+            self.parts.clear();
+        }
+        self.parts.insert(portion.number, part);
+        let is_whole = self.parts.len() >= usize::try_from(portion.of).unwrap_or(usize::MAX);
+        is_whole.then(|| std::mem::take(&mut self.parts).into_values().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_one_moment_are_put_together_in_any_order() {
+        let mut sent: Vec<_> = Portion::number(vec!['a', 'b', 'c'], Time(9)).collect();
+        sent.swap(0, 2);
+        let mut assembly = Assembly::default();
+        let [last, middle, first] = [sent[0], sent[1], sent[2]];
+        assert_eq!(assembly.add(last.0, last.1), None);
+        assert_eq!(assembly.add(middle.0, middle.1), None);
+        assert_eq!(assembly.add(last.0, last.1), None, "came twice");
+        assert_eq!(assembly.add(first.0, first.1), Some(vec!['a', 'b', 'c']));
+    }
+
+    #[test]
+    fn parts_of_two_moments_are_not() {
+        let mut assembly = Assembly::default();
+        let sent = |now| Portion::number(vec![now, now], Time(now)).collect::<Vec<_>>();
+        let (old, new) = (sent(1), sent(2));
+        assert_eq!(assembly.add(old[0].0, old[0].1), None);
+        assert_eq!(assembly.add(new[1].0, new[1].1), None);
+        assert_eq!(assembly.add(new[0].0, new[0].1), Some(vec![2, 2]));
+        let whole = Portion::number(vec![7], Time(3)).next();
+        assert_eq!(whole, Some((Portion::WHOLE, 7)));
+        assert_eq!(assembly.add(Portion::WHOLE, 7), Some(vec![7]));
+    }
+}
