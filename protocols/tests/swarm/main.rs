@@ -9,6 +9,7 @@ mod carousel_fast;
 mod deterministic;
 mod natto;
 mod ocean_vista;
+mod sessions;
 mod support;
 mod tapir;
 mod two_phase_locking;
