@@ -99,7 +99,7 @@ impl FileArgs {
         let runtime = Runtime::new().context("cannot start the runtime")?;
         let ended = runtime.block_on(async {
             let stopped = stop_signal()?;
-            let stop = async move { eprintln!("{}: ending", stopped.await) };
+            let stop = async move { note!("{}: ending", stopped.await) };
             anyhow::Ok(serve(Box::pin(stop)).await)
         })?;
         runtime.shutdown_background();
@@ -118,7 +118,7 @@ fn status(ended: Result<(), RunError>, path: &std::path::Path) -> anyhow::Result
     match ended {
         Ok(()) => Ok(Status::Held),
         Err(RunError::Failed(problem)) => {
-            eprintln!("error: {problem}");
+            note!("error: {problem}");
             Ok(Status::Broken)
         }
         Err(error) => Err(error).with_context(|| path.display().to_string()),

@@ -192,7 +192,9 @@ fn check_cycle(anomaly: &super::Anomaly, show: &dyn Fn() -> String) {
         | Phenomenon::DuplicateAppend
         | Phenomenon::IncompatibleOrder
         | Phenomenon::Internal
-        | Phenomenon::TimestampTie => txns.is_empty(),
+        | Phenomenon::TimestampTie
+        | Phenomenon::ReadYourWrites
+        | Phenomenon::MonotonicReads => txns.is_empty(),
     };
     assert!(fits, "{:?}: {}", anomaly, show());
     let (process, real_time) = (count(Dependency::Process), count(Dependency::RealTime));
