@@ -124,7 +124,7 @@ impl<'a> Lists<'a> {
     /// How long a list is that has the element, if a committed transaction read it.
     pub(super) fn length_with(&self, key: KeyId, element: u64) -> Option<u32> {
         let place = self.place_of[self.appends.find(key, element)?];
-        (place != NONE).then_some(place + 1)
+        (place != NONE).then(|| place + 1)
     }
 
     /// Derives the version orders; reports elements that cannot be there.
