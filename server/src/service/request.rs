@@ -631,10 +631,10 @@ mod tests {
             priority in -1_i32..3,
             acknowledged_below in 0_u64..4,
         ) -> api::BeginRequest {
-            let (keyspace, general) = (String::new(), false);
+            let (keyspace, general, session) = (String::new(), false, Vec::new());
             api::BeginRequest {
                 txn, home_region, read_keys, write_keys, priority, acknowledged_below, keyspace,
-                general,
+                general, session,
             }
         }
     }
