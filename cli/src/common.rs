@@ -459,6 +459,19 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
     })
 }
 
+/// Refuses a file that an option names and that cannot be made, before anything else is done.
+pub fn check_place(option: &str, path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let file = path.display();
+    ensure!(!path.is_dir(), "{option} {file}: it is a directory; name a file");
+    // The parent of a bare name is the empty path.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let place = parent.display();
+    ensure!(parent.is_dir(), "{option} {file}: there is no directory {place}; make it first");
+    Ok(())
+}
+
 /// A directory that nothing else uses: the one that `--dir` names, or a new one of this verb among the temporary files.
 pub fn directory(named: Option<&Path>, verb: &str) -> anyhow::Result<PathBuf> {
     if let Some(dir) = named {
@@ -558,6 +571,19 @@ mod tests {
         for name in Topology::built_in_names().chain(workload::NAMES.iter().copied()) {
             assert!(help.contains(name), "the help of `sim` does not name {name}");
         }
+    }
+
+    #[test]
+    fn a_file_needs_a_directory_that_exists() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |path: &Path| check_place("--html", Some(path)).map_err(|e| e.to_string());
+        assert_eq!(check(&folder.path().join("report.html")), Ok(()));
+        assert_eq!(check(Path::new("report.html")), Ok(()));
+        let error = check(&folder.path().join("none/report.html")).unwrap_err();
+        assert!(error.starts_with("--html ") && error.ends_with("make it first"), "{error}");
+        let error = check(folder.path()).unwrap_err();
+        assert!(error.ends_with("it is a directory; name a file"), "{error}");
+        assert!(check_place("--html", None).is_ok());
     }
 
     #[test]

@@ -7,6 +7,12 @@
               reaches into a simulation"
 )]
 
+/// Says something on standard error, as `eprintln!` does. If nobody listens there any more, it is lost;
+/// that is no reason to end.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::output::note(format_args!($($text)*)) };
+}
+
 mod check;
 mod common;
 mod compare;
@@ -99,7 +105,7 @@ fn main() -> ExitCode {
         // Whoever reads standard output has had enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            note!("error: {}", in_one_line(&error));
             ExitCode::from(2)
         }
     }
@@ -133,6 +139,17 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
     }
 }
 
+/// What went wrong and why. Some errors say their cause themselves; it is not said twice.
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
+}
+
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<output::StdoutError>()
@@ -142,6 +159,23 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let in_use = || io::Error::from(io::ErrorKind::AddrInUse);
+        let error = anyhow::Error::from(in_use()).context("client.listen: cannot listen");
+        assert_eq!(in_one_line(&error), "client.listen: cannot listen: address in use");
+        let field = "client.listen";
+        let address = "127.0.0.1:7400".into();
+        let error =
+            orthodrome_server::node::run::RunError::Listen { field, address, source: in_use() };
+        let error = anyhow::Error::from(error).context("n1.toml");
+        assert_eq!(
+            in_one_line(&error),
+            "n1.toml: client.listen: cannot listen on 127.0.0.1:7400: address in use; is another \
+             process using it?"
+        );
+    }
 
     #[test]
     fn the_arguments_are_consistent() {

@@ -120,7 +120,7 @@ impl FileArgs {
                     signal = stopped => signal,
                     () = input => "the input ended",
                 };
-                eprintln!("{why}: ending");
+                note!("{why}: ending");
             };
             anyhow::Ok(serve(Box::pin(stop)).await)
         })?;
@@ -154,7 +154,7 @@ fn status(ended: Result<(), RunError>, path: &std::path::Path) -> anyhow::Result
     match ended {
         Ok(()) => Ok(Status::Held),
         Err(RunError::Failed(problem)) => {
-            eprintln!("error: {problem}");
+            note!("error: {problem}");
             Ok(Status::Broken)
         }
         Err(error) => Err(error).with_context(|| path.display().to_string()),

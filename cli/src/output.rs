@@ -1,5 +1,6 @@
 //! What is printed where: results on standard output, everything else on standard error.
 
+use std::fmt;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
@@ -24,6 +25,12 @@ pub fn print(text: &str) -> Result<(), StdoutError> {
     let mut stdout = io::stdout().lock();
     let end = if text.ends_with('\n') { "" } else { "\n" };
     write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).map_err(StdoutError)
+}
+
+/// Says something on standard error; use `note!`.
+pub fn note(text: fmt::Arguments<'_>) {
+    // Whoever reads it has had enough.
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Prints a result for programs: one JSON object on one line.

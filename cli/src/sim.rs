@@ -261,6 +261,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
 }
 
 fn simulate(args: &Args, cluster: Cluster, subject: &Subject) -> anyhow::Result<Run> {
+    common::check_place("--history", args.history.as_deref())?;
+    common::check_place("--trace", args.trace.as_deref())?;
     let places = cluster.clone();
     let Course { seed, .. } = args.course;
     let mut simulation = args.course.simulation(subject, cluster, &args.workload, seed)?;

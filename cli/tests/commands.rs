@@ -49,6 +49,79 @@ fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [base.as_slice(), more].concat()
 }
 
+/// As `… | head -1` does, of standard output and of standard error.
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let history = tempfile::tempdir().unwrap();
+    let history = history.path().join("h.jsonl");
+    let history = history.to_str().unwrap();
+    assert_eq!(run(&sim(&["--workload", "bank", "--history", history])).status.code(), Some(0));
+    for arguments in [
+        vec![],
+        vec!["--help"],
+        vec!["--version"],
+        vec!["sim", "--help"],
+        sim(&["--workload", "bank"]),
+        sim(&["--workload", "bank", "--json"]),
+        vec!["check", history],
+        vec!["completions", "bash"],
+        vec!["reproduce", "list"],
+        vec!["topology", "--help"],
+        vec!["sim", "--protocol", "none"],
+        vec!["no-such-verb"],
+    ] {
+        let (out, err) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        drop((out.0, err.0));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+        let status = command.args(&arguments).stdout(out.1).stderr(err.1).status().unwrap();
+        let expected = run(&arguments).status;
+        assert_eq!(status.code(), expected.code(), "{arguments:?}: {status}");
+    }
+}
+
+#[test]
+fn a_file_without_its_directory_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("none/file");
+    let file = file.to_str().unwrap();
+    let compare =
+        ["compare", "--protocols", PROTOCOL, "--topology", "azure5", "--workload", "bank"];
+    // Far longer than a test may take, if it ran.
+    let long = ["--duration", "10h", "--rate", "10000"];
+    for (option, arguments) in [
+        ("--html", [compare.as_slice(), &long, &["--html", file]].concat()),
+        ("--html", vec!["reproduce", "all", "--html", file]),
+        ("--history", sim(&["--workload", "bank", "--history", file])),
+        ("--trace", sim(&["--workload", "bank", "--trace", file])),
+        ("--history", vec!["load", "--workload", "bank", "--history", file]),
+    ] {
+        let line = refused(&arguments);
+        assert!(line.starts_with(&format!("error: {option} {file}: ")), "{line}");
+        assert!(line.ends_with("make it first\n"), "{line}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn an_init_that_fails_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(inside("empty")).unwrap();
+    for name in ["new", "new/in/new", "empty"] {
+        let dir = inside(name);
+        for wrong in [["--topology", "none"], ["--base-port", "65530"], ["--replicas", "99"]] {
+            refused(&[["serve", "--init", &dir].as_slice(), &wrong].concat());
+            assert!(!Path::new(&inside("new")).exists(), "{name} {wrong:?}");
+            assert_eq!(fs::read_dir(inside("empty")).unwrap().count(), 0, "{name} {wrong:?}");
+        }
+    }
+    // What is there stays there.
+    fs::write(folder.path().join("empty/mine"), "mine").unwrap();
+    let line = refused(&["serve", "--init", &inside("empty")]);
+    assert!(line.contains("not empty"), "{line}");
+    assert!(folder.path().join("empty/mine").exists());
+}
+
 #[test]
 fn without_arguments_it_introduces_itself() {
     let output = run(&[]);

@@ -16,10 +16,38 @@ use std::time::Duration;
 
 use orthodrome_core::NodeId;
 use orthodrome_server::tls::Authority;
-use processes::{Cluster, Load, must_end_within, run, text, until};
+use processes::{Cluster, Load, must_end_within, orthodrome, run, text, until};
 
 /// How long one test may take: many times what it takes on a machine that does nothing else.
 const LIMIT: Duration = Duration::from_secs(400);
+
+/// A client sees its own commits, from the moment on when it is told of them; and an append that would
+/// make a value too long is refused for that reason.
+#[test]
+fn a_shell_reads_what_it_wrote_a_moment_ago() {
+    for protocol in ["carousel-basic", "carousel-fast"] {
+        let mut cluster = Cluster::init(3, &["--topology", "local3", "--protocol", protocol], &[]);
+        cluster.start(1..=3);
+        let mut script = String::new();
+        let mut expected = String::new();
+        for number in 0..20 {
+            let key = format!("rr{number}");
+            script += &format!("put {key} 1\nbegin {key} -> {key}\nput {key} 2\ncommit\n");
+            expected += &format!("committed\n{key} = 1\ncommitted\n");
+        }
+        let half = "x".repeat(600 << 10);
+        script += &format!("put long {half}\nappend long {half}\n");
+        expected += "committed\n";
+        let path = cluster.path().join("script");
+        std::fs::write(&path, script).unwrap();
+        let first = cluster.endpoint(1);
+        let mut shell = orthodrome(&["shell", "--deadline", "20s", "--connect", &first]);
+        let output = shell.stdin(std::fs::File::open(path).unwrap()).output().unwrap();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(stdout, expected, "{protocol}: {stderr}");
+        assert!(stderr.contains("aborted: too-large"), "{protocol}: {stderr}");
+    }
+}
 
 /// By rounds at the gateway, and by reconnaissance: the same shell script, and dependent transactions
 /// under load while a node dies.

@@ -105,6 +105,22 @@ aborted
     assert_eq!(node.store.open(), 0, "no transaction is left open");
 }
 
+/// As `shell | head -1` does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_leaves_ends_the_shell_quietly() {
+    let node = Node::start(&Arc::<Store>::default(), 0).await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+    command.args(["shell", "--connect", &node.address, "-e", "begin a -> a", "-e", "put a 1"]);
+    command.args(["-e", "get a"]).env_remove("ORTHODROME_TOKEN_FILE");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
+    assert_eq!(node.store.open(), 0, "no transaction is left open");
+}
+
 /// With a protocol that runs general transactions, and with one that does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_begun_without_keys_reads_as_it_goes_along() {

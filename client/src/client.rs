@@ -2,11 +2,12 @@
 
 use std::future::IntoFuture;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
+use orthodrome_core::session::Session;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op, Priority};
 use orthodrome_core::{ClientId, NodeId, PartitionId, RegionId, Timestamp};
@@ -16,10 +17,10 @@ use tokio::time::Instant;
 use crate::attempt::Recorder;
 use crate::gateway::{Failure, Gateways, Stubs};
 use crate::names::Names;
-use crate::outcome::{Committed, InDoubt, Outcome};
+use crate::outcome::{AbortReason, Committed, InDoubt, Outcome};
 use crate::pace::Pace;
 use crate::txn::Transaction;
-use crate::values::Reads;
+use crate::values::{Reads, Writes};
 use crate::wire::{self, Ended, api};
 use crate::{Config, Error};
 
@@ -42,6 +43,8 @@ pub(crate) struct Inner {
     pub(crate) recorder: Recorder,
     /// The keyspace's protocol runs general transactions.
     pub(crate) runs_general: bool,
+    /// What this client was told, and so must not be shown less than.
+    session: Mutex<Session>,
     probing: AtomicBool,
 }
 
@@ -97,6 +100,7 @@ impl Client {
             deadline: config.deadline,
             recorder: config.recorder.clone(),
             runs_general,
+            session: Mutex::default(),
             probing: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -314,6 +318,46 @@ impl Inner {
         }
     }
 
+    fn session(&self) -> MutexGuard<'_, Session> {
+        // No code that holds the lock can leave it half changed.
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this client knows of these keys.
+    pub(crate) fn known(&self, keys: &[bytes::Bytes]) -> Vec<api::KnownKey> {
+        let keys: Vec<Key> = keys.iter().cloned().map(Key).collect();
+        let floors = self.session().floors_of(&keys).into_iter();
+        let known = floors.map(|(key, floor)| api::KnownKey {
+            key: key.0,
+            timestamp: floor.timestamp.0,
+            deleted: floor.is_deletion,
+        });
+        known.collect()
+    }
+
+    /// True if some of these reads are older than what this client knows.
+    pub(crate) fn knows_more_than(&self, reads: &Reads) -> bool {
+        self.session().is_ahead_of(&reads.0)
+    }
+
+    /// A transaction that wrote this has committed, or one that read this.
+    pub(crate) fn told(&self, at: Timestamp, reads: Option<&Reads>, writes: &Writes) {
+        let mut session = self.session();
+        session.wrote(at, &writes.0);
+        if let Some(reads) = reads {
+            session.read(&reads.0);
+        }
+    }
+
+    /// A procedure has committed.
+    fn told_of_procedure(&self, at: Timestamp, reads: Option<&Reads>, ops: &[Op]) {
+        let mut session = self.session();
+        session.ran(at, ops);
+        if let Some(reads) = reads {
+            session.read(&reads.0);
+        }
+    }
+
     /// Refuses what the gateway could not even receive.
     pub(crate) fn check_size(&self, request: &impl Message) -> Result<(), Error> {
         let (have, most) = (request.encoded_len(), self.limits.request_bytes_max);
@@ -356,7 +400,7 @@ impl Execute {
         let mut pace = Pace::new(deadline);
         let mut name = client.names.take();
         let mut request = api::ExecuteRequest {
-            ops: ops.into_iter().map(wire::op).collect(),
+            ops: ops.iter().cloned().map(wire::op).collect(),
             priority: wire::priority(priority)?,
             ..Default::default()
         };
@@ -374,6 +418,7 @@ impl Execute {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = (!answer.reads_omitted).then(|| wire::reads(answer.reads));
+                        client.told_of_procedure(timestamp, reads.as_ref(), &ops);
                         client.recorder.record(
                             name.id(),
                             home,
@@ -395,6 +440,9 @@ impl Execute {
                     continue;
                 }
             };
+            if let Ended::Committed(at) = ended {
+                client.told_of_procedure(at, None, &ops);
+            }
             client.recorder.record(name.id(), home, began, &ended, None, false);
             if let Some(outcome) = conclude(ended, &mut pace, || InDoubt {
                 client: Arc::clone(&client),
@@ -472,8 +520,9 @@ impl Query {
     }
 
     /// Any consistent snapshot will do, however old: what the nearest copy has, without asking other regions. It shows
-    /// all of a transaction or nothing, and what that one saw; but what was told before may be missing, also what
-    /// this client wrote, and two of them may disagree on which of two independent transactions came first.
+    /// all of a transaction or nothing, and what that one saw, and nothing older than this client knows; but what
+    /// others were told before may be missing, and two of them may disagree on which of two independent transactions
+    /// came first.
     /// Only the protocols that order transactions first (`calvin`, `slog`, `sloth`) have a shorter way for it.
     pub fn stale(mut self) -> Self {
         self.is_stale = true;
@@ -499,6 +548,13 @@ impl Query {
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
             request.acknowledged_below = client.names.acknowledged_below();
+            if is_stale {
+                request.session = client.known(&request.keys);
+                if client.check_size(&request).is_err() {
+                    // What is read is checked here in any case.
+                    request.session.clear();
+                }
+            }
             let rpc = |stubs: Stubs, request| async move { stubs.txns().read(request).await };
             let began = std::time::Instant::now();
             let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
@@ -506,6 +562,15 @@ impl Query {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = wire::reads(answer.reads);
+                        if client.knows_more_than(&reads) {
+                            // From a gateway that does not ask what clients know.
+                            if !pace.pause().await {
+                                return Err(Error::Aborted(AbortReason::StaleRead));
+                            }
+                            name.retry();
+                            continue;
+                        }
+                        client.told(timestamp, Some(&reads), &Writes::new());
                         client.recorder.record(name.id(), home, began, &ended, Some(&reads), true);
                         return Ok(Snapshot { timestamp, reads });
                     }

@@ -211,7 +211,7 @@ fn failure(endpoint: &str, status: &Status) -> Failure {
         Code::ResourceExhausted => Failure::Busy(text),
         Code::Unavailable => Failure::Unavailable(text),
         Code::NotFound | Code::FailedPrecondition | Code::AlreadyExists => Failure::NotOpen(text),
-        Code::InvalidArgument => Failure::Never(Error::Invalid(text)),
+        Code::InvalidArgument | Code::OutOfRange => Failure::Never(Error::Invalid(text)),
         Code::Unauthenticated => Failure::Never(Error::Unauthenticated(text)),
         Code::PermissionDenied => Failure::Never(Error::PermissionDenied(text)),
         Code::Ok
@@ -219,7 +219,6 @@ fn failure(endpoint: &str, status: &Status) -> Failure {
         | Code::Unknown
         | Code::DeadlineExceeded
         | Code::Aborted
-        | Code::OutOfRange
         | Code::Unimplemented
         | Code::Internal
         | Code::DataLoss => Failure::Never(Error::Unexpected(text)),

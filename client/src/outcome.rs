@@ -10,7 +10,7 @@ use crate::client::Inner;
 use crate::names::Name;
 use crate::pace::Pace;
 use crate::values::Reads;
-use crate::wire::{Ended, api};
+use crate::wire::{self, Ended, api};
 
 /// What became of a transaction.
 #[derive(Debug)]
@@ -43,6 +43,13 @@ pub struct Aborted {
     pub retryable: bool,
     /// What the closure said, if it was the closure that gave up.
     pub because: Option<String>,
+}
+
+impl Aborted {
+    /// A transaction that read less than its client knows.
+    pub(crate) fn behind() -> Self {
+        Self { reason: AbortReason::StaleRead, retryable: true, because: None }
+    }
 }
 
 /// Why a transaction aborted.
@@ -132,6 +139,8 @@ impl InDoubt {
         let mut pace = Pace::new(time);
         match self.client.ask(&self.question, None, &mut pace).await {
             Ended::Committed(timestamp) => {
+                let writes = wire::asked_writes(&self.question);
+                self.client.told(timestamp, self.reads.as_ref(), &writes);
                 Outcome::Committed(Committed { timestamp, reads: self.reads })
             }
             Ended::Aborted(aborted) => Outcome::Aborted(aborted),

@@ -167,13 +167,25 @@ impl Transaction {
     pub async fn begin(self) -> Result<Begun, Error> {
         let mut pace = Pace::new(self.deadline);
         let mut name = self.client.names.take();
-        let (_, begun) = open(&self.client, &mut name, &self.declare()?, &mut pace).await?;
-        if let Begun::Open(mut txn) = begun {
-            txn.deadline = self.deadline;
-            txn.keep_alive();
-            return Ok(Begun::Open(txn));
+        let declared = self.declare()?;
+        loop {
+            let (_, begun) = open(&self.client, &mut name, &declared, &mut pace).await?;
+            match begun {
+                Begun::Open(mut txn) => {
+                    txn.deadline = self.deadline;
+                    txn.keep_alive();
+                    return Ok(Begun::Open(txn));
+                }
+                Begun::Aborted(aborted) => {
+                    // Nobody was shown what it read, so that it is as good as never begun.
+                    let is_unseen = aborted.reason == AbortReason::StaleRead;
+                    if !is_unseen || !pace.pause().await {
+                        return Ok(Begun::Aborted(aborted));
+                    }
+                    name.retry();
+                }
+            }
         }
-        Ok(begun)
     }
 
     fn declare(&self) -> Result<api::BeginRequest, Error> {
@@ -230,12 +242,17 @@ pub(crate) async fn open(
     loop {
         let (at, home) = client.home(pace).await?;
         name.begin_in(home);
-        let begin = api::BeginRequest {
+        let mut begin = api::BeginRequest {
             txn: wire::txn_id(name.id()),
             home_region: home.0.into(),
             acknowledged_below: client.names.acknowledged_below(),
+            session: client.known(&[&declared.read_keys[..], &declared.write_keys].concat()),
             ..declared.clone()
         };
+        if client.check_size(&begin).is_err() {
+            // What is read is checked here in any case.
+            begin.session.clear();
+        }
         // From here on a dropped future aborts the transaction.
         let mut txn = OpenTransaction::new(Arc::clone(client), name.clone(), at, &begin);
         let rpc = |stubs: Stubs, request| async move { stubs.txns().begin(request).await };
@@ -243,7 +260,12 @@ pub(crate) async fn open(
         let ended = match answer {
             Ok(api::BeginResponse { result }) => match result {
                 Some(api::begin_response::Result::Opened(opened)) => {
-                    txn.set_reads(wire::reads(opened.reads));
+                    let reads = wire::reads(opened.reads);
+                    if client.knows_more_than(&reads) {
+                        // From a gateway that does not ask what clients know. Dropped, it is aborted.
+                        return Ok((home, Begun::Aborted(Aborted::behind())));
+                    }
+                    txn.set_reads(reads);
                     return Ok((home, Begun::Open(txn)));
                 }
                 Some(api::begin_response::Result::Finished(outcome)) => wire::ended(Some(outcome)),
@@ -300,7 +322,9 @@ impl fmt::Debug for OpenTransaction {
 
 impl OpenTransaction {
     fn new(client: Arc<Inner>, name: Name, at: usize, begin: &api::BeginRequest) -> Self {
-        let begun = Some(api::resolve_request::Begun::Interactive(begin.clone()));
+        // What was known then is of no use to whoever is asked later.
+        let begun = api::BeginRequest { session: Vec::new(), ..begin.clone() };
+        let begun = Some(api::resolve_request::Begun::Interactive(begun));
         Self {
             deadline: client.deadline,
             client,
@@ -381,8 +405,13 @@ impl OpenTransaction {
             break match send.await {
                 Ok(api::ReadRoundResponse { result }) => match result {
                     Some(Answer::Opened(opened)) => {
+                        let round = wire::reads(opened.reads);
+                        if self.client.knows_more_than(&round) {
+                            // This round is not told; dropped, the transaction is aborted.
+                            return Err(Stop::Ended(Ended::Aborted(Aborted::behind())));
+                        }
                         let mut reads = std::mem::take(&mut self.reads);
-                        reads.0.extend(wire::reads(opened.reads).0);
+                        reads.0.extend(round.0);
                         self.set_reads(reads);
                         return Ok(());
                     }
@@ -418,6 +447,15 @@ impl OpenTransaction {
     }
 
     pub(crate) async fn decide(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
+        let known = writes.clone();
+        let ended = self.ask_to_commit(writes, pace).await?;
+        if let Ended::Committed(at) = ended {
+            self.client.told(at, Some(&self.reads), &known);
+        }
+        Ok(ended)
+    }
+
+    async fn ask_to_commit(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
         use api::resolve_request::Decision;
         let declared = self.write_keys.as_ref();
         let is_stray = |key: &Key| declared.is_some_and(|all| all.binary_search(&key.0).is_err());

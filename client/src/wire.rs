@@ -105,6 +105,31 @@ pub(crate) fn writes(writes: Writes) -> Vec<api::KeyWrite> {
     writes.0.into_iter().map(write).collect()
 }
 
+/// What a transaction wrote if it committed, as far as the question tells: of a procedure, only that it
+/// wrote, which counts like a deletion.
+pub(crate) fn asked_writes(question: &api::ResolveRequest) -> Writes {
+    use api::resolve_request::{Begun, Decision};
+    let mut writes = Writes::new();
+    if let Some(Decision::Commit(commit)) = &question.decision {
+        let write = |write: &api::KeyWrite| {
+            (Key(write.key.clone()), write.value.clone().map(orthodrome_core::Value))
+        };
+        writes.0.extend(commit.writes.iter().map(write));
+    }
+    if let Some(Begun::Procedure(procedure)) = &question.begun {
+        for api::Op { key, op } in &procedure.ops {
+            match op {
+                Some(api::op::Op::Call(call)) => {
+                    writes.0.extend(call.writes.iter().map(|key| (Key(key.clone()), None)));
+                }
+                Some(api::op::Op::Get(_) | api::op::Op::Compare(_)) | None => {}
+                Some(_) => drop(writes.0.insert(Key(key.clone()), None)),
+            }
+        }
+    }
+    writes
+}
+
 pub(crate) fn op(op: Op) -> api::Op {
     use api::op::Op as Wire;
     let (key, op) = match op {

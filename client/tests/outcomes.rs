@@ -77,6 +77,45 @@ async fn a_closure_reads_computes_and_writes() {
     assert_eq!(committed(run(&client).await).reads.unwrap().text("n"), Some("3"));
 }
 
+/// Gateways may be behind; the library does not show it, and asks again.
+#[tokio::test]
+async fn a_client_is_never_shown_less_than_it_knows() {
+    let (node, client) = one().await;
+    committed(client.execute([Op::Put("n".into(), "1".into())]).await);
+    // What it wrote: in a transaction, in a closure, in a later round, in a read of an old state.
+    node.twist(Call::Begin, [Twist::Old, Twist::Old]);
+    let begun = client.transaction().read("n").write("n").begin().await.unwrap();
+    let Begun::Open(open) = begun else { panic!("{begun:?}") };
+    assert_eq!(open.reads().text("n"), Some("1"));
+    assert_eq!(node.store.calls(Call::Begin).len(), 4);
+    open.abort().await;
+    node.twist(Call::Begin, [Twist::Old]);
+    committed(run(&client).await);
+    assert_eq!(node.store.text("n").as_deref(), Some("2"));
+    node.twist(Call::Read, [Twist::Old]);
+    let mut general = client.general().begin();
+    general.read(["other"]).await.unwrap();
+    let behind = general.read(["n"]).await.unwrap_err();
+    assert_eq!(behind, Error::Aborted(AbortReason::StaleRead));
+    node.twist(Call::Begin, [Twist::Old]);
+    let snapshot = client.read(["n"]).stale().await.unwrap();
+    assert_eq!(snapshot.reads.text("n"), Some("2"));
+    // Another client knows nothing of that, and is shown whatever there is.
+    let other = Client::connect(Config::new([&node.address])).await.unwrap();
+    node.twist(Call::Begin, [Twist::Old]);
+    let begun = other.transaction().read("n").begin().await.unwrap();
+    let Begun::Open(open) = begun else { panic!("{begun:?}") };
+    assert_eq!(open.reads().get("n"), None);
+    open.abort().await;
+    // Once it has read something in a transaction that committed, it is shown nothing older.
+    assert_eq!(other.read(["n"]).await.unwrap().reads.text("n"), Some("2"));
+    node.twist(Call::Begin, [Twist::Old]);
+    let begun = other.transaction().read("n").begin().await.unwrap();
+    let Begun::Open(open) = begun else { panic!("{begun:?}") };
+    assert_eq!(open.reads().text("n"), Some("2"));
+    open.abort().await;
+}
+
 #[tokio::test]
 async fn a_procedure_and_a_snapshot_see_each_other() {
     let (_node, client) = one().await;

@@ -16,6 +16,7 @@ pub mod locks;
 pub mod machine;
 pub mod procedure;
 pub mod rng;
+pub mod session;
 pub mod store;
 pub mod time;
 pub mod topology;

@@ -33,6 +33,12 @@ impl PendingKeys {
         on_read.chain(on_write).next()
     }
 
+    /// The pending transaction that writes this key.
+    #[must_use]
+    pub fn writer_of(&self, key: &Key) -> Option<TxnId> {
+        self.0.get(key)?.writer
+    }
+
     /// Adds a transaction's sets.
     ///
     /// # Panics

@@ -199,6 +199,11 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
     }
 }
 
+/// The unsafe variant of every protocol that may show old values: clients forget what they were told
+/// ([`crate::session`]). It is a mistake of callers, so those who drive callers switch it on, beside
+/// [`Protocol::bare`].
+pub const NO_SESSIONS: &str = "R11";
+
 /// The path of an unknown outcome that stays unknown: nobody can ever tell, and whoever asks again is told the same.
 pub const UNKNOWABLE: &str = "unknowable";
 

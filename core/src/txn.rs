@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{RegionId, TxnId};
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
+use crate::session::Floors;
 use crate::time::Timestamp;
 
 /// A key: any bytes. Bounds on its length belong to the service that accepts it.
@@ -235,6 +236,9 @@ pub struct Txn {
     /// The client knows the outcome of every transaction of its own with a smaller counter, and
     /// will never ask again (`protocol-pitfalls` R6).
     pub acknowledged_below: u64,
+    /// The oldest versions that its client may still be shown, of keys that it reads or writes
+    /// (`docs/pitfalls.md`, R11). An older read is no answer.
+    pub floors: Floors,
 }
 
 impl Txn {
@@ -272,8 +276,8 @@ impl Txn {
     }
 
     fn new(id: TxnId, home: RegionId, kind: Kind, reads: Vec<Key>, writes: Vec<Key>) -> Self {
-        let mut txn =
-            Self { id, home, priority: Priority::LOW, kind, reads, writes, acknowledged_below: 0 };
+        let (priority, acknowledged_below, floors) = (Priority::LOW, 0, Floors::new());
+        let mut txn = Self { id, home, priority, kind, reads, writes, acknowledged_below, floors };
         txn.reads.sort_unstable();
         txn.reads.dedup();
         txn.writes.sort_unstable();

@@ -5,7 +5,7 @@ mod middleware;
 
 pub use middleware::Sources;
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::machine::Protocol;
+use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_eval::checker::Model;
 use orthodrome_eval::workload::Workload;
 use orthodrome_geotp::scalardb::ScalarDb;
@@ -125,7 +125,8 @@ fn configured<P: Protocol>(
     if let Some(tooth) = setup.tooth {
         P::bare(&mut config, tooth);
     }
-    let options = setup.options.clone();
+    let mut options = setup.options.clone();
+    options.load.no_sessions = setup.tooth == Some(NO_SESSIONS);
     Ok(Box::new(Simulation::<P>::new(cluster, config, workload, setup.schedule, options)?))
 }
 

@@ -2,14 +2,16 @@
 //! transaction and who coordinates it, and read snapshots.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
+use orthodrome_core::session::{self, Floors};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Kind, Outcome, Read, Reads, Txn};
 
 /// A partition's share of a transaction's read and write sets.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Participant {
     /// The partition.
     pub partition: PartitionId,
@@ -17,12 +19,28 @@ pub struct Participant {
     pub reads: Vec<Key>,
     /// Keys of this partition that it may write.
     pub writes: Vec<Key>,
+    /// Its client knows versions of these keys up to this timestamp, and must not be shown older ones
+    /// (R11). Zero if it knows none.
+    pub floor: Timestamp,
+}
+
+impl fmt::Debug for Participant {
+    /// As derived, without a floor that is zero.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { partition, reads, writes, floor } = self;
+        let mut text = f.debug_struct("Participant");
+        text.field("partition", partition).field("reads", reads).field("writes", writes);
+        if *floor != Timestamp::ZERO {
+            text.field("floor", floor);
+        }
+        text.finish()
+    }
 }
 
 impl Participant {
     /// One whose keys are not known, or not yet.
     pub(crate) fn bare(partition: PartitionId) -> Self {
-        Self { partition, reads: vec![], writes: vec![] }
+        Self { partition, reads: vec![], writes: vec![], floor: Timestamp::ZERO }
     }
 }
 
@@ -42,6 +60,15 @@ pub(crate) fn split<'a>(
         participants.entry(at).or_insert_with(|| Participant::bare(at)).writes.push(key.clone());
     }
     participants
+}
+
+/// Says to each participant what the client of the transaction knows of the keys that it touches
+/// there (R11).
+pub(crate) fn set_floors(participants: &mut BTreeMap<PartitionId, Participant>, floors: &Floors) {
+    for participant in participants.values_mut() {
+        let keys = participant.reads.iter().chain(&participant.writes);
+        participant.floor = session::highest(floors, keys);
+    }
 }
 
 /// The group that coordinates a transaction (Carousel §3.3): a participant that is led in the

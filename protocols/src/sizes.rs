@@ -1,6 +1,7 @@
 //! Encoded sizes of what most messages are made of, for the bandwidth model.
 
 use orthodrome_core::store::Versions;
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Read, Value, Version, Writes};
 
 use crate::gateway::Participant;
@@ -23,7 +24,8 @@ pub(crate) fn keys_size(keys: &[Key]) -> usize {
 }
 
 pub(crate) fn participant_size(participant: &Participant) -> usize {
-    6 + keys_size(&participant.reads) + keys_size(&participant.writes)
+    let floor = if participant.floor == Timestamp::ZERO { 0 } else { 9 };
+    6 + floor + keys_size(&participant.reads) + keys_size(&participant.writes)
 }
 
 pub(crate) fn reads_size(reads: &[(Key, Read)]) -> usize {

@@ -7,7 +7,7 @@
 //! | command | effect |
 //! |---|---|
 //! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [shares=1] [tooth=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
-//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add` |
+//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N] [knows=T]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add`; its client knows of versions of its keys at the timestamp `knows` |
 //! | `read TXN KEY…` | the next round of a general transaction |
 //! | `decide TXN [k=v …] [abort]` | answers the reads of an interactive or general transaction |
 //! | `resolve GATEWAY TXN` | asks another gateway what became of a transaction |
@@ -42,7 +42,8 @@ use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::id::{NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Admin, Input, Message, Protocol};
 use orthodrome_core::rng::Rng;
-use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::session::Floor;
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::trace::{Event, Line};
 use orthodrome_core::txn::{Decision, Key, Op, Priority, Reads, Txn, Value};
@@ -290,6 +291,12 @@ impl<P: Protocol> Golden<P> {
         let home = self.simulation()?.cluster.region_of(gateway);
         let mut txn = transaction(id, home, args)?;
         txn.acknowledged_below = number(args.take_key("below"), id.counter)?;
+        let timestamp = Timestamp(number(args.take_key("knows"), 0)?);
+        if timestamp != Timestamp::ZERO {
+            let floor = Floor { timestamp, is_deletion: false };
+            let keys = txn.reads.iter().chain(&txn.writes);
+            txn.floors = keys.map(|key| (key.clone(), floor)).collect();
+        }
         let begun = Begun { txn: txn.clone(), gateway, decision: None };
         self.begun.insert(id, begun);
         self.simulation()?.call(index, Input::Begin(txn), 0);

@@ -7,6 +7,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Input, Protocol, UNKNOWABLE};
 use orthodrome_core::rng::Rng;
+use orthodrome_core::session::Session;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Outcome, Priority, Reads, Txn, Writes,
@@ -36,6 +37,8 @@ pub struct LoadModel {
     /// proportion, so that they need not add up to one. None begins in regions that are not named. Without any, each
     /// gateway has the same.
     pub origins: BTreeMap<String, f64>,
+    /// Clients forget what they were told ([`orthodrome_core::machine::NO_SESSIONS`]). For tests.
+    pub no_sessions: bool,
 }
 
 /// Which of several places somebody is at, each by its weight.
@@ -107,6 +110,7 @@ impl Default for LoadModel {
             transactions_max: u64::MAX,
             die_with_gateway: 0.0,
             origins: BTreeMap::new(),
+            no_sessions: false,
         }
     }
 }
@@ -222,6 +226,8 @@ struct Active {
     is_final: bool,
     /// The caller had to ask what became of this attempt: what it read may be gone.
     is_resolved: bool,
+    /// It read less than its client knew, and was given up (R11).
+    is_behind: bool,
 }
 
 impl Active {
@@ -233,6 +239,7 @@ impl Active {
         self.decision = None;
         self.hops = 0;
         self.is_resolved = false;
+        self.is_behind = false;
     }
 
     /// A procedure that was resolved for a caller who never got its reads: they are not known, and
@@ -251,6 +258,8 @@ struct Client {
     /// Counts what the client did, so that an outdated wake-up is known as such.
     serial: u32,
     active: Option<Box<Active>>,
+    /// What it was told.
+    session: Session,
 }
 
 /// A wake-up that a client wants.
@@ -483,7 +492,8 @@ impl Load {
     fn add_client(&mut self, gateway: u32, region: RegionId) -> u32 {
         let slot = u32::try_from(self.clients.len()).unwrap_or(u32::MAX);
         let id = self.incarnate(slot);
-        self.clients.push(Client { id, region, gateway, counter: 0, serial: 0, active: None });
+        let (active, session) = (None, Session::default());
+        self.clients.push(Client { id, region, gateway, counter: 0, serial: 0, active, session });
         slot
     }
 
@@ -547,6 +557,7 @@ impl Load {
             next: Action::Begin,
             is_final,
             is_resolved: false,
+            is_behind: false,
         }));
         self.schedule(slot, now, Action::Begin);
     }
@@ -589,13 +600,18 @@ impl Load {
             self.schedule(slot, now + BACK_OFF * 5, next);
             return None;
         };
+        let no_sessions = self.model.no_sessions;
         let client = self.client(slot);
         let home = client.region;
         // The client knows the outcome of everything before: it gives its id up when it does not.
         let below = client.counter;
-        let active = client.active.as_mut()?;
+        let Client { active, session, .. } = client;
+        let active = active.as_mut()?;
         active.gateway = gateway;
-        let txn = active.request.to_txn(active.txn, home, below);
+        let mut txn = active.request.to_txn(active.txn, home, below);
+        if !no_sessions && shows_reads(&txn.kind) {
+            txn.floors = session.floors_of(txn.reads.iter().chain(&txn.writes));
+        }
         let input = match active.next {
             Action::Begin => {
                 active.attempt_began = now;
@@ -655,9 +671,8 @@ impl Load {
     pub fn on_reads(&mut self, now: Time, gateway: u32, txn: TxnId, reads: Reads, hops: u16) {
         let Some(slot) = self.holder(txn, gateway) else { return };
         let Self { clients, workload, .. } = self;
-        let Some(active) = clients.get_mut(slot as usize).and_then(|c| c.active.as_mut()) else {
-            return;
-        };
+        let Some(client) = clients.get_mut(slot as usize) else { return };
+        let Some(active) = client.active.as_mut() else { return };
         if active.reads.is_some() && active.decision.is_some() {
             // A resolved attempt reports its reads again; the decision stands.
             return;
@@ -669,6 +684,14 @@ impl Load {
             return;
         }
         active.hops = hops;
+        let is_open = matches!(active.request.kind, Kind::Interactive | Kind::General);
+        if is_open && !self.model.no_sessions && client.session.is_ahead_of(&reads) {
+            // Nobody is shown this: the gateway, or the client's library, gives the attempt up.
+            active.is_behind = true;
+            active.decision = Some(Decision::Abort);
+            self.schedule(slot, now, Action::Decide);
+            return;
+        }
         let mut all = active.reads.take().unwrap_or_default();
         all.extend(reads);
         let next = match active.request.kind {
@@ -718,6 +741,7 @@ impl Load {
         match outcome {
             Outcome::Committed(at) => {
                 self.check_commit(slot, at);
+                self.remember(slot, at);
                 self.write_history(slot, Some((now, outcome)), false);
                 if !self.look_further(slot, now, hops) {
                     self.count_commit(slot, now, hops);
@@ -727,6 +751,23 @@ impl Load {
             Outcome::Aborted(reason) => self.on_aborted(slot, now, reason),
             Outcome::Unknown if path == UNKNOWABLE => self.on_unknowable(slot, now),
             Outcome::Unknown => self.schedule(slot, now + BACK_OFF, Action::Resolve),
+        }
+    }
+
+    /// The client knows from now on what its transaction read and wrote (R11).
+    fn remember(&mut self, slot: u32, at: Timestamp) {
+        let Client { active, session, .. } = self.client(slot);
+        let Some(active) = active else { return };
+        let nothing = Reads::new();
+        let reads = active.reads.as_ref().unwrap_or(&nothing);
+        session.read(reads);
+        match (&active.request.kind, &active.decision) {
+            (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
+                session.wrote(at, writes);
+            }
+            (Kind::Procedure(ops), _) => session.ran(at, ops),
+            (Kind::Interactive | Kind::General, Some(Decision::Abort) | None)
+            | (Kind::ReadOnly | Kind::StaleReadOnly, _) => {}
         }
     }
 
@@ -763,7 +804,7 @@ impl Load {
         let (txn, priority, is_final) = (active.txn, active.request.priority, active.is_final);
         let is_stale = active.ahead.as_ref().is_some_and(|ahead| ahead.is_stale);
         // It gave up because of what it had read before.
-        let reason = if is_stale { AbortReason::StaleRead } else { reason };
+        let reason = if is_stale || active.is_behind { AbortReason::StaleRead } else { reason };
         let tries = active.ahead.as_ref().map_or(txn.attempt, |ahead| ahead.tries);
         // Callers may be told before participants are, so an audit may have to come back; that it
         // ends at all is what the drain's limit sees to.
@@ -957,6 +998,15 @@ impl Load {
             Ok(entry) => sink(entry),
             Err(problem) => drop(self.failure.get_or_insert(problem.to_string())),
         }
+    }
+}
+
+/// True if what it reads is shown before it is known to commit, or may be old: a client's session
+/// has a say in that. Other kinds are held to the order of all transactions.
+fn shows_reads(kind: &Kind) -> bool {
+    match kind {
+        Kind::Interactive | Kind::General | Kind::StaleReadOnly => true,
+        Kind::Procedure(_) | Kind::ReadOnly => false,
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Once;
 use orthodrome_core::cluster::{Cluster, ClusterError};
 use orthodrome_core::id::NodeId;
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::Protocol;
+use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::topology::Topology;
@@ -320,12 +320,14 @@ fn record<P: Protocol>(
         change(&mut config);
     }
     let workload = scenario.workload()?;
+    let mut with_load = scenario.options.clone();
+    with_load.load.no_sessions = options.tooth.as_deref() == Some(NO_SESSIONS);
     let mut run = Simulation::<P>::new(
         scenario.cluster.clone(),
         config,
         workload,
         &scenario.schedule,
-        scenario.options.clone(),
+        with_load,
     )?;
     if let Some(sink) = trace {
         run.keep_trace(sink);
@@ -713,6 +715,7 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
             transactions_max: swarm.transactions,
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
             origins: BTreeMap::new(),
+            no_sessions: false,
         },
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,

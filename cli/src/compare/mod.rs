@@ -19,7 +19,7 @@ use orthodrome_sim::Failure;
 use orthodrome_sim::traffic::Traffic;
 use serde::Serialize;
 
-use crate::common::{Placement, WorkloadArgs};
+use crate::common::{self, Placement, WorkloadArgs};
 use crate::sim::{self, Course};
 use crate::workers::Pool;
 use crate::{Status, output};
@@ -251,6 +251,7 @@ fn simulated(
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let mut compared = chosen(&args.protocols)?;
     args.validate()?;
+    common::check_place("--html", args.html.as_deref())?;
     let began = Instant::now();
     let jobs = compared.len() as u64 * args.seeds;
     let names: Vec<&str> = compared.iter().map(|one| one.protocol).collect();

@@ -107,7 +107,7 @@ pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
         .zip(PLACES)
         .map(|(kind, (place, rtt))| format!("{place} ({kind}, {rtt} ms)"))
         .collect();
-    eprintln!("Starting four private servers: {}.", named.join(", "));
+    note!("Starting four private servers: {}.", named.join(", "));
     let mut servers = private::start(&kinds, wish.dir)?;
     let file = ProxyFile::new("geotp", &[], "", ("accounts", ACCOUNTS))?;
     let mut proxy = Process::start("proxy", wish.dir, "proxy", &file.text(&servers))?;
@@ -132,11 +132,11 @@ fn kinds() -> anyhow::Result<[Dialect; 4]> {
     match (LocalServer::check(postgres), LocalServer::check(maria)) {
         (Ok(()), Ok(())) => Ok([postgres, maria, postgres, maria]),
         (Ok(()), Err(other)) => {
-            eprintln!("All servers are PostgreSQL: {other}");
+            note!("All servers are PostgreSQL: {other}");
             Ok([postgres; 4])
         }
         (Err(other), Ok(())) => {
-            eprintln!("All servers are MariaDB: {other}");
+            note!("All servers are MariaDB: {other}");
             Ok([maria; 4])
         }
         (Err(_), Err(_)) => bail!(
@@ -245,7 +245,7 @@ async fn show(
                 killed.push(Killed { what: name, dead_ms, gap_ms });
                 proxy.kill();
                 let dead = Instant::now();
-                eprintln!("{}", style.error("the proxy is DEAD"));
+                note!("{}", style.error("the proxy is DEAD"));
                 proxy.restart()?;
                 let dead_ms = millis(dead.elapsed());
                 view.follow(sixth * 2, &style.good("the proxy is back")).await;
@@ -255,7 +255,7 @@ async fn show(
         }
     }
     ends.cancel();
-    eprintln!("{}", style.dim("Waiting for the last answers, then counting the money."));
+    note!("{}", style.dim("Waiting for the last answers, then counting the money."));
     let seconds = begun.elapsed().as_secs_f64();
     for call in calls {
         call.await.context("a caller panicked")?;
@@ -356,7 +356,7 @@ impl View<'_> {
                     before = tally.committed;
                     let passed = self.begun.elapsed().as_secs_f64();
                     let lost = format!("{} failed, {} unknown", tally.failed, tally.unknown);
-                    eprintln!(
+                    note!(
                         "{passed:>3.0}/{} s  {rate:>5} commits/s  {}  {headline}",
                         self.seconds,
                         self.style.dim(&format!("{lost:<24}"))

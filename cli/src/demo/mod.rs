@@ -188,7 +188,7 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
     let map = cluster()?;
     let names: Vec<String> =
         map.topology.regions().map(|r| map.topology.name_of(r).to_owned()).collect();
-    eprintln!(
+    note!(
         "Starting {} regions ({}) with {PARTITIONS} partitions × {REPLICAS} replicas, {}.",
         names.len(),
         names.join(", "),

@@ -94,7 +94,7 @@ impl Planet {
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = served {
-                eprintln!("a gateway ended: {error}");
+                note!("a gateway ended: {error}");
             }
         });
         door.runtime = Some(runtime);

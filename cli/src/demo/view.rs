@@ -81,7 +81,7 @@ impl View {
         if self.is_tty {
             self.draw(phase);
         } else if self.ticks.is_multiple_of(REDRAWS_PER_SECOND) {
-            eprintln!("{}", self.line(phase));
+            note!("{}", self.line(phase));
         }
         self.ticks += 1;
         if self.ticks.is_multiple_of(REDRAWS_PER_SECOND) {
@@ -91,7 +91,7 @@ impl View {
 
     /// Takes leave of the live view.
     pub fn end(&mut self, farewell: &str) {
-        eprintln!("{}", self.style.dim(farewell));
+        note!("{}", self.style.dim(farewell));
     }
 
     fn headline(&self, phase: Phase) -> String {

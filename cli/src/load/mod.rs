@@ -139,6 +139,7 @@ impl HistoryFile {
 /// The cluster cannot be reached, or an option makes no sense.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let mut workload = args.workload.workload()?;
+    common::check_place("--history", args.history.as_deref())?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let (about, sites) = runtime.block_on(sites(args))?;
     let keyspace = about.keyspaces.first().context("the cluster has no keyspace")?.clone();
@@ -167,7 +168,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         floor: about.map.as_ref().map(Floor::new),
         ledger: Ledger::create(file.path())?,
     };
-    eprintln!(
+    note!(
         "{name} on {:?} ({}, {}): {callers} callers in {} regions for {:?}",
         about.cluster,
         keyspace.protocol,
@@ -219,7 +220,7 @@ async fn sites(args: &Args) -> anyhow::Result<(ClusterInfo, Vec<Site>)> {
         match describe(config.deadline(DESCRIBE_DEADLINE)).await {
             Ok(about) => known.push((endpoint.clone(), about)),
             Err(error) => {
-                eprintln!("warning: {endpoint} does not answer, and is used last: {error}");
+                note!("warning: {endpoint} does not answer, and is used last: {error}");
                 silent.push(endpoint.clone());
             }
         }
@@ -324,7 +325,7 @@ async fn drive(
             _ = ticks.tick() => {
                 let line = progress_line(&shared, duration);
                 if bar.is_hidden() {
-                    eprintln!("{line}");
+                    note!("{line}");
                 } else {
                     bar.set_message(line);
                 }

@@ -187,7 +187,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     for (number, &sources) in args.sources.iter().enumerate() {
         let dir = folder.path.join(format!("{number}"));
         std::fs::create_dir_all(&dir)?;
-        eprintln!("Starting four private servers ({}) and filling them.", sources.name());
+        note!("Starting four private servers ({}) and filling them.", sources.name());
         let servers = private::start(&sources.kinds(), &dir)?;
         runtime.block_on(fill(args, &servers))?;
         for &rounds in &args.rounds {
@@ -196,7 +196,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
                     for mode in &args.modes {
                         let case = Case { sources, mode, zipf, distributed, rounds };
                         let run = runtime.block_on(case.measure(args, &servers, &dir))?;
-                        eprintln!("{}", case.line(&run));
+                        note!("{}", case.line(&run));
                         runs.push(run);
                     }
                 }

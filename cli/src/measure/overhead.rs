@@ -54,7 +54,7 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     let mut statements = Vec::new();
     for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
         if let Err(missing) = LocalServer::check(kind) {
-            eprintln!("{kind} is left out: {missing}");
+            note!("{kind} is left out: {missing}");
             continue;
         }
         let dir = dir.join(private::kind_name(kind));

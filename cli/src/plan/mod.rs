@@ -240,7 +240,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let cluster = placement.cluster_at(&best.pair.candidate.regions)?;
         let made = init::init(&files(args, &placement, best, &cluster, dir.clone()))?;
         if args.json {
-            eprintln!("{made}");
+            note!("{made}");
         } else {
             output::print(&format!("\n{made}"))?;
         }

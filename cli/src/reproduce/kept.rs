@@ -123,7 +123,7 @@ impl Kept {
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let (lines, torn) = text.split_at(whole);
         if !torn.is_empty() {
-            eprintln!("{}: the last line was not written to its end; passed over", path.display());
+            note!("{}: the last line was not written to its end; passed over", path.display());
             if let Some(file) = &file {
                 file.set_len(whole as u64).with_context(place)?;
             }

@@ -18,7 +18,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 
 use crate::compare;
-use crate::{Status, output};
+use crate::{Status, common, output};
 use experiment::Experiment;
 use figure::{Done, Point, carry_out};
 use verdict::{Judged, Verdict};
@@ -115,6 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         "--docs: it has every figure; use reproduce all"
     );
     let chosen = chosen(all, &args.figures)?;
+    common::check_place("--html", args.html.as_deref())?;
     if let Some(folder) = &args.plots {
         fs::create_dir_all(folder).with_context(|| format!("--plots {}", folder.display()))?;
     }
@@ -124,7 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let one = carry_out(args, experiment)?;
         if args.keep.is_some() && one.ran < one.runs() {
             let kept = one.runs() - one.ran;
-            eprintln!("{}: {kept} of {} runs were there", one.experiment.id, one.runs());
+            note!("{}: {kept} of {} runs were there", one.experiment.id, one.runs());
         }
         if !args.json {
             output::print(&describe(&one, args.full))?;

@@ -43,13 +43,40 @@ const TOKEN_FILE: &str = "admin.token";
 /// Writes the files, and says how to go on.
 ///
 /// # Errors
-/// The wish makes no sense, or a file could not be written. Nothing that exists is changed.
+/// The wish makes no sense, or a file could not be written. Nothing that exists is changed, and
+/// nothing new is left behind.
 pub fn init(wish: &Wish) -> anyhow::Result<String> {
     let place = format!("--init {}", wish.dir.display());
-    fs::create_dir_all(&wish.dir).with_context(|| place.clone())?;
-    if fs::read_dir(&wish.dir).with_context(|| place.clone())?.next().is_some() {
+    // The first directory on the way that this has to make.
+    let made = wish.dir.ancestors().take_while(|path| !path.as_os_str().is_empty());
+    let made = made.take_while(|path| !path.exists()).last();
+    if made.is_none() && fs::read_dir(&wish.dir).with_context(|| place.clone())?.next().is_some() {
         bail!("{place}: it is not empty; name a new directory");
     }
+    let written = fs::create_dir_all(&wish.dir).with_context(|| place.clone());
+    let written = written.and_then(|()| write(wish, &place));
+    if written.is_err() {
+        // It was empty, or not there. What went wrong first is what matters.
+        let _ = match made {
+            Some(made) => fs::remove_dir_all(made),
+            None => clear(&wish.dir),
+        };
+    }
+    written
+}
+
+/// Removes everything in a directory.
+fn clear(dir: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        removed?;
+    }
+    Ok(())
+}
+
+/// Writes the files into an empty directory.
+fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
     let map = common::topology(&wish.topology)?;
     let count = map.len() * wish.servers_per_region as usize;
     let last = usize::from(wish.base_port) + 2 * count;
@@ -88,7 +115,7 @@ pub fn init(wish: &Wish) -> anyhow::Result<String> {
     // What cannot work is refused before anything else is written.
     let path_of = |node: NodeId| wish.dir.join(format!("{node}.toml"));
     let checked = NodeConfig::parse(&path_of(example.node), &example.to_string())
-        .with_context(|| place.clone())?;
+        .with_context(|| place.to_owned())?;
     if wish.tls {
         administrator(&wish.dir)?;
         example.principals = vec![["admin", "admin", TOKEN_FILE].map(String::from)];

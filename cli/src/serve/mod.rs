@@ -169,13 +169,15 @@ pub(crate) fn start_logs() -> anyhow::Result<()> {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // Where standard error is closed, the subscriber would say so there.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }
 
 fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
     start_logs()?;
-    eprintln!("orthodrome {} {}\n{}", output::VERSION, path.display(), banner(&config));
+    note!("orthodrome {} {}\n{}", output::VERSION, path.display(), banner(&config));
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let (node, within) = (config.node.node, config.shutdown_within);
     let ended = runtime.block_on(async {
@@ -189,20 +191,18 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
         };
         let stop = async move {
             let signal = stopped.await;
-            eprintln!(
-                "{signal}: taking nothing new, finishing what was begun (at most {within:?})"
-            );
+            note!("{signal}: taking nothing new, finishing what was begun (at most {within:?})");
         };
         anyhow::Ok(run_node(config, ready, stop).await)
     })?;
     runtime.shutdown_background();
     match ended {
         Ok(()) => {
-            eprintln!("{node} has ended in good order");
+            note!("{node} has ended in good order");
             Ok(Status::Held)
         }
         Err(RunError::Failed(problem)) => {
-            eprintln!("error: {node} has failed: {problem}");
+            note!("error: {node} has failed: {problem}");
             Ok(Status::Broken)
         }
         Err(error) => Err(error).with_context(|| path.display().to_string()),

@@ -103,7 +103,7 @@ impl Drop for Editor {
         if let Some(path) = &self.history
             && let Err(error) = self.editor.save_history(path)
         {
-            eprintln!("the history was not saved to {}: {error}", path.display());
+            note!("the history was not saved to {}: {error}", path.display());
         }
     }
 }

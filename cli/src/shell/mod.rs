@@ -14,7 +14,7 @@ use orthodrome_client::Client;
 use tokio::runtime::Runtime;
 
 use crate::connect::Connect;
-use crate::{Status, common};
+use crate::{Status, common, output};
 use command::{Command, parse};
 use editor::{Editor, Line};
 use session::Session;
@@ -64,23 +64,11 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         failures: 0,
         typed: Vec::new(),
     };
-    if is_interactive {
-        shell.interact()?;
-        shell.leave();
-        return Ok(Status::Held);
-    }
-    if args.execute.is_empty() {
-        for (number, line) in std::io::stdin().lock().lines().enumerate() {
-            let line = line.context("cannot read standard input")?;
-            if !shell.line(&line, Some(number + 1)) {
-                break;
-            }
-        }
-    } else {
-        args.execute.iter().all(|line| shell.line(line, None));
-    }
+    let ended = if is_interactive { shell.interact() } else { shell.run_all(&args.execute) };
     shell.leave();
-    Ok(if shell.failures == 0 { Status::Held } else { Status::Broken })
+    ended?;
+    let has_failed = shell.failures > 0 && !is_interactive;
+    Ok(if has_failed { Status::Broken } else { Status::Held })
 }
 
 struct Shell {
@@ -92,32 +80,52 @@ struct Shell {
 }
 
 impl Shell {
+    /// Runs these commands, or without any those on standard input.
+    fn run_all(&mut self, commands: &[String]) -> anyhow::Result<()> {
+        if commands.is_empty() {
+            for (number, line) in std::io::stdin().lock().lines().enumerate() {
+                let line = line.context("cannot read standard input")?;
+                if !self.line(&line, Some(number + 1))? {
+                    break;
+                }
+            }
+        }
+        for line in commands {
+            if !self.line(line, None)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn interact(&mut self) -> anyhow::Result<()> {
         let mut editor = Editor::new()?;
         let welcome = self.runtime.block_on(self.session.welcome());
-        println!("{welcome}");
+        output::print(&welcome)?;
         loop {
             match editor.read(&self.session.prompt())? {
                 Line::Text(line) => {
-                    if !self.line(&line, None) {
+                    if !self.line(&line, None)? {
                         return Ok(());
                     }
                 }
                 Line::Interrupted if self.session.is_open() => {
-                    println!("a transaction is open: `commit` or `abort` it, or leave by Ctrl-D");
+                    output::print(
+                        "a transaction is open: `commit` or `abort` it, or leave by Ctrl-D",
+                    )?;
                 }
-                Line::Interrupted => println!("leave by Ctrl-D or `quit`"),
+                Line::Interrupted => output::print("leave by Ctrl-D or `quit`")?,
                 Line::End => return Ok(()),
             }
         }
     }
 
     /// Runs one line and says what came of it; false if it asked to leave.
-    fn line(&mut self, line: &str, number: Option<usize>) -> bool {
+    fn line(&mut self, line: &str, number: Option<usize>) -> anyhow::Result<bool> {
         let started = Instant::now();
         let answer = match parse(line) {
-            Ok(Command::Quit) => return false,
-            Ok(Command::Nothing) => return true,
+            Ok(Command::Quit) => return Ok(false),
+            Ok(Command::Nothing) => return Ok(true),
             Ok(Command::History) => Ok(self.typed.join("\n")),
             Ok(command) => {
                 self.typed.push(line.trim().to_owned());
@@ -127,26 +135,26 @@ impl Shell {
         };
         match answer {
             Ok(text) if text.is_empty() => {}
-            Ok(text) => println!("{}", text.trim_end()),
+            Ok(text) => output::print(text.trim_end())?,
             Err(problem) => {
                 self.failures += 1;
                 // What was printed before must not come after what went wrong.
                 let place = number.map(|number| format!("line {number}: ")).unwrap_or_default();
-                eprintln!("{}{place}{problem}", self.session.style().error("error: "));
+                note!("{}{place}{problem}", self.session.style().error("error: "));
             }
         }
         if self.has_timing {
             let millis = started.elapsed().as_secs_f64() * 1_000.0;
-            println!("{}", self.session.style().dim(&format!("({millis:.1} ms)")));
+            output::print(&self.session.style().dim(&format!("({millis:.1} ms)")))?;
         }
-        true
+        Ok(true)
     }
 
     /// Ends what is open, so that nobody waits for its lease.
     fn leave(&mut self) {
         if let Some(problem) = self.runtime.block_on(self.session.close()) {
             self.failures += 1;
-            eprintln!("{}{problem}", self.session.style().error("error: "));
+            note!("{}{problem}", self.session.style().error("error: "));
         }
     }
 }

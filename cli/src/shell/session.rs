@@ -284,11 +284,14 @@ impl Open {
             }
         }
         self.ops.extend(ops);
-        if self.pending().is_err() {
+        if let Err(reason) = self.pending() {
             self.ops.truncate(kept);
-            return Err("refused: the key does not hold what that needs; the transaction is \
-                        still open"
-                .into());
+            let why = if reason == orthodrome_core::txn::AbortReason::TooLarge {
+                "the value would be longer than 1 MiB"
+            } else {
+                "the key does not hold what that needs"
+            };
+            return Err(format!("refused: {why}; the transaction is still open"));
         }
         Ok(String::new())
     }

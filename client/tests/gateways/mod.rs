@@ -34,6 +34,8 @@ pub enum Twist {
     Cut,
     /// Never answers, and does nothing.
     Hang,
+    /// Does it with the data of before everything.
+    Old,
     /// Does it.
     Do,
 }
@@ -287,6 +289,12 @@ impl Node {
             state.calls.push((call, id));
             match twist.unwrap_or(Twist::Do) {
                 Twist::Do => return Ok(act(&mut state)),
+                Twist::Old => {
+                    let data = std::mem::take(&mut state.data);
+                    let done = act(&mut state);
+                    state.data = data;
+                    return Ok(done);
+                }
                 Twist::Busy => return Err(GatewayError::Overloaded { limit: 0 }),
                 Twist::Stopping => return Err(GatewayError::Stopping),
                 Twist::Unknown => return Ok(ended(Outcome::Unknown)),

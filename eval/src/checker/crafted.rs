@@ -520,6 +520,40 @@ fn reads_of_old_states_are_held_to_one_state_each() {
     always_caught(text, &["G-single"]);
 }
 
+/// What a client saw is judged, also in attempts that aborted; but only by what it had been told.
+#[test]
+fn a_client_is_not_shown_less_than_it_was_told() {
+    for (text, kind) in [
+        ("c1.1 ok 0 1 | a x 1\nc1.2 fail 2 3 | !r x", "read-your-writes"),
+        ("c1.1 ok 0 1 | a x 1\nc2.1 ok 2 3 | r x 1\nc1.2 fail 2 3 | !r x", "read-your-writes"),
+        ("c1.1 ok 0 1 | w x 5\nc1.2 fail 2 3 | !v x c0.0@0", "read-your-writes"),
+        ("c2.1 ok 0 1 | a x 1\nc1.1 ok 2 3 | r x 1\nc1.2 fail 4 5 | !r x", "monotonic-reads"),
+        (
+            "c2.1 ok 0 1 | w x 5\nc1.1 ok 2 3 | v x c2.1@5\nc1.2 info 4 - | !v x c0.0@0",
+            "monotonic-reads",
+        ),
+        // Reads of old states, too.
+        ("c1.1 ok 0 1 | a x 1\nc1.2 stale 2 3 | !r x", "read-your-writes"),
+        ("c2.1 ok 0 1 | a x 1\nc1.1 stale 2 3 | r x 1\nc1.2 stale 4 5 | !r x", "monotonic-reads"),
+        // A list that holds something that never committed is as long as what committed of it.
+        ("c1.1 ok 0 1 | a x 1\nc2.1 fail 0 9 | a x 2\nc1.2 fail 2 3 | !r x 2", "read-your-writes"),
+    ] {
+        caught(text, &[kind], &[]);
+    }
+    for text in [
+        // Another client; an attempt that began before; one that nobody was told of.
+        "c1.1 ok 0 1 | a x 1\nc2.1 fail 2 3 | r x",
+        "c1.1 ok 0 2 | a x 1\nc1.2 fail 1 3 | r x",
+        "c1.1 info 0 - | a x 1\nc1.2 fail 2 3 | r x",
+        // What an attempt read that aborted may never have been.
+        "c2.1 fail 0 9 | a x 1\nc1.1 fail 0 1 | r x 1\nc1.2 fail 2 3 | r x",
+        "c1.1 ok 0 1 | a x 1\nc1.2 fail 2 3 | r x 1 | a x 2\nc1.3 fail 4 5 | r x 1",
+    ] {
+        let verdict = judge(text, Model::StrictSerializable);
+        assert!(verdict.ok, "{verdict}");
+    }
+}
+
 #[test]
 fn models_and_kinds_have_names() {
     for model in [Model::StrictSerializable, Model::Serializable] {

@@ -398,7 +398,9 @@ fn problem(kind: Kind, steps: &[Step]) -> String {
         | Phenomenon::G0
         | Phenomenon::G1c
         | Phenomenon::GSingle
-        | Phenomenon::G2Item => {
+        | Phenomenon::G2Item
+        | Phenomenon::ReadYourWrites
+        | Phenomenon::MonotonicReads => {
             format!("each of {txns} must come before the next, and the last before the first")
         }
     }

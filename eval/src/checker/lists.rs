@@ -116,6 +116,17 @@ pub(super) struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
+    /// The first elements of the key's version order.
+    pub(super) fn trunk(&self, key: KeyId) -> &'a [u64] {
+        self.trunks[key]
+    }
+
+    /// How long a list is that has the element, if a committed transaction read it.
+    pub(super) fn length_with(&self, key: KeyId, element: u64) -> Option<u32> {
+        let place = self.place_of[self.appends.find(key, element)?];
+        (place != NONE).then(|| place + 1)
+    }
+
     /// Derives the version orders; reports elements that cannot be there.
     pub(super) fn new(
         history: &'a History,

@@ -32,8 +32,9 @@
 //!   order among themselves is free, because no read depends on it.
 //! - *Complete for versions* under the order that the database states, except for committed writes
 //!   whose timestamp neither writer nor reader knew: see [`Verdict::unplaced_writes`].
-//! - What failed and unknown attempts read is not judged, unless the attempt proves to have
-//!   committed. Intermediate versions (G1b) exist only for lists, since a transaction writes at most
+//! - What failed and unknown attempts read is not held to the order of all transactions, unless the
+//!   attempt proves to have committed. But their callers saw it, so it must not be older than what they
+//!   had been told (`session`, for strict serializability; stale reads too). Intermediate versions (G1b) exist only for lists, since a transaction writes at most
 //!   one version of a key.
 //! - Time is strict: what completes in the microsecond in which another is invoked may be
 //!   concurrent with it. Real time includes the order within processes; cycles that need only the
@@ -46,6 +47,7 @@ mod effects;
 mod graph;
 mod lists;
 mod order;
+mod session;
 mod verdict;
 mod versions;
 mod words;
@@ -95,6 +97,7 @@ pub fn check(history: &History, model: Model) -> Verdict {
             .collect();
         order::process(history, &attempts, &mut builder);
         order::real_time(history, &attempts, &mut builder);
+        session::judge(history, &effects, &lists, &mut findings);
     }
     let unplaced_writes = versions.unplaced;
     drop(lists);

@@ -76,6 +76,11 @@ pub enum Phenomenon {
     GSingle,
     /// A cycle with several reads that missed a write.
     G2Item,
+    /// A client read less than what it had written before. Whether the attempt that read it committed
+    /// does not matter: its caller saw it.
+    ReadYourWrites,
+    /// A client read less than what it had read before in a committed transaction.
+    MonotonicReads,
 }
 
 /// Which order of invocations and completions a cycle needs, beside what was read and written.
@@ -118,6 +123,8 @@ impl fmt::Display for Kind {
             Phenomenon::G1c => "G1c",
             Phenomenon::GSingle => "G-single",
             Phenomenon::G2Item => "G2-item",
+            Phenomenon::ReadYourWrites => "read-your-writes",
+            Phenomenon::MonotonicReads => "monotonic-reads",
         })?;
         match self.order {
             None => Ok(()),

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn};
 
 use super::leader::Way;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Record, Timer};
-use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
+use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, set_floors, split};
 use crate::routes::Routes;
 use crate::waiting::Asked;
 
@@ -108,7 +109,8 @@ impl Machine<Carousel> for Client {
 
 impl Client {
     fn open(&self, txn: Txn, now: Time) -> Open {
-        let participants = split(&self.cluster, &txn.reads, &txn.writes);
+        let mut participants = split(&self.cluster, &txn.reads, &txn.writes);
+        set_floors(&mut participants, &txn.floors);
         let coordinator =
             coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
         Open {
@@ -269,10 +271,13 @@ impl Client {
     }
 
     fn send_coordinator_prepare(&self, open: &Open, cx: &mut Way<'_>) {
+        // What the client knows is for those who read, not for the log.
+        let participants = open.participants.values().cloned();
+        let without_floor = |participant| Participant { floor: Timestamp::ZERO, ..participant };
         let prepare = Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
-            participants: open.participants.values().cloned().collect(),
+            participants: participants.map(without_floor).collect(),
             acknowledged_below: open.txn.acknowledged_below,
         };
         cx.send(self.routes.leader(open.coordinator), prepare);
@@ -373,6 +378,11 @@ impl Client {
         cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
+        if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
+            // From a follower that lags, or a leader that was deposed (R11). The leader answers too.
+            cx.note(Note::BehindClient);
+            return;
+        }
         if !matches!(open.phase, Phase::Reading) || !open.silent.remove(&partition) {
             // A repetition: the caller may have computed from the first answer.
             return;
@@ -564,12 +574,15 @@ impl Client {
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;
         match (&open.txn.kind, &open.phase, outcome) {
-            // The guard's failure looks like the client's own abort to the coordinator.
+            // What the procedure refuses looks like the client's own abort to the coordinator.
             (
-                Kind::Procedure(_),
+                Kind::Procedure(ops),
                 Phase::Ending(Decision::Abort),
                 Outcome::Aborted(AbortReason::Client),
-            ) => outcome = Outcome::Aborted(AbortReason::Guard),
+            ) => {
+                let reason = Txn::execute(ops, &open.reads).err().unwrap_or(AbortReason::Guard);
+                outcome = Outcome::Aborted(reason);
+            }
             (
                 Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly,
                 _,

@@ -7,7 +7,7 @@ use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::machine::Leftover;
-use orthodrome_core::time::Time;
+use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
 use super::cpc::{FastVote, LIST_MAX, Listed, PendingList, examine};
@@ -164,6 +164,10 @@ impl Partition {
         let is_free = self.own.list.conflict(txn, reads, writes).is_none()
             && self.own.prepared.conflict(txn, reads, writes).is_none()
             && self.own.list.len() < LIST_MAX;
+        if !is_free && prepare.participant.floor != Timestamp::ZERO {
+            // The leader may wait for a commit of which the client knows (R11): no reason to refuse.
+            return;
+        }
         let Some(proposal) = prepare.timestamp.filter(|_| is_free) else {
             self.refuse_fast(txn, prepare.coordinator, AbortReason::Conflict, None, world);
             return;

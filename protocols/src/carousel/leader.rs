@@ -64,6 +64,8 @@ pub struct Leader {
     pub reads_above_ceiling: Vec<WaitingRead>,
     /// Numbers leadership checks.
     pub next_read: u64,
+    /// Prepares that wait for commits of which their clients know (R11), and their clients.
+    pub waiting: BTreeMap<TxnId, (NodeId, Prepare)>,
 
     // As coordinator.
     /// Transactions under way.
@@ -341,6 +343,7 @@ impl Role for Leader {
             ("doubtful prepares", self.asked.len()),
             ("unforgotten endings", self.unforgotten.len()),
             ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
+            ("waiting prepares", self.waiting.len()),
             ("coordinations", self.coordinating.len()),
             ("waiting commits", self.commit_wait.len()),
             ("unsettled decisions", self.settling.len()),

@@ -133,7 +133,7 @@ use std::time::Duration;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::Protocol;
+use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 
 use crate::{hosting, replication};
@@ -240,6 +240,10 @@ pub enum Note {
     ReadIndex,
     /// The versions that a client read are not those that were prepared.
     StaleVersions,
+    /// A replica answered with less than the client knew (R11), and was not listened to.
+    BehindClient,
+    /// A prepare waited for a commit that its client had been told of (R11).
+    WaitedForKnown,
     /// A request was sent again.
     Resent,
     /// The fast path gave a partition's vote.
@@ -302,9 +306,9 @@ impl Protocol for Carousel {
 
     fn teeth(name: &str) -> &'static [&'static str] {
         if name == FAST {
-            &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12"]
+            &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12", "R11"]
         } else {
-            &["C1", "C4", "C9", "C11", "C12"]
+            &["C1", "C4", "C9", "C11", "C12", "R11"]
         }
     }
 
@@ -343,6 +347,8 @@ impl Protocol for Carousel {
                 teeth.no_lease = true;
                 config.hosting.replication.check_quorum = false;
             }
+            // Callers bring it about, not this protocol.
+            NO_SESSIONS => {}
             other => panic!("{other} is none of {:?}", Self::teeth(name)),
         }
     }

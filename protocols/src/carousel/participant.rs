@@ -14,8 +14,12 @@ use super::state::Prepared;
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::{Asked, BATCH, take_due};
 
+/// Prepares that one leader lets wait, at most.
+const WAITING_MAX: usize = 1_024;
+
 /// The fields of [`Msg::ReadAndPrepare`].
-pub(super) struct Prepare {
+#[derive(Clone, Debug)]
+pub struct Prepare {
     pub txn: TxnId,
     pub participant: Participant,
     pub coordinator: PartitionId,
@@ -88,10 +92,47 @@ impl Partition {
             self.refuse(txn, prepare.coordinator, AbortReason::TooLarge, world);
             return;
         }
+        if self.is_behind_client(&prepare.participant, world) {
+            self.wait_for_known(client, prepare, world);
+            return;
+        }
         if prepare.wants_reads {
             self.send_reads(client, txn, &prepare.participant.reads, world);
         }
         self.prepare(prepare, world);
+    }
+
+    /// R11: true if the client knows of a commit here that is not applied yet. Its coordinator decides
+    /// before the participants apply, and the client may be faster. That transaction is prepared here,
+    /// so it writes one of these keys; and it is decided, so it waits for nobody.
+    fn is_behind_client(&self, participant: &Participant, world: &World<'_>) -> bool {
+        let Participant { reads, writes, floor, .. } = participant;
+        let Some(leader) = &self.leader else { return false };
+        *floor != Timestamp::ZERO
+            && reads.iter().chain(writes).any(|key| {
+                leader.pending.writer_of(key).is_some()
+                    && world.store.read(self.id, key).version.timestamp < *floor
+            })
+    }
+
+    /// Lets a prepare wait until the transaction in its way has ended.
+    fn wait_for_known(&mut self, client: NodeId, prepare: Prepare, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        let (txn, coordinator) = (prepare.txn, prepare.coordinator);
+        if leader.waiting.len() < WAITING_MAX || leader.waiting.contains_key(&txn) {
+            world.cx.note(Note::WaitedForKnown);
+            leader.waiting.insert(txn, (client, prepare));
+        } else {
+            self.refuse(txn, coordinator, AbortReason::Conflict, world);
+        }
+    }
+
+    /// A transaction has given its keys back: whoever waited for it goes on.
+    fn serve_waiting(&mut self, world: &mut World<'_>) {
+        let Some(leader) = &mut self.leader else { return };
+        for (client, prepare) in std::mem::take(&mut leader.waiting).into_values() {
+            self.on_read_and_prepare(client, prepare, world);
+        }
     }
 
     /// Prepares a transaction, or refuses it for a conflict, in the log.
@@ -372,6 +413,7 @@ impl Partition {
             Verdict::Commit(timestamp, _) => leader.logged = leader.logged.max(timestamp),
         }
         self.propose(Command::End { txn, coordinator, verdict }, world);
+        self.serve_waiting(world);
     }
 
     fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
@@ -391,6 +433,7 @@ impl Partition {
         leader.freed.remove(txn);
         leader.refusing.remove(&txn);
         leader.unforgotten.insert(txn, Asked::new(world.cx.now()));
+        self.serve_waiting(world);
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
             self.acknowledge(txn, ended.coordinator, world);

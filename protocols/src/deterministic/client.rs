@@ -8,6 +8,8 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, ShareId, TxnId};
 use orthodrome_core::machine::{Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::is_below;
+use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Msg, Record};
@@ -42,6 +44,8 @@ struct Open {
     /// Who was asked, of servers of each share.
     servers: BTreeMap<ShareId, NodeId>,
     asked: Asked,
+    /// What was found was less than its client knows (R11); it is asked for again.
+    is_behind: bool,
 }
 
 impl Phase {
@@ -53,6 +57,9 @@ impl Phase {
         }
     }
 }
+
+/// How long after an answer that was less than the client knows another server is asked.
+const AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 enum Phase {
@@ -153,7 +160,8 @@ impl Client {
         let (id, asked) = (txn.id, Asked::new(cx.now()));
         let (found, servers, round) = (Reads::new(), BTreeMap::new(), 1);
         self.open_bytes += phase.size();
-        let open = Open { txn, phase, is_resolved, reads, round, found, servers, asked };
+        let is_behind = false;
+        let open = Open { txn, phase, is_resolved, reads, round, found, servers, asked, is_behind };
         self.open.insert(id, open);
         self.choose(id, true, cx);
         self.send(id, cx);
@@ -249,6 +257,13 @@ impl Client {
         let Phase::Looking(keys) = &open.phase else { return };
         if open.round != round {
             // A second answer: the caller may have computed from the first.
+            return;
+        }
+        if is_below(&open.txn.floors, &reads) {
+            // This server has not run yet what the client knows of. Another one may have, or it will.
+            cx.note(Note::BehindClient);
+            open.is_behind = true;
+            cx.set_timer(Timer::Open(id), cx.now() + AGAIN_AFTER);
             return;
         }
         for (key, read) in reads {
@@ -395,6 +410,12 @@ impl Client {
 
     /// Nobody answered for a while: somebody else is asked.
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if std::mem::take(&mut open.is_behind) {
+            self.choose(id, true, cx);
+            self.send(id, cx);
+            return;
+        }
         let Some(open) = self.open.get(&id) else { return };
         cx.note(Note::Resent);
         let missing: BTreeSet<ShareId> = match &open.phase {

@@ -233,6 +233,8 @@ pub struct Teeth {
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
+    /// A replica answered with less than the client knew (R11), and was not listened to.
+    BehindClient,
     /// A transaction was submitted twice to one server.
     RepeatedSubmit,
     /// A sequencer was asked for what it has.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Gauge, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn};
 
@@ -476,6 +477,11 @@ impl Client {
         cx: &mut Way<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
+        if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
+            // From a leader that was deposed (R11).
+            cx.note(Note::BehindClient);
+            return;
+        }
         if matches!(open.phase, Phase::Reading) && open.silent.remove(&partition) {
             open.reads.extend(reads);
             if is_provisional {
@@ -681,12 +687,15 @@ impl Client {
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;
         match (&open.txn.kind, &open.phase, outcome) {
-            // The guard's failure looks like the client's own abort to the coordinator.
+            // What the procedure refuses looks like the client's own abort to the coordinator.
             (
-                Kind::Procedure(_),
+                Kind::Procedure(ops),
                 Phase::Ending(Decision::Abort),
                 Outcome::Aborted(AbortReason::Client),
-            ) => outcome = Outcome::Aborted(AbortReason::Guard),
+            ) => {
+                let reason = Txn::execute(ops, &open.reads).err().unwrap_or(AbortReason::Guard);
+                outcome = Outcome::Aborted(reason);
+            }
             (
                 Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly,
                 _,

@@ -210,6 +210,8 @@ pub struct Teeth {
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
+    /// A replica answered with less than the client knew (R11), and was not listened to.
+    BehindClient,
     /// A transaction arrived after its timestamp had passed.
     Late,
     /// A late transaction was refused for the sake of a later one that was there first (N1).

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
@@ -256,6 +257,18 @@ impl Client {
         let Phase::Looking(keys) = &open.phase else { return };
         if open.round != round || open.at.is_some_and(|chosen| chosen != at) {
             // A second answer: the caller may have computed from the first.
+            return;
+        }
+        if is_below(&open.txn.floors, &reads) {
+            cx.note(Note::BehindClient);
+            if open.at.is_some() {
+                // All its rounds read at one time, which is too early for this key (R11).
+                self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "behind", cx);
+                return;
+            }
+            // The coordinator chose what every replica has, which is a little old (R11).
+            open.at = Some(highest(&open.txn.floors, open.txn.floors.keys()).next());
+            self.ask(id, cx);
             return;
         }
         open.at = Some(at);

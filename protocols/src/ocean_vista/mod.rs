@@ -85,7 +85,7 @@ use std::time::Duration;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::machine::Protocol;
+use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::PIECE_BYTES;
 
@@ -167,6 +167,8 @@ impl Teeth {
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
+    /// A replica answered with less than the client knew (R11), and was not listened to.
+    BehindClient,
     /// A version number too far ahead was refused.
     FarFuture,
     /// A transaction was refused whose name is known.
@@ -275,7 +277,7 @@ impl Protocol for OceanVista {
     }
 
     fn teeth(_: &str) -> &'static [&'static str] {
-        &["V1", "V2", "V4", "V6", "V9", "V11", "R4"]
+        &["V1", "V2", "V4", "V6", "V9", "V11", "R4", "R11"]
     }
 
     fn replaceable(cluster: &Cluster) -> Vec<NodeId> {
@@ -320,6 +322,8 @@ impl Protocol for OceanVista {
             "V9" => teeth.late_writes_count = true,
             "V11" => teeth.collect_by_age = true,
             "R4" => teeth.acks_before_fsync = true,
+            // Callers bring it about, not this protocol.
+            NO_SESSIONS => {}
             other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
         }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
 
@@ -197,6 +198,15 @@ impl Client {
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Reading(silent) = &mut open.phase else { return };
+        if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
+            // This replica has not executed yet what the client knows of (R11); the next one may have.
+            if let Some(tried) = silent.get_mut(&partition) {
+                cx.note(Note::BehindClient);
+                *tried += 1;
+                self.send_read(id, partition, cx);
+            }
+            return;
+        }
         if silent.remove(&partition).is_none() {
             // A second answer: the caller may have computed from the first.
             return;

@@ -86,7 +86,7 @@ use std::time::Duration;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::Protocol;
+use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 
 /// TAPIR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,6 +153,8 @@ pub struct Teeth {
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
+    /// A replica answered with less than the client knew (R11), and was not listened to.
+    BehindClient,
     /// A replica voted `Abort`.
     VoteAbort,
     /// A replica voted `Abstain`.
@@ -239,7 +241,7 @@ impl Protocol for Tapir {
     }
 
     fn teeth(_: &str) -> &'static [&'static str] {
-        &["T1", "T2", "T3", "R4"]
+        &["T1", "T2", "T3", "R4", "R11"]
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
@@ -273,6 +275,8 @@ impl Protocol for Tapir {
             "T2" => teeth.recovering_replicas_join = true,
             "T3" => teeth.takeover_aborts = true,
             "R4" => teeth.votes_before_fsync = true,
+            // Callers bring it about, not this protocol.
+            NO_SESSIONS => {}
             other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
@@ -346,6 +347,11 @@ impl Client {
             self.release(txn, [partition], cx);
             return;
         };
+        if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
+            // From a leader that was deposed (R11).
+            cx.note(Note::BehindClient);
+            return;
+        }
         if !open.is_locking() || open.round != round || open.silent.remove(&partition).is_none() {
             // A repetition: the caller may have computed from the first answer.
             return;

@@ -179,6 +179,8 @@ pub struct Teeth {
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
+    /// A replica answered with less than the client knew (R11), and was not listened to.
+    BehindClient,
     /// A transaction had to wait for a lock.
     LockWait,
     /// A transaction lost its locks to an older one.

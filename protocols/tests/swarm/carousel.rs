@@ -17,12 +17,13 @@ fn seeds_with_faults_hold_every_promise_twice() {
 
 /// Unsafe variants, the temper of the seeds that is hardest on them, and within how many such seeds
 /// they are caught. `docs/protocols/carousel.md` has the medians over seeds of every temper.
-const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
+const CAUGHT_WITHIN: [(&str, Temper, u64); 6] = [
     ("C1", Temper::Mixed, 50),
     ("C4", Temper::Chairs, 150),
     ("C9", Temper::Mixed, 50),
     ("C11", Temper::Clocks, 150),
     ("C12", Temper::Islands, 50),
+    ("R11", Temper::Mixed, 50),
 ];
 
 #[test]

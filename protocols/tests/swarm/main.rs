@@ -10,6 +10,7 @@ mod deterministic;
 mod members;
 mod natto;
 mod ocean_vista;
+mod sessions;
 mod support;
 mod tapir;
 mod two_phase_locking;

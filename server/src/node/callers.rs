@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::session::{Floors, is_below};
 use orthodrome_core::time::Duration;
-use orthodrome_core::txn::{Kind, Reads, Txn};
+use orthodrome_core::txn::{AbortReason, Kind, Reads, Txn};
 use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
 use tokio::sync::oneshot::Sender;
 
@@ -31,6 +32,8 @@ struct Entry {
     is_interactive: bool,
     /// It may have many rounds.
     is_general: bool,
+    /// What its caller must not be shown less than (R11).
+    floors: Floors,
     /// What it read, in all rounds.
     reads: Option<Reads>,
     state: State,
@@ -40,7 +43,8 @@ struct Entry {
 impl Entry {
     fn new(txn: &Txn, state: State, slot: Slot) -> Self {
         let is_general = matches!(txn.kind, Kind::General);
-        Self { is_interactive: is_interactive(txn), is_general, reads: None, state, _slot: slot }
+        let (is_interactive, floors) = (is_interactive(txn), txn.floors.clone());
+        Self { is_interactive, is_general, floors, reads: None, state, _slot: slot }
     }
 }
 
@@ -227,12 +231,22 @@ impl Callers {
         reads: Reads,
     ) -> Option<Input<P>> {
         let entry = self.entries.get_mut(&txn)?;
-        entry.reads.get_or_insert_default().extend(reads.clone());
+        // The machines see to it that reads are fresh. Where one cannot, nobody is shown them.
+        let is_behind = entry.is_interactive && is_below(&entry.floors, &reads);
+        if !is_behind {
+            entry.reads.get_or_insert_default().extend(reads.clone());
+        }
         if !entry.is_interactive {
             return None;
         }
         let ending = State::Ending { replies: Vec::new(), abort_once_read: false };
         match std::mem::replace(&mut entry.state, ending) {
+            State::Reading(reply) if is_behind => {
+                let outcome = Outcome::Aborted(AbortReason::StaleRead);
+                let finished = Finished { outcome, reads: None, path: "behind" };
+                answer(reply, Ok(Begun::Finished(finished)));
+                Some(abort(txn))
+            }
             State::Reading(reply) => {
                 if reply.send(Ok(Begun::Reads(reads))).is_err() {
                     return Some(abort(txn));
@@ -255,7 +269,7 @@ impl Callers {
 
     /// The machine knows the transaction's outcome.
     pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
-        let Some(Entry { is_interactive, is_general, reads, state, _slot }) =
+        let Some(Entry { is_interactive, is_general, floors, reads, state, _slot }) =
             self.entries.remove(&txn)
         else {
             return;
@@ -274,12 +288,14 @@ impl Callers {
                 let until = now + DECIDE_WITHIN;
                 self.expiries.insert((until, txn));
                 let state = State::Ended { finished, until };
-                let entry = Entry { is_interactive, is_general, reads: None, state, _slot };
+                let reads = None;
+                let entry = Entry { is_interactive, is_general, floors, reads, state, _slot };
                 self.entries.insert(txn, entry);
             }
             State::Ended { finished, until } => {
                 let state = State::Ended { finished, until };
-                let entry = Entry { is_interactive, is_general, reads: None, state, _slot };
+                let reads = None;
+                let entry = Entry { is_interactive, is_general, floors, reads, state, _slot };
                 self.entries.insert(txn, entry);
             }
         }

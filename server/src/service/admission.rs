@@ -1,7 +1,7 @@
 //! Bounds requests in flight and their bytes, before they are decoded.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -14,7 +14,7 @@ use tonic::server::NamedService;
 use tonic::{Request, Status};
 
 use super::limits::Limits;
-use super::refuse;
+use super::{EFFECT, refuse};
 
 /// What is left of the bounds. Clones share it.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Admission {
             ))
         })?;
         let bytes = Arc::new(Held { permit: Mutex::new(None) });
-        Ok(Admitted { _request: Arc::new(request), bytes })
+        Ok(Admitted { _request: Arc::new(request), bytes, is_reached: Arc::default() })
     }
 
     fn charge(&self, held: &Held, bytes: usize) -> Result<(), Status> {
@@ -98,12 +98,19 @@ impl Admission {
 pub(super) struct Admitted {
     _request: Arc<OwnedSemaphorePermit>,
     bytes: Arc<Held>,
+    /// It came as far as the service: from then on it may have an effect.
+    is_reached: Arc<AtomicBool>,
 }
 
 impl Admitted {
     /// The share of a request that arrived through [`Admission::guard`].
     pub(super) fn of<T>(request: &Request<T>) -> Option<Self> {
         request.extensions().get::<Self>().cloned()
+    }
+
+    /// The service has the request, whole and decoded.
+    pub(super) fn reach(&self) {
+        self.is_reached.store(true, Ordering::Relaxed);
     }
 
     /// Only the bytes, for what outlives its request.
@@ -152,11 +159,25 @@ where
             Err(status) => return Box::pin(async move { Ok(status.into_http()) }),
         };
         let (mut parts, body) = request.into_parts();
-        let held = admitted.bytes();
+        let (held, is_reached) = (admitted.bytes(), Arc::clone(&admitted.is_reached));
         parts.extensions.insert(admitted);
         let body = Body::new(Metered { body, admission: self.admission.clone(), held });
         let answer = self.service.call(http::Request::from_parts(parts, body));
-        Box::pin(async move { Ok(answer.await?.map(Body::new)) })
+        Box::pin(async move {
+            let mut answer = answer.await?.map(Body::new);
+            if !is_reached.load(Ordering::Relaxed) {
+                mark_refusal(answer.headers_mut());
+            }
+            Ok(answer)
+        })
+    }
+}
+
+/// A request that the transport refused, such as one over the bound on its size, had no effect.
+fn mark_refusal(headers: &mut http::HeaderMap) {
+    let has_failed = headers.get("grpc-status").is_some_and(|status| status != "0");
+    if has_failed && !headers.contains_key(EFFECT) {
+        headers.insert(EFFECT, http::HeaderValue::from_static("none"));
     }
 }
 

@@ -36,6 +36,7 @@ mod limits;
 mod open;
 mod quota;
 mod request;
+mod sessions;
 #[cfg(test)]
 mod tests;
 
@@ -46,6 +47,7 @@ use admission::{Admission, Admitted};
 use open::{OpenTxns, Scope};
 use quota::Quotas;
 use request::{Checker, Resolve};
+use sessions::{Did, Sessions};
 
 mod api {
     #![allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated")]
@@ -309,6 +311,7 @@ struct Inner<T> {
     admission: Admission,
     open: OpenTxns,
     quotas: Quotas,
+    sessions: Sessions,
     told: Told,
     started: Instant,
 }
@@ -333,8 +336,18 @@ impl<T: Transactions> Service<T> {
         let open = OpenTxns::new(limits.txns_open_max, limits.lease);
         let told = Told::default();
         let started = Instant::now();
-        let quotas = Quotas::default();
-        let inner = Inner { transactions, cluster, limits, admission, open, quotas, told, started };
+        let (quotas, sessions) = (Quotas::default(), Sessions::default());
+        let inner = Inner {
+            transactions,
+            cluster,
+            limits,
+            admission,
+            open,
+            quotas,
+            sessions,
+            told,
+            started,
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -345,6 +358,9 @@ impl<T: Transactions> Service<T> {
 
     /// Who sent the request: the interceptor left it there.
     fn caller<R>(request: &Request<R>) -> Result<Arc<Principal>, Status> {
+        if let Some(admitted) = request.extensions().get::<Admitted>() {
+            admitted.reach();
+        }
         let principal = request.extensions().get::<Arc<Principal>>().cloned();
         principal.ok_or_else(|| refuse(Status::internal("the request was not authenticated")))
     }
@@ -362,7 +378,18 @@ impl<T: Transactions> Service<T> {
             txn.priority = Priority::LOW;
             self.inner.told.demoted.fetch_add(1, Ordering::Relaxed);
         }
+        // What other kinds read is in the order of all transactions.
+        if matches!(txn.kind, Kind::Interactive | Kind::General | Kind::StaleReadOnly) {
+            txn.floors = self.inner.sessions.floors_of(&txn);
+        }
         Ok(txn)
+    }
+
+    /// A client is told how its transaction ended; it knows from now on what that did.
+    fn learn(&self, client: ClientId, finished: &Finished, did: Did<'_>) {
+        if let Outcome::Committed(at) = finished.outcome {
+            self.inner.sessions.told(client, at, finished.reads.as_ref(), did);
+        }
     }
 
     /// Whether a commit of these writes is within what the transaction declared, or, if it is general,
@@ -593,8 +620,10 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let writes = self.check().writes("writes", writes)?;
         let check = |open: &open::Open| self.check_commit(&caller, &open.scope, &writes);
         self.inner.open.take(id, &caller, check)?;
-        let ended = self.inner.transactions.decide(id, Decision::Commit(writes)).await;
-        let outcome = self.tell(Self::finished(ended)?.outcome);
+        let decision = Decision::Commit(writes.clone());
+        let finished = Self::finished(self.inner.transactions.decide(id, decision).await)?;
+        self.learn(id.client, &finished, Did::Wrote(&writes));
+        let outcome = self.tell(finished.outcome);
         Ok(Response::new(api::CommitResponse { outcome }))
     }
 
@@ -634,7 +663,12 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
         let txn = self.enter(&caller, self.check().execute(request.into_inner())?)?;
-        let Finished { outcome, reads, .. } = self.run(txn).await?;
+        let (client, kind) = (txn.id.client, txn.kind.clone());
+        let finished = self.run(txn).await?;
+        if let Kind::Procedure(ops) = &kind {
+            self.learn(client, &finished, Did::Ran(ops));
+        }
+        let Finished { outcome, reads, .. } = finished;
         let reads = reads.unwrap_or_default();
         let reads_omitted = self.over(&reads).is_some();
         Ok(Response::new(api::ExecuteResponse {
@@ -651,7 +685,10 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
         let txn = self.enter(&caller, self.check().read(request.into_inner())?)?;
-        let Finished { outcome, reads, .. } = self.run(txn).await?;
+        let client = txn.id.client;
+        let finished = self.run(txn).await?;
+        self.learn(client, &finished, Did::Ran(&[]));
+        let Finished { outcome, reads, .. } = finished;
         let reads = reads.unwrap_or_default();
         if let Some(bytes) = self.over(&reads) {
             return Err(self.too_large("keys", bytes));
@@ -675,8 +712,19 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         {
             caller.require(DEFAULT_KEYSPACE, Role::Write)?;
         }
+        let (client, kind) = (txn.id.client, txn.kind.clone());
+        let wanted = decision.clone();
         let ended = self.inner.transactions.resolve(txn, reads, decision).await;
-        let outcome = self.tell(Self::finished(ended)?.outcome);
+        // Of reads, only the versions were said here.
+        let finished = Finished { reads: None, ..Self::finished(ended)? };
+        match (&kind, &wanted) {
+            (Kind::Procedure(ops), _) => self.learn(client, &finished, Did::Ran(ops)),
+            (_, Some(Decision::Commit(writes))) => {
+                self.learn(client, &finished, Did::Wrote(writes));
+            }
+            (_, Some(Decision::Abort) | None) => {}
+        }
+        let outcome = self.tell(finished.outcome);
         Ok(Response::new(api::ResolveResponse { outcome }))
     }
 

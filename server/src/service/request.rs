@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use orthodrome_core::machine::Admin;
 use orthodrome_core::procedure::{Call, Procedure};
+use orthodrome_core::session::{Floor, Floors};
 use orthodrome_core::txn::{Kind, Op, Priority, Read, Reads, Version, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, PartitionId, RegionId, Timestamp, Txn, TxnId, Value,
@@ -41,6 +42,14 @@ struct Head {
     keyspace: String,
 }
 
+/// A transaction with what its client knows of the keys that it touches.
+fn with_floors(mut txn: Txn, mut floors: Floors) -> Txn {
+    let Txn { reads, writes, .. } = &txn;
+    floors.retain(|key, _| [reads, writes].iter().any(|keys| keys.binary_search(key).is_ok()));
+    txn.floors = floors;
+    txn
+}
+
 fn invalid(field: &str, problem: impl std::fmt::Display) -> Status {
     refuse(Status::invalid_argument(format!("{field}: {problem}")))
 }
@@ -59,7 +68,7 @@ pub(super) fn txn_id(field: &str, id: Option<&api::TxnId>) -> Result<TxnId, Stat
 
 impl Checker<'_> {
     pub(super) fn begin(&self, request: api::BeginRequest) -> Result<Txn, Status> {
-        let api::BeginRequest { read_keys, write_keys, .. } = request;
+        let api::BeginRequest { read_keys, write_keys, session, .. } = request;
         let head = Head {
             txn: request.txn,
             home_region: request.home_region,
@@ -69,6 +78,7 @@ impl Checker<'_> {
         };
         let reads = self.keys("read_keys", read_keys)?;
         let writes = self.keys("write_keys", write_keys)?;
+        let floors = self.floors("session", session)?;
         if request.general {
             if !self.general {
                 return Err(invalid(
@@ -80,12 +90,14 @@ impl Checker<'_> {
             if !writes.is_empty() {
                 return Err(invalid("write_keys", "a general transaction declares none"));
             }
-            return self.txn(head, Kind::General, reads, writes);
+            let txn = self.txn(head, Kind::General, reads, writes)?;
+            return Ok(Txn { floors, ..txn });
         }
         if reads.is_empty() && writes.is_empty() {
             return Err(invalid("read_keys", "the transaction names no key to read or write"));
         }
-        self.txn(head, Kind::Interactive, reads, writes)
+        let txn = self.txn(head, Kind::Interactive, reads, writes)?;
+        Ok(with_floors(txn, floors))
     }
 
     pub(super) fn execute(&self, request: api::ExecuteRequest) -> Result<Txn, Status> {
@@ -118,8 +130,10 @@ impl Checker<'_> {
             acknowledged_below: request.acknowledged_below,
             keyspace: request.keyspace,
         };
+        let floors = self.floors("session", request.session)?;
         let kind = if request.stale { Kind::StaleReadOnly } else { Kind::ReadOnly };
-        self.txn(head, kind, keys, Vec::new())
+        let txn = self.txn(head, kind, keys, Vec::new())?;
+        Ok(with_floors(txn, floors))
     }
 
     pub(super) fn resolve(&self, request: api::ResolveRequest) -> Result<Resolve, Status> {
@@ -230,7 +244,8 @@ impl Checker<'_> {
         let both = reads.iter().filter(|key| writes.binary_search(key).is_ok()).count();
         self.count("keys", reads.len() + writes.len() - both, self.limits.keys_max)?;
         let acknowledged_below = head.acknowledged_below;
-        Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below })
+        let floors = Floors::new();
+        Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below, floors })
     }
 
     /// The next round of a general transaction.
@@ -253,6 +268,21 @@ impl Checker<'_> {
             }
         }
         Ok(distinct.into_iter().collect())
+    }
+
+    /// What the client knows.
+    fn floors(&self, field: &str, session: Vec<api::KnownKey>) -> Result<Floors, Status> {
+        self.count(field, session.len(), self.limits.keys_max)?;
+        let mut floors = Floors::new();
+        for (at, known) in session.into_iter().enumerate() {
+            let field = || format!("{field}[{at}]");
+            let key = self.key(&field, known.key)?;
+            let timestamp = Timestamp(known.timestamp);
+            if floors.insert(key, Floor { timestamp, is_deletion: known.deleted }).is_some() {
+                return Err(invalid(&field(), "the same key as an earlier one"));
+            }
+        }
+        Ok(floors)
     }
 
     fn op(&self, at: usize, op: api::Op) -> Result<Op, Status> {
@@ -601,10 +631,10 @@ mod tests {
             priority in -1_i32..3,
             acknowledged_below in 0_u64..4,
         ) -> api::BeginRequest {
-            let (keyspace, general) = (String::new(), false);
+            let (keyspace, general, session) = (String::new(), false, Vec::new());
             api::BeginRequest {
                 txn, home_region, read_keys, write_keys, priority, acknowledged_below, keyspace,
-                general,
+                general, session,
             }
         }
     }

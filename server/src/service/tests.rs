@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use orthodrome_core::machine::{Gauge, MembershipOrder, OrderState};
+use orthodrome_core::session::{Floor, Floors};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
 use orthodrome_core::{NodeId, PartitionId, Time, Timestamp};
@@ -30,6 +31,8 @@ struct Script {
     orders: Mutex<Vec<Admin>>,
     /// The priorities of the transactions begun.
     priorities: Mutex<Vec<Priority>>,
+    /// What the clients of the transactions begun knew.
+    floors: Mutex<Vec<Floors>>,
     /// While set, calls wait for it.
     gate: Mutex<Option<Arc<Notify>>>,
     arrived: Notify,
@@ -43,6 +46,7 @@ impl Script {
             decided: Mutex::default(),
             orders: Mutex::default(),
             priorities: Mutex::default(),
+            floors: Mutex::default(),
             gate: Mutex::default(),
             arrived: Notify::new(),
         })
@@ -61,6 +65,7 @@ impl Transactions for Script {
 
     async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
         self.priorities.lock().unwrap().push(txn.priority);
+        self.floors.lock().unwrap().push(txn.floors.clone());
         self.arrived.notify_one();
         let gate = self.gate.lock().unwrap().clone();
         if let Some(gate) = gate {
@@ -296,6 +301,38 @@ async fn high_priority_beyond_the_quota_is_low() {
     assert_eq!(status.gauges, [api::Gauge { name: "depth_m".into(), node: 3, value: -7 }]);
 }
 
+/// The gateway remembers what it told a client, and believes what the client says of other gateways.
+#[tokio::test]
+async fn a_transaction_begins_with_what_its_client_knows() {
+    let running = start(Limits::default()).await;
+    let floors = || running.script.floors.lock().unwrap().pop().unwrap();
+    let known = |timestamp, is_deletion| {
+        Floors::from([("k".into(), Floor { timestamp: Timestamp(timestamp), is_deletion })])
+    };
+    running.begin(1).await.unwrap();
+    assert_eq!(floors(), Floors::new());
+    // It commits at 42, and deletes the key.
+    running.commit(1).await.unwrap();
+    running.begin(2).await.unwrap();
+    assert_eq!(floors(), known(42, true));
+    running.commit(2).await.unwrap();
+    let session = |key: &str, timestamp| api::KnownKey {
+        key: key.as_bytes().to_vec(),
+        timestamp,
+        deleted: false,
+    };
+    for (timestamp, expected) in [(41, known(42, true)), (43, known(43, false))] {
+        let session = vec![session("k", timestamp), session("not touched", 50)];
+        let begin = api::BeginRequest { session, ..begin(timestamp) };
+        running.call_as::<_, api::BeginResponse>(TOKEN, BEGIN, begin).await.unwrap();
+        assert_eq!(floors(), expected);
+    }
+    let twice = vec![session("k", 1), session("k", 1)];
+    let twice = api::BeginRequest { session: twice, ..begin(9) };
+    let status = running.call_as::<_, api::BeginResponse>(TOKEN, BEGIN, twice).await.unwrap_err();
+    assert!(status.message().starts_with("session[1]"), "{status}");
+}
+
 #[tokio::test]
 async fn orders_to_change_members_are_shown_with_what_became_of_them() {
     let running = start(Limits::default()).await;
@@ -509,8 +546,16 @@ async fn a_message_over_the_bound_and_a_token_of_a_mebibyte_cost_nothing() {
     let value = Some(vec![0; 5 << 20]);
     let writes = vec![api::KeyWrite { key: b"k".to_vec(), value }];
     let commit = api::CommitRequest { txn: Some(name(1)), writes };
-    let status = running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit).await;
-    assert_eq!(status.unwrap_err().code(), Code::OutOfRange);
+    let status =
+        running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange);
+    // Nothing was done, and the answer says so.
+    assert!(refused(&status), "{status:?}");
+    let unknown = "/orthodrome.v1.Orthodrome/Jump";
+    let status = running.call_as::<_, api::CommitResponse>(TOKEN, unknown, begin(1)).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(refused(&status), "{status:?}");
     let token = "x".repeat(1 << 20);
     assert!(running.call_as::<_, api::BeginResponse>(&token, BEGIN, begin(1)).await.is_err());
     for wrong in ["", "wrong", "a-token-of-the-writes"] {

@@ -1,6 +1,7 @@
 //! What the messages and records of every protocol are made of.
 
 use orthodrome_core::procedure::{Call, Procedure};
+use orthodrome_core::session::Floor;
 use orthodrome_core::store::{Versioned, Versions};
 use orthodrome_core::txn::{AbortReason, Kind, Op, Priority, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -215,11 +216,12 @@ pub fn versions_from_wire(
 /// To the wire.
 #[must_use]
 pub fn participant_to_wire(participant: &Participant) -> wire::Participant {
-    let Participant { partition, reads, writes } = participant;
+    let Participant { partition, reads, writes, floor } = participant;
     wire::Participant {
         partition: partition.0,
         reads: keys_to_wire(reads),
         writes: keys_to_wire(writes),
+        floor: floor.0,
     }
 }
 
@@ -230,6 +232,7 @@ pub fn participant_from_wire(participant: wire::Participant) -> Participant {
         partition: PartitionId(participant.partition),
         reads: keys_from_wire(participant.reads),
         writes: keys_from_wire(participant.writes),
+        floor: Timestamp(participant.floor),
     }
 }
 
@@ -538,7 +541,12 @@ pub fn kind_from_wire(kind: wire::txn::Kind) -> Result<Kind, WireError> {
 /// To the wire.
 #[must_use]
 pub fn txn_to_wire(txn: &Txn) -> wire::Txn {
-    let Txn { id, home, priority, kind, reads, writes, acknowledged_below } = txn;
+    let Txn { id, home, priority, kind, reads, writes, acknowledged_below, floors } = txn;
+    let floor = |(key, floor): (&Key, &Floor)| wire::Floor {
+        key: key.0.clone(),
+        timestamp: floor.timestamp.0,
+        is_deletion: floor.is_deletion,
+    };
     wire::Txn {
         id: Some(txn_id_to_wire(id)),
         home: home.0.into(),
@@ -547,6 +555,7 @@ pub fn txn_to_wire(txn: &Txn) -> wire::Txn {
         reads: keys_to_wire(reads),
         writes: keys_to_wire(writes),
         acknowledged_below: *acknowledged_below,
+        floors: floors.iter().map(floor).collect(),
     }
 }
 
@@ -555,6 +564,10 @@ pub fn txn_to_wire(txn: &Txn) -> wire::Txn {
 /// # Errors
 /// A field is missing or holds what it cannot hold.
 pub fn txn_from_wire(txn: wire::Txn) -> Result<Txn, WireError> {
+    let floor = |floor: wire::Floor| {
+        let (timestamp, is_deletion) = (Timestamp(floor.timestamp), floor.is_deletion);
+        (Key(floor.key), Floor { timestamp, is_deletion })
+    };
     Ok(Txn {
         id: txn_id_from_wire(&need(txn.id, "Txn.id")?),
         home: RegionId(narrow(txn.home, "Txn.home")?),
@@ -563,5 +576,6 @@ pub fn txn_from_wire(txn: wire::Txn) -> Result<Txn, WireError> {
         reads: key_set_from_wire(txn.reads, "Txn.reads")?,
         writes: key_set_from_wire(txn.writes, "Txn.writes")?,
         acknowledged_below: txn.acknowledged_below,
+        floors: txn.floors.into_iter().map(floor).collect(),
     })
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use orthodrome_core::procedure::{Call, Procedure};
+use orthodrome_core::session::Floor;
 use orthodrome_core::store::Versions;
 use orthodrome_core::txn::{AbortReason, Kind, Op, Priority, Read, Version, Writes};
 use orthodrome_core::{
@@ -118,7 +119,9 @@ impl Draw {
     }
 
     fn participant(&mut self) -> Participant {
-        Participant { partition: self.partition(), reads: self.keys(), writes: self.keys() }
+        let (partition, reads, writes) = (self.partition(), self.keys(), self.keys());
+        let floor = if self.below(2) == 0 { Timestamp::ZERO } else { self.timestamp() };
+        Participant { partition, reads, writes, floor }
     }
 
     fn vote(&mut self) -> Vote {
@@ -535,6 +538,14 @@ fn common_types_come_back_as_they_were() {
                 reads: draw.keys(),
                 writes: draw.keys(),
                 acknowledged_below: draw.below(99),
+                floors: draw
+                    .keys()
+                    .into_iter()
+                    .map(|key| {
+                        let (timestamp, is_deletion) = (draw.timestamp(), draw.below(2) == 0);
+                        (key, Floor { timestamp, is_deletion })
+                    })
+                    .collect(),
             };
             assert_eq!(common::txn_from_wire(common::txn_to_wire(&txn)), Ok(txn));
         }

@@ -1,0 +1,234 @@
+//! What a client has been told, so that nothing that it reads later is older: read your writes, and
+//! monotonic reads (`docs/pitfalls.md`, R11).
+//!
+//! A [`Session`] remembers the newest version of each key that its client wrote or read in a committed
+//! transaction. A transaction carries those of its own keys as [`Floors`]; a read below its floor is
+//! stale, and whoever holds it waits for a newer one or ends the attempt. A session that never
+//! touched a key asks nothing of it, so that reads without a conflict cost what they cost before.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::time::Timestamp;
+use crate::txn::{Key, Op, Read, Reads, Version, Writes};
+
+/// The oldest version of one key that a session may still read.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Floor {
+    /// Its commit timestamp.
+    pub timestamp: Timestamp,
+    /// It deleted the key, or may have. Servers forget deletions in the end, so a key that was never
+    /// written fits such a floor too.
+    pub is_deletion: bool,
+}
+
+impl Floor {
+    /// True if this read is not older.
+    #[must_use]
+    pub fn admits(self, read: &Read) -> bool {
+        read.version.timestamp >= self.timestamp
+            || (self.is_deletion && read.version == Version::INITIAL)
+    }
+}
+
+/// Floors of several keys. A key without one was never touched.
+pub type Floors = BTreeMap<Key, Floor>;
+
+/// True if one of these reads is older than its floor.
+pub fn is_below<'a>(floors: &Floors, reads: impl IntoIterator<Item = (&'a Key, &'a Read)>) -> bool {
+    !floors.is_empty()
+        && reads
+            .into_iter()
+            .any(|(key, read)| floors.get(key).is_some_and(|floor| !floor.admits(read)))
+}
+
+/// The highest floor of these keys; zero if none has one.
+pub fn highest<'a>(floors: &Floors, keys: impl IntoIterator<Item = &'a Key>) -> Timestamp {
+    if floors.is_empty() {
+        return Timestamp::ZERO;
+    }
+    let floors = keys.into_iter().filter_map(|key| floors.get(key));
+    floors.map(|floor| floor.timestamp).max().unwrap_or_default()
+}
+
+/// Keys that one session remembers, at most. Beyond, it forgets those it was told longest ago.
+pub const KEYS_MAX: usize = 4_096;
+
+/// Bytes of keys that one session remembers, at most.
+pub const BYTES_MAX: usize = 1 << 20;
+
+/// What one client was told of each key.
+#[derive(Clone, Debug)]
+pub struct Session {
+    floors: BTreeMap<Key, (Floor, u64)>,
+    /// Keys in the order in which they were last told.
+    order: BTreeMap<u64, Key>,
+    told: u64,
+    bytes: usize,
+    keys_max: usize,
+    bytes_max: usize,
+}
+
+impl Default for Session {
+    /// One that remembers [`KEYS_MAX`] keys of [`BYTES_MAX`] bytes.
+    fn default() -> Self {
+        Self::bounded(KEYS_MAX, BYTES_MAX)
+    }
+}
+
+impl Session {
+    /// One that remembers so many keys of so many bytes together.
+    #[must_use]
+    pub fn bounded(keys_max: usize, bytes_max: usize) -> Self {
+        let (floors, order) = (BTreeMap::new(), BTreeMap::new());
+        Self { floors, order, told: 0, bytes: 0, keys_max, bytes_max }
+    }
+
+    /// A transaction committed and had read this.
+    pub fn read(&mut self, reads: &Reads) {
+        for (key, Read { value, version }) in reads {
+            self.raise(key, version.timestamp, value.is_none());
+        }
+    }
+
+    /// A transaction committed at `at` and wrote this.
+    pub fn wrote(&mut self, at: Timestamp, writes: &Writes) {
+        for (key, value) in writes {
+            self.raise(key, at, value.is_none());
+        }
+    }
+
+    /// A procedure of these operations committed at `at`.
+    pub fn ran(&mut self, at: Timestamp, ops: &[Op]) {
+        let mut writes: BTreeMap<&Key, bool> = BTreeMap::new();
+        for op in ops {
+            // What a stored procedure wrote is not known here.
+            let is_deletion = matches!(op, Op::Delete(_) | Op::Call(_));
+            writes.extend(op.writes().iter().map(|key| (key, is_deletion)));
+        }
+        for (key, is_deletion) in writes {
+            self.raise(key, at, is_deletion);
+        }
+    }
+
+    fn raise(&mut self, key: &Key, timestamp: Timestamp, is_deletion: bool) {
+        if timestamp == Timestamp::ZERO {
+            return;
+        }
+        self.told += 1;
+        let told = self.told;
+        match self.floors.get_mut(key) {
+            Some((floor, last)) => {
+                if floor.timestamp < timestamp {
+                    *floor = Floor { timestamp, is_deletion };
+                }
+                if let Some(key) = self.order.remove(last) {
+                    self.order.insert(told, key);
+                }
+                *last = told;
+            }
+            None => {
+                self.bytes += key.len();
+                // A copy: a key may share the buffer of a whole answer.
+                let key = Key(Bytes::copy_from_slice(&key.0));
+                self.order.insert(told, key.clone());
+                self.floors.insert(key, (Floor { timestamp, is_deletion }, told));
+            }
+        }
+        while self.floors.len() > self.keys_max || self.bytes > self.bytes_max {
+            let Some((_, oldest)) = self.order.pop_first() else { break };
+            self.floors.remove(&oldest);
+            self.bytes = self.bytes.saturating_sub(oldest.len());
+        }
+    }
+
+    /// The floors of these keys.
+    #[must_use]
+    pub fn floors_of<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) -> Floors {
+        let floor = |key: &Key| Some((key.clone(), self.floors.get(key)?.0));
+        keys.into_iter().filter_map(floor).collect()
+    }
+
+    /// True if something here is older than what the client was told before.
+    #[must_use]
+    pub fn is_ahead_of(&self, reads: &Reads) -> bool {
+        is_below(&self.floors_of(reads.keys()), reads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{ClientId, TxnId};
+    use crate::txn::Value;
+
+    fn reads(key: &str, at: u64, value: Option<&str>) -> Reads {
+        let writer = if at == 0 { TxnId::default() } else { TxnId::new(ClientId(1), at) };
+        let version = Version { timestamp: Timestamp(at), writer };
+        Reads::from([(Key::from(key), Read { value: value.map(Value::from), version })])
+    }
+
+    #[test]
+    fn a_read_below_what_was_written_or_read_before_is_stale() {
+        let mut session = Session::default();
+        assert!(!session.is_ahead_of(&reads("k", 0, None)));
+        session.wrote(Timestamp(5), &Writes::from([("k".into(), Some("v".into()))]));
+        assert!(session.is_ahead_of(&reads("k", 0, None)));
+        assert!(session.is_ahead_of(&reads("k", 4, Some("u"))));
+        assert!(!session.is_ahead_of(&reads("k", 5, Some("v"))));
+        assert!(!session.is_ahead_of(&reads("other", 0, None)));
+        session.read(&reads("k", 7, Some("w")));
+        assert!(session.is_ahead_of(&reads("k", 5, Some("v"))));
+        // What is older says nothing new.
+        session.read(&reads("k", 6, Some("x")));
+        assert!(session.is_ahead_of(&reads("k", 6, Some("x"))));
+        assert_eq!(highest(&session.floors_of([&"k".into()]), [&"k".into()]), Timestamp(7));
+    }
+
+    #[test]
+    fn a_procedure_writes_the_keys_of_its_operations() {
+        let mut session = Session::default();
+        let ops = [
+            Op::Get("read".into()),
+            Op::Put("put".into(), "1".into()),
+            Op::Put("gone".into(), "1".into()),
+            Op::Delete("gone".into()),
+        ];
+        session.ran(Timestamp(5), &ops);
+        let floors = session.floors_of(&["read", "put", "gone"].map(Key::from));
+        let deletions: Vec<bool> = floors.values().map(|floor| floor.is_deletion).collect();
+        assert_eq!(floors.keys().cloned().collect::<Vec<_>>(), ["gone", "put"].map(Key::from));
+        assert_eq!(deletions, [true, false]);
+    }
+
+    #[test]
+    fn a_forgotten_deletion_is_not_stale() {
+        let mut session = Session::default();
+        session.wrote(Timestamp(5), &Writes::from([("k".into(), None)]));
+        assert!(session.is_ahead_of(&reads("k", 4, Some("v"))));
+        assert!(!session.is_ahead_of(&reads("k", 5, None)));
+        assert!(!session.is_ahead_of(&reads("k", 0, None)));
+    }
+
+    #[test]
+    fn a_session_is_bounded_and_forgets_what_it_was_told_longest_ago() {
+        let mut session = Session::default();
+        let key = |number: usize| Key::from(format!("{number:06}"));
+        for number in 0..KEYS_MAX + 10 {
+            session.wrote(Timestamp(9), &Writes::from([(key(number), None)]));
+            session.read(&reads("hot", 9, Some("v")));
+        }
+        assert_eq!(session.floors.len(), KEYS_MAX);
+        assert_eq!(session.order.len(), KEYS_MAX);
+        assert!(session.floors_of([&key(0)]).is_empty());
+        assert_eq!(session.floors_of([&key(KEYS_MAX + 9), &Key::from("hot")]).len(), 2);
+        let long = |number: usize| Key::from(format!("{number:04096}"));
+        for number in 0..2_000 {
+            session.wrote(Timestamp(9), &Writes::from([(long(number), None)]));
+        }
+        let bytes = session.floors.keys().map(Key::len).sum::<usize>();
+        assert_eq!(session.bytes, bytes);
+        assert!(bytes <= BYTES_MAX);
+    }
+}

@@ -1,0 +1,18 @@
+//! No client is shown less than it was told, under any protocol (R11).
+
+use orthodrome_core::machine::NO_SESSIONS;
+use orthodrome_protocols::carousel::FAST;
+use orthodrome_protocols::{ocean_vista, tapir};
+
+use super::support::catch;
+
+/// The seeds of [`super`] hold every protocol to it. Where replicas may be behind, clients that forget what
+/// they were told see it, within so many seeds; `carousel.rs` has Carousel's basic protocol.
+const CAUGHT_WITHIN: [(&str, u64); 3] = [(FAST, 50), (tapir::NAME, 50), (ocean_vista::NAME, 50)];
+
+#[test]
+fn clients_that_forget_what_they_were_told_are_noticed() {
+    for (name, within) in CAUGHT_WITHIN {
+        catch(name, NO_SESSIONS, None, within);
+    }
+}
