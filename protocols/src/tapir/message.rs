@@ -435,6 +435,8 @@ pub enum Change {
     Gather {
         /// The view.
         view: View,
+        /// Which of the parts, from 0: the first takes the place of parts whose installation a crash cut off.
+        number: u32,
         /// The part.
         image: Box<Image>,
     },
@@ -703,8 +705,8 @@ impl Change {
         let Self::Install { view, synced, image, is_whole } = self else { return vec![self] };
         let mut parts = image.divide(bytes_max);
         let last = Box::new(parts.pop().unwrap_or_default());
-        let gather = |part| Self::Gather { view, image: Box::new(part) };
-        let mut records: Vec<Self> = parts.into_iter().map(gather).collect();
+        let gather = |(number, part)| Self::Gather { view, number, image: Box::new(part) };
+        let mut records: Vec<Self> = (0..).zip(parts).map(gather).collect();
         records.push(Self::Install { view, synced, image: last, is_whole });
         records
     }

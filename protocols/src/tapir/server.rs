@@ -409,9 +409,9 @@ fn whole(
     gathered: &mut BTreeMap<PartitionId, (View, Vec<Image>)>,
 ) -> Option<Change> {
     match change {
-        Change::Gather { view, image } => {
+        Change::Gather { view, number, image } => {
             let (of, parts) = gathered.entry(partition).or_default();
-            if *of != view {
+            if *of != view || number == 0 {
                 (*of, *parts) = (view, Vec::new());
             }
             parts.push(*image);

@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder, Message as _};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
 use orthodrome_protocols::registry;

@@ -438,8 +438,9 @@ fn change_to_wire(change: &Change) -> wire::Change {
             image: Some(image_to_wire(image)),
             is_whole: *is_whole,
         }),
-        Change::Gather { view, image } => {
-            Wire::Gather(c::Gather { view: view.0, image: Some(image_to_wire(image)) })
+        Change::Gather { view, number, image } => {
+            let image = Some(image_to_wire(image));
+            Wire::Gather(c::Gather { view: view.0, number: *number, image })
         }
         Change::Whole => Wire::Whole(c::Whole {}),
     };
@@ -480,7 +481,8 @@ fn change_from_wire(change: wire::Change) -> Result<Change, WireError> {
             is_whole: c.is_whole,
         },
         Wire::Gather(c) => {
-            Change::Gather { view: View(c.view), image: Box::new(image_from_wire(c.image)?) }
+            let image = Box::new(image_from_wire(c.image)?);
+            Change::Gather { view: View(c.view), number: c.number, image }
         }
         Wire::Whole(_) => Change::Whole,
     })

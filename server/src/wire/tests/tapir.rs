@@ -182,7 +182,10 @@ impl Draw {
                 image: Box::new(self.image()),
                 is_whole: self.below(2) == 0,
             },
-            8 => Change::Gather { view: self.view(), image: Box::new(self.image()) },
+            8 => {
+                let number = u32::try_from(self.below(100)).unwrap();
+                Change::Gather { view: self.view(), number, image: Box::new(self.image()) }
+            }
             9 => Change::Whole,
             _ => {
                 let Image { entries, acknowledged, ceiling } = self.image();
