@@ -538,13 +538,17 @@ impl Client {
     fn on_read_only_result(
         &mut self,
         from: NodeId,
-        id: TxnId,
+        (id, timestamp): (TxnId, Timestamp),
         partition: PartitionId,
         reads: Option<Vec<(Key, Read)>>,
         cx: &mut Cx<'_, Tapir>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting { answers, .. } = &mut open.phase else { return };
+        let Phase::Snapshotting { at, answers } = &mut open.phase else { return };
+        if timestamp != *at && timestamp != Timestamp::ZERO {
+            // An answer to an earlier question of this transaction, perhaps before a restart.
+            return;
+        }
         let Some(answered) = answers.get_mut(&partition) else { return };
         answered.entry(from).or_insert(reads);
         self.on_snapshot_complete(id, cx);
@@ -710,8 +714,8 @@ impl Client {
             }
             Msg::ReadResult { txn, is_too_much: true, .. }
             | Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
-            Msg::ReadOnlyResult { txn, partition, reads, is_too_much: false } => {
-                self.on_read_only_result(from, txn, partition, reads, cx);
+            Msg::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much: false } => {
+                self.on_read_only_result(from, (txn, timestamp), partition, reads, cx);
             }
             Msg::NotNormal { partition, txn } => self.on_not_normal(from, partition, txn, cx),
             Msg::Read { .. }

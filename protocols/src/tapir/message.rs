@@ -290,6 +290,9 @@ pub enum Msg {
         txn: TxnId,
         /// The partition.
         partition: PartitionId,
+        /// The time that was asked for. A client that was restarted asks for another one, and answers for
+        /// two times together are no snapshot. Zero if a replica of an older version does not say.
+        timestamp: Timestamp,
         /// Every key asked for.
         reads: Option<Vec<(Key, Read)>>,
         /// These keys hold more than one answer may tell, so it tells nothing.
@@ -579,7 +582,7 @@ impl Message for Msg {
             }
             Self::ReadOnly { keys, .. } => 16 + TXN + keys_size(keys),
             Self::ReadOnlyResult { reads, .. } => {
-                8 + TXN + reads.as_ref().map_or(0, |reads| reads_size(reads))
+                17 + TXN + reads.as_ref().map_or(0, |reads| reads_size(reads))
             }
             Self::NotNormal { .. } => 6 + TXN,
             Self::DoViewChange { offer, .. } => {

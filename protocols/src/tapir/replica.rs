@@ -524,7 +524,8 @@ impl Replica {
             Some(keys.into_iter().map(read).collect())
         };
         let partition = self.id;
-        world.reply(from, Msg::ReadOnlyResult { txn, partition, reads, is_too_much });
+        let result = Msg::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much };
+        world.reply(from, result);
     }
 
     /// Looks after `txn` some time from now: a transaction that has not ended by then has lost its

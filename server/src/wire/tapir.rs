@@ -256,10 +256,11 @@ fn msg_to_wire(msg: &Msg) -> wire::Msg {
             let read = m::ReadOnly { keys: keys_to_wire(keys), timestamp: timestamp.0 };
             (partition, Wire::ReadOnly(read))
         }
-        Msg::ReadOnlyResult { partition, reads, is_too_much, .. } => {
+        Msg::ReadOnlyResult { partition, timestamp, reads, is_too_much, .. } => {
             let reads = reads.as_ref().map(|reads| reads_to_wire(reads));
-            let is_too_much = *is_too_much;
-            (partition, Wire::ReadOnlyResult(m::ReadOnlyResult { reads, is_too_much }))
+            let (timestamp, is_too_much) = (timestamp.0, *is_too_much);
+            let result = m::ReadOnlyResult { reads, is_too_much, timestamp };
+            (partition, Wire::ReadOnlyResult(result))
         }
         Msg::NotNormal { partition, .. } => (partition, Wire::NotNormal(m::NotNormal {})),
         Msg::DoViewChange { partition, view, offer, portion } => {
@@ -370,7 +371,8 @@ fn msg_from_wire(msg: wire::Msg) -> Result<Msg, WireError> {
         },
         Wire::ReadOnlyResult(m) => {
             let reads = m.reads.map(|m| read_list_from_wire(m.reads)).transpose()?;
-            Msg::ReadOnlyResult { txn: txn()?, partition, reads, is_too_much: m.is_too_much }
+            let (timestamp, is_too_much) = (Timestamp(m.timestamp), m.is_too_much);
+            Msg::ReadOnlyResult { txn: txn()?, partition, timestamp, reads, is_too_much }
         }
         Wire::NotNormal(_) => Msg::NotNormal { partition, txn: txn()? },
         Wire::DoViewChange(m) => {

@@ -130,7 +130,8 @@ impl Draw {
             11 => Msg::ReadOnly { txn, partition, keys: self.keys(), timestamp: self.timestamp() },
             12 => {
                 let (reads, is_too_much) = (self.option(Self::reads), self.below(2) == 0);
-                Msg::ReadOnlyResult { txn, partition, reads, is_too_much }
+                let timestamp = self.timestamp();
+                Msg::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much }
             }
             13 => Msg::NotNormal { partition, txn },
             14 => {
