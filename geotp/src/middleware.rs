@@ -223,6 +223,8 @@ struct Decided<W: Work> {
 pub enum Known {
     /// It is under way here.
     Open(Xid),
+    /// It has aborted. Its session is told once the branch that failed first has said why.
+    Untold(Xid),
     /// It committed.
     Committed(Timestamp),
     /// It is not known here: it is not under way, and no decision to commit it was ever logged here.
@@ -412,8 +414,13 @@ impl<W: Work> Middleware<W> {
         match (self.by_label.get(&label), self.labels.get(&label)) {
             (Some(&xid), _) => Known::Open(xid),
             (None, Some(&at)) => Known::Committed(at),
-            (None, None) => Known::Nothing,
+            (None, None) => self.untold(label).map_or(Known::Nothing, Known::Untold),
         }
+    }
+
+    fn untold(&self, wanted: TxnId) -> Option<Xid> {
+        let is_wanted = |news: &Effect<W>| matches!(news, Effect::Finished { label, .. } if *label == Some(wanted));
+        self.untold.iter().find(|(_, news)| is_wanted(news)).map(|(&xid, _)| xid)
     }
 
     /// This caller will never ask about any of its transactions with a smaller count.

@@ -710,7 +710,8 @@ fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut R
             return others;
         }
         3 if others.len() >= 2 && now.len() < 7 => next.extend(others.drain(..2)),
-        4 if now.len() > 1 => next.truncate(now.len() - 2),
+        // A group of one would leave no second copy for its own to be compared with.
+        4 if now.len() > 3 => next.truncate(now.len() - 2),
         _ => {
             // Rather one of the first than one that has come since.
             let leaving = next.iter().position(|id| first.contains(id)).unwrap_or(0);

@@ -500,8 +500,8 @@ impl Scenario {
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
         let cluster = cluster.divided(shares)?;
         let (workload, mut workload_options) = draw_workload(temper, rng);
-        // Smallbank has four hot users.
-        let fewest = if workload == "smallbank" { 4 } else { 1 };
+        // Smallbank has four hot users, and at least two that are not.
+        let fewest = if workload == "smallbank" { 6 } else { 1 };
         let keys = sizes.keys.map(|keys| keys.max(fewest));
         workload_options.keys = keys.or(workload_options.keys);
         if P::GENERAL && workload == "list-append" {

@@ -119,7 +119,7 @@ impl Machine<GeoTp> for Client {
         self.middleware.assert_invariants();
         for (txn, open) in &self.open {
             let is_known = match self.middleware.known(*txn) {
-                Known::Open(xid) => xid == open.xid,
+                Known::Open(xid) | Known::Untold(xid) => xid == open.xid,
                 // Its caller is told when every source has committed.
                 Known::Committed(_) => true,
                 Known::Nothing => false,
@@ -376,6 +376,11 @@ impl Client {
                     }
                 }
             }
+            Known::Untold(_) => {
+                if let Some(open) = self.open.get_mut(&id) {
+                    open.is_resolved = true;
+                }
+            }
             Known::Committed(at) => self.tell(id, Outcome::Committed(at), "resolved", cx),
             Known::Nothing => {
                 let is_decided = match (&txn.kind, &decision) {
@@ -430,7 +435,9 @@ impl Client {
             Known::Committed(at) => {
                 cx.send(from, Msg::Told { txn: id, outcome: Some(Outcome::Committed(at)) });
             }
-            Known::Nothing => cx.send(from, Msg::Told { txn: id, outcome: None }),
+            Known::Untold(_) | Known::Nothing => {
+                cx.send(from, Msg::Told { txn: id, outcome: None });
+            }
         }
     }
 
