@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge};
+use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -384,6 +384,10 @@ impl Transactions for Handle {
             in_flight: 0,
             in_flight_max: 1,
         }
+    }
+
+    async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        Vec::new()
     }
 
     async fn gauges(&self) -> Vec<Gauge> {
