@@ -81,7 +81,7 @@ pub(crate) fn draw_disks(seed: u64, cluster: &Cluster, options: &SwarmOptions) -
     for _ in 0..rng.range(1, 3) {
         let at_ms = rng.range(200, end);
         let until_ms = Some(at_ms + rng.range(10, 3_000));
-        let nodes = some(if roll < 3 || roll >= 5 { 1 } else { 2 });
+        let nodes = some(if (3..5).contains(&roll) { 2 } else { 1 });
         let fault = match roll {
             0..3 => Fault::FlipBit { nodes },
             3 | 4 => Fault::SwapDisks { nodes },

@@ -672,7 +672,7 @@ impl State {
         let txn = functor.txn;
         self.checks.add(stream, index, digest);
         let outcome = match writes {
-            Ok(_) if self.teeth.loses_writes && txn.counter % 4 == 0 => {
+            Ok(_) if self.teeth.loses_writes && txn.counter.is_multiple_of(4) => {
                 Outcome::Committed(timestamp)
             }
             Ok(writes) => {

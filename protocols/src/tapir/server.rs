@@ -423,7 +423,14 @@ fn whole(
             let image = Box::new(Image::join(parts.chain([*image])));
             Some(Change::Install { view, synced, image, is_whole })
         }
-        other => Some(other),
+        Change::Cast { .. }
+        | Change::Promise { .. }
+        | Change::End { .. }
+        | Change::Forget(_)
+        | Change::Acknowledge(_)
+        | Change::Ceiling(_)
+        | Change::Enter(_)
+        | Change::Whole => Some(change),
     }
 }
 
