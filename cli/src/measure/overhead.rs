@@ -88,6 +88,9 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
 }
 
+/// How often a caller's first text is sent before its failure is one of the measurement.
+const WARM_UP_TRIES: u32 = 100;
+
 /// One text again and again, on rows drawn evenly; each caller has its own. What was aborted is not counted.
 async fn repeat(
     args: &Args,
@@ -100,7 +103,17 @@ async fn repeat(
     let calls = (0..callers).map(|number| async move {
         let mut client = enter(&login).await?;
         // A proxy that has just started lets nothing run for a while: that is not what the statement costs.
-        client.text(&text.replace("{row}", &(u64::from(number) * rows).to_string())).await?;
+        let first = text.replace("{row}", &(u64::from(number) * rows).to_string());
+        for tries_left in (0..WARM_UP_TRIES).rev() {
+            match client.text(&first).await {
+                Ok(_) => break,
+                // Other callers begin at the same moment, and may be in the way.
+                Err(Refused::Fault(fault)) if fault.sqlstate == "40001" && tries_left > 0 => {
+                    client.text("ROLLBACK").await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         let mut rng = Rng::stream(1, "overhead", u64::from(number));
         let (mut samples, begun) = (Samples::default(), Instant::now());
         while begun.elapsed() < window {

@@ -122,5 +122,5 @@ fn unsafe_variants_are_caught() {
         catch(name, tooth, None, within);
     }
     // A leader that is cut off from the others and not from its callers goes on with its log for a while.
-    catch(SLOTH, "S4", Some(Temper::Islands), 80);
+    catch(SLOTH, "S4", Some(Temper::Islands), 400);
 }

@@ -174,6 +174,6 @@ fn operators_move_partitions_in_every_way() {
         let Orders { repeated, disjoint, at_once, with_transfer, .. } = orders;
         let least = [repeated, disjoint, at_once, with_transfer].into_iter().min();
         assert!(least >= Some(10), "{name}: {orders:?}");
-        assert!(orders.sizes.is_superset(&BTreeSet::from([1, 3, 5])), "{name}: {orders:?}");
+        assert!(orders.sizes.is_superset(&BTreeSet::from([3, 5])), "{name}: {orders:?}");
     }
 }
