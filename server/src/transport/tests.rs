@@ -128,22 +128,27 @@ async fn a_large_message_passes_and_one_over_the_limit_does_not_harm_the_link() 
 }
 
 #[test]
-fn control_leaves_before_data_and_is_dropped_after_it() {
+fn control_leaves_before_data_and_finds_room_in_a_full_queue() {
     let peer = Peer { process: process(2), address: String::new(), delay: Duration::ZERO };
     let link = Link {
         peer,
         queue: Mutex::default(),
         ready: Notify::new(),
-        queue_bytes_max: 30,
+        queue_bytes_max: 16_000,
         counters: Counters::default(),
     };
-    let frame = |byte| Bytes::from(vec![byte; 10]);
-    for (lane, byte) in [(Lane::Data, 1), (Lane::Control, 2), (Lane::Data, 3), (Lane::Control, 4)] {
-        link.push(lane, frame(byte));
-    }
+    let data = |byte| Bytes::from(vec![byte; 5_000]);
+    let control = |byte| Bytes::from(vec![byte; 1_000]);
+    link.push(Lane::Data, data(1));
+    link.push(Lane::Control, control(2));
+    link.push(Lane::Data, data(3));
+    link.push(Lane::Data, data(4));
+    // The queue is full: no more data, and an eighth of the bound for control.
+    link.push(Lane::Data, data(5));
+    link.push(Lane::Control, control(6));
     let mut taken = Vec::new();
     link.take(&mut taken);
-    assert_eq!(taken, [frame(2), frame(4), frame(3)], "the oldest data made room");
+    assert_eq!(taken, [control(2), control(6), data(1), data(3), data(4)]);
     assert_eq!((link.status().lost, link.status().queued_bytes), (1, 0));
 }
 
