@@ -7,10 +7,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::Wire;
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, Wire)]
         #[serde(transparent)]
         pub struct $name(pub $inner);
 
@@ -66,7 +68,7 @@ id!(
 /// The attempt is part of the name, so that every message that names a transaction also names the
 /// attempt it belongs to (`protocol-pitfalls` R3), and no state of one attempt can be mistaken for
 /// another's. Ordered by client, then counter, then attempt.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct TxnId {
     /// The client incarnation that began the transaction.
     pub client: ClientId,

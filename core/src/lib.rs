@@ -7,6 +7,9 @@
 
 #![deny(clippy::float_arithmetic)]
 
+// What `#[derive(Wire)]` writes names this crate.
+extern crate self as orthodrome_core;
+
 pub mod cluster;
 pub mod digest;
 pub mod host;
@@ -22,6 +25,7 @@ pub mod time;
 pub mod topology;
 pub mod trace;
 pub mod txn;
+pub mod wire;
 pub mod workers;
 
 pub use cluster::Cluster;
@@ -32,3 +36,4 @@ pub use machine::{Claim, Cx, Effect, Input, Machine, Message, Protocol, Setup};
 pub use rng::Rng;
 pub use time::{Clock, Duration, Time, Timestamp};
 pub use txn::{Decision, Key, Outcome, Txn, Value};
+pub use wire::{Wire, WireError};

@@ -6,6 +6,7 @@
 //! stale, and whoever holds it waits for a newer one or ends the attempt. A session that never
 //! touched a key asks nothing of it, so that reads without a conflict cost what they cost before.
 
+use crate::wire::Wire;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use crate::time::Timestamp;
 use crate::txn::{Key, Op, Read, Reads, Version, Writes};
 
 /// The oldest version of one key that a session may still read.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Wire)]
 pub struct Floor {
     /// Its commit timestamp.
     pub timestamp: Timestamp,

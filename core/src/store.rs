@@ -5,6 +5,7 @@
 //! memtable and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the memtable,
 //! and replaying the log rebuilds it: putting the same version twice changes nothing.
 
+use crate::wire::Wire;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Bound;
@@ -197,7 +198,7 @@ pub struct Piece {
 }
 
 /// Where a part of a partition's state begins that may be cut within a key.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Start {
     /// After this key; at the first, if none.
     pub after: Option<Key>,

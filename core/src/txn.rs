@@ -1,6 +1,6 @@
 //! Transactions as every protocol sees them: what is read, what is written, and what became of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bytes::Bytes;
@@ -9,15 +9,17 @@ use serde::{Deserialize, Serialize};
 use crate::id::{RegionId, TxnId};
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
+use crate::rng::Rng;
 use crate::session::Floors;
 use crate::time::Timestamp;
+use crate::wire::{Wire, WireError};
 
 /// A key: any bytes. Bounds on its length belong to the service that accepts it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Key(pub Bytes);
 
 /// A value: any bytes.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Value(pub Bytes);
 
 macro_rules! bytes_like {
@@ -74,7 +76,7 @@ bytes_like!(Value);
 
 /// How much a transaction matters: higher is more important.
 #[derive(
-    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize,
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize, Wire,
 )]
 #[serde(transparent)]
 pub struct Priority(pub u8);
@@ -100,7 +102,7 @@ impl fmt::Display for Priority {
 ///
 /// Versions of one key are totally ordered, by timestamp. [`Version::INITIAL`] is the version of a
 /// key that nobody wrote.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Wire)]
 pub struct Version {
     /// Commit timestamp of the writer.
     pub timestamp: Timestamp,
@@ -123,7 +125,7 @@ impl fmt::Display for Version {
 }
 
 /// What one key held: its value, if it has one, and the version of that value.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Wire)]
 pub struct Read {
     /// None if the key was never written, or deleted.
     pub value: Option<Value>,
@@ -138,7 +140,7 @@ pub type Reads = BTreeMap<Key, Read>;
 pub type Writes = BTreeMap<Key, Option<Value>>;
 
 /// The end of a transaction's read round: write and commit, or give up.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Decision {
     /// Commit these writes: of keys declared to be written, or, in a general transaction, of any.
     Commit(Writes),
@@ -146,9 +148,23 @@ pub enum Decision {
     Abort,
 }
 
+impl Outcome {
+    /// For what holds only decisions.
+    ///
+    /// # Errors
+    /// It is unknown.
+    pub fn check_decided(&self) -> Result<(), WireError> {
+        if *self == Self::Unknown {
+            let (field, found) = ("Outcome", "unknown".into());
+            return Err(WireError::Value { field, found, wanted: "a commit or an abort" });
+        }
+        Ok(())
+    }
+}
+
 /// One guarded operation of a built-in procedure. Operations run in order; later ones see the
 /// effects of earlier ones.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Op {
     /// Reads a key.
     Get(Key),
@@ -194,7 +210,7 @@ impl Op {
 }
 
 /// What kind of transaction this is, and so how its writes come about.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Kind {
     /// Two rounds, fixed sets: the reads go back to the caller, who answers with a [`Decision`]
     /// (Carousel §3.2).
@@ -216,7 +232,8 @@ pub enum Kind {
 }
 
 /// One attempt at a transaction, as its client declares it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[wire(check = "Txn::check", sample = "Txn::draw")]
 pub struct Txn {
     /// Its name, attempt included.
     pub id: TxnId,
@@ -242,6 +259,31 @@ pub struct Txn {
 }
 
 impl Txn {
+    fn check(&self) -> Result<(), WireError> {
+        for (field, keys) in [("Txn.reads", &self.reads), ("Txn.writes", &self.writes)] {
+            if !keys.is_sorted_by(|a, b| a < b) {
+                let found = "keys out of order".into();
+                return Err(WireError::Value { field, found, wanted: "sorted keys, each once" });
+            }
+        }
+        Ok(())
+    }
+
+    /// Any transaction, for tests of its bytes.
+    fn draw(rng: &mut Rng) -> Self {
+        let keys = |rng: &mut Rng| BTreeSet::<Key>::sample(rng).into_iter().collect();
+        Self {
+            id: Wire::sample(rng),
+            home: Wire::sample(rng),
+            priority: Wire::sample(rng),
+            kind: Wire::sample(rng),
+            reads: keys(rng),
+            writes: keys(rng),
+            acknowledged_below: Wire::sample(rng),
+            floors: Wire::sample(rng),
+        }
+    }
+
     /// An interactive transaction.
     #[must_use]
     pub fn interactive(id: TxnId, home: RegionId, reads: Vec<Key>, writes: Vec<Key>) -> Self {
@@ -357,7 +399,9 @@ fn number(value: Option<&Value>) -> Option<i64> {
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
 /// Why a transaction aborted: definitely, with no effect, safe to try again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, Wire,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum AbortReason {
     /// It ran into another transaction on the same keys. Try again.
@@ -399,7 +443,7 @@ impl fmt::Display for AbortReason {
 }
 
 /// What became of a transaction, as its client is told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Outcome {
     /// Committed, durably, at this timestamp.
     Committed(Timestamp),

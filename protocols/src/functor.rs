@@ -1,17 +1,18 @@
 //! A transaction as a function of what it reads, for protocols that order it before they run it:
 //! every replica that runs it at the same place in the order comes to the same result (R10).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
-
-use crate::sizes::{TXN, VERSION, keys_size, value_size, writes_size};
+use orthodrome_core::{Rng, Wire, WireError};
 
 /// A transaction with everything needed to compute what it writes. Ocean Vista stores it in the place
 /// of those values (§3.1); the deterministic protocols keep it in their logs.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Wire)]
+#[wire(check = "Functor::check", sample = "Functor::draw")]
 pub struct Functor {
     /// Its name.
     pub txn: TxnId,
@@ -26,7 +27,7 @@ pub struct Functor {
 }
 
 /// How a transaction's writes follow from its reads, and from nothing else (R10).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Wire)]
 pub enum Body {
     /// A procedure.
     Ops(Vec<Op>),
@@ -44,6 +45,28 @@ pub enum Body {
 pub type Output = Result<Writes, AbortReason>;
 
 impl Functor {
+    fn check(&self) -> Result<(), WireError> {
+        for (field, keys) in [("Functor.reads", &self.reads), ("Functor.writes", &self.writes)] {
+            if !keys.is_sorted_by(|a, b| a < b) {
+                let found = "keys out of order".into();
+                return Err(WireError::Value { field, found, wanted: "sorted keys, each once" });
+            }
+        }
+        Ok(())
+    }
+
+    /// Any functor, for tests of its bytes.
+    fn draw(rng: &mut Rng) -> Self {
+        let keys = |rng: &mut Rng| BTreeSet::<Key>::sample(rng).into_iter().collect();
+        Self {
+            txn: Wire::sample(rng),
+            reads: keys(rng),
+            writes: keys(rng),
+            body: Wire::sample(rng),
+            acknowledged_below: Wire::sample(rng),
+        }
+    }
+
     /// A procedure, as its caller declared it.
     #[must_use]
     pub fn procedure(txn: &Txn, ops: Vec<Op>) -> Arc<Self> {
@@ -92,31 +115,6 @@ impl Functor {
     #[must_use]
     pub fn is_write_only(&self) -> bool {
         self.reads.is_empty() && !self.writes.is_empty()
-    }
-
-    /// About how many bytes it takes on the wire.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        let body = match &self.body {
-            Body::Ops(ops) => ops
-                .iter()
-                .map(|op| match op {
-                    Op::Get(key) | Op::Delete(key) => 6 + key.len(),
-                    Op::Compare(key, value) => 6 + key.len() + value_size(value),
-                    Op::Put(key, value) | Op::Append(key, value) => 6 + key.len() + value.len(),
-                    Op::Add(key, _) => 12 + key.len(),
-                    Op::Call(call) => {
-                        let keys = keys_size(&call.reads) + keys_size(&call.writes);
-                        6 + call.procedure.name().len() + keys + call.arguments.len()
-                    }
-                })
-                .sum::<usize>(),
-            Body::Validate { expected, writes } => {
-                let one = |(key, _): &(Key, Version)| 6 + key.len() + VERSION;
-                expected.iter().map(one).sum::<usize>() + writes_size(writes)
-            }
-        };
-        12 + TXN + keys_size(&self.reads) + keys_size(&self.writes) + body
     }
 }
 

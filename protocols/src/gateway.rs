@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
 use orthodrome_core::session::{self, Floors};
@@ -11,7 +12,7 @@ use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Kind, Outcome, Read, Reads, Txn};
 
 /// A partition's share of a transaction's read and write sets.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Participant {
     /// The partition.
     pub partition: PartitionId,
@@ -97,7 +98,7 @@ pub fn coordinator_of(
 
 /// A partition's answer to a read-only transaction: the latest committed values, and a promise
 /// that no other version of these keys will have a timestamp up to `valid_until`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Snapshot {
     /// Every key asked for.
     pub reads: Vec<(Key, Read)>,

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::time::Time;
+use orthodrome_core::{Rng, Wire, WireError};
 
 /// Which part of a list a message holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
+#[wire(check = "Portion::check", sample = "Portion::draw")]
 pub struct Portion {
     /// When its sender sent the list: parts of lists of two moments are never put together.
     pub sent_at: Time,
@@ -18,6 +20,22 @@ pub struct Portion {
 impl Portion {
     /// All of it.
     pub const WHOLE: Self = Self { sent_at: Time::ZERO, number: 0, of: 1 };
+
+    fn check(&self) -> Result<(), WireError> {
+        let Self { number, of, .. } = *self;
+        if number < of {
+            return Ok(());
+        }
+        let found = format!("part {number} of {of}");
+        Err(WireError::Value { field: "Portion", found, wanted: "one of the parts" })
+    }
+
+    /// Any portion, for tests of its bytes.
+    fn draw(rng: &mut Rng) -> Self {
+        let of = 1 + u32::from(u8::sample(rng));
+        let number = u32::sample(rng) % of;
+        Self { sent_at: Time::sample(rng), number, of }
+    }
 
     /// Numbers the parts of a list that is sent at `now`.
     pub(crate) fn number<T>(parts: Vec<T>, now: Time) -> impl Iterator<Item = (Self, T)> {

@@ -9,12 +9,12 @@ use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use orthodrome_core::store::{StateEngine as _, Store};
 use orthodrome_core::txn::{Read, Version, Writes};
+use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Timestamp, TxnId, Value};
-use orthodrome_protocols::carousel::{Carousel, Msg};
+use orthodrome_protocols::carousel::Msg;
 use orthodrome_server::storage::Identity;
 use orthodrome_server::storage::engine::Engine;
 use orthodrome_server::storage::log::{Log, Options};
-use orthodrome_server::wire::WireProtocol as _;
 
 fn main() {
     divan::main();
@@ -104,8 +104,8 @@ fn commit(keys: u64) -> Msg {
 }
 
 fn encoded(msg: &Msg) -> BytesMut {
-    let mut out = BytesMut::new();
-    Carousel::encode_msg(msg, &mut out);
+    let mut out = BytesMut::with_capacity(msg.size());
+    msg.put(&mut out);
     out
 }
 
@@ -124,5 +124,5 @@ fn wire_decode(bencher: Bencher<'_, '_>, keys: u64) {
     let size: usize = bytes.iter().map(|bytes| bytes.len()).sum();
     bencher
         .counter(BytesCount::new(size))
-        .bench(|| bytes.each_ref().map(|bytes| Carousel::decode_msg(bytes.clone()).unwrap()));
+        .bench(|| bytes.each_ref().map(|bytes| wire::decode::<Msg>(bytes).unwrap()));
 }

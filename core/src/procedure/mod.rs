@@ -9,6 +9,7 @@ pub mod movr;
 pub mod row;
 pub mod tpcc;
 
+use crate::wire::Wire;
 use std::fmt;
 
 use crate::txn::{AbortReason, Key, Value};
@@ -67,7 +68,7 @@ impl Procedure {
 }
 
 /// A call of a stored procedure, with every key that it may touch.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Call {
     /// What is called.
     pub procedure: Procedure,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::time::{Duration, Time};
@@ -16,7 +17,7 @@ use crate::replication::Term;
 pub(super) const LIST_MAX: usize = 65_536;
 
 /// A transaction as one replica prepared it on the fast path, by itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Listed {
     /// The replica's term when it did. Terms only grow, so an entry of an earlier term is frozen:
     /// no vote is sent for it any more (R5).
@@ -26,7 +27,7 @@ pub struct Listed {
 }
 
 /// A vote on the fast path, as the coordinator keeps it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct FastVote {
     /// The voter's term.
     pub term: Term,

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::locks::PendingKeys;
@@ -12,7 +13,7 @@ use orthodrome_core::txn::{AbortReason, Key, Version};
 
 use super::cpc::{FastVote, LIST_MAX, Listed, PendingList, examine};
 use super::leader::{Partition, World};
-use super::message::{Command, Msg, Vote, listed_size};
+use super::message::{Command, Msg, Vote};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Note, Timer};
@@ -205,7 +206,7 @@ impl Partition {
             self.own.list.insert(txn, listed, world.cx.now());
             world.send_to_leader(coordinator, vote);
         } else {
-            let bytes = listed_size(&listed);
+            let bytes = listed.size();
             let record = (txn, listed.clone());
             self.own.list.insert(txn, listed, world.cx.now());
             let ticket = world.persist(self.id, record, bytes);
@@ -270,7 +271,7 @@ impl Partition {
         }
         let mut parts = Pieces::new(Vec::new(), world.config.hosting.batch_bytes);
         for (txn, listed) in self.frozen(term) {
-            parts.of(6 + listed_size(&listed)).push((txn, listed));
+            parts.of(6 + listed.size()).push((txn, listed));
         }
         let partition = self.id;
         for (portion, listed) in Portion::number(parts.finish(), world.cx.now()) {

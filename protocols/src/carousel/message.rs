@@ -6,24 +6,22 @@
 
 use std::mem::size_of;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
 use super::cpc::{FastVote, Listed};
-use super::state::{Prepared, State};
+use super::state::State;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::portions::Portion;
 use crate::replication::{self, Index, Replicated, Term};
-use crate::sizes::{
-    TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
-};
 
 /// A participant's answer to a prepare request. Sent only once it is replicated in the
 /// participant's group, so that every later leader answers the same (§4.1.4).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Vote {
     /// The partition can commit the transaction, and will until it is told the decision.
     Prepared {
@@ -40,7 +38,7 @@ pub enum Vote {
 }
 
 /// The coordinator's decision, as a participant is told it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Verdict {
     /// Commit at this timestamp, with these writes of the participant's keys.
     Commit(Timestamp, Writes),
@@ -49,7 +47,7 @@ pub enum Verdict {
 }
 
 /// A message. Circled numbers are those of Figure 2.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Client → participant leader ①: read, and prepare in the same breath (§4.1.1, §4.1.4).
     ReadAndPrepare {
@@ -334,7 +332,7 @@ pub enum Msg {
 }
 
 /// What a partition's group replicates.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// As participant: this partition prepared the transaction ④⑥.
     Prepare {
@@ -559,48 +557,7 @@ impl Message for Msg {
     }
 
     fn wire_size(&self) -> usize {
-        match self {
-            Self::ReadAndPrepare { participant, .. } => 24 + participant_size(participant),
-            Self::ReadResult { reads, .. } => 16 + reads_size(reads),
-            Self::CoordinatorPrepare { participants, .. } => {
-                20 + participants.iter().map(participant_size).sum::<usize>()
-            }
-            Self::Commit { participants, writes, versions, .. } => {
-                18 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
-            }
-            Self::Abort { participants, .. } | Self::Resolve { participants, .. } => {
-                18 + 2 * participants.len()
-            }
-            Self::Decided { .. } => 28,
-            Self::PrepareResult { vote, .. } | Self::QueryDecision { vote, .. } => {
-                18 + vote_size(vote)
-            }
-            Self::Writeback { verdict, .. } => 20 + verdict_size(verdict),
-            Self::WritebackAck { .. } => 18,
-            Self::QueryPrepare { participant, .. } => 18 + participant_size(participant),
-            Self::Heartbeat { txns, .. }
-            | Self::MayForget { txns, .. }
-            | Self::Forget { txns, .. } => 8 + TXN * txns.len(),
-            Self::ReadOnly { keys, .. } => 26 + keys_size(keys),
-            Self::ReadOnlyResult { snapshot, .. } => {
-                16 + snapshot.as_ref().map_or(0, |snapshot| 12 + reads_size(&snapshot.reads))
-            }
-            Self::FastPrepare { participant, .. } => 34 + participant_size(participant),
-            Self::FollowerReadResult { reads, .. } => 18 + reads_size(reads),
-            Self::FastPrepareResult { vote, .. } => {
-                let voters = vote.voters.as_ref().map_or(0, |voters| 4 + 2 * voters.len());
-                22 + vote_size(&vote.vote) + voters
-            }
-            Self::FastDecided { .. } => 28,
-            Self::CollectPending { .. } => 8,
-            Self::PendingList { listed, .. } => {
-                20 + listed.iter().map(|(_, listed)| 6 + listed_size(listed)).sum::<usize>()
-            }
-            Self::QueryPending { txns, .. } => 6 + (2 + TXN) * txns.len(),
-            Self::NotLeader { .. } => 20,
-            Self::Members { voters, .. } => 12 + 2 * voters.len(),
-            Self::Replication { message, .. } => 6 + message.wire_size(),
-        }
+        self.size()
     }
 
     fn keys(&self) -> usize {
@@ -638,56 +595,10 @@ impl Message for Msg {
     }
 }
 
-/// Encoded size of an entry of a pending-transaction list.
-pub(super) fn listed_size(listed: &Listed) -> usize {
-    let Prepared { versions, writes, .. } = &listed.prepared;
-    TXN + 14 + versions_size(versions) + keys_size(writes)
-}
-
-fn vote_size(vote: &Vote) -> usize {
-    match vote {
-        Vote::Prepared { versions, .. } => 14 + versions_size(versions),
-        Vote::Refused(_) => 4,
-        Vote::Committed(_) => 12,
-    }
-}
-
-fn verdict_size(verdict: &Verdict) -> usize {
-    match verdict {
-        Verdict::Commit(_, writes) => 12 + writes_size(writes),
-        Verdict::Abort(_) => 4,
-    }
-}
-
 impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
     type Cursor = Cursor;
-
-    fn command_size(command: &Command) -> usize {
-        match command {
-            Command::Prepare { versions, writes, .. } => {
-                36 + versions_size(versions) + keys_size(writes)
-            }
-            Command::Refuse { .. } => 20,
-            Command::End { verdict, .. } => 18 + verdict_size(verdict),
-            Command::Coordinate { participants, .. } => {
-                18 + participants.iter().map(participant_size).sum::<usize>()
-            }
-            Command::RequestCommit { participants, writes, versions, .. } => {
-                16 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
-            }
-            Command::Decide { participants, .. } => 28 + 2 * participants.len(),
-            Command::Settle(txns) | Command::Forget(txns) => 4 + TXN * txns.len(),
-            Command::Acknowledge(clients) => 4 + 12 * clients.len(),
-            Command::Ceiling(_) => 12,
-        }
-    }
-
-    fn chunk_size(chunk: &Chunk<State>) -> usize {
-        let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
-        state + data_size(&chunk.keys)
-    }
 }
 
 const _: () =

@@ -130,6 +130,7 @@ pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
 
 use std::time::Duration;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
@@ -365,7 +366,7 @@ impl Protocol for Carousel {
     }
 
     fn record_size(record: &Record) -> usize {
-        record.disk_size(State::wire_size, |(_, listed)| message::listed_size(listed))
+        record.size()
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

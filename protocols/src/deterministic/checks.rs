@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
 
 use crate::replication::Index;
@@ -20,7 +21,7 @@ const SPANS_MAX: u64 = 256;
 const TOLD_MAX: usize = 256;
 
 /// Some entries of a stream, one after the other.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub struct Span {
     /// The stream.
     pub stream: PartitionId,

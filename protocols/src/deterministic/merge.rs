@@ -21,6 +21,7 @@ use std::mem::take;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use orthodrome_core::Wire;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
@@ -30,7 +31,7 @@ use super::message::{Name, Sequenced};
 use crate::replication::Index;
 
 /// Where in a stream a transaction is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub struct Place {
     /// Its batch.
     pub index: Index,

@@ -10,15 +10,17 @@ use orthodrome_core::machine::Message;
 use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads};
+use orthodrome_core::{Rng, Wire, WireError};
 
 use super::checks::Span;
 use super::merge::Place;
 use crate::functor::{Body, Functor};
 use crate::replication::{self, Index, Replicated};
-use crate::sizes::{TXN, VERSION, data_size, keys_size, value_size};
+use crate::sizes::{TXN, VERSION, value_size};
 
 /// A transaction as it is sequenced: all of it, in every stream that it is in (S6).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Wire)]
+#[wire(check = "Sequenced::check", sample = "Sequenced::draw")]
 pub struct Sequenced {
     /// What it does.
     pub functor: Arc<Functor>,
@@ -39,8 +41,34 @@ pub struct Sequenced {
     pub is_piece: bool,
 }
 
+impl Sequenced {
+    /// Homes are in order, each once: how many there are says when a transaction is complete.
+    fn check(&self) -> Result<(), WireError> {
+        if !self.homes.is_empty() && self.homes.is_sorted_by(|a, b| a < b) {
+            return Ok(());
+        }
+        let (field, found) = ("Sequenced.homes", format!("{:?}", self.homes));
+        Err(WireError::Value { field, found, wanted: "ascending, at least one" })
+    }
+
+    /// Any transaction, for tests of its bytes.
+    fn draw(rng: &mut Rng) -> Self {
+        let mut homes = BTreeSet::<PartitionId>::sample(rng);
+        homes.insert(PartitionId::sample(rng));
+        Self {
+            functor: Wire::sample(rng),
+            homes: homes.into_iter().collect(),
+            due: Wire::sample(rng),
+            moved: Wire::sample(rng),
+            target: Wire::sample(rng),
+            origin: Wire::sample(rng),
+            is_piece: Wire::sample(rng),
+        }
+    }
+}
+
 /// Where a key is, and how often it has moved (SLOG's remastering).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Wire)]
 pub struct Home {
     /// How often it has moved.
     pub counter: u64,
@@ -52,7 +80,7 @@ pub struct Home {
 
 /// The name of an entry of streams: of a transaction, as somebody submitted it who supposed its keys in certain
 /// homes. Two names of one transaction can both be sequenced; at most one of them runs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Wire)]
 pub struct Name {
     /// The transaction.
     pub txn: TxnId,
@@ -162,11 +190,6 @@ impl Sequenced {
         };
         Arc::new(Self { functor: Arc::new(functor), is_piece: true, ..self.clone() })
     }
-
-    pub(super) fn size(&self) -> usize {
-        let moved = self.moved.iter().map(|(key, _)| 24 + key.len()).sum::<usize>();
-        self.functor.size() + 3 * self.homes.len() + moved + 14
-    }
 }
 
 impl fmt::Debug for Sequenced {
@@ -187,7 +210,7 @@ impl fmt::Debug for Sequenced {
 }
 
 /// One entry of a stream.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// Transactions in their order.
     Batch {
@@ -211,24 +234,10 @@ impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk;
     type Cursor = usize;
-
-    fn command_size(command: &Command) -> usize {
-        match command {
-            Command::Batch { entries, .. } => {
-                12 + entries.iter().map(|entry| entry.size()).sum::<usize>()
-            }
-            Command::Acknowledge(clients) | Command::Forget(clients) => 4 + 12 * clients.len(),
-        }
-    }
-
-    fn chunk_size(chunk: &Chunk) -> usize {
-        let image = chunk.image.as_ref().map_or(0, |image| image.size());
-        8 + image + data_size(&chunk.keys)
-    }
 }
 
 /// What follows from the prefixes of the streams that a server has merged, data apart (S8).
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Image {
     /// Counts the checkpoints of a server.
     pub number: u64,
@@ -256,7 +265,7 @@ pub struct Image {
 }
 
 /// A transaction whose turn has come, and which waits for what it reads (Calvin §3.2).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Due {
     /// The transaction.
     pub entry: Arc<Sequenced>,
@@ -288,7 +297,7 @@ impl Due {
 }
 
 /// A transaction in its place in the order, as servers name it to each other.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
 pub struct Turn {
     /// The first of its streams.
     pub stream: PartitionId,
@@ -299,7 +308,7 @@ pub struct Turn {
 }
 
 /// What a share holds of what a transaction touches, when the transaction's turn comes.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Wire)]
 pub struct Part {
     /// What it reads there.
     pub reads: Reads,
@@ -325,16 +334,10 @@ impl fmt::Debug for Part {
     }
 }
 
-impl Part {
-    /// About how many bytes it takes.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        12 + reads_size(&self.reads)
-    }
-}
+impl Part {}
 
 /// What came of a transaction.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Ended {
     /// What became of it.
     pub outcome: Outcome,
@@ -496,28 +499,6 @@ impl Image {
         self.due.extend(next.due.iter().cloned());
         self.kept.extend(next.kept.clone());
     }
-
-    /// About how many bytes it takes.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        let of = |stream: &StreamImage| {
-            let clients = stream.acknowledged.len() + stream.forgotten.len();
-            let moves = stream.moves.keys().map(|key| 16 + key.len()).sum::<usize>();
-            24 + (10 + TXN) * stream.seen.len() + 24 * clients + moves
-        };
-        let moved = self.moved.keys().map(|key| 32 + key.len()).sum::<usize>();
-        let pending = self.pending.iter().map(|(_, _, entry)| 24 + entry.size()).sum::<usize>();
-        let ended = self.ended.values().map(|ended| TXN + 24 + ended.reads_size()).sum::<usize>();
-        let due = self.due.iter().map(|due| 24 + due.entry.size()).sum::<usize>();
-        let kept = self.kept.values().map(|part| part.size()).sum::<usize>();
-        self.streams.values().map(of).sum::<usize>()
-            + pending
-            + ended
-            + moved
-            + TXN * self.ran.len()
-            + due
-            + kept
-    }
 }
 
 /// An image that is cut into pieces.
@@ -555,7 +536,7 @@ impl Pieces {
 }
 
 /// What follows from a prefix of one stream.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct StreamImage {
     /// The end of the prefix.
     pub applied: Index,
@@ -572,7 +553,7 @@ pub struct StreamImage {
 }
 
 /// A piece of a server's state, for one that fell too far behind.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Chunk {
     /// Everything but the data, in the first piece, or in the first few.
     pub image: Option<Arc<Image>>,
@@ -605,7 +586,7 @@ impl Chunk {
 }
 
 /// What a server remembers.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// Its state at a checkpoint; the data is in the state engine. Written before the checkpoint as
     /// well as with it: a crash in between leaves new data, and then this image counts. Several records if it is
@@ -616,7 +597,7 @@ pub enum Record {
 }
 
 /// What machines say to each other.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Gateway → server: run this, and say what came of it. Sent again to anybody at any time; it
     /// runs once.
@@ -771,24 +752,7 @@ impl Message for Msg {
     }
 
     fn wire_size(&self) -> usize {
-        4 + match self {
-            Self::Submit { functor } => functor.size(),
-            Self::Answer { reads, .. } => TXN + 12 + reads_size(reads),
-            Self::Look { keys, .. } => TXN + 2 + keys_size(keys),
-            Self::Found { reads, .. } => TXN + 2 + reads_size(reads),
-            Self::Sequence { entry, .. } => 4 + entry.size(),
-            Self::NotLeader { txn, .. } => 6 + txn.map_or(0, |_| TXN),
-            Self::Replication { message, .. } => 3 + message.wire_size(),
-            Self::RemoteReads { parts } => {
-                4 + parts.iter().map(|(_, part)| TURN + part.size()).sum::<usize>()
-            }
-            Self::WantReads { turns } | Self::ReadsGone { turns } => 4 + TURN * turns.len(),
-            Self::Covered { through } => 4 + 10 * through.len(),
-            Self::WantState { .. } => 8 + TURN,
-            Self::StatePiece { chunk, .. } => 8 + Log::chunk_size(chunk),
-            Self::TooOld { outcome, .. } => TXN + 2 + outcome.map_or(0, |_| 12),
-            Self::Digests { digests } => 4 + DIGEST * digests.len(),
-        }
+        self.size()
     }
 
     fn keys(&self) -> usize {
@@ -814,9 +778,6 @@ impl Message for Msg {
 
 /// About how many bytes a [`Turn`] takes.
 pub(super) const TURN: usize = 22 + TXN;
-/// About how many bytes a digest of a [`Span`] takes.
-const DIGEST: usize = 24;
-
 fn reads_size(reads: &Reads) -> usize {
     reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()
 }

@@ -101,6 +101,7 @@ pub mod state;
 
 use std::time::Duration;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::{self, Protocol};
@@ -426,7 +427,7 @@ impl Protocol for Deterministic {
     fn record_size(record: &Record) -> usize {
         match record {
             Record::Image(image) => 4 + image.size(),
-            Record::Replication(_, record) => 4 + record.disk_size(),
+            Record::Replication(_, record) => 4 + record.size(),
         }
     }
 }

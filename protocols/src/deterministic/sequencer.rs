@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId};
 use orthodrome_core::time::{Clock, Time, Timestamp};
 use orthodrome_core::txn::Key;

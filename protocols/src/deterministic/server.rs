@@ -7,6 +7,7 @@ use std::fmt;
 use std::mem::take;
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
@@ -203,7 +204,7 @@ impl replication::Door<Log> for Door<'_, '_> {
     }
 
     fn persist(&mut self, record: replication::Record<Log>) -> Ticket {
-        self.disk.bytes += record.disk_size();
+        self.disk.bytes += record.size();
         self.cx.persist(Record::Replication(self.stream, record))
     }
 

@@ -11,6 +11,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::id::{PartitionId, ShareId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;

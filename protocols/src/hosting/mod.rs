@@ -10,6 +10,7 @@ mod world;
 use std::convert::Infallible;
 use std::fmt::{self, Debug};
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{Leftover, Message};
@@ -25,7 +26,7 @@ pub use self::world::World;
 use crate::replication::{self, Index, Replicated};
 
 /// A piece of a partition's state, for a replica that fell too far behind.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Chunk<S> {
     /// In the first piece, and in as many more as it takes: everything but the data, or a part of that.
     pub state: Option<Box<S>>,
@@ -52,7 +53,8 @@ pub trait Divisible: Sized {
 
 /// What a server remembers of one partition. `O` is what the protocol's replicas remember beside the
 /// log; most have nothing of the kind.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[wire(bound = "S: Wire, O: Wire")]
 pub enum Record<R: Replicated, S, O = Infallible> {
     /// A partition's state at a checkpoint, or one of the parts of it that follow each other; the data is in the
     /// state engine.
@@ -63,20 +65,7 @@ pub enum Record<R: Replicated, S, O = Infallible> {
     Own(PartitionId, Box<O>),
 }
 
-impl<R: Replicated, S, O> Record<R, S, O> {
-    /// About how many bytes it takes on disk.
-    pub(crate) fn disk_size(
-        &self,
-        state_size: impl FnOnce(&S) -> usize,
-        own_size: impl FnOnce(&O) -> usize,
-    ) -> usize {
-        8 + match self {
-            Self::State(_, state) => state_size(state),
-            Self::Replication(_, record) => record.disk_size(),
-            Self::Own(_, record) => own_size(record),
-        }
-    }
-}
+impl<R: Replicated, S, O> Record<R, S, O> {}
 
 /// Settings of hosting.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::rng::Rng;
@@ -87,7 +88,7 @@ impl<R: Role> replication::Door<R::Log> for Door<'_, R> {
     }
 
     fn persist(&mut self, record: replication::Record<R::Log>) -> Ticket {
-        self.ledger.bytes += record.disk_size();
+        self.ledger.bytes += record.size();
         let ticket = self.cx.persist(Record::Replication(self.partition, record));
         self.ledger.tickets.push_back((ticket, self.partition));
         ticket

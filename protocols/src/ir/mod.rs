@@ -30,10 +30,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::NodeId;
 
 /// A view of one group: what is agreed in a later one replaces what is not agreed in an earlier.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
 pub struct View(pub u64);
 
 impl View {
@@ -117,7 +118,7 @@ impl Quorums {
 }
 
 /// A replica's contribution to a view change.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Offer<I> {
     /// The latest view in which the replica took part: its record is complete up to there.
     pub normal_view: View,

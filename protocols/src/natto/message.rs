@@ -6,6 +6,7 @@
 
 use std::mem::size_of;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::time::{Duration, Timestamp};
@@ -16,15 +17,12 @@ use crate::carousel::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
-use crate::sizes::{
-    TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
-};
 
 /// What a server remembers.
 pub type Record = hosting::Record<Log, State>;
 
 /// When a transaction is to be processed, and how much it matters (§3.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Turn {
     /// When it should have arrived everywhere, by the participants' clocks. The same at each of
     /// them, and for all requests of one attempt.
@@ -35,7 +33,7 @@ pub struct Turn {
 
 /// What a transaction touches at another participant, and when it should be there, by that one's clock:
 /// enough to guess what becomes of it there (§3.3.2).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Elsewhere {
     /// The other participant's part.
     pub participant: Participant,
@@ -45,7 +43,7 @@ pub struct Elsewhere {
 
 /// A participant's answer to a prepare request. Sent only once it is replicated in the
 /// participant's group, so that every later leader answers the same.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Vote {
     /// The partition can commit the transaction, and will until it is told the decision.
     Prepared {
@@ -67,7 +65,7 @@ pub enum Vote {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Client → participant leader: when its turn has come, read, and prepare in the same breath
     /// (§3.2).
@@ -334,7 +332,7 @@ pub enum Msg {
 }
 
 /// What a partition's group replicates.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// As participant: this partition prepared the transaction.
     Prepare {
@@ -556,39 +554,7 @@ impl Message for Msg {
     }
 
     fn wire_size(&self) -> usize {
-        match self {
-            Self::ReadAndPrepare { participant, elsewhere, .. } => {
-                let elsewhere = elsewhere.iter().map(|e| 11 + participant_size(&e.participant));
-                42 + participant_size(participant) + elsewhere.sum::<usize>()
-            }
-            Self::ReadResult { reads, .. } => 17 + reads_size(reads),
-            Self::ForwardRead { reads, .. } => 36 + reads_size(reads),
-            Self::ForwardedRead { reads, .. } => 16 + reads_size(reads),
-            Self::Waiting { .. } => 16,
-            Self::CoordinatorPrepare { participants, .. } => 22 + 2 * participants.len(),
-            Self::Commit { participants, writes, versions, .. } => {
-                21 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
-            }
-            Self::Abort { participants, .. } | Self::Resolve { participants, .. } => {
-                18 + 2 * participants.len()
-            }
-            Self::Decided { .. } => 28,
-            Self::PrepareResult { vote, .. } | Self::QueryDecision { vote, .. } => {
-                18 + vote_size(vote)
-            }
-            Self::Writeback { verdict, .. } => 20 + verdict_size(verdict),
-            Self::WritebackAck { .. } | Self::QueryPrepare { .. } => 18,
-            Self::Heartbeat { txns, .. }
-            | Self::MayForget { txns, .. }
-            | Self::Forget { txns, .. } => 8 + TXN * txns.len(),
-            Self::ReadOnly { keys, .. } => 26 + keys_size(keys),
-            Self::ReadOnlyResult { snapshot, .. } => 28 + reads_size(&snapshot.reads),
-            Self::Probe { .. } => 11,
-            Self::ProbeReply { .. } => 7,
-            Self::NotLeader { .. } => 20,
-            Self::Members { voters, .. } => 12 + 2 * voters.len(),
-            Self::Replication { message, .. } => 6 + message.wire_size(),
-        }
+        self.size()
     }
 
     fn keys(&self) -> usize {
@@ -625,51 +591,10 @@ impl Message for Msg {
     }
 }
 
-fn verdict_size(verdict: &Verdict) -> usize {
-    match verdict {
-        Verdict::Commit(_, writes) => 12 + writes_size(writes),
-        Verdict::Abort(_) => 4,
-    }
-}
-
-fn vote_size(vote: &Vote) -> usize {
-    match vote {
-        Vote::Prepared { versions, unless, refused, .. } => {
-            14 + versions_size(versions) + TXN * (unless.len() + refused.len())
-        }
-        Vote::Refused(_) => 4,
-        Vote::Committed(_) => 12,
-    }
-}
-
 impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
     type Cursor = Cursor;
-
-    fn command_size(command: &Command) -> usize {
-        match command {
-            Command::Prepare { versions, writes, unless, refused, .. } => {
-                let others = TXN * (unless.len() + refused.len());
-                48 + versions_size(versions) + keys_size(writes) + others
-            }
-            Command::Refuse { .. } => 20,
-            Command::End { verdict, .. } => 18 + verdict_size(verdict),
-            Command::Coordinate { participants, .. } => 20 + 2 * participants.len(),
-            Command::RequestCommit { participants, writes, versions, .. } => {
-                20 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
-            }
-            Command::Decide { participants, .. } => 28 + 2 * participants.len(),
-            Command::Settle(txns) | Command::Forget(txns) => 4 + TXN * txns.len(),
-            Command::Acknowledge(clients) => 4 + 12 * clients.len(),
-            Command::Ceiling(_) => 12,
-        }
-    }
-
-    fn chunk_size(chunk: &Chunk<State>) -> usize {
-        let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
-        state + data_size(&chunk.keys)
-    }
 }
 
 const _: () =

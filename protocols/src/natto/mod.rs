@@ -95,6 +95,7 @@ pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use leader::Server;
 pub use message::{Command, Elsewhere, Log, Msg, Record, Turn, Vote};
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
@@ -406,7 +407,7 @@ impl Protocol for Natto {
     }
 
     fn record_size(record: &Record) -> usize {
-        record.disk_size(State::wire_size, |own| match *own {})
+        record.size()
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

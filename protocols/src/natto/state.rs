@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
@@ -17,10 +18,10 @@ use crate::acknowledged::advance;
 use crate::carousel::Verdict;
 use crate::hosting::Divisible;
 use crate::replication::Index;
-use crate::sizes::{TXN, keys_size, versions_size, writes_size};
+use crate::sizes::TXN;
 
 /// A transaction that this partition prepared and whose decision it does not know.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Prepared {
     /// The group that decides.
     pub coordinator: PartitionId,
@@ -44,11 +45,6 @@ impl Prepared {
         self.versions.iter().map(|(key, _)| key)
     }
 
-    fn wire_size(&self) -> usize {
-        let names = self.unless.len() + self.refused.len();
-        TXN + 36 + TXN * names + versions_size(&self.versions) + keys_size(&self.writes)
-    }
-
     /// The vote that this stands for.
     #[must_use]
     pub fn vote(&self) -> Vote {
@@ -63,7 +59,7 @@ impl Prepared {
 
 /// How a transaction ended at this participant. Kept so that nothing late can revive it (R1, C9)
 /// until everybody who took part knows *and* its client has acknowledged it (R6).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Ended {
     /// The group that decided.
     pub coordinator: PartitionId,
@@ -74,7 +70,7 @@ pub struct Ended {
 }
 
 /// A commit request: what the client wants written, and on the strength of which reads.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Request {
     /// What to write.
     pub writes: Writes,
@@ -88,7 +84,7 @@ pub struct Request {
 
 /// A transaction that this partition's group coordinates and that has not been acknowledged by
 /// every participant.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Coordinated {
     /// Who takes part.
     pub participants: Vec<PartitionId>,
@@ -99,7 +95,7 @@ pub struct Coordinated {
 }
 
 /// A partition's replicated state, data apart.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// Index of the last log entry applied.
     pub applied: Index,
@@ -361,18 +357,6 @@ impl State {
     pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
         self.settled.get(&txn).copied().or_else(|| self.coordinated.get(&txn)?.decision)
     }
-
-    /// Encoded size, roughly: for the bandwidth model.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        let prepared = self.prepared.values().map(Prepared::wire_size);
-        let coordinated = self.coordinated.values().map(Coordinated::wire_size);
-        let outcomes = OUTCOME * (self.ended.len() + self.settled.len());
-        24 + prepared.sum::<usize>()
-            + coordinated.sum::<usize>()
-            + outcomes
-            + ACKNOWLEDGED * self.acknowledged.len()
-    }
 }
 
 /// Encoded size of an outcome with its transaction's name.
@@ -386,13 +370,13 @@ impl Divisible for State {
         let State { settled, floor, ceiling, acknowledged, .. } = self;
         let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
         for (txn, prepared) in prepared {
-            parts.of(prepared.wire_size()).prepared.insert(txn, prepared);
+            parts.of(prepared.size()).prepared.insert(txn, prepared);
         }
         for (txn, ended) in ended {
             parts.of(OUTCOME).ended.insert(txn, ended);
         }
         for (txn, coordinated) in coordinated {
-            parts.of(coordinated.wire_size()).coordinated.insert(txn, coordinated);
+            parts.of(coordinated.size()).coordinated.insert(txn, coordinated);
         }
         for (txn, outcome) in settled {
             parts.of(OUTCOME).settled.insert(txn, outcome);
@@ -418,14 +402,6 @@ impl Divisible for State {
 }
 
 impl Coordinated {
-    fn wire_size(&self) -> usize {
-        let request = self.request.as_ref();
-        let request = request.map_or(0, |request| {
-            14 + writes_size(&request.writes) + versions_size(&request.versions)
-        });
-        TXN + 16 + 2 * self.participants.len() + request
-    }
-
     /// Which of the client's requests is the last; 0 if there is none.
     #[must_use]
     pub fn round(&self) -> u32 {

@@ -42,6 +42,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::machine::Claim;
@@ -107,11 +108,11 @@ impl Config {
 }
 
 /// The token of one life of a server: drawn at random when it begins, never used again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Wire)]
 pub struct Life(pub u64);
 
 /// A change of the members, or of what they may assign.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// A life of a server that is out becomes active, with the next incarnation.
     Join {
@@ -150,7 +151,7 @@ pub enum Command {
 }
 
 /// What the directory knows of one server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Standing {
     /// Counts its lives that took part.
     pub incarnation: u32,
@@ -163,7 +164,7 @@ pub struct Standing {
 }
 
 /// Whether an incarnation takes part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub enum Phase {
     /// It does.
     Active,
@@ -184,7 +185,7 @@ pub enum Phase {
 }
 
 /// What the directory's log adds up to.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct State {
     /// Up to which entry.
     pub applied: Index,
@@ -305,23 +306,10 @@ impl Replicated for Directory {
     type Command = Command;
     type Chunk = State;
     type Cursor = ();
-
-    fn command_size(command: &Command) -> usize {
-        match command {
-            Command::Join { .. } => 14,
-            Command::Fence { .. } => 30,
-            Command::Out { .. } => 16,
-            Command::Extend { .. } => 10,
-        }
-    }
-
-    fn chunk_size(state: &State) -> usize {
-        24 + 56 * state.servers.len()
-    }
 }
 
 /// An order to one life of a server: decide what an incarnation of another, or of itself, left.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub struct Task {
     /// Whose.
     pub server: NodeId,
@@ -336,7 +324,7 @@ pub struct Task {
 }
 
 /// A lease, and what may be assigned under it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Grant {
     /// The life that asked has this incarnation.
     pub incarnation: u32,
@@ -349,7 +337,7 @@ pub struct Grant {
 }
 
 /// What is said to and by the directory.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Message {
     /// Between voters.
     Log(replication::Message<Directory>),
@@ -367,7 +355,7 @@ pub enum Message {
 }
 
 /// What a voter remembers.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// In a checkpoint only: the state that the log before the base adds up to.
     State(State),
@@ -774,7 +762,7 @@ impl Keeper {
 }
 
 /// What [`Message::Ask`] says.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Ask {
     /// Which life.
     pub life: Life,
@@ -792,7 +780,7 @@ pub struct Ask {
 }
 
 /// What [`Message::Answer`] says.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Answer {
     /// The life that asked.
     pub life: Life,
@@ -811,7 +799,7 @@ pub struct Answer {
 }
 
 /// What changed for a server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Change {
     /// The members: adopt [`Membership::members`] everywhere on the node, in one step.
     Members,
@@ -1085,38 +1073,9 @@ impl Message {
             Self::Members(_) => "Members",
         }
     }
-
-    /// About how many bytes it takes on the wire.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        match self {
-            Self::Log(msg) => msg.wire_size(),
-            Self::Ask(ask) => 34 + 34 * ask.done.len(),
-            Self::Answer(answer) => {
-                let members = answer.members.as_ref().map_or(0, members_size);
-                let grant = answer.grant.map_or(0, |_| 25);
-                26 + grant + members + 34 * answer.tasks.len()
-            }
-            Self::NotLeader { .. } => 6,
-            Self::Members(members) => members_size(members),
-        }
-    }
 }
 
-fn members_size(members: &Members) -> usize {
-    6 + 9 * members.servers.len()
-}
-
-impl Record {
-    /// About how many bytes it takes on disk.
-    #[must_use]
-    pub fn disk_size(&self) -> usize {
-        match self {
-            Self::State(state) => Directory::chunk_size(state),
-            Self::Log(record) => record.disk_size(),
-        }
-    }
-}
+impl Record {}
 
 impl fmt::Display for Message {
     /// One short line; lives are not shown, for they are random.

@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -33,7 +34,7 @@ use super::watermark::{Members, Report, Watermarks, least};
 
 /// What servers and gossipers say to each other. All of it is lower bounds that only grow within an
 /// epoch: each message may be lost, late or repeated, and the next one makes up for it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Message {
     /// A server to the gossipers of its region, in rounds ([`Pace`]): what holds of it.
     Report(Report),
@@ -44,7 +45,7 @@ pub enum Message {
 }
 
 /// What holds of every active server of one region.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Regional {
     /// Which region.
     pub region: RegionId,
@@ -413,16 +414,6 @@ impl Message {
             Self::Report(_) => "Report",
             Self::Regional(_) => "Regional",
             Self::Watermarks(_) => "Watermarks",
-        }
-    }
-
-    /// About how many bytes it takes on the wire.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        match self {
-            Self::Report(report) => 34 + 12 * report.srw.len(),
-            Self::Regional(regional) => 28 + 12 * regional.drw.len(),
-            Self::Watermarks(watermarks) => 26 + 12 * watermarks.replicated.len(),
         }
     }
 }

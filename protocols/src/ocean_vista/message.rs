@@ -8,14 +8,15 @@ use orthodrome_core::machine::{Lane, Message};
 use orthodrome_core::store::Versions;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
+use orthodrome_core::{Rng, Wire, WireError};
 
 use super::state::{Image, Name, State};
 use super::{directory, gossiper, takeover};
 pub use crate::functor::{Body, Functor, Output};
-use crate::sizes::{TXN, VERSION, data_size, keys_size, value_size, writes_size};
+use crate::sizes::{VERSION, value_size, writes_size};
 
 /// How a transaction was processed, for reports.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Path {
     /// Every partition answered with a super quorum (§4.1).
     Fast,
@@ -44,7 +45,7 @@ impl Path {
 }
 
 /// Why a server does not do now what it is asked to.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Reason {
     /// It does not take part at the moment: it has no lease, or has to catch up.
     Inactive,
@@ -57,7 +58,7 @@ pub enum Reason {
 }
 
 /// Why a replica does not store a transaction.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Refusal {
     /// Its version number is too far ahead of the replica's clock (R8).
     Ahead,
@@ -74,7 +75,7 @@ pub enum Refusal {
 }
 
 /// One key that is to be read.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Ask {
     /// The key.
     pub key: Key,
@@ -85,7 +86,7 @@ pub struct Ask {
 }
 
 /// A version of a key that is above a replica's Rwatermark, as it shows it to readers.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Shown {
     /// Its number.
     pub ts: Timestamp,
@@ -100,7 +101,7 @@ pub struct Shown {
 }
 
 /// What a version holds.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum What {
     /// It is aborted, and never will hold anything.
     Aborted,
@@ -113,7 +114,8 @@ pub enum What {
 }
 
 /// What one replica holds of one key.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[wire(check = "View::check", sample = "View::draw")]
 pub struct View {
     /// Versions that are not settled, newest first.
     pub versions: Vec<Shown>,
@@ -123,8 +125,26 @@ pub struct View {
     pub settled: Read,
 }
 
+impl View {
+    fn check(&self) -> Result<(), WireError> {
+        if self.versions.is_sorted_by(|a, b| a.ts > b.ts) {
+            return Ok(());
+        }
+        let (field, found) = ("View.versions", "versions out of order".into());
+        Err(WireError::Value { field, found, wanted: "newest first, each once" })
+    }
+
+    /// Any view, for tests of its bytes.
+    fn draw(rng: &mut Rng) -> Self {
+        let mut versions = Vec::<Shown>::sample(rng);
+        versions.sort_by_key(|shown| std::cmp::Reverse(shown.ts));
+        versions.dedup_by_key(|shown| shown.ts);
+        Self { versions, complete_from: Wire::sample(rng), settled: Wire::sample(rng) }
+    }
+}
+
 /// A replica's answer about one key.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Seen {
     /// The key.
     pub key: Key,
@@ -135,7 +155,8 @@ pub struct Seen {
 }
 
 /// What a replica knows of a transaction by its name.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[wire(check = "Knowledge::check")]
 pub enum Knowledge {
     /// Nothing, and it will not store it for its coordinator (R1); if final, for nobody.
     Refused {
@@ -152,8 +173,21 @@ pub enum Knowledge {
     Forgotten,
 }
 
+impl Knowledge {
+    fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::Stored(held) if held.is_empty() => {
+                let (field, found) = ("Stored.held", "nothing".into());
+                Err(WireError::Value { field, found, wanted: "what is stored" })
+            }
+            Self::Ended(outcome) => outcome.check_decided(),
+            Self::Stored(_) | Self::Refused { .. } | Self::Forgotten => Ok(()),
+        }
+    }
+}
+
 /// What a replica holds of a transaction under one version number.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Holding {
     /// The version number.
     pub ts: Timestamp,
@@ -166,7 +200,7 @@ pub struct Holding {
 }
 
 /// What is left of a long answer, which goes in pieces and is all of one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Rest {
     /// When it was put together, by the clock of who answers.
     pub as_of: Timestamp,
@@ -175,7 +209,7 @@ pub struct Rest {
 }
 
 /// Messages of Ocean Vista.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Gateway → a coordinator of its region: run this.
     Submit {
@@ -455,7 +489,7 @@ pub enum Msg {
 }
 
 /// A durable change of a node's replicas; see [`State::apply`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Change {
     /// A transaction is stored.
     Write {
@@ -511,7 +545,7 @@ pub enum Change {
 }
 
 /// What a server remembers.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// The state of the replicas at a checkpoint, or a piece of it; settled versions are in the state engine.
     State(Box<State>),
@@ -525,31 +559,7 @@ pub enum Record {
     Directory(directory::Record),
 }
 
-impl Record {
-    /// About how many bytes it takes on disk.
-    #[must_use]
-    pub fn disk_size(&self) -> usize {
-        match self {
-            Self::State(state) => state.size(),
-            Self::Change(change) => 16 + change_size(change),
-            Self::Intact => 4,
-            Self::Takeover(_, record) => 16 + record.size(),
-            Self::Directory(record) => 4 + record.disk_size(),
-        }
-    }
-}
-
-fn change_size(change: &Change) -> usize {
-    match change {
-        Change::Write { functor, .. } | Change::Abort { functor, .. } => 16 + functor.size(),
-        Change::Finalize(_) => 10,
-        Change::Resolve { output, .. } => 12 + output_size(output),
-        Change::Refuse { .. } => 8 + TXN,
-        Change::Names(names) => 30 * names.len(),
-        Change::Adopt { image, .. } => 10 + image_size(image),
-        Change::Forget(clients) => FLOOR * clients.len(),
-    }
-}
+impl Record {}
 
 pub(super) fn output_size(output: &Output) -> usize {
     output.as_ref().map_or(2, writes_size)
@@ -560,23 +570,6 @@ pub(super) const NAME: usize = 30;
 
 /// About how many bytes it takes to say below which counter a client's names are forgotten.
 pub(super) const FLOOR: usize = 14;
-
-/// About how many bytes an image takes.
-pub(super) fn image_size(image: &Image) -> usize {
-    20 + image.functor.size() + image.output.as_ref().map_or(0, |output| output_size(output))
-}
-
-pub(super) fn view_size(view: &View) -> usize {
-    let one = |shown: &Shown| {
-        let value = match &shown.what {
-            What::Aborted | What::Void | What::Functor => 0,
-            What::Final(value) => value_size(value),
-        };
-        14 + VERSION + value
-    };
-    let settled = VERSION + 4 + value_size(&view.settled.value);
-    10 + settled + view.versions.iter().map(one).sum::<usize>()
-}
 
 pub(super) fn map_size(reads: &Reads) -> usize {
     reads.iter().map(|(key, read)| read_size(key, read)).sum()
@@ -694,57 +687,7 @@ impl Message for Msg {
     }
 
     fn wire_size(&self) -> usize {
-        match self {
-            Self::Submit { functor } | Self::Inquire { functor } => 4 + functor.size(),
-            Self::Answer { reads, .. } => 20 + TXN + reads.as_ref().map_or(0, map_size),
-            Self::Look { keys, .. } => 16 + TXN + keys_size(keys),
-            Self::Found { reads, .. } => 16 + TXN + map_size(reads),
-            Self::Declined { .. } => 6 + TXN,
-            Self::Query { .. } => 10 + TXN,
-            Self::Write { functor, .. } | Self::Abort { functor, .. } => 20 + functor.size(),
-            Self::Written { .. }
-            | Self::Refused { .. }
-            | Self::Finalize { .. }
-            | Self::Confirm { .. }
-            | Self::Aborted { .. } => 16,
-            Self::Get { asks, .. } => {
-                let one = |ask: &Ask| 14 + ask.key.len() + ask.resolve.map_or(0, |_| 10);
-                32 + asks.iter().map(one).sum::<usize>()
-            }
-            Self::Got { seen, .. } => {
-                let one = |seen: &Seen| 14 + seen.key.len() + view_size(&seen.view);
-                20 + seen.iter().map(one).sum::<usize>()
-            }
-            Self::NotReady { .. } => 8,
-            Self::Put { output, .. } => 14 + output_size(output),
-            Self::Executed { output, reads, .. } => 14 + output_size(output) + map_size(reads),
-            Self::Known { knowledge, .. } => {
-                let knowledge = match knowledge {
-                    Knowledge::Refused { .. } | Knowledge::Forgotten => 2,
-                    Knowledge::Stored(held) => {
-                        held.iter().map(|holding| 20 + holding.functor.size()).sum()
-                    }
-                    Knowledge::Ended(_) => 12,
-                };
-                16 + TXN + knowledge
-            }
-            Self::Missing { .. } | Self::Have { .. } => 24,
-            Self::Gossip(msg) => 4 + msg.wire_size(),
-            Self::Pull { .. } => 50,
-            Self::Pulled { entries, names, forgotten, promises, .. } => {
-                let entries = entries.iter().map(|(_, image)| 10 + image_size(image));
-                let promises = promises.iter().map(|record| 4 + record.size());
-                let told = NAME * names.len() + FLOOR * forgotten.len();
-                46 + entries.sum::<usize>() + told + promises.sum::<usize>()
-            }
-            Self::Scan { after, .. } => 26 + after.as_ref().map_or(0, |key| 2 + key.len()),
-            Self::Scanned { keys, next, .. } => {
-                20 + data_size(keys) + next.as_ref().map_or(0, |key| 2 + key.len())
-            }
-            Self::Intent { functor, .. } => 16 + functor.as_ref().map_or(0, |f| f.size()),
-            Self::Directory(msg) => 4 + msg.wire_size(),
-            Self::Takeover(msg) => 4 + msg.wire_size(),
-        }
+        self.size()
     }
 
     fn keys(&self) -> usize {

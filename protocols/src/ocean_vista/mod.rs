@@ -83,6 +83,7 @@ use crate::hosting::{size, vary};
 
 use std::time::Duration;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{NO_SESSIONS, Protocol};
@@ -361,6 +362,6 @@ impl Protocol for OceanVista {
     }
 
     fn record_size(record: &Record) -> usize {
-        record.disk_size()
+        record.size()
     }
 }

@@ -26,10 +26,6 @@ impl takeover::Functor for Arc<Functor> {
     fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId> {
         self.writes.iter().map(|key| cluster.partition_of(key)).collect()
     }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
 }
 
 /// What a node takes over.

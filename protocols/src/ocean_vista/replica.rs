@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
@@ -18,8 +19,7 @@ use orthodrome_core::txn::{Key, Outcome, Read, Version};
 use super::Note;
 use super::directory::Task;
 use super::message::{
-    Ask, Change, Functor, Holding, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View,
-    What, view_size,
+    Ask, Change, Functor, Holding, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
 };
 use super::server::{Local, World};
 use super::state::{Fate, Image, Name, Phase, State};
@@ -391,7 +391,7 @@ impl Replica {
                 view.complete_from = Timestamp::ZERO;
             }
             // One at least, however long it is.
-            bytes += 14 + ask.key.len() + view_size(&view);
+            bytes += 14 + ask.key.len() + view.size();
             if bytes > world.config.piece_bytes * GOT_PIECES && !seen.is_empty() {
                 world.cx.note(Note::AnswerCut);
                 break;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leftover, Machine, Setup, StateCopy};
@@ -96,7 +97,7 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Makes a record durable.
     pub(super) fn persist(&mut self, record: Record, cx: &mut Cx<'_, OceanVista>) -> Ticket {
-        self.bytes += record.disk_size();
+        self.bytes += record.size();
         let ticket = cx.persist(record);
         self.last = Some(ticket);
         ticket

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Outcome;
+use orthodrome_core::{Wire, WireError};
 
-use super::message::{Change, FLOOR, Functor, NAME, Output, image_size};
+use super::message::{Change, FLOOR, Functor, NAME, Output};
 
 /// How far a transaction has come at a replica (§4.1).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Phase {
     /// It is stored.
     Tentative,
@@ -21,7 +22,7 @@ pub enum Phase {
 }
 
 /// A transaction as a node holds it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Image {
     /// What it does.
     pub functor: Arc<Functor>,
@@ -36,7 +37,8 @@ pub struct Image {
 }
 
 /// What a name stands for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
+#[wire(check = "Fate::check")]
 pub enum Fate {
     /// It is not accepted from its coordinator; if final, from nobody.
     Refused {
@@ -49,8 +51,17 @@ pub enum Fate {
     Ended(Outcome),
 }
 
+impl Fate {
+    fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::Ended(outcome) => outcome.check_decided(),
+            Self::Refused { .. } | Self::At => Ok(()),
+        }
+    }
+}
+
 /// The latest attempt at a transaction that a node has heard of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Name {
     /// The attempt.
     pub attempt: u32,
@@ -61,7 +72,7 @@ pub struct Name {
 }
 
 /// The durable state of a node's replicas, but for settled versions.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// Transactions that are not settled.
     pub pending: BTreeMap<Timestamp, Image>,
@@ -158,15 +169,6 @@ impl State {
         self.forgotten.extend(forgotten);
     }
 
-    /// About how many bytes it takes on disk.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        let pending = self.pending.values().map(|image| 10 + image_size(image));
-        let clients = (FLOOR + 9) * self.acknowledged.len() + FLOOR * self.forgotten.len();
-        let copied = 12 * self.copied.len();
-        24 + copied + pending.sum::<usize>() + NAME * self.names.len() + clients
-    }
-
     /// The state in pieces of about `bytes` each, for a checkpoint: no record may be longer than a limit,
     /// however much the node holds. A piece exceeds `bytes` by one transaction at most.
     #[must_use]
@@ -176,7 +178,7 @@ impl State {
         let mut pieces = Pieces { bytes, size: 0, done: Vec::new(), piece: Self::default() };
         pieces.piece = Self { settled, collected, copied, ..Self::default() };
         for (&ts, image) in pending {
-            pieces.next(10 + image_size(image)).pending.insert(ts, image.clone());
+            pieces.next(10 + image.size()).pending.insert(ts, image.clone());
         }
         for (&name, &held) in names {
             pieces.next(NAME).names.insert(name, held);

@@ -12,13 +12,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId};
 use orthodrome_core::store::{Piece, Versions};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
 
 use super::directory::Life;
-use super::message::{FLOOR, Msg, NAME, Rest, image_size};
+use super::message::{FLOOR, Msg, NAME, Rest};
 use super::replica::Replica;
 use super::server::World;
 use super::state::{Image, Name, Phase};
@@ -98,7 +99,7 @@ impl Answer {
         };
         let skipped = usize::try_from(skip).unwrap_or(usize::MAX);
         let entries = self.entries.iter().skip(skipped);
-        let entries = entries.take_while(|(_, image)| fits(image_size(image)));
+        let entries = entries.take_while(|(_, image)| fits(image.size()));
         let entries: BTreeMap<_, _> = entries.map(|(ts, image)| (*ts, image.clone())).collect();
         let names = self.names.iter().skip(skipped.saturating_sub(self.entries.len()));
         let names: Vec<_> = names.take_while(|_| fits(NAME)).copied().collect();

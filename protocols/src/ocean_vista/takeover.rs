@@ -32,6 +32,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 
+use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -41,15 +42,13 @@ use super::watermark::Members;
 use crate::waiting::Asked;
 
 /// What a transaction stores: the part of it that taking over has to know.
-pub trait Functor: Clone + Eq + Debug {
+pub trait Functor: Clone + Eq + Debug + Wire {
     /// What a transaction is known by: replicas store it under one number only.
     type Name: Ord;
     /// Its name.
     fn name(&self) -> Self::Name;
     /// Partitions that it writes.
     fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId>;
-    /// About how many bytes it takes on the wire.
-    fn wire_size(&self) -> usize;
 }
 
 /// How many replicas are enough, out of 2f + 1.
@@ -80,7 +79,7 @@ impl Quorums {
 }
 
 /// How a replica holds a version.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Mark {
     /// Stored; whether enough others have it is not known.
     Tentative,
@@ -91,7 +90,7 @@ pub enum Mark {
 }
 
 /// One version as a replica holds it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Held<F> {
     /// In which ballot it was marked so; 0 is its coordinator's own.
     pub ballot: u64,
@@ -102,7 +101,7 @@ pub struct Held<F> {
 }
 
 /// What survives of an incarnation in one partition: all else of it above `above` is void.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Closed {
     /// In whose ballot.
     pub ballot: u64,
@@ -123,7 +122,7 @@ impl Closed {
 }
 
 /// What one replica holds of an incarnation when it promises. It is durable before it is sent.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Promise<F> {
     /// Its visibility watermark: what is below this is decided.
     pub visible: Timestamp,
@@ -135,7 +134,7 @@ pub struct Promise<F> {
 
 /// Which part of a promise a message carries: one that is long goes in pieces. What a replica held at one moment
 /// says what others may conclude from it, so pieces of different moments do not mix.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Part {
     /// Names the moment: no other of this replica has it, in no life.
     pub moment: u64,
@@ -146,7 +145,7 @@ pub struct Part {
 }
 
 /// What of a promise has come already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Bookmark {
     /// See [`Part::moment`].
     pub moment: u64,
@@ -165,7 +164,7 @@ impl<F: Functor> Promise<F> {
                 next = Some(at);
                 break;
             }
-            size += one.wire_size();
+            size += one.size();
             held.insert(at, one.clone());
         }
         (Self { visible: self.visible, closed: self.closed.clone(), held }, next)
@@ -334,7 +333,7 @@ pub struct Acceptor {
 }
 
 /// What a replica remembers of promises, per partition. Each adds to what is known, in any order.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// It promised.
     Pledge {
@@ -510,7 +509,7 @@ impl Acceptor {
 }
 
 /// What whoever takes over and replicas say to each other.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Message<F> {
     /// To the replicas of every partition: promise, and say what you hold.
     Promise {
@@ -959,46 +958,11 @@ impl<F: Functor> Message<F> {
             Self::Closed { .. } => "Closed",
         }
     }
-
-    /// About how many bytes it takes on the wire.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        match self {
-            Self::Promise { after, .. } => 38 + after.map_or(0, |_| 20),
-            Self::Closed { .. } => 38,
-            Self::Promised { part, promise, .. } => {
-                let sizes = promise.held.values().map(Held::wire_size);
-                let closed = promise.closed.as_ref().map_or(0, closed_size);
-                let first = part.from == Timestamp::ZERO;
-                let part = 10 + if first { 0 } else { 9 } + part.next.map_or(0, |_| 9);
-                50 + part + closed + sizes.sum::<usize>()
-            }
-            Self::Close { closed, .. } => 38 + closed_size(closed),
-        }
-    }
 }
 
-impl<F: Functor> Held<F> {
-    /// About how many bytes it takes on the wire.
-    fn wire_size(&self) -> usize {
-        20 + self.functor.as_ref().map_or(0, Functor::wire_size)
-    }
-}
+impl<F: Functor> Held<F> {}
 
-fn closed_size(closed: &Closed) -> usize {
-    30 + 9 * closed.survivors.len()
-}
-
-impl Record {
-    /// About how many bytes it takes on disk, or on the wire.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        match self {
-            Self::Pledge { .. } | Self::Swept { .. } => 12,
-            Self::Closed { closed, .. } => 10 + closed_size(closed),
-        }
-    }
-}
+impl Record {}
 
 impl<F> fmt::Display for Message<F> {
     /// One short line.

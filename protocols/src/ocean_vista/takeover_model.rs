@@ -36,10 +36,6 @@ impl Functor for Parts {
     fn partitions(&self, _: &Cluster) -> BTreeSet<PartitionId> {
         self.0.clone()
     }
-
-    fn wire_size(&self) -> usize {
-        4
-    }
 }
 
 /// Three replicas of each of two partitions, on four servers.

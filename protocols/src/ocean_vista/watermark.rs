@@ -11,11 +11,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::time::Timestamp;
 
 /// What one server says of itself, as of one moment: no part of it is older or newer than another.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Report {
     /// Who.
     pub server: NodeId,
@@ -33,7 +34,7 @@ pub struct Report {
 }
 
 /// What follows from the reports of all members.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Watermarks {
     /// The latest epoch that any of it was computed in. Whoever goes by these watermarks must know
     /// the members of this epoch: who left before it may have left versions behind that some
@@ -48,7 +49,7 @@ pub struct Watermarks {
 }
 
 /// Who takes part, as of one epoch.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Members {
     /// Counts the changes.
     pub epoch: u64,
@@ -57,7 +58,7 @@ pub struct Members {
 }
 
 /// One server among the members.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Member {
     /// Which of its lives; 0 if it has not taken part yet.
     pub incarnation: u32,
@@ -66,7 +67,7 @@ pub struct Member {
 }
 
 /// Whether one life of a server takes part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Status {
     /// It assigns timestamps while it has a lease, and every watermark waits for its reports.
     Active,

@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use orthodrome_core::{NodeId, Time};
+use orthodrome_core::{NodeId, Time, Wire as _};
 
 use super::change::Change;
 use super::log::Log;
-use super::message::{Beat, Message, Record, entry_size};
+use super::message::{Beat, Message, Record};
 use super::replica::{Replica, Role};
 use super::snapshot::Outgoing;
 use super::{Config, Door, Entry, Event, Index, Payload, Replicated, Term, Timer, Tooth};
@@ -201,7 +201,7 @@ impl<R: Replicated> Progress<R> {
         let mut bytes = 0;
         let mut entries = Vec::new();
         for (_, entry) in log.from(self.next) {
-            let more = entry_size::<R>(entry);
+            let more = entry.size();
             if bytes + more > config.max_batch_bytes && !entries.is_empty() {
                 break;
             }
@@ -729,12 +729,6 @@ mod tests {
         type Command = usize;
         type Chunk = ();
         type Cursor = ();
-        fn command_size(bytes: &usize) -> usize {
-            *bytes
-        }
-        fn chunk_size((): &()) -> usize {
-            0
-        }
     }
 
     /// A follower that is behind by many large entries. All of them at once were more than the queue of a link
@@ -755,8 +749,8 @@ mod tests {
             let mut bytes = 0;
             while let Some(msg) = progress.next_append(&log, &config, shared).unwrap() {
                 let Message::AppendEntries { entries, .. } = &msg else { panic!("{msg}") };
-                assert!(entries.len() == 1 || msg.wire_size() <= config.max_batch_bytes + 100);
-                bytes += msg.wire_size();
+                assert!(entries.len() == 1 || msg.size() <= config.max_batch_bytes + 100);
+                bytes += msg.size();
             }
             assert!(bytes > 0, "no progress after {told}");
             largest = largest.max(bytes);

@@ -176,12 +176,6 @@ mod tests {
         type Command = u64;
         type Chunk = u64;
         type Cursor = u64;
-        fn command_size(_: &u64) -> usize {
-            8
-        }
-        fn chunk_size(_: &u64) -> usize {
-            8
-        }
     }
 
     fn log_of(terms: &[u64]) -> Log<Words> {

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use orthodrome_core::{NodeId, Time};
+use orthodrome_core::{NodeId, Time, Wire};
 
 use super::quorum::Members;
-use super::{Entry, Index, Payload, Replicated, Term};
+use super::{Entry, Index, Replicated, Term};
 
 /// When a leader's message was sent. Followers send it back unchanged, which tells the leader what
 /// their answer proves: that they still followed it at some moment after `sent_at`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Beat {
     /// The leader's count of rounds in its term, from 1; a read waits for answers of a round begun
     /// after it. 0 in an answer that proves nothing.
@@ -21,7 +21,8 @@ pub struct Beat {
 
 /// What replicas of one group say to each other. Any message may be lost, repeated, reordered or
 /// late.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[wire(bound = "")]
 pub enum Message<R: Replicated> {
     /// A node whose election timer ran out asks every voter: would you vote for me? It promises
     /// nothing and changes nothing (thesis §9.6).
@@ -166,19 +167,6 @@ pub enum Message<R: Replicated> {
     },
 }
 
-/// Bytes of one entry on the wire or on disk.
-pub(super) fn entry_size<R: Replicated>(entry: &Entry<R::Command>) -> usize {
-    16 + match &entry.payload {
-        Payload::Noop => 0,
-        Payload::Members(members) => members_size(members),
-        Payload::Command(command) => R::command_size(command),
-    }
-}
-
-fn members_size(members: &Members) -> usize {
-    6 + 4 * (members.voters.len() + members.outgoing.len() + members.learners.len())
-}
-
 impl<R: Replicated> Message<R> {
     /// The name of the message, as in its paper.
     #[must_use]
@@ -198,31 +186,11 @@ impl<R: Replicated> Message<R> {
             Self::TimeoutNow { .. } => "TimeoutNow",
         }
     }
-
-    /// About how many bytes it takes on the wire, without the embedder's own framing.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        match self {
-            Self::PreVote { .. } => 26,
-            Self::PreVoteReply { .. } | Self::VoteReply { .. } => 12,
-            Self::RequestVote { .. } => 28,
-            Self::AppendEntries { entries, .. } => {
-                52 + entries.iter().map(entry_size::<R>).sum::<usize>()
-            }
-            Self::AppendReply { .. } | Self::HeartbeatReply { .. } => 42,
-            Self::AppendReject { .. } => 52,
-            Self::Heartbeat { .. } => 34,
-            Self::SnapshotPiece { members, chunk, .. } => {
-                64 + members_size(members) + R::chunk_size(chunk)
-            }
-            Self::SnapshotReply { .. } => 50,
-            Self::TimeoutNow { .. } => 18,
-        }
-    }
 }
 
 /// What a replica remembers. Replayed in the order persisted.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[wire(bound = "")]
 pub enum Record<R: Replicated> {
     /// The log starts after `index`, with these members; comes before any entry. The state that
     /// the embedder made durable covers everything up to `index`.
@@ -257,19 +225,7 @@ pub enum Record<R: Replicated> {
     },
 }
 
-impl<R: Replicated> Record<R> {
-    /// About how many bytes it takes on disk.
-    #[must_use]
-    pub fn disk_size(&self) -> usize {
-        match self {
-            Self::Base { members, .. } => 18 + members_size(members),
-            Self::Incomplete => 2,
-            Self::HardState { .. } => 15,
-            Self::Entry { entry, .. } => 10 + entry_size::<R>(entry),
-            Self::Truncate { .. } => 10,
-        }
-    }
-}
+impl<R: Replicated> Record<R> {}
 
 impl<R: Replicated> fmt::Display for Message<R> {
     /// One short line; entries as `index:term`.

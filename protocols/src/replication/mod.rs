@@ -69,7 +69,7 @@ mod snapshot;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
-use orthodrome_core::{Duration, Limits, NodeId, Rng, Ticket, Time};
+use orthodrome_core::{Duration, Limits, NodeId, Rng, Ticket, Time, Wire};
 
 pub use change::ChangeError;
 pub use message::{Beat, Message, Record};
@@ -79,16 +79,11 @@ pub use replica::Replica;
 /// What a group replicates.
 pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {
     /// One command of the embedding protocol.
-    type Command: Clone + Eq + Debug + Send + Sync + 'static;
+    type Command: Wire + Clone + Eq + Debug + Send + Sync + 'static;
     /// A piece of a snapshot of the state that the commands build.
-    type Chunk: Clone + Eq + Debug + Send + 'static;
+    type Chunk: Wire + Clone + Eq + Debug + Send + 'static;
     /// Where the next piece starts.
     type Cursor: Clone + Eq + Debug + Send + 'static;
-
-    /// Encoded bytes of a command; within a tenth.
-    fn command_size(command: &Self::Command) -> usize;
-    /// Encoded bytes of a piece; within a tenth.
-    fn chunk_size(chunk: &Self::Chunk) -> usize;
 }
 
 /// The way from a replica to the world: the embedder's own context, which wraps what passes.
@@ -108,11 +103,11 @@ pub trait Door<R: Replicated> {
 }
 
 /// A count of leaderships: each has at most one leader.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Term(pub u64);
 
 /// A place in the log, from 1; 0 is before the first entry.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Index(pub u64);
 
 impl Term {
@@ -162,7 +157,7 @@ impl Debug for Index {
 }
 
 /// One entry of the log; its place is known from where it is.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Entry<C> {
     /// The term of the leader that appended it.
     pub term: Term,
@@ -171,7 +166,7 @@ pub struct Entry<C> {
 }
 
 /// What an entry says.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Payload<C> {
     /// Nothing: a new leader's first entry, whose choice makes everything before it chosen.
     Noop,

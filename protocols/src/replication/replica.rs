@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use orthodrome_core::{NodeId, Ticket, Time};
+use orthodrome_core::{NodeId, Ticket, Time, Wire};
 
 use super::leader::Leading;
 use super::log::Log;
-use super::message::{Beat, Message, Record, entry_size};
+use super::message::{Beat, Message, Record};
 use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
@@ -425,7 +425,7 @@ impl<R: Replicated> Replica<R> {
         let mut bound = Index(self.surfaced.0.saturating_sub(keep_entries as u64));
         let (mut at, mut bytes) = (self.surfaced, 0);
         while at > bound.max(self.log.base_index()) {
-            bytes += self.log.get(at).map_or(0, entry_size::<R>);
+            bytes += self.log.get(at).map_or(0, Wire::size);
             if bytes > keep_bytes {
                 bound = at;
             }

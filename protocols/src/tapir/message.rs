@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::size_of;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Message;
@@ -17,11 +18,10 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 use super::state::{Entry, State};
 use crate::ir::{Offer, View};
 use crate::portions::Portion;
-use crate::sizes::keys_size;
 
 /// Who may settle a transaction at its participants: the highest they have heard of. The client
 /// has takeover 0 and counts its own rounds; whoever takes over from it chooses a higher number.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
 pub struct Ballot {
     /// 0 for the client; counts those who took over.
     pub takeover: u32,
@@ -55,7 +55,7 @@ impl fmt::Debug for Ballot {
 }
 
 /// A partition's share of a transaction.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Part {
     /// Keys read here, with the versions read.
     pub reads: Vec<(Key, Version)>,
@@ -64,7 +64,7 @@ pub struct Part {
 }
 
 /// A replica's result of the consensus operation `Prepare` (§5.2, Fig. 9).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Vote {
     /// The transaction can commit at this timestamp.
     PrepareOk(Timestamp),
@@ -97,7 +97,7 @@ impl Vote {
 }
 
 /// A vote as a replica holds it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Cast {
     /// In whose name it was asked for.
     pub ballot: Ballot,
@@ -110,7 +110,7 @@ pub struct Cast {
 
 /// What a replica has to say about a transaction. Counts together with answers of the same view
 /// only (R5).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Answer {
     /// The replica's view.
     pub view: View,
@@ -142,7 +142,7 @@ impl fmt::Debug for Answer {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Client → nearest replica: what do these keys hold? (§5.2 "Read")
     Read {
@@ -223,6 +223,7 @@ pub enum Msg {
         /// The participant.
         partition: PartitionId,
         /// The decision.
+        #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
         /// What it does here; none for an abort, and for a replica that has executed it before.
         part: Option<Part>,
@@ -369,7 +370,7 @@ pub enum Msg {
 }
 
 /// A record as it travels in a view change.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Image {
     /// The operations.
     pub entries: Vec<(TxnId, Entry)>,
@@ -381,7 +382,7 @@ pub struct Image {
 }
 
 /// A durable change of a replica's state; see [`State::apply`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Change {
     /// A vote, the replica's own or a final one.
     Cast {
@@ -412,6 +413,7 @@ pub enum Change {
         /// What it does here, if that was not known.
         part: Option<Part>,
         /// The decision.
+        #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
     },
     /// These leave the record.
@@ -448,7 +450,7 @@ pub enum Change {
 }
 
 /// What a server remembers.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// A partition's state at a checkpoint; the data is in the state engine.
     State(PartitionId, Box<State>),
@@ -456,27 +458,7 @@ pub enum Record {
     Change(PartitionId, Change),
 }
 
-impl Record {
-    /// About how many bytes it takes on disk.
-    #[must_use]
-    pub fn disk_size(&self) -> usize {
-        let change = match self {
-            Self::State(_, state) => return 16 + state.wire_size(),
-            Self::Change(_, change) => change,
-        };
-        16 + match change {
-            Change::Cast { participants, part, .. } | Change::End { participants, part, .. } => {
-                TXN + 30 + 2 * participants.len() + part.as_ref().map_or(0, part_size)
-            }
-            Change::Promise { participants, .. } => TXN + 12 + 2 * participants.len(),
-            Change::Forget(txns) => TXN * txns.len(),
-            Change::Acknowledge(clients) => 12 * clients.len(),
-            Change::Ceiling(_) | Change::Enter(_) | Change::Whole => 10,
-            Change::Install { image, synced, .. } => image_size(image) + 6 * synced.len(),
-            Change::Gather { image, .. } => image_size(image),
-        }
-    }
-}
+impl Record {}
 
 impl Msg {
     /// The partition whose replica the message is meant for; none if it is meant for a coordinator.
@@ -556,53 +538,7 @@ impl Message for Msg {
     }
 
     fn wire_size(&self) -> usize {
-        let list = |partitions: &Vec<PartitionId>| 2 * partitions.len();
-        match self {
-            Self::Read { keys, .. } => 6 + TXN + keys_size(keys),
-            Self::ReadResult { reads, .. } => 6 + TXN + reads_size(reads),
-            Self::ProposeConsensus { part, participants, .. } => {
-                26 + TXN + part_size(part) + list(participants)
-            }
-            Self::ReplyConsensus { answer, .. } | Self::Confirm { answer, .. } => {
-                6 + TXN + answer_size(answer)
-            }
-            Self::FinalizeConsensus { part, participants, .. } => {
-                25 + TXN + part.as_ref().map_or(0, part_size) + list(participants)
-            }
-            Self::ProposeInconsistent { part, participants, .. } => {
-                20 + TXN + part.as_ref().map_or(0, part_size) + list(participants)
-            }
-            Self::ReplyInconsistent { absent, .. } => 6 + TXN + 2 * absent.len(),
-            Self::FinalizeInconsistent { txns, acknowledged, .. } => {
-                8 + 12 * txns.len() + 15 * acknowledged.len()
-            }
-            Self::CoordinatorChange { participants, .. } => 14 + TXN + list(participants),
-            Self::CoordinatorChangeReply { answer, part, .. } => {
-                6 + TXN + answer_size(answer) + part.as_ref().map_or(0, part_size)
-            }
-            Self::ReadOnly { keys, .. } => 16 + TXN + keys_size(keys),
-            Self::ReadOnlyResult { reads, .. } => {
-                17 + TXN + reads.as_ref().map_or(0, |reads| reads_size(reads))
-            }
-            Self::NotNormal { .. } => 6 + TXN,
-            Self::DoViewChange { offer, .. } => {
-                let offer = offer.as_ref();
-                10 + offer.map_or(0, |o| 22 + image_size(&o.image) + 6 * o.synced.len())
-            }
-            Self::StartView { image, synced, .. } => 24 + image_size(image) + 6 * synced.len(),
-            Self::Gossip { .. } => 10,
-            Self::FetchState { start, .. } => 10 + start_size(start),
-            Self::StateChunk { start, keys, .. } => {
-                let keys = keys.iter().map(|(key, versions)| {
-                    let value = |value: &Option<_>| {
-                        value.as_ref().map_or(0, orthodrome_core::txn::Value::len)
-                    };
-                    8 + key.len()
-                        + versions.iter().map(|(_, v)| VERSION + 4 + value(v)).sum::<usize>()
-                });
-                12 + start_size(start) + keys.sum::<usize>()
-            }
-        }
+        self.size()
     }
 
     fn keys(&self) -> usize {
@@ -629,50 +565,8 @@ impl Message for Msg {
     }
 }
 
-/// Encoded size of a transaction's name with its field header.
-const TXN: usize = 10;
-/// Encoded size of a version with its field header: writer and timestamp.
-const VERSION: usize = 10 + TXN;
-
-fn reads_size(reads: &[(Key, Read)]) -> usize {
-    reads
-        .iter()
-        .map(|(key, read)| 8 + key.len() + VERSION + read.value.as_ref().map_or(0, |v| v.len()))
-        .sum()
-}
-
-fn part_size(part: &Part) -> usize {
-    let value = |value: &Option<orthodrome_core::txn::Value>| {
-        value.as_ref().map_or(0, orthodrome_core::txn::Value::len)
-    };
-    let reads: usize = part.reads.iter().map(|(key, _)| 6 + key.len() + VERSION).sum();
-    let writes: usize = part.writes.iter().map(|(key, v)| 8 + key.len() + value(v)).sum();
-    4 + reads + writes
-}
-
-fn answer_size(answer: &Answer) -> usize {
-    let forgotten = 2 * usize::from(answer.is_forgotten);
-    let ended = answer.ended.map_or(0, |_| 12);
-    10 + answer.cast.map_or(0, |_| 18) + ended + 2 * answer.absent.len() + forgotten
-}
-
-fn start_size(start: &Start) -> usize {
-    let after = start.after.as_ref().map_or(0, |key| 2 + key.len());
-    after + start.within.as_ref().map_or(0, |(key, _)| 6 + key.len() + VERSION)
-}
-
-/// Encoded size of one transaction in a record.
-pub(super) fn entry_size(entry: &Entry) -> usize {
-    TXN + 40 + 2 * entry.participants.len() + entry.part.as_ref().map_or(0, part_size)
-}
-
 /// Encoded size of what a client has acknowledged.
 pub(super) const ACKNOWLEDGED: usize = 15;
-
-fn image_size(image: &Image) -> usize {
-    let entries = image.entries.iter().map(|(_, entry)| entry_size(entry));
-    entries.sum::<usize>() + 8 * image.acknowledged.len() + 9
-}
 
 impl Image {
     /// The same in parts, each of at most so many bytes unless one transaction alone has more.
@@ -681,7 +575,7 @@ impl Image {
         let ceiling = self.ceiling;
         let mut parts = Pieces::new(Self { ceiling, ..Self::default() }, bytes_max);
         for (txn, entry) in self.entries {
-            parts.of(entry_size(&entry)).entries.push((txn, entry));
+            parts.of(entry.size()).entries.push((txn, entry));
         }
         for client in self.acknowledged {
             parts.of(ACKNOWLEDGED).acknowledged.push(client);

@@ -83,6 +83,7 @@ pub use state::{Entry, State};
 
 use std::time::Duration;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
@@ -282,7 +283,7 @@ impl Protocol for Tapir {
     }
 
     fn record_size(record: &Record) -> usize {
-        record.disk_size()
+        record.size()
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

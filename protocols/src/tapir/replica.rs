@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
-use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote, entry_size};
+use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
 use super::occ::Validator;
 use super::server::World;
 use super::state::{Entry, State};
@@ -204,7 +205,7 @@ impl Replica {
     }
 
     fn bytes_of(&self, txns: &[TxnId]) -> usize {
-        txns.iter().filter_map(|txn| self.state.entries.get(txn)).map(entry_size).sum()
+        txns.iter().filter_map(|txn| self.state.entries.get(txn)).map(Wire::size).sum()
     }
 
     fn answer(&self, txn: TxnId) -> Answer {
@@ -904,7 +905,7 @@ impl Replica {
 
     /// Makes everything anew that follows from the record.
     fn reindex(&mut self, world: &mut World<'_, '_>) {
-        self.entries_bytes = self.state.entries.values().map(entry_size).sum();
+        self.entries_bytes = self.state.entries.values().map(Wire::size).sum();
         let stale: Vec<TxnId> = self.validator.prepared().collect();
         for txn in stale {
             self.validator.release(txn);

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leftover, Machine, Setup};
@@ -88,7 +89,7 @@ impl World<'_, '_> {
     /// Makes a change durable.
     pub(super) fn persist(&mut self, partition: PartitionId, change: Change) {
         let record = Record::Change(partition, change);
-        self.ledger.bytes += record.disk_size();
+        self.ledger.bytes += record.size();
         self.ledger.last = Some(self.cx.persist(record));
     }
 }

@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version};
 
-use super::message::{ACKNOWLEDGED, Ballot, Cast, Change, Image, Part, Vote, entry_size};
+use super::message::{ACKNOWLEDGED, Ballot, Cast, Change, Image, Part, Vote};
 use crate::ir::View;
 
 /// One transaction in a replica's record.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Entry {
     /// Everybody who takes part.
     pub participants: Vec<PartitionId>,
@@ -44,7 +45,7 @@ impl Entry {
 }
 
 /// A replica's durable state, data apart.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// The latest view it has entered.
     pub view: View,
@@ -187,13 +188,6 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
-    /// Encoded size.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        let entries = self.entries.values().map(entry_size);
-        32 + 6 * self.synced.len() + entries.sum::<usize>() + ACKNOWLEDGED * self.acknowledged.len()
-    }
-
     /// The same in parts, each of at most so many bytes unless one transaction alone has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
@@ -210,7 +204,7 @@ impl State {
         };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
-            parts.of(entry_size(&entry)).entries.insert(txn, entry);
+            parts.of(entry.size()).entries.insert(txn, entry);
         }
         for (client, below) in acknowledged {
             parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
@@ -255,12 +249,12 @@ mod tests {
             state.entries.insert(txn, Entry { part: Some(part), ..Entry::default() });
             state.acknowledged.insert(txn.client, counter);
         }
-        assert!(state.wire_size() > 180 << 20);
+        assert!(state.size() > 180 << 20);
         let mut parts = state.clone().divide(4 << 20).into_iter();
         assert_eq!(parts.len(), 60);
         let mut joined = parts.next().unwrap();
         for part in parts {
-            assert!(part.wire_size() <= 4 << 20, "{}", part.wire_size());
+            assert!(part.size() <= 4 << 20, "{}", part.size());
             joined.join(part);
         }
         assert_eq!(joined, state);

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Priority};
@@ -29,7 +30,7 @@ pub enum Preemption {
 }
 
 /// Who goes first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Rank {
     /// How much the transaction matters.
     pub priority: Priority,

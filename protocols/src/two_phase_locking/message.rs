@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::mem::size_of;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::time::Timestamp;
@@ -17,15 +18,12 @@ use super::state::State;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
-use crate::sizes::{
-    TXN, data_size, keys_size, participant_size, reads_size, versions_size, writes_size,
-};
 
 /// What a server remembers.
 pub type Record = hosting::Record<Log, State>;
 
 /// A participant's answer to [`Msg::Prepare`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Vote {
     /// It holds every lock, every value read is still the newest, and the prepare is replicated:
     /// the partition can commit the transaction, and will until it is told the decision.
@@ -38,7 +36,7 @@ pub enum Vote {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Client → participant leader: lock these keys, and read. A general transaction sends one for
     /// each round that touches the partition.
@@ -157,6 +155,7 @@ pub enum Msg {
         /// The coordinator's group.
         coordinator: PartitionId,
         /// A commit or an abort.
+        #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
     },
     /// Participant leader → coordinator: the decision is replicated here.
@@ -241,7 +240,7 @@ pub enum Msg {
 }
 
 /// What a partition's group replicates.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// As participant: this partition prepared the transaction, with its locks.
     Prepare {
@@ -265,6 +264,7 @@ pub enum Command {
         /// The group that decided.
         coordinator: PartitionId,
         /// The decision.
+        #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
     },
     /// As coordinator: the decision. The first such entry of a transaction is what decides.
@@ -272,6 +272,7 @@ pub enum Command {
         /// The transaction.
         txn: TxnId,
         /// The decision.
+        #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
         /// Who takes part, as far as is known.
         participants: Vec<PartitionId>,
@@ -405,29 +406,7 @@ impl Message for Msg {
     }
 
     fn wire_size(&self) -> usize {
-        match self {
-            Self::Lock { participant, .. } => 38 + participant_size(participant),
-            Self::Locked { reads, .. } => 18 + reads_size(reads),
-            Self::Waiting { .. } | Self::Release { .. } => 16,
-            Self::Wounded { .. } | Self::DecisionAck { .. } => 18,
-            Self::KeepAlive { txns, waiting, .. } => 8 + TXN * (txns.len() + waiting.len()),
-            Self::Commit { participants, versions, writes, .. } => {
-                24 + 2 * participants.len() + writes_size(writes) + versions_size(versions)
-            }
-            Self::Prepare { versions, writes, .. } => {
-                20 + writes_size(writes) + versions_size(versions)
-            }
-            Self::Vote { .. } | Self::QueryDecision { .. } | Self::Decided { .. } => 28,
-            Self::Decision { .. } => 30,
-            Self::Resolve { participants, .. } => 18 + 2 * participants.len(),
-            Self::ReadOnly { keys, .. } => 26 + keys_size(keys),
-            Self::ReadOnlyResult { snapshot, .. } => 28 + reads_size(&snapshot.reads),
-            Self::NotLeader { leader, txn, .. } => {
-                4 + leader.map_or(0, |_| 2) + txn.map_or(0, |_| TXN)
-            }
-            Self::Members { voters, .. } => 12 + 2 * voters.len(),
-            Self::Replication { message, .. } => 6 + message.wire_size(),
-        }
+        self.size()
     }
 
     fn keys(&self) -> usize {
@@ -459,22 +438,6 @@ impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
     type Cursor = Cursor;
-
-    fn command_size(command: &Command) -> usize {
-        match command {
-            Command::Prepare { reads, writes, .. } => 36 + keys_size(reads) + writes_size(writes),
-            Command::End { .. } => 30,
-            Command::Decide { participants, .. } => 32 + 2 * participants.len(),
-            Command::Settle(txns) => 4 + TXN * txns.len(),
-            Command::Acknowledge(clients) => 4 + 12 * clients.len(),
-            Command::Ceiling(_) => 12,
-        }
-    }
-
-    fn chunk_size(chunk: &Chunk<State>) -> usize {
-        let state = chunk.state.as_ref().map_or(0, |state| state.wire_size());
-        state + data_size(&chunk.keys)
-    }
 }
 
 const _: () =

@@ -106,6 +106,7 @@ pub use client::Client;
 pub use leader::Server;
 pub use locks::{LockTable, Loss, Mode, Preemption, Rank};
 pub use message::{Command, Log, Msg, Record, Vote};
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
@@ -337,7 +338,7 @@ impl Protocol for Locking {
     }
 
     fn record_size(record: &Record) -> usize {
-        record.disk_size(State::wire_size, |own| match *own {})
+        record.size()
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

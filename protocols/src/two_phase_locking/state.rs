@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
@@ -17,11 +18,11 @@ use super::message::{Command, Vote, modes};
 use crate::acknowledged::advance;
 use crate::hosting::Divisible;
 use crate::replication::Index;
-use crate::sizes::{TXN, keys_size, writes_size};
+use crate::sizes::TXN;
 
 /// A transaction that this partition prepared and whose decision it does not know. It holds its
 /// locks under every leader.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Prepared {
     /// The group that decides.
     pub coordinator: PartitionId,
@@ -39,10 +40,6 @@ impl Prepared {
         modes(&self.reads, self.writes.keys())
     }
 
-    fn wire_size(&self) -> usize {
-        TXN + 16 + keys_size(&self.reads) + writes_size(&self.writes)
-    }
-
     /// The vote that this stands for.
     #[must_use]
     pub fn vote(&self) -> Vote {
@@ -52,16 +49,17 @@ impl Prepared {
 
 /// A transaction that this partition's group has decided and that not every participant has
 /// acknowledged.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Decided {
     /// The decision.
+    #[wire(check = "Outcome::check_decided")]
     pub outcome: Outcome,
     /// Who takes part.
     pub participants: Vec<PartitionId>,
 }
 
 /// A partition's replicated state, data apart.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// Index of the last log entry applied.
     pub applied: Index,
@@ -199,18 +197,6 @@ impl State {
         let settled = self.settled.get(&txn).copied();
         settled.or_else(|| Some(self.decided.get(&txn)?.outcome))
     }
-
-    /// Encoded size, roughly: for the bandwidth model.
-    #[must_use]
-    pub fn wire_size(&self) -> usize {
-        let prepared = self.prepared.values().map(Prepared::wire_size);
-        let decided = self.decided.values().map(Decided::wire_size);
-        let outcomes = OUTCOME * (self.ended.len() + self.settled.len());
-        24 + prepared.sum::<usize>()
-            + decided.sum::<usize>()
-            + outcomes
-            + ACKNOWLEDGED * self.acknowledged.len()
-    }
 }
 
 /// Encoded size of an outcome with its transaction's name.
@@ -218,11 +204,7 @@ const OUTCOME: usize = TXN + 16;
 /// Encoded size of what a client has acknowledged.
 const ACKNOWLEDGED: usize = 16;
 
-impl Decided {
-    fn wire_size(&self) -> usize {
-        OUTCOME + 2 * self.participants.len()
-    }
-}
+impl Decided {}
 
 impl Divisible for State {
     fn divide(self, bytes_max: usize) -> Vec<Self> {
@@ -230,13 +212,13 @@ impl Divisible for State {
         let State { settled, floor, ceiling, acknowledged, .. } = self;
         let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
         for (txn, prepared) in prepared {
-            parts.of(prepared.wire_size()).prepared.insert(txn, prepared);
+            parts.of(prepared.size()).prepared.insert(txn, prepared);
         }
         for (txn, outcome) in ended {
             parts.of(OUTCOME).ended.insert(txn, outcome);
         }
         for (txn, decided) in decided {
-            parts.of(decided.wire_size()).decided.insert(txn, decided);
+            parts.of(decided.size()).decided.insert(txn, decided);
         }
         for (txn, outcome) in settled {
             parts.of(OUTCOME).settled.insert(txn, outcome);

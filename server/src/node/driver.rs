@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::BytesMut;
 use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::store::MemoryEngine;
+use orthodrome_core::wire;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
@@ -188,7 +188,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                 count(&self.shared.counters(self.tag).checkpoints, 1);
                 match &self.persistence {
                     Persistence::Disk(writer) => {
-                        let records = records.iter().map(encode::<P>).collect();
+                        let records = records.iter().map(wire::encode).collect();
                         let tag = self.tag;
                         writer.push(Work::Checkpoint { tag, ticket, versions, records });
                     }
@@ -215,7 +215,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         count(&self.shared.counters(self.tag).records, 1);
         match &self.persistence {
             Persistence::Disk(writer) => {
-                let record = encode::<P>(record);
+                let record = wire::encode(record);
                 writer.push(Work::Persist { tag: self.tag, ticket, record });
             }
             Persistence::Memory(_) => {
@@ -223,10 +223,4 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             }
         }
     }
-}
-
-fn encode<P: WireProtocol>(record: &P::Record) -> bytes::Bytes {
-    let mut bytes = BytesMut::new();
-    P::encode_record(record, &mut bytes);
-    bytes.freeze()
 }

@@ -26,6 +26,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
+use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
 use orthodrome_protocols::registry;
 use tokio::net::TcpListener;
@@ -237,7 +238,7 @@ impl<P: WireProtocol> Shared<P> {
             }
             (None, Some(transport)) => {
                 let lane = orthodrome_core::Message::lane(&msg);
-                transport.send_in(lane, from, to, |out| P::encode_msg(&msg, out));
+                transport.send_in(lane, from, to, |out| msg.put(out));
             }
             // Before the transport has started: as lost as on a network.
             (None, None) => {}
@@ -356,7 +357,7 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
         let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
         // Never closed.
         let room = room.clone().acquire_many_owned(bytes_of).await.ok();
-        let msg = P::decode_msg(bytes).map_err(|error| error.to_string())?;
+        let msg = wire::decode::<P::Msg>(&bytes).map_err(|error| error.to_string())?;
         inbox.push_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
         Ok(())
     }
@@ -823,7 +824,7 @@ async fn open<P: WireProtocol>(
     }
     let decode = |records: Vec<Bytes>| -> Result<Vec<P::Record>, StorageError> {
         let bad = |why: String| StorageError::Record { node: identity.node, why };
-        let decoded = records.into_iter().map(P::decode_record);
+        let decoded = records.iter().map(wire::decode::<P::Record>);
         decoded.map(|record| record.map_err(|error| bad(error.to_string()))).collect()
     };
     Ok(Data {

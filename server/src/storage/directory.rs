@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::log::{Position, sync_dir};
 use super::{Expected, Identity, StorageError};
 
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 const MARK: &str = "NEW";
 
 #[derive(Serialize, Deserialize)]

@@ -4,10 +4,10 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use bytes::{Buf as _, BufMut as _, Bytes};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_core::store::{Memtable, StateEngine, Table, Versioned, Versions, collect};
+use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{Key, PartitionId, Timestamp};
-use prost::Message as _;
 use redb::{
     Database, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, TableDefinition,
     WriteTransaction,
@@ -15,8 +15,6 @@ use redb::{
 use smallvec::SmallVec;
 
 use super::{Identity, StorageError, fatal};
-use crate::wire::common;
-use crate::wire::internal;
 
 /// Partition (four bytes, big end first) and key, to a checksum and the key's versions.
 const VERSIONS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("versions");
@@ -209,17 +207,15 @@ fn merge_table(
 }
 
 /// The checksum covers the row too: the right value in the wrong place is wrong.
-fn encode(row: &[u8], versions: &Versions) -> Vec<u8> {
-    let message =
-        internal::Versions { versions: versions.iter().map(common::versioned_to_wire).collect() };
-    let mut out = Vec::with_capacity(4 + message.encoded_len());
+fn encode(row: &[u8], versions: &Versions) -> Bytes {
+    let mut out = BytesMut::with_capacity(4 + versions.size());
     out.put_u32_le(0);
-    message.encode_raw(&mut out);
+    versions.put(&mut out);
     let crc = checksum(row, out.get(4..).unwrap_or_default());
     if let Some(mut head) = out.get_mut(..4) {
         head.put_u32_le(crc);
     }
-    out
+    out.freeze()
 }
 
 fn checksum(row: &[u8], value: &[u8]) -> u32 {
@@ -235,10 +231,7 @@ fn decode(row: &[u8], mut value: &[u8]) -> Result<Versions, String> {
         return Err("a value has a wrong checksum".into());
     }
     // Values decoded from a `Bytes` share its buffer.
-    let message = internal::Versions::decode(Bytes::copy_from_slice(value))
-        .map_err(|error| error.to_string())?;
-    let versions = message.versions.into_iter().map(common::versioned_from_wire);
-    versions.collect::<Result<Versions, _>>().map_err(|error| error.to_string())
+    wire::decode(&Bytes::copy_from_slice(value)).map_err(|error| error.to_string())
 }
 
 impl StateEngine for Engine {

@@ -8,20 +8,39 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use bytes::{Buf as _, BufMut as _, BytesMut};
-use orthodrome_core::{Cluster, NodeId};
-use prost::Message as _;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::wire::{self, Fixed};
+use orthodrome_core::{Cluster, NodeId, Wire};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-
-use crate::wire::internal::Hello;
 
 const MAGIC: &[u8; 8] = b"ORTHODRM";
 /// The wire versions this build speaks.
-pub const VERSIONS: (u16, u16) = (1, 1);
+pub const VERSIONS: (u16, u16) = (2, 2);
 const HEAD: usize = 14;
 /// Longest `Hello`, in bytes.
 const HELLO_MAX: usize = 2048;
 const REFUSAL_MAX: usize = 512;
+
+/// What both ends of a connection say before anything else.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+struct Hello {
+    /// The cluster of the speaker.
+    cluster: String,
+    /// Its server machine.
+    node: u32,
+    /// Its gateway machine.
+    gateway: u32,
+    /// Name of its region.
+    region: String,
+    /// The version of the topology that the speaker goes by, and
+    map_epoch: u64,
+    /// a digest of it.
+    map_digest: Fixed,
+    /// The protocol that the keyspace runs.
+    protocol: String,
+    /// Not empty: the speaker refuses the connection, and this is why.
+    refusal: String,
+}
 
 /// Why two processes do not talk.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +127,7 @@ impl Introduction {
             gateway: self.me.gateway.0,
             region: self.me.region.clone(),
             map_epoch: self.map_epoch,
-            map_digest: self.map_digest,
+            map_digest: Fixed(self.map_digest),
             protocol: self.protocol.clone(),
             refusal,
         }
@@ -136,7 +155,7 @@ impl Introduction {
         same("gateway id", &NodeId(hello.gateway), &known.gateway, lists)?;
         same("region", &hello.region, &known.region, lists)?;
         same("map epoch", &hello.map_epoch, &self.map_epoch, "restart the node with the old map")?;
-        let digest = format!("{:016x}", hello.map_digest);
+        let digest = format!("{:016x}", hello.map_digest.0);
         let ours = format!("{:016x}", self.map_digest);
         same("map digest", &digest, &ours, "give all nodes the same topology and placement")?;
         same("protocol", &hello.protocol, &self.protocol, "set one `protocol` on all nodes")?;
@@ -207,8 +226,8 @@ fn encode(hello: &Hello) -> BytesMut {
     out.put_slice(MAGIC);
     out.put_u16_le(VERSIONS.0);
     out.put_u16_le(VERSIONS.1);
-    out.put_u16_le(hello.encoded_len() as u16);
-    hello.encode_raw(&mut out);
+    out.put_u16_le(hello.size() as u16);
+    hello.put(&mut out);
     let crc = crc32c::crc32c(&out);
     out.put_u32_le(crc);
     out
@@ -240,7 +259,8 @@ fn parse_body(head: &[u8; HEAD], body: &[u8]) -> Result<Hello, HandshakeError> {
     if crc.get_u32_le() != crc32c::crc32c_append(crc32c::crc32c(head), hello) {
         return Err(bad("wrong checksum"));
     }
-    Hello::decode(hello).map_err(|_| bad("an introduction of another form"))
+    let hello = Bytes::copy_from_slice(hello);
+    wire::decode(&hello).map_err(|_| bad("an introduction of another form"))
 }
 
 async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Hello, HandshakeError> {

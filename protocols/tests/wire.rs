@@ -1,0 +1,127 @@
+//! Messages and records of every protocol: there and back as bytes, damaged, and of two versions.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::path::Path;
+
+use bytes::Bytes;
+use orthodrome_core::wire::{Schema, decode, encode};
+use orthodrome_core::{Message as _, Protocol, Rng, Wire};
+use orthodrome_protocols::carousel::Carousel;
+use orthodrome_protocols::deterministic::Deterministic;
+use orthodrome_protocols::natto::Natto;
+use orthodrome_protocols::ocean_vista::OceanVista;
+use orthodrome_protocols::tapir::Tapir;
+use orthodrome_protocols::two_phase_locking::Locking;
+
+/// Calls `$check` for the messages and for the records of each protocol.
+macro_rules! of_every_protocol {
+    ($check:ident) => {
+        of_every_protocol!($check: Carousel, Natto, Locking, Tapir, OceanVista, Deterministic)
+    };
+    ($check:ident: $($protocol:ty),*) => {$(
+        $check::<<$protocol as Protocol>::Msg>(concat!(stringify!($protocol), " messages"));
+        $check::<<$protocol as Protocol>::Record>(concat!(stringify!($protocol), " records"));
+    )*};
+}
+
+const SAMPLES: usize = 2_000;
+
+fn comes_back<T: Wire + PartialEq + Debug>(of: &'static str) {
+    let mut rng = Rng::stream(1, of, 0);
+    for _ in 0..SAMPLES {
+        let value = T::sample(&mut rng);
+        let bytes = encode(&value);
+        assert_eq!(bytes.len(), value.size(), "{of}: {value:?}");
+        assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value), "{of}");
+    }
+}
+
+#[test]
+fn every_message_and_record_comes_back_as_it_was() {
+    of_every_protocol!(comes_back);
+}
+
+/// A frame around the bytes says how long they are; without it, bytes that are cut between two fields
+/// are another message, but never the same.
+fn is_never_taken_for_whole<T: Wire + PartialEq + Debug>(of: &'static str) {
+    let mut rng = Rng::stream(2, of, 0);
+    for _ in 0..SAMPLES / 10 {
+        let value = T::sample(&mut rng);
+        let bytes = encode(&value);
+        for cut in 0..bytes.len() {
+            assert_ne!(decode::<T>(&bytes.slice(..cut)).as_ref(), Ok(&value), "{of} at {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_message_cut_anywhere_is_never_taken_for_the_whole() {
+    of_every_protocol!(is_never_taken_for_whole);
+}
+
+fn is_refused_or_read<T: Wire>(of: &'static str) {
+    let mut rng = Rng::stream(3, of, 0);
+    for _ in 0..SAMPLES {
+        let mut bytes = encode(&T::sample(&mut rng)).to_vec();
+        for _ in 0..1 + rng.below(4) {
+            let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = rng.next_u64().to_le_bytes()[0];
+            }
+        }
+        let _ = decode::<T>(&bytes.into());
+        let noise: Vec<u8> =
+            (0..rng.below(200)).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
+        let _ = decode::<T>(&noise.into());
+    }
+    // A length that is longer than any memory.
+    let endless = Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
+    assert!(decode::<T>(&endless).is_err(), "{of}");
+}
+
+#[test]
+fn damaged_bytes_never_panic() {
+    of_every_protocol!(is_refused_or_read);
+}
+
+#[test]
+fn samples_are_of_every_kind() {
+    let mut rng = Rng::stream(4, "kinds", 0);
+    let mut kinds = BTreeSet::new();
+    for _ in 0..SAMPLES {
+        kinds.insert(<Carousel as Protocol>::Msg::sample(&mut rng).kind());
+    }
+    for kind in ["Commit", "AppendEntries", "SnapshotPiece", "PendingList", "FastPrepareResult"] {
+        assert!(kinds.contains(kind), "no {kind} among {kinds:?}");
+    }
+}
+
+/// `wire.txt` lists every field that this version and earlier ones write. A field that is in the list
+/// keeps its number, name and type: nodes of two versions talk to each other, and a node reads what an
+/// earlier version of it remembered. With `UPDATE_GOLDENFILES=1` new fields are added to the list;
+/// whatever else differs has to be changed by hand, with a new version of the handshake and of the
+/// data directory.
+#[test]
+fn fields_keep_their_numbers() {
+    let mut lines = BTreeSet::new();
+    macro_rules! add {
+        ($($protocol:ty),*) => {$(
+            lines.append(&mut Schema::of::<<$protocol as Protocol>::Msg>().lines());
+            lines.append(&mut Schema::of::<<$protocol as Protocol>::Record>().lines());
+        )*};
+    }
+    add!(Carousel, Natto, Locking, Tapir, OceanVista, Deterministic);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("wire.txt");
+    let text = std::fs::read_to_string(&path).unwrap_or_default();
+    let known: BTreeSet<String> = text.lines().map(str::to_owned).collect();
+    let gone: Vec<_> = known.difference(&lines).collect();
+    assert!(gone.is_empty(), "earlier versions write these fields, and this one does not: {gone:#?}");
+    if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    let new: Vec<_> = lines.difference(&known).collect();
+    assert!(new.is_empty(), "UPDATE_GOLDENFILES=1 adds these fields to wire.txt: {new:#?}");
+}
