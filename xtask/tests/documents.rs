@@ -276,3 +276,92 @@ fn every_test_named_in_the_table_of_defects_exists() {
     assert!(named > 100, "only {named} tests are named: is the search broken?");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// The number of a decision, from the name of its page.
+fn number(page: &Path) -> Option<usize> {
+    page.file_name()?.to_str()?.split_once('-')?.0.parse().ok()
+}
+
+#[test]
+fn decisions_are_numbered_without_holes_and_listed() {
+    let folder = root().join("docs/adr");
+    let mut decisions = Vec::new();
+    files(&folder, "md", &mut decisions);
+    decisions.retain(|page| !page.ends_with("README.md"));
+    decisions.sort();
+    let index = fs::read_to_string(folder.join("README.md")).unwrap();
+    for (at, page) in decisions.iter().enumerate() {
+        let name = page.file_name().unwrap().to_str().unwrap();
+        assert_eq!(number(page), Some(at + 1), "docs/adr/{name} has not the next number");
+        let text = fs::read_to_string(page).unwrap();
+        let title = text.lines().next().unwrap().strip_prefix(&format!("# {}. ", at + 1));
+        let title = title.unwrap_or_else(|| panic!("docs/adr/{name}: no title with its number"));
+        let row = format!("| {} | [{title}]({name}) |", at + 1);
+        assert!(index.contains(&row), "docs/adr/README.md lacks this row: {row}");
+    }
+    let rows = index.lines().filter(|line| line.contains("](0")).count();
+    assert_eq!(rows, decisions.len(), "docs/adr/README.md has a row too many");
+
+    let mut cited = 0;
+    let mut sources = Vec::new();
+    for name in ALL {
+        files(&root().join(name), "rs", &mut sources);
+    }
+    for file in sources.into_iter().chain(pages()) {
+        let text = fs::read_to_string(&file).unwrap();
+        // A line may break between the word and its number.
+        let words: Vec<&str> = text.split_whitespace().collect();
+        for pair in words.windows(2).filter(|pair| pair[0].ends_with("ADR")) {
+            let digits: String = pair[1].chars().take_while(char::is_ascii_digit).collect();
+            let Ok(number) = digits.parse::<usize>() else { continue };
+            cited += 1;
+            assert!(
+                (1..=decisions.len()).contains(&number),
+                "{}: there is no ADR {number}",
+                file.display()
+            );
+        }
+    }
+    assert!(cited > 20, "only {cited} citations found: is the search broken?");
+}
+
+/// The anchors of a page's titles, as GitHub makes them.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let titles = prose(page).filter_map(|(_, line)| line.strip_prefix('#'));
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    titles
+        .map(|title| title.trim_start_matches('#').trim().to_lowercase())
+        .map(|title| title.chars().filter(kept).collect::<String>().replace(' ', "-"))
+        .collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut followed = 0;
+    let mut broken = Vec::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        let lines: Vec<&str> = prose(&text).map(|(_, line)| line).collect();
+        let joined = lines.join("\n");
+        for target in joined.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.contains("://") {
+                continue;
+            }
+            followed += 1;
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let to = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap().join(file),
+            };
+            let is_there = match anchor {
+                "" => to.exists(),
+                anchor => fs::read_to_string(&to).is_ok_and(|text| anchors(&text).contains(anchor)),
+            };
+            if !is_there {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(followed > 100, "only {followed} links found: is the search broken?");
+    assert!(broken.is_empty(), "links to nowhere:\n{}", broken.join("\n"));
+}
