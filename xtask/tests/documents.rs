@@ -33,14 +33,14 @@ fn codes(text: &str) -> impl Iterator<Item = &str> {
         part.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-' && c != '.')
     });
     words.map(|word| word.trim_end_matches(['.', '-'])).filter(|word| {
-        let bytes = word.as_bytes();
-        let Some((letter, rest)) = bytes.split_first() else { return false };
-        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let variant = &rest[digits..];
-        letter.is_ascii_uppercase()
-            && (1..=2).contains(&digits)
+        let Some(rest) = word.strip_prefix(|letter: char| letter.is_ascii_uppercase()) else {
+            return false;
+        };
+        let variant = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let digits = rest.len() - variant.len();
+        (1..=2).contains(&digits)
             && variant.len() <= 1
-            && variant.iter().all(u8::is_ascii_lowercase)
+            && variant.bytes().all(|byte| byte.is_ascii_lowercase())
     })
 }
 
@@ -181,10 +181,9 @@ fn prose_has_at_most_100_columns() {
         for (number, line) in prose(&text).filter(|(_, line)| !line.starts_with(['|', '#'])) {
             // What stands in backticks, or in the target of a link, cannot be broken.
             let mut is_code = false;
-            let can_break = line.trim_start().char_indices().any(|(at, c)| {
+            let can_break = line.trim().chars().enumerate().any(|(at, c)| {
                 is_code ^= c == '`';
-                let rest = &line.trim_start()[at..];
-                c == ' ' && !is_code && at > 3 && !rest.trim().is_empty()
+                c == ' ' && !is_code && at > 3
             });
             if line.chars().count() > 100 && can_break {
                 long.push(format!("{}:{number}", page.display()));
@@ -311,8 +310,11 @@ fn decisions_are_numbered_without_holes_and_listed() {
         let text = fs::read_to_string(&file).unwrap();
         // A line may break between the word and its number.
         let words: Vec<&str> = text.split_whitespace().collect();
-        for pair in words.windows(2).filter(|pair| pair[0].ends_with("ADR")) {
-            let digits: String = pair[1].chars().take_while(char::is_ascii_digit).collect();
+        for (word, next) in words.iter().zip(words.iter().skip(1)) {
+            if !word.ends_with("ADR") {
+                continue;
+            }
+            let digits: String = next.chars().take_while(char::is_ascii_digit).collect();
             let Ok(number) = digits.parse::<usize>() else { continue };
             cited += 1;
             assert!(
