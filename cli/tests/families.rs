@@ -31,7 +31,7 @@ const REGIONS: u32 = 3;
 /// So many keys lie in all partitions.
 const KEYS: u32 = 20;
 
-/// What an operator does about a server that has lost its data directory (ADR 25).
+/// What an operator does about a server that has lost its data directory (ADR 19).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remedy {
     /// A new machine takes its place: `--replace`.

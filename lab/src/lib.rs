@@ -1,5 +1,5 @@
 //! Every protocol in the simulator, by name. A simulation is generic in its protocol, so whoever runs one
-//! compiles all of it; this crate does that once, for the program and for tests alike (ADR 19).
+//! compiles all of it; this crate does that once, for the program and for tests alike (ADR 13).
 
 mod middleware;
 

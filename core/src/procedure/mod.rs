@@ -2,7 +2,7 @@
 //!
 //! They are compiled in, so that whoever runs a transaction (a gateway, or every replica of a protocol
 //! that orders transactions before it runs them) runs the same code; a version that does not know a
-//! name refuses the call where it enters (ADR 22). A new one is a function of this shape, a variant of
+//! name refuses the call where it enters (ADR 16). A new one is a function of this shape, a variant of
 //! [`Procedure`] and an arm in `Procedure::run`; the compiler lists the rest.
 
 pub mod movr;

@@ -168,7 +168,7 @@ pub struct Table {
     /// Where its rows are.
     pub placement: Placement,
     /// The columns that name a row, lower case: what the hotspot footprint knows records by, and what rows that are missing
-    /// are locked by at PostgreSQL (ADR 40). By default the sharding column.
+    /// are locked by at PostgreSQL (ADR 29). By default the sharding column.
     pub primary: Vec<String>,
     /// All columns in order, lower case, where the file lists them: for inserts without a list.
     pub columns: Vec<String>,

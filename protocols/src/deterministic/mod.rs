@@ -69,8 +69,8 @@
 //! - **A key's move** (SLOG's remastering) is a transaction of both homes; SLOG puts it into the old one's log alone and makes
 //!   those wait that come too early.
 //! - **Every server keeps the whole order**, all streams and their merge. Unless a map divides copies into shares
-//!   ([`orthodrome_core::Cluster::divided`], ADR 24), it holds every value as well, and runs everything on as many threads as it has workers
-//!   (ADR 23). The papers partition each region's copy over machines, and so do shares: [`shares`].
+//!   ([`orthodrome_core::Cluster::divided`], ADR 18), it holds every value as well, and runs everything on as many threads as it has workers
+//!   (ADR 17). The papers partition each region's copy over machines, and so do shares: [`shares`].
 //! - **All that take part in a transaction read and compute all of it**, also those in whose share it only reads: any of them
 //!   may have to answer. Calvin's passive participants do not.
 //! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the

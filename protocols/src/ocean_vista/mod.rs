@@ -37,7 +37,7 @@
 //!   Its epochs keep reports of different members apart (V8).
 //! - **One way to take over** whatever failed ([`takeover`]): promises of f + 1 replicas of every
 //!   partition, one pure decision (V10). A restarted coordinator is a failed one. The backup (§5.2) only
-//!   keeps what was under way from being given up; see ADR 18.
+//!   keeps what was under way from being given up; see ADR 12.
 //! - **A node answers for its replicas with one voice**: one `Write` and one answer, whatever it holds.
 //! - **Both paths of a write race**: FINALIZE goes out once f + 1 have stored it.
 //! - **A transaction's name belongs to one number**: a replica that knows it under one refuses others (R1,
@@ -46,7 +46,7 @@
 //!
 //! # Not implemented
 //! - Version ranges with members of their own (§5.3): a new machine with an empty disk takes the place of
-//!   one that is gone, see ADR 21; an operator's order to place a partition elsewhere is refused.
+//!   one that is gone, see ADR 15; an operator's order to place a partition elsewhere is refused.
 
 mod client;
 mod control;

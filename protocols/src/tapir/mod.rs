@@ -36,7 +36,7 @@
 //! # Deviations
 //! - **Commit-wait** (T1): a commit is told once its timestamp has passed on every clock, so that
 //!   timestamp order agrees with real time and the guarantee is *strict* serializability; see
-//!   ADR 10. Preparing takes a wide-area round trip anyway, which is longer than the wait.
+//!   ADR 7. Preparing takes a wide-area round trip anyway, which is longer than the wait.
 //! - **f + 1 `PrepareOk` are a commit, whatever the others say.** The paper's decide function lets
 //!   one `Abort` win; but whoever takes over may see the others only, and must come to the same
 //!   result (R2). For the same reason an abort is told only when no f + 1 replicas can still make

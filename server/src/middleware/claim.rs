@@ -1,4 +1,4 @@
-//! A proxy's claim to its number at every source (docs/adr/0042).
+//! A proxy's claim to its number at every source (docs/adr/0031).
 //!
 //! Transactions are named after their proxy's number. Two proxies with one number would end each other's prepared
 //! branches, each after its own decision log. So a proxy holds a session lock on its number at every source, and a row

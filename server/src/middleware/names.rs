@@ -1,5 +1,5 @@
 //! Rows that are looked for at PostgreSQL and are not there: it has no locks for them, so they are locked by their names
-//! (docs/adr/0040). What has to be asked of the server for that, as text; `source` asks it.
+//! (docs/adr/0029). What has to be asked of the server for that, as text; `source` asks it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! What servers of different shares tell each other, and servers of one share that are behind (ADR 24).
+//! What servers of different shares tell each other, and servers of one share that are behind (ADR 18).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::take;
