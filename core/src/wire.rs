@@ -18,7 +18,8 @@ use smallvec::{Array, SmallVec};
 
 pub use orthodrome_derive::Wire;
 
-use crate::Rng;
+use crate::procedure::Procedure;
+use crate::{Rng, Time, Timestamp};
 
 /// Where bytes are written.
 pub type Out = BytesMut;
@@ -393,9 +394,9 @@ macro_rules! number {
 
 number!(u8, u16, u32, u64, usize);
 
-/// A type whose bytes are those of another: how to turn one into the other.
+/// A type whose bytes are those of another: how to turn one into the other, and how to draw one.
 macro_rules! as_other {
-    ($type:ty as $other:ty, $to:expr, $from:expr) => {
+    ($type:ty as $other:ty, $to:expr, $from:expr, $draw:expr) => {
         impl Wire for $type {
             const SHAPE: Shape = <$other>::SHAPE;
 
@@ -412,11 +413,7 @@ macro_rules! as_other {
             }
 
             fn sample(rng: &mut Rng) -> Self {
-                loop {
-                    if let Ok(sample) = $from(<$other>::sample(rng)) {
-                        return sample;
-                    }
-                }
+                $draw(rng)
             }
 
             fn schema(_: &mut Schema) -> String {
@@ -438,26 +435,33 @@ macro_rules! as_other {
     };
 }
 
-as_other!(bool as u64, |value: &bool| u64::from(*value), |number| match number {
-    0 => Ok(false),
-    1 => Ok(true),
-    other => {
-        let found = u64::to_string(&other);
-        Err(WireError::Value { field: "bool", found, wanted: "0 or 1" })
-    }
-});
+as_other!(
+    bool as u64,
+    |value: &bool| u64::from(*value),
+    |number: u64| match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => {
+            let found = other.to_string();
+            Err(WireError::Value { field: "bool", found, wanted: "0 or 1" })
+        }
+    },
+    |rng: &mut Rng| rng.chance(1, 2)
+);
 
 // The sign is the lowest bit, so that small negative numbers are short.
 as_other!(
     i64 as u64,
     |value: &i64| ((value << 1) ^ (value >> 63)).cast_unsigned(),
-    |number: u64| Ok::<i64, WireError>((number >> 1).cast_signed() ^ -(number & 1).cast_signed())
+    |number: u64| Ok::<_, WireError>((number >> 1).cast_signed() ^ -(number & 1).cast_signed()),
+    |rng: &mut Rng| rng.next_u64().cast_signed() >> rng.below(64)
 );
 
 as_other!(
     Duration as u64,
     |value: &Duration| u64::try_from(value.as_nanos()).unwrap_or(u64::MAX),
-    |nanos| Ok::<Duration, WireError>(Duration::from_nanos(nanos))
+    |nanos| Ok::<_, WireError>(Duration::from_nanos(nanos)),
+    |rng: &mut Rng| Duration::from_nanos(u64::sample(rng))
 );
 
 as_other!(
@@ -469,7 +473,19 @@ as_other!(
             found: "other bytes".into(),
             wanted: "UTF-8",
         })
-    }
+    },
+    |rng: &mut Rng| u64::sample(rng).to_string()
+);
+
+as_other!(
+    Procedure as String,
+    |procedure: &Procedure| procedure.name().to_owned(),
+    |name: String| Procedure::find(&name).ok_or(WireError::Value {
+        field: "procedure",
+        found: name,
+        wanted: "a procedure that this version knows",
+    }),
+    |rng: &mut Rng| rng.pick(&Procedure::ALL).copied().unwrap_or(Procedure::TpccPayment)
 );
 
 /// Eight bytes whatever the value: for times, which are large.
@@ -517,25 +533,18 @@ impl Wire for Fixed {
     }
 }
 
-as_other!(crate::Time as Fixed, |time: &crate::Time| Fixed(time.0), |fixed: Fixed| Ok::<
-    crate::Time,
-    WireError,
->(crate::Time(
-    fixed.0
-)));
 as_other!(
-    crate::Timestamp as Fixed,
-    |timestamp: &crate::Timestamp| Fixed(timestamp.0),
-    |fixed: Fixed| Ok::<crate::Timestamp, WireError>(crate::Timestamp(fixed.0))
+    Time as Fixed,
+    |time: &Time| Fixed(time.0),
+    |fixed: Fixed| Ok::<_, WireError>(Time(fixed.0)),
+    |rng: &mut Rng| Time(u64::sample(rng))
 );
+
 as_other!(
-    crate::procedure::Procedure as String,
-    |procedure: &crate::procedure::Procedure| procedure.name().to_owned(),
-    |name: String| crate::procedure::Procedure::find(&name).ok_or(WireError::Value {
-        field: "procedure",
-        found: name,
-        wanted: "a procedure that this version knows",
-    })
+    Timestamp as Fixed,
+    |timestamp: &Timestamp| Fixed(timestamp.0),
+    |fixed: Fixed| Ok::<_, WireError>(Timestamp(fixed.0)),
+    |rng: &mut Rng| Timestamp(u64::sample(rng))
 );
 
 impl Wire for Bytes {
