@@ -206,7 +206,7 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// The bytes are not a list of fields.
-    pub fn next(&mut self) -> Result<Option<(u32, Raw<'a>)>, WireError> {
+    pub fn next_field(&mut self) -> Result<Option<(u32, Raw<'a>)>, WireError> {
         if self.is_empty() {
             return Ok(None);
         }
@@ -316,7 +316,6 @@ fn varint_size(value: u64) -> usize {
 
 fn put_varint(mut value: u64, out: &mut Out) {
     while value >= 0x80 {
-        #[expect(clippy::cast_possible_truncation, reason = "seven bits")]
         out.put_u8((value & 0x7f) as u8 | 0x80);
         value >>= 7;
     }
@@ -654,7 +653,7 @@ impl<T: Wire, E: Wire> Wire for Result<T, E> {
     fn take(raw: Raw<'_>) -> Result<Self, WireError> {
         let mut fields = raw.message("a result")?;
         let mut found = Err(WireError::Missing("of a result"));
-        while let Some((number, raw)) = fields.next()? {
+        while let Some((number, raw)) = fields.next_field()? {
             found = match number {
                 1 => T::take(raw).map(Ok),
                 2 => E::take(raw).map(Err),
@@ -688,7 +687,7 @@ impl<T: Wire> Wire for Option<T> {
 
     fn take(raw: Raw<'_>) -> Result<Self, WireError> {
         let (mut fields, mut value) = (raw.message("an option")?, None);
-        while let Some((number, raw)) = fields.next()? {
+        while let Some((number, raw)) = fields.next_field()? {
             if number == 1 {
                 value = Some(T::take(raw)?);
             }
@@ -785,7 +784,7 @@ macro_rules! several {
 
             fn take(raw: Raw<'_>) -> Result<Self, WireError> {
                 let (mut fields, mut all) = (raw.message("a list")?, Some(Self::default()));
-                while let Some((number, raw)) = fields.next()? {
+                while let Some((number, raw)) = fields.next_field()? {
                     if number == 1 {
                         Self::take_field(&mut all, raw)?;
                     }
@@ -862,7 +861,7 @@ impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
 
     fn take(raw: Raw<'_>) -> Result<Self, WireError> {
         let (mut fields, mut all) = (raw.message("a map")?, Some(Self::new()));
-        while let Some((number, raw)) = fields.next()? {
+        while let Some((number, raw)) = fields.next_field()? {
             if number == 1 {
                 Self::take_field(&mut all, raw)?;
             }
@@ -921,7 +920,7 @@ macro_rules! tuple {
             fn take(raw: Raw<'_>) -> Result<Self, WireError> {
                 let mut fields = raw.message($text)?;
                 $(let mut $name: Option<$type> = None;)*
-                while let Some((number, raw)) = fields.next()? {
+                while let Some((number, raw)) = fields.next_field()? {
                     match number {
                         $($number => Wire::take_field(&mut $name, raw)?,)*
                         _ => {}

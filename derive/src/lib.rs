@@ -142,7 +142,7 @@ impl List {
         quote! {{
             #(let mut #bound: Option<#types> = None;)*
             let mut fields = source;
-            while let Some((number, raw)) = fields.next()? {
+            while let Some((number, raw)) = fields.next_field()? {
                 match number {
                     #(#numbers => wire::Wire::take_field(&mut #bound, raw)?,)*
                     // A field of a later version.
@@ -326,7 +326,7 @@ fn choice(name: &str, variants: &[&syn::Variant]) -> syn::Result<Body> {
             let mut fields = raw.message(#name)?;
             // The last one counts, as protobuf has it; those of later versions are unknown.
             let mut found = Err(wire::WireError::Missing(#name));
-            while let Some((number, raw)) = fields.next()? {
+            while let Some((number, raw)) = fields.next_field()? {
                 found = match number {
                     #(#takes,)*
                     other => Err(wire::WireError::unknown(#name, u64::from(other))),

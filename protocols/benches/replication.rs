@@ -22,12 +22,6 @@ impl Replicated for Numbers {
     type Command = u64;
     type Chunk = u64;
     type Cursor = u64;
-    fn command_size(_: &u64) -> usize {
-        8
-    }
-    fn chunk_size(_: &u64) -> usize {
-        8
-    }
 }
 
 struct Out {

@@ -17,7 +17,7 @@ use orthodrome_protocols::carousel::Carousel;
 use orthodrome_protocols::deterministic::Deterministic;
 use orthodrome_protocols::natto::Natto;
 use orthodrome_protocols::ocean_vista::takeover::{self, Closed};
-use orthodrome_protocols::ocean_vista::{Body, Functor, Msg, OceanVista};
+use orthodrome_protocols::ocean_vista::{Body, Functor, Msg, OceanVista, RECENT_BYTES};
 use orthodrome_protocols::tapir::Tapir;
 use orthodrome_protocols::two_phase_locking::Locking;
 
@@ -119,7 +119,7 @@ fn what_survives_fits_into_a_message() {
         body: Body::Ops(vec![Op::Delete(key)]),
         acknowledged_below: 0,
     };
-    let count = limit.div_ceil(shortest.size()) as u64;
+    let count = limit.div_ceil(RECENT_BYTES + shortest.size()) as u64;
     let survivors = (0..count).map(|at| Timestamp(u64::MAX - at)).collect();
     let (above, upto) = (Timestamp::ZERO, Timestamp(u64::MAX));
     let closed = Closed { ballot: u64::MAX, above, upto, survivors };

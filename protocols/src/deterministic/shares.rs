@@ -16,7 +16,7 @@ use orthodrome_core::id::{PartitionId, ShareId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
-use super::message::{Due, Name, Part, Turn};
+use super::message::{Due, Name, Part, TURN, Turn};
 use super::placement::Placement;
 use crate::replication::Index;
 
@@ -125,22 +125,22 @@ impl Shares {
     }
 
     fn keep(&mut self, turn: Turn, part: Arc<Part>) {
-        self.kept_bytes += part.size();
+        self.kept_bytes += bytes_of(&part);
         if let Some(before) = self.kept.insert(turn, part) {
-            self.kept_bytes = self.kept_bytes.saturating_sub(before.size());
+            self.kept_bytes = self.kept_bytes.saturating_sub(bytes_of(&before));
         }
     }
 
     /// What `turn` needs of `share` has come.
     pub fn arrive(&mut self, turn: Turn, share: ShareId, part: Arc<Part>) {
         let order = self.orders.get(&turn.name).copied();
-        let is_full =
-            self.arrived.len() >= EARLY_MAX || self.arrived_bytes + part.size() > EARLY_BYTES_MAX;
+        let is_full = self.arrived.len() >= EARLY_MAX
+            || self.arrived_bytes + bytes_of(&part) > EARLY_BYTES_MAX;
         if order.is_none() && is_full {
             return;
         }
         if let Entry::Vacant(room) = self.arrived.entry(turn).or_default().entry(share) {
-            self.arrived_bytes += part.size();
+            self.arrived_bytes += bytes_of(&part);
             room.insert(part);
         }
         if let Some(order) = order {
@@ -159,7 +159,7 @@ impl Shares {
 
     fn remove_arrived(&mut self, turn: Turn) -> BTreeMap<ShareId, Arc<Part>> {
         let arrived = self.arrived.remove(&turn).unwrap_or_default();
-        let bytes: usize = arrived.values().map(|part| part.size()).sum();
+        let bytes: usize = arrived.values().map(|part| bytes_of(part)).sum();
         self.arrived_bytes = self.arrived_bytes.saturating_sub(bytes);
         arrived
     }
@@ -290,7 +290,7 @@ impl Shares {
             && let Some((&turn, _)) = self.kept.range(first(Index(0))..first(index.next())).next()
             && let Some(part) = self.kept.remove(&turn)
         {
-            self.kept_bytes = self.kept_bytes.saturating_sub(part.size());
+            self.kept_bytes = self.kept_bytes.saturating_sub(bytes_of(&part));
         }
     }
 
@@ -318,7 +318,8 @@ impl Shares {
     pub fn forget_arrived(&mut self, is_needed: impl Fn(Turn) -> bool) {
         let Self { arrived, arrived_bytes, orders, .. } = self;
         arrived.retain(|turn, _| orders.contains_key(&turn.name) || is_needed(*turn));
-        *arrived_bytes = arrived.values().flat_map(BTreeMap::values).map(|part| part.size()).sum();
+        *arrived_bytes =
+            arrived.values().flat_map(BTreeMap::values).map(|part| bytes_of(part)).sum();
     }
 
     /// Panics if the state contradicts itself.
@@ -331,10 +332,10 @@ impl Shares {
             "transactions may run and do not"
         );
         self.assert_invariants_of_locks();
-        let kept: usize = self.kept.values().map(|part| part.size()).sum();
+        let kept: usize = self.kept.values().map(|part| bytes_of(part)).sum();
         assert_eq!(kept, self.kept_bytes, "parts that are kept are not counted");
         let arrived = self.arrived.values().flat_map(BTreeMap::values);
-        let arrived: usize = arrived.map(|part| part.size()).sum();
+        let arrived: usize = arrived.map(|part| bytes_of(part)).sum();
         assert_eq!(arrived, self.arrived_bytes, "parts that have come are not counted");
     }
 
@@ -358,6 +359,11 @@ fn keys<'a>(due: &'a Due, placement: &Placement) -> BTreeMap<&'a Key, bool> {
     let reads = functor.reads.iter().map(|key| (key, false));
     let writes = functor.writes.iter().map(|key| (key, true));
     reads.chain(writes).filter(|(key, _)| placement.holds(key)).collect()
+}
+
+/// The bytes that a part takes where it is kept: no part is free, however little was read.
+fn bytes_of(part: &Part) -> usize {
+    TURN + part.size()
 }
 
 #[cfg(test)]

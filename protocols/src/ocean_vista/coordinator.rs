@@ -18,6 +18,10 @@ use super::watermark::Members;
 use super::{Config, Note};
 use crate::waiting::Asked;
 
+/// What a coordinator keeps of a transaction beside its functor, in bytes: so many transactions fit into
+/// [`super::Config::in_flight_bytes_max`] that a takeover can name all of them in one message.
+pub const RECENT_BYTES: usize = 24;
+
 /// A node's coordinator.
 #[derive(Debug)]
 pub(super) struct Coordinator {
@@ -174,7 +178,7 @@ impl Coordinator {
             self.owe(node, ts, world.members);
         }
         if !is_read_only {
-            let bytes = functor.size();
+            let bytes = RECENT_BYTES + functor.size();
             self.recent_bytes += bytes;
             self.recent.insert(ts, Recent { voters: nodes.clone(), acked: Vec::new(), bytes });
         }

@@ -71,6 +71,7 @@ mod tid;
 pub mod watermark;
 
 pub use client::Client;
+pub use coordinator::RECENT_BYTES;
 pub use message::{
     Ask, Body, Change, Functor, Holding, Knowledge, Msg, Output, Path, Reason, Record, Refusal,
     Rest, Seen, Shown, View, What,

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::rng::Rng;
@@ -23,7 +24,7 @@ const NOW: Time = Time::ZERO;
 const WHOLE: Part = Part { moment: 1, from: Timestamp::ZERO, next: None };
 
 /// A transaction is the partitions that it writes, and its name.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
 struct Parts(BTreeSet<PartitionId>, u32);
 
 impl Functor for Parts {

@@ -721,12 +721,13 @@ impl<R: Replicated> Replica<R> {
 mod tests {
     use super::super::quorum::Members;
     use super::*;
+    use bytes::Bytes;
 
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct Sizes;
 
     impl Replicated for Sizes {
-        type Command = usize;
+        type Command = Bytes;
         type Chunk = ();
         type Cursor = ();
     }
@@ -737,8 +738,10 @@ mod tests {
     fn what_is_under_way_to_one_follower_is_bounded_in_bytes() {
         let mut log: Log<Sizes> =
             Log::new(Index(0), Term(0), Members::settled(vec![NodeId(1)], Vec::new()));
-        for bytes in [&[3 << 20; 60][..], &[1_000; 1_000]].concat() {
-            log.append(Entry { term: Term(1), payload: Payload::Command(Arc::new(bytes)) });
+        let longest = Bytes::from(vec![0; 3 << 20]);
+        for length in [&[longest.len(); 60][..], &[1_000; 1_000]].concat() {
+            let command = Arc::new(longest.slice(..length));
+            log.append(Entry { term: Term(1), payload: Payload::Command(command) });
         }
         let config = Config::with_election_timeout(std::time::Duration::from_secs(1));
         let mut progress: Progress<Sizes> = Progress::new(NodeId(2), Index(1), Time::ZERO);
@@ -749,7 +752,8 @@ mod tests {
             let mut bytes = 0;
             while let Some(msg) = progress.next_append(&log, &config, shared).unwrap() {
                 let Message::AppendEntries { entries, .. } = &msg else { panic!("{msg}") };
-                assert!(entries.len() == 1 || msg.size() <= config.max_batch_bytes + 100);
+                let most = config.max_batch_bytes + 100 + 8 * entries.len();
+                assert!(entries.len() == 1 || msg.size() <= most);
                 bytes += msg.size();
             }
             assert!(bytes > 0, "no progress after {told}");

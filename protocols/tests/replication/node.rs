@@ -23,14 +23,6 @@ impl Replicated for Register {
     type Command = u64;
     type Chunk = Vec<(u64, (Index, u64))>;
     type Cursor = u64;
-
-    fn command_size(_: &u64) -> usize {
-        8
-    }
-
-    fn chunk_size(chunk: &Self::Chunk) -> usize {
-        24 * chunk.len()
-    }
 }
 
 /// What lies on a disk: the last checkpoint and what was written after it.

@@ -1,7 +1,7 @@
 //! The first thing two processes say to each other, both ways, before any frame.
 //!
 //! `ORTHODRM`, the lowest and the highest wire version the speaker knows (two bytes each), the
-//! length of what follows (two bytes), a [`Hello`] in protobuf, and a CRC-32C of all before it. Both
+//! length of what follows (two bytes), a `Hello` in protobuf, and a CRC-32C of all before it. Both
 //! ends check everything; the acceptor answers with a `Hello` too, which names the reason if it
 //! refuses.
 

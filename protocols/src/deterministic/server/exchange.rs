@@ -276,11 +276,11 @@ impl Server {
         self.exchange.outgoing.entry(from).or_default();
         for turn in turns {
             if let Some(part) = self.state.shares.part(turn) {
-                if bytes > 0 && bytes + part.size() > AGAIN_BYTES_MAX {
+                if bytes > 0 && bytes + TURN + part.size() > AGAIN_BYTES_MAX {
                     // It will be asked for again.
                     continue;
                 }
-                bytes += part.size();
+                bytes += TURN + part.size();
                 cx.note(Note::SentReadsAgain);
                 self.exchange.outgoing.entry(from).or_default().push((turn, part));
             } else if self.state.has_run(turn) {

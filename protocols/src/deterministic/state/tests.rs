@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::rng::Rng;
