@@ -8,7 +8,7 @@ use super::support::catch;
 
 /// The seeds of [`super`] hold every protocol to it. Where replicas may be behind, clients that forget what
 /// they were told see it, within so many seeds; `carousel.rs` has Carousel's basic protocol.
-const CAUGHT_WITHIN: [(&str, u64); 3] = [(FAST, 50), (tapir::NAME, 50), (ocean_vista::NAME, 50)];
+const CAUGHT_WITHIN: [(&str, u64); 3] = [(FAST, 400), (tapir::NAME, 400), (ocean_vista::NAME, 400)];
 
 #[test]
 fn clients_that_forget_what_they_were_told_are_noticed() {
