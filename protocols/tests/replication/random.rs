@@ -91,7 +91,7 @@ fn votes_that_are_not_durable_are_caught() {
 
 #[test]
 fn choosing_entries_of_older_terms_is_caught() {
-    bites(Tooth::ChooseOldTerm, 3_000, &SAFETY);
+    bites(Tooth::ChooseOldTerm, 20_000, &SAFETY);
 }
 
 #[test]
