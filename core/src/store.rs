@@ -5,7 +5,6 @@
 //! memtable and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the memtable,
 //! and replaying the log rebuilds it: putting the same version twice changes nothing.
 
-use crate::wire::Wire;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Bound;
@@ -13,15 +12,38 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
+use crate::Rng;
 use crate::id::PartitionId;
 use crate::time::Timestamp;
 use crate::txn::{Key, Read, Value, Version};
+use crate::wire::{Wire, WireError};
 
 /// One version of a key; no value means that this version deleted it.
 pub type Versioned = (Version, Option<Value>);
 
 /// All versions of one key, oldest first.
 pub type Versions = SmallVec<[Versioned; 1]>;
+
+/// Checks that the versions of each key are in order, oldest first: what a table relies on.
+///
+/// # Errors
+/// They are not.
+pub fn check_versions(keys: &[(Key, Versions)]) -> Result<(), WireError> {
+    for (key, versions) in keys {
+        if !versions.is_sorted_by(|(a, _), (b, _)| a < b) {
+            let found = format!("versions of {key} out of order");
+            let wanted = "oldest first, each once";
+            return Err(WireError::Value { field: "versions", found, wanted });
+        }
+    }
+    Ok(())
+}
+
+/// Keys with versions that pass [`check_versions`].
+pub fn sample_versions(rng: &mut Rng) -> Vec<(Key, Versions)> {
+    let keys = Vec::<(Key, BTreeMap<Version, Option<Value>>)>::sample(rng);
+    keys.into_iter().map(|(key, versions)| (key, versions.into_iter().collect())).collect()
+}
 
 /// Where durable versions are read from. Written only by the driver, when it carries out a
 /// checkpoint.

@@ -1,6 +1,6 @@
 //! Transactions as every protocol sees them: what is read, what is written, and what became of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use crate::id::{RegionId, TxnId};
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
-use crate::rng::Rng;
 use crate::session::Floors;
 use crate::time::Timestamp;
 use crate::wire::{Wire, WireError};
@@ -233,7 +232,6 @@ pub enum Kind {
 
 /// One attempt at a transaction, as its client declares it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
-#[wire(check = "Txn::check", sample = "Txn::draw")]
 pub struct Txn {
     /// Its name, attempt included.
     pub id: TxnId,
@@ -246,9 +244,11 @@ pub struct Txn {
     pub kind: Kind,
     /// Keys it reads, in a general transaction those of its first round, if any; sorted, without
     /// duplicates.
+    #[wire(ascending)]
     pub reads: Vec<Key>,
     /// Keys it may write; sorted, without duplicates; may overlap `reads`. In a general transaction, which
     /// declares none, at most a hint: those of them that it reads are better locked for writing at once.
+    #[wire(ascending)]
     pub writes: Vec<Key>,
     /// The client knows the outcome of every transaction of its own with a smaller counter, and
     /// will never ask again (`protocol-pitfalls` R6).
@@ -259,31 +259,6 @@ pub struct Txn {
 }
 
 impl Txn {
-    fn check(&self) -> Result<(), WireError> {
-        for (field, keys) in [("Txn.reads", &self.reads), ("Txn.writes", &self.writes)] {
-            if !keys.is_sorted_by(|a, b| a < b) {
-                let found = "keys out of order".into();
-                return Err(WireError::Value { field, found, wanted: "sorted keys, each once" });
-            }
-        }
-        Ok(())
-    }
-
-    /// Any transaction, for tests of its bytes.
-    fn draw(rng: &mut Rng) -> Self {
-        let keys = |rng: &mut Rng| BTreeSet::<Key>::sample(rng).into_iter().collect();
-        Self {
-            id: Wire::sample(rng),
-            home: Wire::sample(rng),
-            priority: Wire::sample(rng),
-            kind: Wire::sample(rng),
-            reads: keys(rng),
-            writes: keys(rng),
-            acknowledged_below: Wire::sample(rng),
-            floors: Wire::sample(rng),
-        }
-    }
-
     /// An interactive transaction.
     #[must_use]
     pub fn interactive(id: TxnId, home: RegionId, reads: Vec<Key>, writes: Vec<Key>) -> Self {

@@ -67,6 +67,17 @@ impl WireError {
     pub fn unknown(of: &'static str, number: u64) -> Self {
         Self::Unknown { of, number }
     }
+
+    /// The same, if it is about a value, about the value of `field`.
+    #[must_use]
+    pub fn of(self, field: &'static str) -> Self {
+        match self {
+            Self::Value { found, wanted, .. } => Self::Value { field, found, wanted },
+            Self::Malformed(_) | Self::Missing(_) | Self::Shape { .. } | Self::Unknown { .. } => {
+                self
+            }
+        }
+    }
 }
 
 /// How a value stands in a field: the wire types of protobuf.
@@ -307,6 +318,23 @@ pub fn decode<T: Wire>(bytes: &Bytes) -> Result<T, WireError> {
 /// Field `name` must be there, and is not.
 pub fn or_absent<T: Wire>(found: Option<T>, name: &'static str) -> Result<T, WireError> {
     found.or_else(T::absent).ok_or(WireError::Missing(name))
+}
+
+/// Checks that items ascend, each once: `#[wire(ascending)]`.
+///
+/// # Errors
+/// They do not.
+pub fn check_ascending<T: Ord>(items: &[T]) -> Result<(), WireError> {
+    if items.is_sorted_by(|a, b| a < b) {
+        return Ok(());
+    }
+    let found = "items out of order".into();
+    Err(WireError::Value { field: "list", found, wanted: "ascending, each once" })
+}
+
+/// Some items that ascend, each once.
+pub fn sample_ascending<T: Wire + Ord>(rng: &mut Rng) -> Vec<T> {
+    BTreeSet::sample(rng).into_iter().collect()
 }
 
 fn varint_size(value: u64) -> usize {
@@ -1167,6 +1195,67 @@ mod tests {
         }
         let endless = Bytes::from_static(&[0x80; 11]);
         assert_eq!(decode::<Old>(&endless), Err(WireError::Malformed("a number without an end")));
+    }
+
+    /// A message whose second variant and second field have been removed.
+    #[derive(Wire, Clone, PartialEq, Eq, Debug)]
+    enum Later {
+        Read {
+            key: Bytes,
+            #[wire(number = 3)]
+            limit: Option<u64>,
+        },
+        #[wire(number = 3)]
+        Pause(u64),
+    }
+
+    #[test]
+    fn fields_and_variants_after_a_removed_one_keep_their_numbers() {
+        let key = Bytes::from_static(b"k");
+        let new =
+            New::Read { key: key.clone(), at_least: 7, limit: Some(3), nodes: vec![], flag: false };
+        assert_eq!(pass(&new), Ok(Later::Read { key: key.clone(), limit: Some(3) }));
+        assert_eq!(pass(&New::Pause(9)), Ok(Later::Pause(9)));
+        let error = WireError::Unknown { of: "Later", number: 2 };
+        assert_eq!(pass::<_, Later>(&New::Stop), Err(error));
+    }
+
+    #[test]
+    fn missing_fields_and_other_types_are_refused_by_name() {
+        assert_eq!(decode::<Old>(&Bytes::new()), Err(WireError::Missing("Old")));
+        /// Field 1 is a number here, and bytes in `Old`.
+        #[derive(Wire)]
+        enum Other {
+            Read { key: u64 },
+        }
+        let error = pass::<_, Old>(&Other::Read { key: 5 }).unwrap_err();
+        assert!(matches!(error, WireError::Shape { found: "a number", .. }), "{error}");
+        // A wire type that protobuf had once: the begin of a group.
+        let group = Bytes::from_static(&[0x0b]);
+        let error = WireError::Malformed("a field of an unknown wire type");
+        assert_eq!(decode::<Old>(&group), Err(error));
+    }
+
+    /// A list with a promise.
+    #[derive(Wire, Clone, PartialEq, Eq, Debug)]
+    struct Sorted {
+        #[wire(ascending)]
+        nodes: Vec<u32>,
+    }
+
+    /// The same without it.
+    #[derive(Wire)]
+    struct Unsorted {
+        nodes: Vec<u32>,
+    }
+
+    #[test]
+    fn lists_that_do_not_ascend_are_refused_with_the_name_of_the_field() {
+        assert_eq!(pass(&Unsorted { nodes: vec![1, 2] }), Ok(Sorted { nodes: vec![1, 2] }));
+        for nodes in [vec![2, 1], vec![1, 1]] {
+            let error = pass::<_, Sorted>(&Unsorted { nodes }).unwrap_err();
+            assert!(error.to_string().starts_with("Sorted.nodes holds"), "{error}");
+        }
     }
 
     #[test]

@@ -19,12 +19,15 @@ use syn::{Attribute, Data, DeriveInput, Error, Fields, GenericParam, Generics, I
 /// another number: those after one that was removed must keep theirs.
 ///
 /// On a type, or on a field that has a name:
-/// - `#[wire(check = "path")]`: a function from a reference to `Result<(), WireError>` that looks
-///   at what was decoded.
+/// - `#[wire(check = "path")]`: a function from a reference to `Result<(), WireError>` that checks
+///   the decoded value. The error names the field.
+/// - `#[wire(sample = "path")]`: a function from `&mut Rng` to a value that passes the check, where
+///   few random values would.
+///
+/// On a field that is a `Vec`:
+/// - `#[wire(ascending)]`: its items ascend, each once; other bytes are refused.
 ///
 /// On a type:
-/// - `#[wire(sample = "path")]`: a function from `&mut Rng` to `Self`, where few drawn values
-///   would pass the check.
 /// - `#[wire(bound = "")]`: the bounds of the implementation, instead of `T: Wire` for each type
 ///   parameter.
 #[proc_macro_derive(Wire, attributes(wire))]
@@ -42,12 +45,35 @@ struct Options {
     number: Option<u32>,
 }
 
+impl Options {
+    /// An expression that draws a value which passes the check; `any` draws one that need not.
+    fn sample(&self, any: &TokenStream) -> TokenStream {
+        match (&self.sample, &self.check) {
+            (Some(sample), _) => quote!(#sample(rng)),
+            (None, None) => any.clone(),
+            (None, Some(check)) => quote! {
+                loop {
+                    let drawn = #any;
+                    if #check(&drawn).is_ok() {
+                        break drawn;
+                    }
+                }
+            },
+        }
+    }
+}
+
 fn options(attributes: &[Attribute]) -> syn::Result<Options> {
     let mut options = Options::default();
     for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("wire")) {
         attribute.parse_nested_meta(|meta| {
             if meta.path.is_ident("number") {
                 options.number = Some(meta.value()?.parse::<syn::LitInt>()?.base10_parse()?);
+                return Ok(());
+            }
+            if meta.path.is_ident("ascending") {
+                options.check = Some(syn::parse_quote!(wire::check_ascending));
+                options.sample = Some(syn::parse_quote!(wire::sample_ascending));
                 return Ok(());
             }
             let text = meta.value()?.parse::<LitStr>()?;
@@ -58,7 +84,7 @@ fn options(attributes: &[Attribute]) -> syn::Result<Options> {
             } else if meta.path.is_ident("bound") {
                 options.bound = Some(text.value());
             } else {
-                return Err(meta.error("expected check, sample, bound or number"));
+                return Err(meta.error("expected check, sample, ascending, bound or number"));
             }
             Ok(())
         })?;
@@ -90,8 +116,8 @@ struct List {
     types: Vec<syn::Type>,
     /// Its number.
     numbers: Vec<u32>,
-    /// What its value has to pass.
-    checks: Vec<Option<syn::Path>>,
+    /// Its check and its sample.
+    options: Vec<Options>,
     /// `{ a, b }`, `(f_0, f1)` or nothing.
     pattern: TokenStream,
 }
@@ -99,8 +125,7 @@ struct List {
 fn list(fields: &Fields) -> syn::Result<List> {
     let numbers = numbers(fields.iter().map(|field| field.attrs.as_slice()))?;
     let types = fields.iter().map(|field| field.ty.clone()).collect();
-    let checks = fields.iter().map(|field| Ok(options(&field.attrs)?.check));
-    let checks = checks.collect::<syn::Result<_>>()?;
+    let options = fields.iter().map(|field| options(&field.attrs)).collect::<syn::Result<_>>()?;
     let own: Vec<&Ident> = fields.iter().filter_map(|field| field.ident.as_ref()).collect();
     let names: Vec<String> = match fields {
         Fields::Named(_) => own.iter().map(|name| name.to_string().replace("r#", "")).collect(),
@@ -113,7 +138,7 @@ fn list(fields: &Fields) -> syn::Result<List> {
         Fields::Unnamed(_) => quote!((#(#bound),*)),
         Fields::Unit => quote!(),
     };
-    Ok(List { bound, names, types, numbers, checks, pattern })
+    Ok(List { bound, names, types, numbers, options, pattern })
 }
 
 impl List {
@@ -133,12 +158,12 @@ impl List {
 
     /// An expression of `Result<Self, WireError>`, from the `Bytes` in `source`.
     fn take(&self, path: &TokenStream, named: &str) -> TokenStream {
-        let Self { bound, names, types, numbers, checks, pattern } = self;
-        let checks = bound
-            .iter()
-            .zip(checks)
-            .filter_map(|(bound, check)| check.as_ref().map(|check| quote!(#check(&#bound)?;)));
-        let full = names.iter().map(|name| format!("{named}.{name}"));
+        let Self { bound, names, types, numbers, options, pattern } = self;
+        let full: Vec<String> = names.iter().map(|name| format!("{named}.{name}")).collect();
+        let checks = bound.iter().zip(&full).zip(options).filter_map(|((bound, full), options)| {
+            let check = options.check.as_ref()?;
+            Some(quote!(#check(&#bound).map_err(|error| error.of(#full))?;))
+        });
         quote! {{
             #(let mut #bound: Option<#types> = None;)*
             let mut fields = source;
@@ -156,18 +181,9 @@ impl List {
     }
 
     fn sample(&self, path: &TokenStream) -> TokenStream {
-        let Self { bound, checks, pattern, .. } = self;
-        let samples = checks.iter().map(|check| match check {
-            None => quote!(wire::Wire::sample(rng)),
-            Some(check) => quote! {
-                loop {
-                    let drawn = wire::Wire::sample(rng);
-                    if #check(&drawn).is_ok() {
-                        break drawn;
-                    }
-                }
-            },
-        });
+        let Self { bound, options, pattern, .. } = self;
+        let samples =
+            options.iter().map(|options| options.sample(&quote!(wire::Wire::sample(rng))));
         quote! {{
             #(let #bound = #samples;)*
             #path #pattern
@@ -396,18 +412,7 @@ fn expand(input: &DeriveInput) -> syn::Result<TokenStream> {
     let generics = bounds(&input.generics, options.bound.as_deref())?;
     let (impl_generics, type_generics, clause) = generics.split_for_impl();
     let Body { shape, size, put, take, sample, schema } = body;
-    let sample = match (options.sample, &options.check) {
-        (Some(path), _) => quote!(#path(rng)),
-        (None, None) => sample,
-        (None, Some(check)) => quote! {
-            loop {
-                let drawn: Self = (|| { #sample })();
-                if #check(&drawn).is_ok() {
-                    return drawn;
-                }
-            }
-        },
-    };
+    let sample = options.sample(&sample);
     let take = match options.check {
         None => take,
         Some(path) => quote! {

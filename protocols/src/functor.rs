@@ -1,24 +1,24 @@
 //! A transaction as a function of what it reads, for protocols that order it before they run it:
 //! every replica that runs it at the same place in the order comes to the same result (R10).
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
 use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
-use orthodrome_core::{Rng, Wire, WireError};
 
 /// A transaction with everything needed to compute what it writes. Ocean Vista stores it in the place
 /// of those values (§3.1); the deterministic protocols keep it in their logs.
 #[derive(Clone, PartialEq, Eq, Wire)]
-#[wire(check = "Functor::check", sample = "Functor::draw")]
 pub struct Functor {
     /// Its name.
     pub txn: TxnId,
     /// Keys it reads; sorted.
+    #[wire(ascending)]
     pub reads: Vec<Key>,
     /// Keys it writes; sorted.
+    #[wire(ascending)]
     pub writes: Vec<Key>,
     /// How what it writes follows from what it reads.
     pub body: Body,
@@ -45,28 +45,6 @@ pub enum Body {
 pub type Output = Result<Writes, AbortReason>;
 
 impl Functor {
-    fn check(&self) -> Result<(), WireError> {
-        for (field, keys) in [("Functor.reads", &self.reads), ("Functor.writes", &self.writes)] {
-            if !keys.is_sorted_by(|a, b| a < b) {
-                let found = "keys out of order".into();
-                return Err(WireError::Value { field, found, wanted: "sorted keys, each once" });
-            }
-        }
-        Ok(())
-    }
-
-    /// Any functor, for tests of its bytes.
-    fn draw(rng: &mut Rng) -> Self {
-        let keys = |rng: &mut Rng| BTreeSet::<Key>::sample(rng).into_iter().collect();
-        Self {
-            txn: Wire::sample(rng),
-            reads: keys(rng),
-            writes: keys(rng),
-            body: Wire::sample(rng),
-            acknowledged_below: Wire::sample(rng),
-        }
-    }
-
     /// A procedure, as its caller declared it.
     #[must_use]
     pub fn procedure(txn: &Txn, ops: Vec<Op>) -> Arc<Self> {

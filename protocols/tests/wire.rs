@@ -7,17 +7,21 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use bytes::Bytes;
+use orthodrome_core::store::Versions;
 use orthodrome_core::topology::Topology;
-use orthodrome_core::txn::Op;
+use orthodrome_core::txn::{Op, Txn, Version};
 use orthodrome_core::wire::{Schema, decode, encode};
 use orthodrome_core::{
-    ClientId, Cluster, Key, Limits, Message as _, Protocol, Rng, Timestamp, TxnId, Wire,
+    ClientId, Cluster, Key, Limits, Message as _, NodeId, Protocol, Rng, Time, Timestamp, TxnId,
+    Wire,
 };
-use orthodrome_protocols::carousel::Carousel;
-use orthodrome_protocols::deterministic::Deterministic;
+use orthodrome_protocols::Portion;
+use orthodrome_protocols::carousel::{self, Carousel, Chunk};
+use orthodrome_protocols::deterministic::{Deterministic, Sequenced};
 use orthodrome_protocols::natto::Natto;
 use orthodrome_protocols::ocean_vista::takeover::{self, Closed};
 use orthodrome_protocols::ocean_vista::{Body, Functor, Msg, OceanVista, RECENT_BYTES};
+use orthodrome_protocols::replication::Members;
 use orthodrome_protocols::tapir::Tapir;
 use orthodrome_protocols::two_phase_locking::Locking;
 
@@ -90,6 +94,41 @@ fn is_refused_or_read<T: Wire>(of: &'static str) {
 #[test]
 fn damaged_bytes_never_panic() {
     of_every_protocol!(is_refused_or_read);
+}
+
+/// What a decoder says to a value whose definition allows more than its type promises.
+fn refusal<T: Wire>(value: &T) -> String {
+    decode::<T>(&encode(value)).err().map(|error| error.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn values_that_break_a_promise_of_their_type_are_refused() {
+    let mut rng = Rng::stream(6, "promises", 0);
+    let keys = ["b", "a"].map(|key| Key(Bytes::from_static(key.as_bytes()))).to_vec();
+    let txn = Txn { reads: keys.clone(), ..Wire::sample(&mut rng) };
+    assert!(refusal(&txn).starts_with("Txn.reads holds"), "{}", refusal(&txn));
+    let txn = Txn { reads: Vec::new(), writes: keys.clone(), ..txn };
+    assert!(refusal(&txn).starts_with("Txn.writes holds"), "{}", refusal(&txn));
+    let functor = Functor { writes: keys.clone(), ..Wire::sample(&mut rng) };
+    assert!(refusal(&functor).starts_with("Functor.writes holds"), "{}", refusal(&functor));
+
+    let voters = vec![NodeId(2), NodeId(1)];
+    let members = Members { voters, ..Members::default() };
+    assert!(refusal(&members).starts_with("Members.voters holds"), "{}", refusal(&members));
+
+    let entry = Sequenced { homes: Vec::new(), ..Wire::sample(&mut rng) };
+    assert!(refusal(&entry).starts_with("Sequenced.homes holds"), "{}", refusal(&entry));
+
+    let version = |at| (Version { timestamp: Timestamp(at), ..Version::INITIAL }, None);
+    let versions: Versions = [version(2), version(1)].into_iter().collect();
+    let piece = Chunk::<carousel::State> {
+        keys: vec![(Key(Bytes::from_static(b"k")), versions)],
+        ..Wire::sample(&mut rng)
+    };
+    assert!(refusal(&piece).starts_with("Chunk.keys holds"), "{}", refusal(&piece));
+
+    let portion = Portion { sent_at: Time::ZERO, number: 1, of: 1 };
+    assert!(refusal(&portion).starts_with("Portion holds"), "{}", refusal(&portion));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Message;
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads};
 use orthodrome_core::{Rng, Wire, WireError};
@@ -16,7 +16,7 @@ use super::checks::Span;
 use super::merge::Place;
 use crate::functor::{Body, Functor};
 use crate::replication::{self, Index, Replicated};
-use crate::sizes::{TXN, VERSION, value_size};
+use crate::sizes::TXN;
 
 /// A transaction as it is sequenced: all of it, in every stream that it is in (S6).
 #[derive(Clone, PartialEq, Eq, Wire)]
@@ -350,9 +350,9 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// About how many bytes it read.
+    /// How many bytes it read.
     pub(super) fn reads_size(&self) -> usize {
-        self.reads.as_ref().map_or(0, reads_size)
+        self.reads.as_ref().map_or(0, Wire::size)
     }
 
     /// What its gateway is told.
@@ -455,7 +455,7 @@ impl Image {
             all.room(24 + pending.2.size()).pending.push(pending);
         }
         for (txn, ended) in self.ended {
-            all.room(TXN + 24 + ended.reads_size()).ended.insert(txn, ended);
+            all.room(TXN + ended.size()).ended.insert(txn, ended);
         }
         for (key, home) in self.moved {
             all.room(32 + key.len()).moved.insert(key, home);
@@ -558,6 +558,7 @@ pub struct Chunk {
     /// Everything but the data, in the first piece, or in the first few.
     pub image: Option<Arc<Image>>,
     /// Keys with their newest versions.
+    #[wire(check = "check_versions", sample = "sample_versions")]
     pub keys: Vec<(Key, Versions)>,
 }
 
@@ -778,6 +779,3 @@ impl Message for Msg {
 
 /// About how many bytes a [`Turn`] takes.
 pub(super) const TURN: usize = 22 + TXN;
-fn reads_size(reads: &Reads) -> usize {
-    reads.iter().map(|(key, read)| 8 + key.len() + VERSION + value_size(&read.value)).sum()
-}

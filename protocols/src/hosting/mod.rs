@@ -15,7 +15,7 @@ use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{Leftover, Message};
 use orthodrome_core::rng::Rng;
-use orthodrome_core::store::{Start, Versions};
+use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
@@ -31,6 +31,7 @@ pub struct Chunk<S> {
     /// In the first piece, and in as many more as it takes: everything but the data, or a part of that.
     pub state: Option<Box<S>>,
     /// Keys with their versions; a key with many of them is in several pieces.
+    #[wire(check = "check_versions", sample = "sample_versions")]
     pub keys: Vec<(Key, Versions)>,
 }
 

@@ -13,7 +13,7 @@ use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 use super::{Record, Role, Way};
 use crate::replication;
 use crate::routes::Routes;
-use crate::sizes::{READ_BYTES_MAX, value_size};
+use crate::sizes::READ_BYTES_MAX;
 
 /// A few partitions, in order.
 #[derive(Debug, Default)]
@@ -119,7 +119,7 @@ impl<R: Role> World<'_, R> {
         // Of a few keys it is certain without a look.
         keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
             && keys.iter().any(|key| {
-                bytes += key.len() + value_size(&self.store.read(partition, key).value);
+                bytes += key.size() + self.store.read(partition, key).size();
                 bytes > READ_BYTES_MAX
             })
     }

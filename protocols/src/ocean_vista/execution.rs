@@ -12,7 +12,7 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Reads};
 
-use super::message::{Ask, Functor, Msg, Output, Reason, Seen, map_size, output_size, read_size};
+use super::message::{Ask, Functor, Msg, Output, Reason, Seen};
 use super::reading::{Said, Verdict, read};
 use super::server::World;
 use super::{Config, Note};
@@ -231,7 +231,7 @@ impl Reader {
             }
             match read(&wanted.said, world.config.teeth) {
                 Verdict::Read(read) => {
-                    reading.bytes += read_size(key, &read);
+                    reading.bytes += key.size() + read.size();
                     reading.reads.insert(key.clone(), read);
                     return false;
                 }
@@ -416,7 +416,7 @@ const READ_BYTES_MAX: usize = 12 << 20;
 /// What a functor comes to, given what it read, and what of that is told.
 pub(super) fn compute(functor: &Functor, reads: Reads) -> (Output, Reads) {
     let output = functor.execute(&reads);
-    let is_too_large = map_size(&reads) + output_size(&output) > READ_BYTES_MAX;
+    let is_too_large = reads.size() + output.size() > READ_BYTES_MAX;
     if is_too_large { too_large() } else { (output, reads) }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::machine::{Lane, Message};
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
 use orthodrome_core::{Rng, Wire, WireError};
@@ -13,7 +13,6 @@ use orthodrome_core::{Rng, Wire, WireError};
 use super::state::{Image, Name, State};
 use super::{directory, gossiper, takeover};
 pub use crate::functor::{Body, Functor, Output};
-use crate::sizes::{VERSION, value_size, writes_size};
 
 /// How a transaction was processed, for reports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
@@ -463,6 +462,7 @@ pub enum Msg {
         /// The question that this answers.
         round: u64,
         /// Keys with their versions.
+        #[wire(check = "check_versions", sample = "sample_versions")]
         keys: Vec<(Key, Versions)>,
         /// The last key looked at, if there are more.
         next: Option<Key>,
@@ -559,26 +559,11 @@ pub enum Record {
     Directory(directory::Record),
 }
 
-impl Record {}
-
-pub(super) fn output_size(output: &Output) -> usize {
-    output.as_ref().map_or(2, writes_size)
-}
-
 /// About how many bytes a name takes, and what it stands for.
 pub(super) const NAME: usize = 30;
 
 /// About how many bytes it takes to say below which counter a client's names are forgotten.
 pub(super) const FLOOR: usize = 14;
-
-pub(super) fn map_size(reads: &Reads) -> usize {
-    reads.iter().map(|(key, read)| read_size(key, read)).sum()
-}
-
-/// About how many bytes a key takes that was read.
-pub(super) fn read_size(key: &Key, read: &Read) -> usize {
-    8 + key.len() + VERSION + value_size(&read.value)
-}
 
 impl Message for Msg {
     fn kind(&self) -> &'static str {

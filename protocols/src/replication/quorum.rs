@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use std::collections::BTreeSet;
-
-use orthodrome_core::{NodeId, Rng, Wire, WireError};
+use orthodrome_core::{NodeId, Wire};
 
 /// How many voters elect a leader and how many make an entry chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -110,39 +108,20 @@ impl Quorums {
 
 /// The members of a group as of some entry. Lists are sorted and free of duplicates.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
-#[wire(check = "Members::check", sample = "Members::draw")]
 pub struct Members {
     /// Those that vote and count.
+    #[wire(ascending)]
     pub voters: Vec<NodeId>,
     /// While a change is under way (joint consensus, Raft §6): the voters before it, of whom a
     /// quorum must also agree to everything. Empty otherwise.
+    #[wire(ascending)]
     pub outgoing: Vec<NodeId>,
     /// Those that only receive. A voter on its way to become a learner may be in `outgoing` too.
+    #[wire(ascending)]
     pub learners: Vec<NodeId>,
 }
 
 impl Members {
-    fn check(&self) -> Result<(), WireError> {
-        let Self { voters, outgoing, learners } = self;
-        for nodes in [voters, outgoing, learners] {
-            if !nodes.is_sorted_by(|a, b| a < b) {
-                let (field, found) = ("Members", format!("{nodes:?}"));
-                return Err(WireError::Value {
-                    field,
-                    found,
-                    wanted: "sorted node ids, each once",
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Any members, for tests of their bytes.
-    fn draw(rng: &mut Rng) -> Self {
-        let mut set = || BTreeSet::<NodeId>::sample(rng).into_iter().collect();
-        Self { voters: set(), outgoing: set(), learners: set() }
-    }
-
     /// Members that are not in the middle of a change.
     #[must_use]
     pub fn settled(mut voters: Vec<NodeId>, mut learners: Vec<NodeId>) -> Self {

@@ -11,7 +11,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Message;
-use orthodrome_core::store::{Start, Versions};
+use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 
@@ -361,6 +361,7 @@ pub enum Msg {
         /// Where the piece begins.
         start: Start,
         /// Keys with their versions.
+        #[wire(check = "check_versions", sample = "sample_versions")]
         keys: Vec<(Key, Versions)>,
         /// The last of them has more versions than these.
         is_cut: bool,

@@ -19,7 +19,7 @@ use super::replica::{Replica, Status};
 use super::state::State;
 use super::{Config, Note, Tapir, Timer};
 use crate::ir::View;
-use crate::sizes::{READ_BYTES_MAX, value_size};
+use crate::sizes::READ_BYTES_MAX;
 
 /// The server side of TAPIR: every role that one node plays.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl World<'_, '_> {
         // Of a few keys it is certain without a look.
         keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
             && keys.iter().any(|key| {
-                bytes += key.len() + value_size(&self.store.read(partition, key).value);
+                bytes += key.size() + self.store.read(partition, key).size();
                 bytes > READ_BYTES_MAX
             })
     }
