@@ -108,8 +108,8 @@ pub struct Course {
     pub verify: bool,
     /// Run an unsafe variant of the protocol, by its name in the table of the protocol's document: to see
     /// what becomes of a promise, or of a figure, without the mechanism that keeps it
-    #[arg(long, value_name = "NAME")]
-    pub tooth: Option<String>,
+    #[arg(long, alias = "tooth", value_name = "NAME")]
+    pub mutation: Option<String>,
 }
 
 fn deviation(text: &str) -> Result<f64, String> {
@@ -187,16 +187,18 @@ impl Course {
         options.load.origins = workload.origins(&regions.collect::<Vec<_>>())?;
         let schedule = self.schedule()?;
         let workload = workload.workload()?;
-        let known = subject.teeth;
-        if let Some(tooth) = self.tooth.as_deref().filter(|tooth| !known.contains(tooth)) {
+        let known = subject.mutations;
+        if let Some(mutation) =
+            self.mutation.as_deref().filter(|mutation| !known.contains(mutation))
+        {
             let name = subject.row.name;
             bail!(
-                "--tooth {tooth}: {name} has no such unsafe variant; it has {}",
+                "--mutation {mutation}: {name} has no such unsafe variant; it has {}",
                 known.join(", ")
             );
         }
         subject
-            .simulation(cluster, workload, &schedule, options, self.tooth.as_deref())
+            .simulation(cluster, workload, &schedule, options, self.mutation.as_deref())
             .map_err(|error| anyhow!("{}: {error}", place(self.faults.as_deref())))
     }
 }

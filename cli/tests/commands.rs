@@ -355,8 +355,8 @@ fn swarm_counts_what_it_did() {
     assert_eq!((&tally["protocol"], &tally["seeds"]), (&PROTOCOL.into(), &3.into()));
     assert!(tally["transactions_checked"].as_u64().unwrap() > 100, "{tally}");
     assert!(tally["simulated_hours"].as_f64().unwrap() > 0.005, "{tally}");
-    let line = refused(&["swarm", "--protocol", PROTOCOL, "--tooth", "wisdom"]);
-    assert!(line.contains("--tooth wisdom"), "{line}");
+    let line = refused(&["swarm", "--protocol", PROTOCOL, "--mutation", "wisdom"]);
+    assert!(line.contains("--mutation wisdom"), "{line}");
 }
 
 #[test]
@@ -654,7 +654,7 @@ fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
         (&["--protocols", "xa"], "--protocols xa: no server runs"),
         (&["--origins", "LA=1"], "--origins"),
         (&["--faults", "none.toml"], "--faults: a plan lets regions die"),
-        (&["--tooth", "S2"], "--tooth: an unsafe variant"),
+        (&["--mutation", "S2"], "--mutation: an unsafe variant"),
     ] {
         let line = refused(&with(bad));
         assert!(line.contains(names), "{line}");

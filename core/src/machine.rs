@@ -87,11 +87,11 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
 
     /// Names of the unsafe variants of `name` that exist as test-only switches: behaviours of the paper
     /// (or mistakes of implementers) that the simulator must catch (`reliability` F11).
-    fn teeth(name: &str) -> &'static [&'static str];
+    fn mutations(name: &str) -> &'static [&'static str];
 
-    /// Switches on the unsafe variant `tooth`, one of [`Protocol::teeth`]. Tests only: nothing
+    /// Switches on the unsafe variant `mutation`, one of [`Protocol::mutations`]. Tests only: nothing
     /// that serves users calls this.
-    fn bare(config: &mut Self::Config, tooth: &str);
+    fn bare(config: &mut Self::Config, mutation: &str);
 
     /// Promises of `name` that a replica gives before a log has them, by a record of its own: a swarm
     /// then draws seeds in which several replicas lose power while their leader is cut off.
@@ -177,7 +177,7 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
     /// fault has healed, and how much of it: locks, prepared transactions, waiters, outcomes that
     /// nobody can ask about any more. Simulations wait until everything is zero, and fail if it
     /// never is.
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         Vec::new()
     }
 
@@ -194,7 +194,7 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
 
     /// The copies of replicated state that this machine holds. Simulations compare them once
     /// nothing is left over.
-    fn copies(&self) -> Vec<StateCopy> {
+    fn replica_digests(&self) -> Vec<ReplicaDigest> {
         Vec::new()
     }
 }
@@ -219,11 +219,11 @@ pub struct Gauge {
 }
 
 /// Something that a machine holds, and how much of it.
-pub type Leftover = (&'static str, usize);
+pub type Leak = (&'static str, usize);
 
 /// One machine's copy of a group's replicated state. Copies at the same position are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StateCopy {
+pub struct ReplicaDigest {
     /// Whose state it is.
     pub partition: PartitionId,
     /// How much of the group's history it reflects.
@@ -442,7 +442,7 @@ pub enum Effect<P: Protocol> {
     Claim(Claim),
 }
 
-/// The only door between a machine and the world.
+/// The context of a machine's step: its only way to read a clock, to send and to write.
 #[derive(Debug)]
 pub struct Cx<'a, P: Protocol> {
     pub(crate) now: Time,
@@ -454,6 +454,12 @@ pub struct Cx<'a, P: Protocol> {
 }
 
 impl<P: Protocol> Cx<'_, P> {
+    /// The same context, to keep in a struct for the length of a borrow.
+    pub fn reborrow(&mut self) -> Cx<'_, P> {
+        let Self { now, clock, rng, timers, effects, last_ticket } = self;
+        Cx { now: *now, clock: *clock, rng, timers, effects, last_ticket }
+    }
+
     /// Monotonic time, for timers and measurements.
     #[must_use]
     pub fn now(&self) -> Time {

@@ -53,7 +53,7 @@ impl Options {
             (None, None) => any.clone(),
             (None, Some(check)) => quote! {
                 loop {
-                    let drawn = #any;
+                    let drawn = { #any };
                     if #check(&drawn).is_ok() {
                         break drawn;
                     }

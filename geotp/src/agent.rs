@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::NodeId;
-use orthodrome_core::machine::Leftover;
+use orthodrome_core::machine::Leak;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use crate::contract::{
-    AgentEffect, AgentTimer, Door, Failure, Fence, FromAgent, FromSource, Isolation, Note,
+    AgentEffect, AgentTimer, Failure, Fence, FromAgent, FromSource, Io, Isolation, Note,
     PeerRollback, Reason, Then, ToAgent, ToSource, Wait, Work, Xid,
 };
 
@@ -25,12 +25,12 @@ pub struct Config {
     /// middleware's settings.
     pub quarantine: Duration,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// G5: no tombstone is left for a branch that is ended before its statements come.
     pub no_tombstones: bool,
     /// G4: a prepared branch that is nowhere, since it only read, is taken for one that could not be committed.
@@ -108,17 +108,17 @@ pub struct Agent<W: Work> {
     watchers: BTreeSet<NodeId>,
 }
 
-type Out<'a, 'b, W> = &'a mut Door<'b, AgentEffect<W>>;
+type Out<'a, 'b, W> = &'a mut Io<'b, AgentEffect<W>>;
 
 impl<W: Work> Agent<W> {
     /// Starts. `life` is any number that no earlier life of this agent had.
     #[must_use]
-    pub fn new(config: Config, life: u64, door: Out<'_, '_, W>) -> Self {
-        door.push(AgentEffect::SetTimer(AgentTimer::Sweep, door.now + config.master_timeout / 2));
+    pub fn new(config: Config, life: u64, io: Out<'_, '_, W>) -> Self {
+        io.push(AgentEffect::SetTimer(AgentTimer::Sweep, io.now + config.master_timeout / 2));
         Self {
             fence: Fence { agent: life.max(1), source: 0 },
             is_up: false,
-            open_at: door.now,
+            open_at: io.now,
             masters: BTreeMap::new(),
             branches: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -131,25 +131,23 @@ impl<W: Work> Agent<W> {
     }
 
     /// A message from a middleware.
-    pub fn on_message(&mut self, from: NodeId, msg: ToAgent<W>, door: Out<'_, '_, W>) {
+    pub fn on_message(&mut self, from: NodeId, msg: ToAgent<W>, io: Out<'_, '_, W>) {
         match msg {
-            ToAgent::Attach { epoch } => self.on_attach(from, epoch, door),
-            ToAgent::Ping { epoch, sent, oldest } => self.on_ping(from, epoch, sent, oldest, door),
-            ToAgent::Execute { .. } => self.on_execute(from, msg, door),
-            ToAgent::Prepare { xid, peers } => self.on_prepare(xid, peers, door),
-            ToAgent::Commit { xid, at, one_phase } => {
-                self.on_commit(from, xid, at, one_phase, door)
-            }
-            ToAgent::Rollback { xid } => self.on_rollback(from, xid, door),
-            ToAgent::Interrupt { xid } => self.on_interrupt(xid, door),
-            ToAgent::Scan { epoch } => self.on_scan(from, epoch, door),
+            ToAgent::Attach { epoch } => self.on_attach(from, epoch, io),
+            ToAgent::Ping { epoch, sent, oldest } => self.on_ping(from, epoch, sent, oldest, io),
+            ToAgent::Execute { .. } => self.on_execute(from, msg, io),
+            ToAgent::Prepare { xid, peers } => self.on_prepare(xid, peers, io),
+            ToAgent::Commit { xid, at, one_phase } => self.on_commit(from, xid, at, one_phase, io),
+            ToAgent::Rollback { xid } => self.on_rollback(from, xid, io),
+            ToAgent::Interrupt { xid } => self.on_interrupt(xid, io),
+            ToAgent::Scan { epoch } => self.on_scan(from, epoch, io),
         }
     }
 
     /// A middleware has started: what it left unprepared can never be decided (G6).
-    fn on_attach(&mut self, from: NodeId, epoch: u64, door: Out<'_, '_, W>) {
+    fn on_attach(&mut self, from: NodeId, epoch: u64, io: Out<'_, '_, W>) {
         if self.masters.get(&from).is_some_and(|master| master.epoch > epoch) {
-            door.push(AgentEffect::Note(Note::OldEpoch));
+            io.push(AgentEffect::Note(Note::OldEpoch));
             return;
         }
         let oldest = self
@@ -157,16 +155,16 @@ impl<W: Work> Agent<W> {
             .get(&from)
             .filter(|master| master.epoch == epoch)
             .map_or(0, |master| master.oldest);
-        self.masters.insert(from, Master { epoch, heard: door.now, oldest });
-        if !self.config.teeth.ignores_epochs {
+        self.masters.insert(from, Master { epoch, heard: io.now, oldest });
+        if !self.config.mutations.ignores_epochs {
             self.ended.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
             self.answers.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
             self.held.retain(|(at, _)| *at != from);
-            self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, door);
+            self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, io);
         }
         // Which life of the source that would be is not known while it is away. The answer to a ping tells it.
         if self.is_up {
-            door.push(AgentEffect::Send {
+            io.push(AgentEffect::Send {
                 to: from,
                 msg: FromAgent::Attached { epoch, fence: self.fence },
             });
@@ -174,13 +172,13 @@ impl<W: Work> Agent<W> {
     }
 
     /// Rolls back what nobody can commit.
-    fn drop_unprepared(&mut self, of: impl Fn(&Xid) -> bool, door: Out<'_, '_, W>) {
+    fn drop_unprepared(&mut self, of: impl Fn(&Xid) -> bool, io: Out<'_, '_, W>) {
         let open: Vec<Xid> = self.branches.keys().copied().filter(of).collect();
         for xid in open {
             let Some(branch) = self.branches.get(&xid) else { continue };
             match branch.state {
                 State::Running(Then::Wait | Then::Prepare) | State::Idle | State::Preparing => {
-                    self.roll_back(xid, Some(Reason::Master.into()), door);
+                    self.roll_back(xid, Some(Reason::Master.into()), io);
                 }
                 // Whether that commits is the source's affair by now.
                 State::Running(Then::Commit)
@@ -192,10 +190,10 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn on_ping(&mut self, from: NodeId, epoch: u64, sent: Time, oldest: u64, door: Out<'_, '_, W>) {
+    fn on_ping(&mut self, from: NodeId, epoch: u64, sent: Time, oldest: u64, io: Out<'_, '_, W>) {
         let mut is_attached = false;
         if let Some(master) = self.masters.get_mut(&from).filter(|master| master.epoch == epoch) {
-            master.heard = door.now;
+            master.heard = io.now;
             master.oldest = master.oldest.max(oldest);
             is_attached = true;
             let passed =
@@ -204,14 +202,14 @@ impl<W: Work> Agent<W> {
             self.answers.retain(|xid, _| !passed(xid));
         }
         if self.is_up {
-            door.push(AgentEffect::Send {
+            io.push(AgentEffect::Send {
                 to: from,
                 msg: FromAgent::Pong { sent, fence: self.fence, is_attached },
             });
         }
     }
 
-    fn on_execute(&mut self, from: NodeId, msg: ToAgent<W>, door: Out<'_, '_, W>) {
+    fn on_execute(&mut self, from: NodeId, msg: ToAgent<W>, io: Out<'_, '_, W>) {
         let ToAgent::Execute {
             xid,
             round,
@@ -227,9 +225,9 @@ impl<W: Work> Agent<W> {
         };
         let master = self.masters.get(&from).copied();
         let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
-        if !is_current && !self.config.teeth.ignores_epochs {
-            door.push(AgentEffect::Note(Note::OldEpoch));
-            door.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Master) });
+        if !is_current && !self.config.mutations.ignores_epochs {
+            io.push(AgentEffect::Note(Note::OldEpoch));
+            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Master) });
             return;
         }
         if is_current && master.is_some_and(|master| xid.number < master.oldest) {
@@ -237,32 +235,28 @@ impl<W: Work> Agent<W> {
         }
         if let Some(&end) = self.ended.get(&xid) {
             if end == End::RolledBack {
-                door.push(AgentEffect::Note(Note::LateStatements));
+                io.push(AgentEffect::Note(Note::LateStatements));
             }
-            if end != End::RolledBack || !self.config.teeth.no_tombstones {
+            if end != End::RolledBack || !self.config.mutations.no_tombstones {
                 let answered = self.answers.get(&xid).cloned();
-                door.effects.extend(answered.map(|msg| AgentEffect::Send { to: from, msg }));
-                self.say_end(xid, end, door);
+                io.effects.extend(answered.map(|msg| AgentEffect::Send { to: from, msg }));
+                self.say_end(xid, end, io);
                 return;
             }
         }
         if life != self.fence.agent {
             // The agent of that life may have carried it out, or not.
-            door.push(if then == Then::Commit {
-                lost(xid)
-            } else {
-                failed(xid, Reason::Restarted)
-            });
+            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Restarted) });
             return;
         }
         if let Some(branch) = self.branches.get_mut(&xid) {
             if round < branch.rounds {
                 // Asked again: what there is to say is said again.
                 let is_vote = branch.state == State::Prepared;
-                door.effects
+                io.effects
                     .extend(branch.answered.clone().map(|msg| AgentEffect::Send { to: from, msg }));
                 if is_vote {
-                    self.say_prepared(xid, door);
+                    self.say_prepared(xid, io);
                 }
                 return;
             }
@@ -271,7 +265,7 @@ impl<W: Work> Agent<W> {
             }
             branch.peers.clone_from(peers);
             branch.rounds += 1;
-            branch.since = door.now;
+            branch.since = io.now;
             branch.wrote |= writes;
             branch.state = State::Running(then);
             branch.answered = None;
@@ -282,20 +276,20 @@ impl<W: Work> Agent<W> {
                 then,
                 wrote: branch.wrote,
             };
-            door.push(AgentEffect::Source(run));
+            io.push(AgentEffect::Source(run));
             return;
         }
         if round > 0 {
             self.ended.insert(xid, End::RolledBack);
-            door.push(failed(xid, Reason::Unknown));
+            io.push(failed(xid, Reason::Unknown));
             return;
         }
         if !self.is_up {
             self.ended.insert(xid, End::RolledBack);
-            door.push(failed(xid, Reason::Connection));
+            io.push(failed(xid, Reason::Connection));
             return;
         }
-        if door.now < self.open_at {
+        if io.now < self.open_at {
             let is_held = self.held.iter().any(
                 |(_, held)| matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid),
             );
@@ -308,7 +302,7 @@ impl<W: Work> Agent<W> {
             state: State::Running(then),
             peers: peers.clone(),
             rounds: 1,
-            since: door.now,
+            since: io.now,
             fence: self.fence,
             wrote: writes,
             floor: Timestamp::ZERO,
@@ -317,14 +311,14 @@ impl<W: Work> Agent<W> {
         self.branches.insert(xid, branch);
         let begin: Option<Isolation> = Some(isolation);
         let run = ToSource::Run { xid, begin, statements: statements.clone(), then, wrote: writes };
-        door.push(AgentEffect::Source(run));
+        io.push(AgentEffect::Source(run));
     }
 
-    fn on_prepare(&mut self, xid: Xid, peers: Vec<NodeId>, door: Out<'_, '_, W>) {
+    fn on_prepare(&mut self, xid: Xid, peers: Vec<NodeId>, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else {
             // It was lost. From now on it is ended (R1).
             let end = *self.ended.entry(xid).or_insert(End::RolledBack);
-            self.say_end(xid, end, door);
+            self.say_end(xid, end, io);
             return;
         };
         match branch.state {
@@ -332,10 +326,10 @@ impl<W: Work> Agent<W> {
                 branch.peers = peers;
                 branch.state = State::Preparing;
                 let wrote = branch.wrote;
-                door.push(AgentEffect::Source(ToSource::Prepare { xid, wrote }));
-                self.vote_early(xid, door);
+                io.push(AgentEffect::Source(ToSource::Prepare { xid, wrote }));
+                self.vote_early(xid, io);
             }
-            State::Prepared => self.say_prepared(xid, door),
+            State::Prepared => self.say_prepared(xid, io),
             State::Running(_)
             | State::Preparing
             | State::Committing
@@ -344,9 +338,9 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn vote_early(&mut self, xid: Xid, door: Out<'_, '_, W>) {
-        if self.config.teeth.votes_early {
-            self.say_prepared(xid, door);
+    fn vote_early(&mut self, xid: Xid, io: Out<'_, '_, W>) {
+        if self.config.mutations.votes_early {
+            self.say_prepared(xid, io);
         }
     }
 
@@ -356,28 +350,25 @@ impl<W: Work> Agent<W> {
         xid: Xid,
         at: Timestamp,
         one_phase: bool,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(branch) = self.branches.get_mut(&xid) else {
             match self.ended.get(&xid) {
-                Some(&end) if one_phase => self.say_end(xid, end, door),
+                Some(&end) if one_phase => self.say_end(xid, end, io),
                 Some(&End::Committed(at)) => {
-                    door.push(AgentEffect::Send {
-                        to: from,
-                        msg: FromAgent::Committed { xid, at },
-                    });
+                    io.push(AgentEffect::Send { to: from, msg: FromAgent::Committed { xid, at } });
                 }
                 // It had no time to be asked twice: whether it committed before this agent started is not known.
                 None if one_phase => {
                     self.ended.insert(xid, End::Lost);
-                    door.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
+                    io.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
                 }
                 // The decision is durable, so a branch that is nowhere has committed, or only read (G4).
                 Some(End::RolledBack | End::Lost) | None => {
                     let mut branch = self.recovered(State::CommittingPrepared);
                     branch.floor = at;
                     self.branches.insert(xid, branch);
-                    door.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+                    io.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
                 }
             }
             return;
@@ -385,12 +376,12 @@ impl<W: Work> Agent<W> {
         match branch.state {
             State::Idle if one_phase => {
                 branch.state = State::Committing;
-                door.push(AgentEffect::Source(ToSource::CommitOnePhase { xid, at }));
+                io.push(AgentEffect::Source(ToSource::CommitOnePhase { xid, at }));
             }
             State::Prepared => {
                 branch.state = State::CommittingPrepared;
                 branch.floor = at;
-                door.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+                io.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
             }
             State::Idle
             | State::Running(_)
@@ -415,7 +406,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn on_rollback(&mut self, from: NodeId, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_rollback(&mut self, from: NodeId, xid: Xid, io: Out<'_, '_, W>) {
         self.unhold(xid);
         if let Some(branch) = self.branches.get(&xid) {
             match &branch.state {
@@ -425,43 +416,41 @@ impl<W: Work> Agent<W> {
                 | State::CommittingPrepared
                 | State::Running(Then::Commit) => {}
                 State::Running(_) | State::Idle | State::Preparing | State::Prepared => {
-                    self.roll_back(xid, None, door)
+                    self.roll_back(xid, None, io)
                 }
             }
             return;
         }
         match self.ended.get(&xid) {
-            Some(_) => {
-                door.push(AgentEffect::Send { to: from, msg: FromAgent::RolledBack { xid } })
-            }
+            Some(_) => io.push(AgentEffect::Send { to: from, msg: FromAgent::RolledBack { xid } }),
             None => {
                 // Perhaps it is prepared since another life.
                 let branch = self.recovered(State::RollingBack(None));
                 self.branches.insert(xid, branch);
-                door.push(AgentEffect::Source(ToSource::Rollback { xid }));
+                io.push(AgentEffect::Source(ToSource::Rollback { xid }));
             }
         }
     }
 
-    fn on_interrupt(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_interrupt(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let is_running =
             |branch: &Branch<W>| matches!(branch.state, State::Running(_) | State::Committing);
         if self.branches.get(&xid).is_some_and(is_running) {
-            door.push(AgentEffect::Source(ToSource::Interrupt { xid }));
+            io.push(AgentEffect::Source(ToSource::Interrupt { xid }));
         }
     }
 
     /// Its other branches cannot commit, so this one need not (GeoTP §IV-A, early abort).
-    pub fn on_peer(&mut self, msg: PeerRollback, door: Out<'_, '_, W>) {
+    pub fn on_peer(&mut self, msg: PeerRollback, io: Out<'_, '_, W>) {
         let PeerRollback { xid } = msg;
         self.unhold(xid);
         let Some(branch) = self.branches.get(&xid) else {
             let master = self.masters.get(&xid.middleware);
             let is_due = master
                 .is_none_or(|master| master.epoch <= xid.epoch && master.oldest <= xid.number);
-            if !self.ended.contains_key(&xid) && is_due && !self.config.teeth.no_tombstones {
+            if !self.ended.contains_key(&xid) && is_due && !self.config.mutations.no_tombstones {
                 // Its statements are still on their way (G5).
-                door.push(AgentEffect::Note(Note::Tombstone));
+                io.push(AgentEffect::Note(Note::Tombstone));
                 self.ended.insert(xid, End::RolledBack);
             }
             return;
@@ -471,7 +460,7 @@ impl<W: Work> Agent<W> {
             | State::Idle
             | State::Preparing
             | State::Prepared => {
-                self.roll_back(xid, Some(Reason::Peer.into()), door);
+                self.roll_back(xid, Some(Reason::Peer.into()), io);
             }
             State::Running(Then::Commit)
             | State::Committing
@@ -490,56 +479,56 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn on_scan(&mut self, from: NodeId, epoch: u64, door: Out<'_, '_, W>) {
+    fn on_scan(&mut self, from: NodeId, epoch: u64, io: Out<'_, '_, W>) {
         self.scanners.insert(from, epoch);
         if self.is_up {
-            door.push(AgentEffect::Source(ToSource::List));
+            io.push(AgentEffect::Source(ToSource::List));
         }
     }
 
     // --- The source ---
 
     /// The source answered, or came or went.
-    pub fn on_source(&mut self, from: FromSource<W>, door: Out<'_, '_, W>) {
+    pub fn on_source(&mut self, from: FromSource<W>, io: Out<'_, '_, W>) {
         match from {
-            FromSource::Up { start } => self.on_up(start, door),
-            FromSource::Down => self.on_down(door),
-            FromSource::Ran { xid, answers } => self.on_ran(xid, answers, door),
+            FromSource::Up { start } => self.on_up(start, io),
+            FromSource::Down => self.on_down(io),
+            FromSource::Ran { xid, answers } => self.on_ran(xid, answers, io),
             FromSource::RunFailed { xid, statement, failure, goes_on } => {
-                self.on_run_failed(xid, statement, failure, goes_on, door);
+                self.on_run_failed(xid, statement, failure, goes_on, io);
             }
-            FromSource::Prepared { xid, floor } => self.on_prepared(xid, floor, door),
-            FromSource::Refused { xid, failure } => self.on_refused(xid, failure, door),
-            FromSource::Committed { xid, at } => self.on_committed(xid, at, door),
-            FromSource::RolledBack { xid } => self.on_rolled_back(xid, door),
+            FromSource::Prepared { xid, floor } => self.on_prepared(xid, floor, io),
+            FromSource::Refused { xid, failure } => self.on_refused(xid, failure, io),
+            FromSource::Committed { xid, at } => self.on_committed(xid, at, io),
+            FromSource::RolledBack { xid } => self.on_rolled_back(xid, io),
             FromSource::Gone { xid } => {
-                if !self.config.teeth.waits_for_vanished {
-                    self.on_committed(xid, Timestamp::ZERO, door);
+                if !self.config.mutations.waits_for_vanished {
+                    self.on_committed(xid, Timestamp::ZERO, io);
                 }
             }
-            FromSource::SessionLost { xid } => self.on_session_lost(xid, door),
-            FromSource::Listed { prepared } => self.on_listed(prepared, door),
-            FromSource::Waits { waits } => self.on_waits(&waits, door),
+            FromSource::SessionLost { xid } => self.on_session_lost(xid, io),
+            FromSource::Listed { prepared } => self.on_listed(prepared, io),
+            FromSource::Waits { waits } => self.on_waits(&waits, io),
         }
     }
 
-    fn on_up(&mut self, start: u64, door: Out<'_, '_, W>) {
+    fn on_up(&mut self, start: u64, io: Out<'_, '_, W>) {
         if self.fence.source != start {
-            self.lose_sessions(door);
+            self.lose_sessions(io);
             self.fence.source = start;
-            self.open_at = door.now + self.config.quarantine;
-            door.push(AgentEffect::SetTimer(AgentTimer::Open, self.open_at));
+            self.open_at = io.now + self.config.quarantine;
+            io.push(AgentEffect::SetTimer(AgentTimer::Open, self.open_at));
         }
         self.is_up = true;
         // What is being ended may have been interrupted.
         for (&xid, branch) in &self.branches {
             match branch.state {
                 State::RollingBack(_) => {
-                    door.effects.push(AgentEffect::Source(ToSource::Rollback { xid }))
+                    io.effects.push(AgentEffect::Source(ToSource::Rollback { xid }))
                 }
                 State::CommittingPrepared => {
                     let at = branch.floor;
-                    door.effects.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+                    io.effects.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
                 }
                 State::Running(_)
                 | State::Idle
@@ -548,24 +537,24 @@ impl<W: Work> Agent<W> {
                 | State::Committing => {}
             }
         }
-        door.push(AgentEffect::Source(ToSource::List));
+        io.push(AgentEffect::Source(ToSource::List));
     }
 
-    fn on_down(&mut self, door: Out<'_, '_, W>) {
+    fn on_down(&mut self, io: Out<'_, '_, W>) {
         self.is_up = false;
-        self.lose_sessions(door);
+        self.lose_sessions(io);
     }
 
-    fn lose_sessions(&mut self, door: Out<'_, '_, W>) {
+    fn lose_sessions(&mut self, io: Out<'_, '_, W>) {
         for xid in self.branches.keys().copied().collect::<Vec<_>>() {
-            self.on_session_lost(xid, door);
+            self.on_session_lost(xid, io);
         }
     }
 
-    fn on_ran(&mut self, xid: Xid, answers: Vec<W::Answer>, door: Out<'_, '_, W>) {
+    fn on_ran(&mut self, xid: Xid, answers: Vec<W::Answer>, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         let State::Running(then) = branch.state else { return };
-        let took = door.now.since(branch.since);
+        let took = io.now.since(branch.since);
         let answered = FromAgent::Answered {
             xid,
             round: branch.rounds - 1,
@@ -579,9 +568,9 @@ impl<W: Work> Agent<W> {
             Then::Prepare => State::Preparing,
             Then::Commit => State::Committing,
         };
-        door.push(AgentEffect::Send { to: xid.middleware, msg: answered });
+        io.push(AgentEffect::Send { to: xid.middleware, msg: answered });
         if then == Then::Prepare {
-            self.vote_early(xid, door);
+            self.vote_early(xid, io);
         }
     }
 
@@ -591,74 +580,74 @@ impl<W: Work> Agent<W> {
         statement: u32,
         failure: Failure<W>,
         goes_on: bool,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         let State::Running(_) = branch.state else { return };
         if failure.reason == Reason::Deadlock {
-            door.push(AgentEffect::Note(Note::Deadlock));
+            io.push(AgentEffect::Note(Note::Deadlock));
         }
         if failure.reason == Reason::LockTimeout {
-            door.push(AgentEffect::Note(Note::LockTimeout));
+            io.push(AgentEffect::Note(Note::LockTimeout));
         }
         if !goes_on {
-            self.fail(xid, failure, door);
+            self.fail(xid, failure, io);
             return;
         }
         branch.state = State::Idle;
         let told = FromAgent::StatementFailed { xid, round: branch.rounds - 1, statement, failure };
         branch.answered = Some(told.clone());
-        door.push(AgentEffect::Send { to: xid.middleware, msg: told });
+        io.push(AgentEffect::Send { to: xid.middleware, msg: told });
     }
 
-    fn on_prepared(&mut self, xid: Xid, floor: Timestamp, door: Out<'_, '_, W>) {
+    fn on_prepared(&mut self, xid: Xid, floor: Timestamp, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         if branch.state == State::Preparing {
             branch.state = State::Prepared;
             branch.floor = floor;
-            if !self.config.teeth.votes_early {
-                self.say_prepared(xid, door);
+            if !self.config.mutations.votes_early {
+                self.say_prepared(xid, io);
             }
         }
     }
 
-    fn say_prepared(&self, xid: Xid, door: Out<'_, '_, W>) {
+    fn say_prepared(&self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get(&xid) else { return };
         let (fence, wrote, floor) = (branch.fence, branch.wrote, branch.floor);
         let vote = FromAgent::Prepared { xid, fence, wrote, floor };
-        door.push(AgentEffect::Send { to: xid.middleware, msg: vote });
+        io.push(AgentEffect::Send { to: xid.middleware, msg: vote });
     }
 
     /// It is over before the middleware asked for it: peers are told, then it is rolled back.
-    fn fail(&mut self, xid: Xid, failure: Failure<W>, door: Out<'_, '_, W>) {
-        self.tell_peers(xid, door);
-        self.roll_back(xid, Some(failure), door);
+    fn fail(&mut self, xid: Xid, failure: Failure<W>, io: Out<'_, '_, W>) {
+        self.tell_peers(xid, io);
+        self.roll_back(xid, Some(failure), io);
     }
 
-    fn tell_peers(&self, xid: Xid, door: Out<'_, '_, W>) {
+    fn tell_peers(&self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get(&xid) else { return };
         for &to in &branch.peers {
-            door.push(AgentEffect::Note(Note::EarlyAbort));
-            door.push(AgentEffect::Peer { to, msg: PeerRollback { xid } });
+            io.push(AgentEffect::Note(Note::EarlyAbort));
+            io.push(AgentEffect::Peer { to, msg: PeerRollback { xid } });
         }
     }
 
-    fn roll_back(&mut self, xid: Xid, failure: Option<Failure<W>>, door: Out<'_, '_, W>) {
+    fn roll_back(&mut self, xid: Xid, failure: Option<Failure<W>>, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         branch.state = State::RollingBack(failure);
         if self.is_up {
-            door.push(AgentEffect::Source(ToSource::Rollback { xid }));
+            io.push(AgentEffect::Source(ToSource::Rollback { xid }));
         }
     }
 
     /// The source has rolled it back by itself.
-    fn on_refused(&mut self, xid: Xid, failure: Failure<W>, door: Out<'_, '_, W>) {
+    fn on_refused(&mut self, xid: Xid, failure: Failure<W>, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         match branch.state {
             State::Preparing | State::Committing => {
-                self.tell_peers(xid, door);
+                self.tell_peers(xid, io);
                 self.end(xid, End::RolledBack);
-                door.push(AgentEffect::Send {
+                io.push(AgentEffect::Send {
                     to: xid.middleware,
                     msg: FromAgent::Failed { xid, failure },
                 });
@@ -671,12 +660,12 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn on_committed(&mut self, xid: Xid, at: Timestamp, door: Out<'_, '_, W>) {
+    fn on_committed(&mut self, xid: Xid, at: Timestamp, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get(&xid) else { return };
         match branch.state {
             State::Committing | State::CommittingPrepared => {
                 self.end(xid, End::Committed(at));
-                self.say_end(xid, End::Committed(at), door);
+                self.say_end(xid, End::Committed(at), io);
             }
             State::Running(_)
             | State::Idle
@@ -686,40 +675,40 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn on_rolled_back(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_rolled_back(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         let State::RollingBack(failure) = &mut branch.state else { return };
         let failure = failure.take();
         self.end(xid, End::RolledBack);
         match failure {
             Some(failure) => {
-                door.push(AgentEffect::Send {
+                io.push(AgentEffect::Send {
                     to: xid.middleware,
                     msg: FromAgent::Failed { xid, failure },
                 });
             }
-            None => door
+            None => io
                 .push(AgentEffect::Send { to: xid.middleware, msg: FromAgent::RolledBack { xid } }),
         }
     }
 
-    fn on_session_lost(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_session_lost(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get(&xid) else { return };
         match branch.state {
             State::Running(Then::Commit) | State::Committing => {
                 self.end(xid, End::Lost);
-                self.say_end(xid, End::Lost, door);
+                self.say_end(xid, End::Lost, io);
             }
             // It may have been prepared: the order to roll back finds out.
             State::Running(_) | State::Idle | State::Preparing => {
-                self.fail(xid, Reason::Connection.into(), door)
+                self.fail(xid, Reason::Connection.into(), io)
             }
             State::Prepared | State::CommittingPrepared | State::RollingBack(_) => {}
         }
     }
 
     /// Prepared branches that this agent does not know are from another life.
-    fn on_listed(&mut self, prepared: Vec<Xid>, door: Out<'_, '_, W>) {
+    fn on_listed(&mut self, prepared: Vec<Xid>, io: Out<'_, '_, W>) {
         let left: BTreeSet<Xid> =
             prepared.into_iter().filter(|xid| !self.ended.contains_key(xid)).collect();
         for &xid in &left {
@@ -730,18 +719,18 @@ impl<W: Work> Agent<W> {
         }
         for (to, epoch) in std::mem::take(&mut self.scanners) {
             let prepared = left.iter().copied().filter(|xid| xid.middleware == to).collect();
-            door.push(AgentEffect::Send { to, msg: FromAgent::Scanned { epoch, prepared } });
+            io.push(AgentEffect::Send { to, msg: FromAgent::Scanned { epoch, prepared } });
         }
     }
 
-    /// Whoever has a transaction among them is told of all: a circle may go through others'.
-    fn on_waits(&mut self, waits: &[Wait], door: Out<'_, '_, W>) {
+    /// Whoever has a transaction among them is told of all: a cycle may go through others'.
+    fn on_waits(&mut self, waits: &[Wait], io: Out<'_, '_, W>) {
         let of = |wait: &Wait| [wait.waiter.middleware, wait.holder.middleware];
         let watchers: BTreeSet<NodeId> = waits.iter().flat_map(of).collect();
         let before = std::mem::replace(&mut self.watchers, watchers.clone());
         for &to in before.union(&watchers) {
             let msg = FromAgent::Waits { waits: waits.to_vec() };
-            door.push(AgentEffect::Send { to, msg });
+            io.push(AgentEffect::Send { to, msg });
         }
     }
 
@@ -751,7 +740,7 @@ impl<W: Work> Agent<W> {
         let is_kept = master.is_none_or(|m| {
             m.epoch < xid.epoch || (m.epoch == xid.epoch && m.oldest <= xid.number)
         });
-        let is_tombstone = end == End::RolledBack && self.config.teeth.no_tombstones;
+        let is_tombstone = end == End::RolledBack && self.config.mutations.no_tombstones;
         if is_kept && !is_tombstone {
             self.ended.insert(xid, end);
             let is_only = |branch: &Branch<W>| branch.state == State::Committing;
@@ -761,28 +750,28 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    fn say_end(&self, xid: Xid, end: End, door: Out<'_, '_, W>) {
+    fn say_end(&self, xid: Xid, end: End, io: Out<'_, '_, W>) {
         let msg = match end {
             End::RolledBack => FromAgent::Failed { xid, failure: Reason::Ended.into() },
             End::Committed(at) => FromAgent::Committed { xid, at },
             End::Lost => FromAgent::Lost { xid },
         };
-        door.push(AgentEffect::Send { to: xid.middleware, msg });
+        io.push(AgentEffect::Send { to: xid.middleware, msg });
     }
 
     // --- Timers ---
 
     /// A timer expired.
-    pub fn on_timer(&mut self, timer: AgentTimer, door: Out<'_, '_, W>) {
+    pub fn on_timer(&mut self, timer: AgentTimer, io: Out<'_, '_, W>) {
         match timer {
-            AgentTimer::Sweep => self.on_sweep_timeout(door),
-            AgentTimer::Open => self.on_open_timeout(door),
+            AgentTimer::Sweep => self.on_sweep_timeout(io),
+            AgentTimer::Open => self.on_open_timeout(io),
         }
     }
 
-    fn on_sweep_timeout(&mut self, door: Out<'_, '_, W>) {
+    fn on_sweep_timeout(&mut self, io: Out<'_, '_, W>) {
         let timeout = self.config.master_timeout;
-        let now = door.now;
+        let now = io.now;
         let silent: BTreeSet<NodeId> = self
             .masters
             .iter()
@@ -790,25 +779,25 @@ impl<W: Work> Agent<W> {
             .map(|(&node, _)| node)
             .collect();
         let is_lost = |xid: &Xid| silent.contains(&xid.middleware);
-        if self.branches.keys().any(is_lost) && !self.config.teeth.ignores_epochs {
-            door.push(AgentEffect::Note(Note::MasterLost));
-            self.drop_unprepared(is_lost, door);
+        if self.branches.keys().any(is_lost) && !self.config.mutations.ignores_epochs {
+            io.push(AgentEffect::Note(Note::MasterLost));
+            self.drop_unprepared(is_lost, io);
         }
-        door.push(AgentEffect::SetTimer(AgentTimer::Sweep, now + timeout / 2));
+        io.push(AgentEffect::SetTimer(AgentTimer::Sweep, now + timeout / 2));
     }
 
-    fn on_open_timeout(&mut self, door: Out<'_, '_, W>) {
-        if door.now < self.open_at {
+    fn on_open_timeout(&mut self, io: Out<'_, '_, W>) {
+        if io.now < self.open_at {
             return;
         }
         for (from, msg) in std::mem::take(&mut self.held) {
-            self.on_execute(from, msg, door);
+            self.on_execute(from, msg, io);
         }
     }
 
     /// What must be gone when every transaction has ended.
     #[must_use]
-    pub fn leftovers(&self) -> Vec<Leftover> {
+    pub fn leaks(&self) -> Vec<Leak> {
         vec![
             ("branches", self.branches.len()),
             ("tombstones", self.ended.len()),
@@ -824,7 +813,7 @@ impl<W: Work> Agent<W> {
         for (xid, branch) in &self.branches {
             let is_reopened =
                 matches!(branch.state, State::CommittingPrepared | State::RollingBack(_));
-            let is_unsafe = self.config.teeth != Teeth::default();
+            let is_unsafe = self.config.mutations != Mutations::default();
             assert!(
                 is_reopened || is_unsafe || !self.ended.contains_key(xid),
                 "{xid} has ended and has not"

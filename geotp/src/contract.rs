@@ -698,9 +698,9 @@ pub enum Note {
     Checkpoint,
 }
 
-/// The door between a machine and its host, for one step.
+/// The io between a machine and its host, for one step.
 #[derive(Debug)]
-pub struct Door<'a, E> {
+pub struct Io<'a, E> {
     /// Monotonic time.
     pub now: Time,
     /// The physical clock, for commit timestamps.
@@ -711,7 +711,7 @@ pub struct Door<'a, E> {
     pub effects: &'a mut Vec<E>,
 }
 
-impl<E> Door<'_, E> {
+impl<E> Io<'_, E> {
     pub(crate) fn push(&mut self, effect: E) {
         self.effects.push(effect);
     }

@@ -1,21 +1,21 @@
-//! Deadlocks across sources: each source looks for circles among those that wait there, and nobody but their middleware sees
+//! Deadlocks across sources: each source looks for cycles among those that wait there, and nobody but their middleware sees
 //! those that close over several.
 //!
 //! Agents report who waits for whom at their sources. Locks are held until their transaction ends, so as long as both
-//! ends of a reported wait are open, it still holds: a circle of such waits is a deadlock, however old the reports are.
+//! ends of a reported wait are open, it still holds: a cycle of such waits is a deadlock, however old the reports are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::contract::{Wait, Xid};
 
-/// Transactions that wait for each other in a circle; none if there is no such circle.
+/// Transactions that wait for each other in a cycle; none if there is no such cycle.
 #[must_use]
-pub fn circle(waits: &[Wait]) -> Option<Vec<Xid>> {
+pub fn cycle(waits: &[Wait]) -> Option<Vec<Xid>> {
     let mut holders: BTreeMap<Xid, BTreeSet<Xid>> = BTreeMap::new();
     for wait in waits {
         holders.entry(wait.waiter).or_default().insert(wait.holder);
     }
-    // Who waits for nobody is in no circle, and neither is who waits only for such.
+    // Who waits for nobody is in no cycle, and neither is who waits only for such.
     loop {
         let before = holders.len();
         let waiting: BTreeSet<Xid> = holders.keys().copied().collect();
@@ -57,20 +57,20 @@ mod tests {
     }
 
     #[test]
-    fn circles_are_found_and_queues_are_not() {
-        assert_eq!(circle(&[]), None);
-        assert_eq!(circle(&waits(&[(1, 2), (2, 3), (1, 3), (4, 3)])), None);
-        assert_eq!(circle(&waits(&[(1, 2), (2, 1)])), Some(vec![xid(1), xid(2)]));
-        let found = circle(&waits(&[(1, 2), (2, 3), (3, 4), (4, 2), (3, 9)])).unwrap();
+    fn cycles_are_found_and_queues_are_not() {
+        assert_eq!(cycle(&[]), None);
+        assert_eq!(cycle(&waits(&[(1, 2), (2, 3), (1, 3), (4, 3)])), None);
+        assert_eq!(cycle(&waits(&[(1, 2), (2, 1)])), Some(vec![xid(1), xid(2)]));
+        let found = cycle(&waits(&[(1, 2), (2, 3), (3, 4), (4, 2), (3, 9)])).unwrap();
         assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), [xid(2), xid(3), xid(4)].into());
     }
 
     proptest! {
-        /// Each of a circle waits for the next; and where none is found, transactions can end one after the other.
+        /// Each of a cycle waits for the next; and where none is found, transactions can end one after the other.
         #[test]
-        fn a_circle_is_one_and_none_is_overlooked(of in prop::collection::vec((0..8_u64, 0..8_u64), 0..20)) {
+        fn a_cycle_is_one_and_none_is_overlooked(of in prop::collection::vec((0..8_u64, 0..8_u64), 0..20)) {
             let of: Vec<_> = of.into_iter().filter(|(waiter, holder)| waiter != holder).collect();
-            match circle(&waits(&of)) {
+            match cycle(&waits(&of)) {
                 Some(found) => {
                     for (at, waiter) in found.iter().enumerate() {
                         let next = found[(at + 1) % found.len()];

@@ -12,15 +12,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::{ClientId, NodeId, Ticket, TxnId};
-use orthodrome_core::machine::Leftover;
+use orthodrome_core::machine::Leak;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
 use crate::contract::{
-    Door, Effect, Failure, Fence, FromAgent, Isolation, Kind, Last, Note, Part, Reason, Record,
-    Then, Timer, ToAgent, Wait, Work, Xid,
+    Effect, Failure, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record, Then,
+    Timer, ToAgent, Wait, Work, Xid,
 };
-use crate::deadlock::circle;
+use crate::deadlock::cycle;
 use crate::hotspot::{Hotspots, Place, Spot};
 use crate::schedule::{Average, postpone};
 
@@ -90,12 +90,12 @@ pub struct Config {
     /// The decision log is replaced by what still matters after so many records.
     pub checkpoint_records: u32,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// G3: restarts between a branch's first statement and the last vote go unnoticed.
     pub no_fence: bool,
     /// The outcome is told before the decision is durable.
@@ -287,12 +287,12 @@ pub struct Middleware<W: Work> {
     checkpoint: Option<Ticket>,
 }
 
-type Out<'a, 'b, W> = &'a mut Door<'b, Effect<W>>;
+type Out<'a, 'b, W> = &'a mut Io<'b, Effect<W>>;
 
 impl<W: Work> Middleware<W> {
     /// Starts, or starts again, with every durable record in order.
     #[must_use]
-    pub fn new(node: NodeId, config: Config, recovered: Vec<Record>, door: Out<'_, '_, W>) -> Self {
+    pub fn new(node: NodeId, config: Config, recovered: Vec<Record>, io: Out<'_, '_, W>) -> Self {
         let mut epoch = 0;
         let mut decided: BTreeMap<Xid, Decided<W>> = BTreeMap::new();
         let mut labels = BTreeMap::new();
@@ -308,7 +308,7 @@ impl<W: Work> Middleware<W> {
                 Record::Ended(xid) => drop(decided.remove(&xid)),
             }
         }
-        if config.teeth.forgets_decisions {
+        if config.mutations.forgets_decisions {
             decided.clear();
         }
         let sources = config.sources.keys().map(|&source| (source, Source::default())).collect();
@@ -335,18 +335,18 @@ impl<W: Work> Middleware<W> {
             checkpoint: None,
             config,
         };
-        let ticket = middleware.persist(Record::Epoch(middleware.epoch), door);
+        let ticket = middleware.persist(Record::Epoch(middleware.epoch), io);
         middleware.starting = Some(ticket);
         for source in middleware.config.sources.keys().copied().collect::<Vec<_>>() {
-            middleware.send(source, ToAgent::Attach { epoch: middleware.epoch }, door);
+            middleware.send(source, ToAgent::Attach { epoch: middleware.epoch }, io);
         }
         for xid in middleware.decided.keys().copied().collect::<Vec<_>>() {
-            middleware.send_commit(xid, door);
-            let again = door.now + middleware.config.resend_after;
-            door.push(Effect::SetTimer(Timer::Resend(xid), again));
+            middleware.send_commit(xid, io);
+            let again = io.now + middleware.config.resend_after;
+            io.push(Effect::SetTimer(Timer::Resend(xid), again));
         }
-        middleware.on_ping_timeout(door);
-        middleware.on_scan_timeout(door);
+        middleware.on_ping_timeout(io);
+        middleware.on_scan_timeout(io);
         middleware
     }
 
@@ -434,12 +434,7 @@ impl<W: Work> Middleware<W> {
     }
 
     /// Begins a transaction. Nothing is sent before its first round.
-    pub fn begin(
-        &mut self,
-        label: Option<TxnId>,
-        isolation: Isolation,
-        door: Out<'_, '_, W>,
-    ) -> Xid {
+    pub fn begin(&mut self, label: Option<TxnId>, isolation: Isolation, io: Out<'_, '_, W>) -> Xid {
         self.number += 1;
         let xid = Xid { middleware: self.node, epoch: self.epoch, number: self.number };
         self.by_label.extend(label.map(|label| (label, xid)));
@@ -453,7 +448,7 @@ impl<W: Work> Middleware<W> {
             unanswered: BTreeSet::new(),
             inner: BTreeMap::new(),
             tries: 0,
-            since: door.now,
+            since: io.now,
             is_decentralized: false,
         };
         self.open.insert(xid, open);
@@ -467,7 +462,7 @@ impl<W: Work> Middleware<W> {
         xid: Xid,
         parts: BTreeMap<NodeId, Part<W>>,
         last: Last,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         if open.phase != Phase::Idle {
@@ -477,27 +472,27 @@ impl<W: Work> Middleware<W> {
             |branch: &Branch<W>| matches!(branch.stage, Stage::Preparing | Stage::Prepared);
         if open.branches.values().any(is_over) && !parts.is_empty() {
             // The mark was wrong: a prepared branch takes no statements.
-            self.abort(xid, None, Reason::Marked.into(), door);
+            self.abort(xid, None, Reason::Marked.into(), io);
             return;
         }
         open.last = last;
-        open.since = door.now;
-        self.admit(xid, parts, last, door);
+        open.since = io.now;
+        self.admit(xid, parts, last, io);
     }
 
     /// The session wants the transaction to commit. [`Effect::Finished`] follows.
-    pub fn commit(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    pub fn commit(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
-        open.since = door.now;
+        open.since = io.now;
         match open.phase {
-            Phase::Idle => self.finish_commit(xid, door),
+            Phase::Idle => self.finish_commit(xid, io),
             Phase::Executing | Phase::HeldBack { .. } => open.last = Last::Commit,
             Phase::Voting | Phase::Committing | Phase::Logging(..) => {}
         }
     }
 
     /// The session gives up. [`Effect::Finished`] follows, unless it is too late: then the outcome does.
-    pub fn rollback(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    pub fn rollback(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let is_committing =
             open.branches.values().any(|branch| branch.is_committing() && branch.is_sent);
@@ -505,7 +500,7 @@ impl<W: Work> Middleware<W> {
             Phase::Idle | Phase::Executing | Phase::HeldBack { .. } | Phase::Voting
                 if !is_committing =>
             {
-                self.abort(xid, None, Reason::Session.into(), door);
+                self.abort(xid, None, Reason::Session.into(), io);
             }
             Phase::Idle
             | Phase::Executing
@@ -518,7 +513,7 @@ impl<W: Work> Middleware<W> {
 
     /// The caller of the session gives up. As [`Middleware::rollback`]; but where the only branch may commit by itself, its
     /// source is asked to interrupt what it runs, and its answer decides.
-    pub fn cancel(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    pub fn cancel(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let is_committing = |branch: &Branch<W>| branch.is_committing() && branch.is_sent;
         let committing: Vec<NodeId> = open
@@ -528,21 +523,21 @@ impl<W: Work> Middleware<W> {
             .map(|(&at, _)| at)
             .collect();
         for &source in &committing {
-            self.send(source, ToAgent::Interrupt { xid }, door);
+            self.send(source, ToAgent::Interrupt { xid }, io);
         }
         if committing.is_empty() {
-            self.rollback(xid, door);
+            self.rollback(xid, io);
         }
     }
 
     /// An operator ends a branch of a middleware that is gone for ever and took its log with it.
-    pub fn settle(&mut self, xid: Xid, source: NodeId, commit: bool, door: Out<'_, '_, W>) {
+    pub fn settle(&mut self, xid: Xid, source: NodeId, commit: bool, io: Out<'_, '_, W>) {
         let msg = if commit {
-            ToAgent::Commit { xid, at: door.clock, one_phase: false }
+            ToAgent::Commit { xid, at: io.clock, one_phase: false }
         } else {
             ToAgent::Rollback { xid }
         };
-        self.send(source, msg, door);
+        self.send(source, msg, io);
     }
 
     // --- Starting statements ---
@@ -553,32 +548,29 @@ impl<W: Work> Middleware<W> {
         xid: Xid,
         parts: BTreeMap<NodeId, Part<W>>,
         last: Last,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         if self.optimizations.high_contention && open.branches.is_empty() {
             let places: Vec<Place> = places(&parts).collect();
-            if !self.hot.admits(places.iter(), door.rng) {
+            if !self.hot.admits(places.iter(), io.rng) {
                 open.tries += 1;
                 if open.tries > self.config.admission_tries {
-                    door.push(Effect::Note(Note::Refused));
-                    self.abort(xid, None, Reason::Refused.into(), door);
+                    io.push(Effect::Note(Note::Refused));
+                    self.abort(xid, None, Reason::Refused.into(), io);
                     return;
                 }
-                door.push(Effect::Note(Note::HeldBack));
+                io.push(Effect::Note(Note::HeldBack));
                 open.phase = Phase::HeldBack { parts, last };
-                door.push(Effect::SetTimer(
-                    Timer::Admit(xid),
-                    door.now + self.config.admission_wait,
-                ));
+                io.push(Effect::SetTimer(Timer::Admit(xid), io.now + self.config.admission_wait));
                 return;
             }
         }
-        self.launch(xid, parts, door);
+        self.launch(xid, parts, io);
     }
 
     /// Sends every part of a round, each at its time.
-    fn launch(&mut self, xid: Xid, mut parts: BTreeMap<NodeId, Part<W>>, door: Out<'_, '_, W>) {
+    fn launch(&mut self, xid: Xid, mut parts: BTreeMap<NodeId, Part<W>>, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         open.phase = Phase::Executing;
         open.unanswered = parts.keys().copied().collect();
@@ -593,7 +585,7 @@ impl<W: Work> Middleware<W> {
             let others: Vec<NodeId> =
                 open.branches.keys().filter(|at| !parts.contains_key(*at)).copied().collect();
             for source in others {
-                self.ask_prepare(xid, source, &participants, door);
+                self.ask_prepare(xid, source, &participants, io);
             }
         }
         if let Some(below) = self.config.inner_below {
@@ -612,8 +604,8 @@ impl<W: Work> Middleware<W> {
                 }
             }
         }
-        self.launch_parts(xid, parts, &participants, door);
-        self.after_answer(xid, door);
+        self.launch_parts(xid, parts, &participants, io);
+        self.after_answer(xid, io);
     }
 
     fn launch_parts(
@@ -621,7 +613,7 @@ impl<W: Work> Middleware<W> {
         xid: Xid,
         parts: BTreeMap<NodeId, Part<W>>,
         participants: &BTreeSet<NodeId>,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let expected = |(&source, part): (&NodeId, &Part<W>)| {
             (source, self.latency(source, &places_of(source, part).collect::<Vec<_>>()))
@@ -660,18 +652,18 @@ impl<W: Work> Middleware<W> {
             let wait = delays.get(&source).copied().unwrap_or_default();
             if wait.is_zero() {
                 branch.stage = Stage::Running(then);
-                self.transmit(xid, source, door);
+                self.transmit(xid, source, io);
             } else {
                 branch.stage = Stage::Waiting;
-                door.push(Effect::Note(Note::Postponed));
-                door.push(Effect::SetTimer(Timer::Start(xid, source), door.now + wait));
+                io.push(Effect::Note(Note::Postponed));
+                io.push(Effect::SetTimer(Timer::Start(xid, source), io.now + wait));
             }
         }
-        door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+        io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
     /// Sends what is in a branch's outbox, if its agent is known to be there; otherwise when it is.
-    fn transmit(&mut self, xid: Xid, source: NodeId, door: Out<'_, '_, W>) {
+    fn transmit(&mut self, xid: Xid, source: NodeId, io: Out<'_, '_, W>) {
         let Some(known) = self.sources.get(&source) else { return };
         let Some(fence) = known.fence.filter(|_| known.is_attached) else { return };
         let Some(branch) = self.open.get_mut(&xid).and_then(|open| open.branches.get_mut(&source))
@@ -685,7 +677,7 @@ impl<W: Work> Middleware<W> {
         }
         branch.is_sent = true;
         if let Some(msg) = branch.outbox.clone() {
-            self.send(source, msg, door);
+            self.send(source, msg, io);
         }
     }
 
@@ -694,7 +686,7 @@ impl<W: Work> Middleware<W> {
         xid: Xid,
         source: NodeId,
         participants: &BTreeSet<NodeId>,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(branch) = self.open.get_mut(&xid).and_then(|open| open.branches.get_mut(&source))
         else {
@@ -706,7 +698,7 @@ impl<W: Work> Middleware<W> {
         branch.stage = Stage::Preparing;
         let peers = peers(source, participants, self.optimizations);
         branch.outbox = Some(ToAgent::Prepare { xid, peers });
-        self.transmit(xid, source, door);
+        self.transmit(xid, source, io);
     }
 
     fn rtt(&self, source: NodeId) -> Duration {
@@ -727,32 +719,32 @@ impl<W: Work> Middleware<W> {
     // --- Answers and votes ---
 
     /// A message from the agent of a source.
-    pub fn on_message(&mut self, from: NodeId, msg: FromAgent<W>, door: Out<'_, '_, W>) {
+    pub fn on_message(&mut self, from: NodeId, msg: FromAgent<W>, io: Out<'_, '_, W>) {
         match msg {
-            FromAgent::Attached { epoch, fence } => self.on_attached(from, epoch, fence, door),
+            FromAgent::Attached { epoch, fence } => self.on_attached(from, epoch, fence, io),
             FromAgent::Pong { sent, fence, is_attached } => {
-                self.on_pong(from, sent, fence, is_attached, door)
+                self.on_pong(from, sent, fence, is_attached, io)
             }
             FromAgent::Answered { xid, round, answers, fence, took } => {
-                self.on_answered(from, xid, round, answers, fence, took, door);
+                self.on_answered(from, xid, round, answers, fence, took, io);
             }
             FromAgent::StatementFailed { xid, round, statement, failure } => {
-                self.on_statement_failed(from, xid, round, statement, failure, door);
+                self.on_statement_failed(from, xid, round, statement, failure, io);
             }
-            FromAgent::Failed { xid, failure } => self.on_failed(from, xid, failure, door),
+            FromAgent::Failed { xid, failure } => self.on_failed(from, xid, failure, io),
             FromAgent::Prepared { xid, fence, wrote, floor } => {
-                self.on_prepared(from, xid, fence, wrote, floor, door)
+                self.on_prepared(from, xid, fence, wrote, floor, io)
             }
-            FromAgent::Committed { xid, at } => self.on_committed(from, xid, at, door),
-            FromAgent::Lost { xid } => self.on_lost(xid, door),
-            FromAgent::RolledBack { xid } => self.on_rolled_back(from, xid, door),
-            FromAgent::Scanned { epoch, prepared } => self.on_scanned(from, epoch, prepared, door),
-            FromAgent::Waits { waits } => self.on_waits(from, waits, door),
+            FromAgent::Committed { xid, at } => self.on_committed(from, xid, at, io),
+            FromAgent::Lost { xid } => self.on_lost(xid, io),
+            FromAgent::RolledBack { xid } => self.on_rolled_back(from, xid, io),
+            FromAgent::Scanned { epoch, prepared } => self.on_scanned(from, epoch, prepared, io),
+            FromAgent::Waits { waits } => self.on_waits(from, waits, io),
         }
     }
 
-    /// Ends deadlocks across sources: the youngest of each circle that can still be rolled back.
-    fn on_waits(&mut self, from: NodeId, waits: Vec<Wait>, door: Out<'_, '_, W>) {
+    /// Ends deadlocks across sources: the youngest of each cycle that can still be rolled back.
+    fn on_waits(&mut self, from: NodeId, waits: Vec<Wait>, io: Out<'_, '_, W>) {
         if !self.config.finds_deadlocks {
             return;
         }
@@ -764,12 +756,12 @@ impl<W: Work> Middleware<W> {
                 .filter(|wait| is_open(&wait.waiter) && is_open(&wait.holder))
                 .copied()
                 .collect();
-            let Some(circle) = circle(&waits) else { return };
-            let victim = circle.into_iter().filter(|xid| self.can_abort(*xid)).max();
-            // Another middleware, which sees the same circle, has the youngest; or it comes out as its source decides.
+            let Some(cycle) = cycle(&waits) else { return };
+            let victim = cycle.into_iter().filter(|xid| self.can_abort(*xid)).max();
+            // Another middleware, which sees the same cycle, has the youngest; or it comes out as its source decides.
             let Some(victim) = victim.filter(|xid| xid.middleware == self.node) else { return };
-            door.push(Effect::Note(Note::GlobalDeadlock));
-            self.abort(victim, None, Reason::Deadlock.into(), door);
+            io.push(Effect::Note(Note::GlobalDeadlock));
+            self.abort(victim, None, Reason::Deadlock.into(), io);
         }
     }
 
@@ -793,7 +785,7 @@ impl<W: Work> Middleware<W> {
         answers: Vec<W::Answer>,
         fence: Fence,
         took: Duration,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(branch) = self.branch(xid, from) else { return };
         let Stage::Running(then) = branch.stage else { return };
@@ -801,7 +793,7 @@ impl<W: Work> Middleware<W> {
             return;
         }
         if branch.fence.is_some_and(|begun| begun != fence) {
-            self.abort(xid, None, Reason::Restarted.into(), door);
+            self.abort(xid, None, Reason::Restarted.into(), io);
             return;
         }
         branch.fence = Some(fence);
@@ -821,11 +813,11 @@ impl<W: Work> Middleware<W> {
         {
             open.answers.insert(from, answers);
         }
-        self.after_answer(xid, door);
+        self.after_answer(xid, io);
     }
 
     /// Goes on if every part of the round has been answered.
-    fn after_answer(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn after_answer(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         if open.phase != Phase::Executing {
             return;
@@ -835,7 +827,7 @@ impl<W: Work> Middleware<W> {
         {
             let inner = std::mem::take(&mut open.inner);
             let participants = open.branches.keys().chain(inner.keys()).copied().collect();
-            self.launch_parts(xid, inner, &participants, door);
+            self.launch_parts(xid, inner, &participants, io);
             return;
         }
         if !open.unanswered.is_empty() {
@@ -847,9 +839,9 @@ impl<W: Work> Middleware<W> {
         if is_committing {
             open.phase = Phase::Committing;
         }
-        door.push(Effect::Answers { xid, answers });
+        io.push(Effect::Answers { xid, answers });
         if last == Last::Commit && !is_committing {
-            self.finish_commit(xid, door);
+            self.finish_commit(xid, io);
         }
     }
 
@@ -860,10 +852,10 @@ impl<W: Work> Middleware<W> {
         round: u32,
         statement: u32,
         failure: Failure<W>,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.get_mut(&xid) else {
-            self.learn_cause(from, xid, failure, door);
+            self.learn_cause(from, xid, failure, io);
             return;
         };
         let is_alone =
@@ -874,19 +866,19 @@ impl<W: Work> Middleware<W> {
         }
         if !is_alone {
             // Another source may have done its part of the same statement.
-            self.abort(xid, Some(from), failure, door);
+            self.abort(xid, Some(from), failure, io);
             return;
         }
         (branch.stage, branch.outbox) = (Stage::Idle, None);
         open.unanswered.clear();
         (open.phase, open.last) = (Phase::Idle, Last::No);
-        door.push(Effect::StatementFailed { xid, source: from, statement, failure });
+        io.push(Effect::StatementFailed { xid, source: from, statement, failure });
     }
 
-    fn on_failed(&mut self, from: NodeId, xid: Xid, failure: Failure<W>, door: Out<'_, '_, W>) {
+    fn on_failed(&mut self, from: NodeId, xid: Xid, failure: Failure<W>, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else {
-            self.learn_cause(from, xid, failure, door);
-            self.on_rolled_back(from, xid, door);
+            self.learn_cause(from, xid, failure, io);
+            self.on_rolled_back(from, xid, io);
             return;
         };
         match open.phase {
@@ -897,8 +889,8 @@ impl<W: Work> Middleware<W> {
             | Phase::Executing
             | Phase::HeldBack { .. }
             | Phase::Voting => {
-                self.abort(xid, Some(from), failure, door);
-                self.on_rolled_back(from, xid, door);
+                self.abort(xid, Some(from), failure, io);
+                self.on_rolled_back(from, xid, io);
             }
         }
     }
@@ -910,7 +902,7 @@ impl<W: Work> Middleware<W> {
         fence: Fence,
         wrote: bool,
         floor: Timestamp,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         let is_voting = open.phase == Phase::Voting;
@@ -918,27 +910,27 @@ impl<W: Work> Middleware<W> {
         if branch.stage != Stage::Preparing {
             return;
         }
-        if branch.fence.is_some_and(|begun| begun != fence) && !self.config.teeth.no_fence {
-            door.push(Effect::Note(Note::FenceBroken));
-            self.abort(xid, None, Reason::Restarted.into(), door);
+        if branch.fence.is_some_and(|begun| begun != fence) && !self.config.mutations.no_fence {
+            io.push(Effect::Note(Note::FenceBroken));
+            self.abort(xid, None, Reason::Restarted.into(), io);
             return;
         }
         if open.is_decentralized {
-            door.push(Effect::Note(Note::DecentralizedPrepare));
+            io.push(Effect::Note(Note::DecentralizedPrepare));
         }
         (branch.stage, branch.outbox) = (Stage::Prepared, None);
         (branch.wrote, branch.floor) = (wrote, floor);
         if is_voting {
-            self.count_votes(xid, door);
+            self.count_votes(xid, io);
         }
     }
 
     /// The session wants to commit, and nothing is under way but votes.
-    fn finish_commit(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn finish_commit(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         let participants: BTreeSet<NodeId> = open.branches.keys().copied().collect();
         if participants.is_empty() {
-            self.finish(xid, Outcome::Committed(door.clock), None, "empty", door);
+            self.finish(xid, Outcome::Committed(io.clock), None, "empty", io);
             return;
         }
         let is_alone = participants.len() == 1;
@@ -946,30 +938,30 @@ impl<W: Work> Middleware<W> {
             open.branches.values().any(|b| matches!(b.stage, Stage::Preparing | Stage::Prepared));
         if (is_alone && !has_votes) || self.config.commit == Commit::Local {
             open.phase = Phase::Committing;
-            let at = door.clock;
+            let at = io.clock;
             for &source in &participants {
                 if let Some(branch) = self.branch(xid, source) {
                     branch.stage = Stage::Running(Then::Commit);
                     branch.outbox = Some(ToAgent::Commit { xid, at, one_phase: true });
-                    self.transmit(xid, source, door);
+                    self.transmit(xid, source, io);
                 }
             }
         } else {
             open.phase = Phase::Voting;
             for &source in &participants {
-                self.ask_prepare(xid, source, &participants, door);
+                self.ask_prepare(xid, source, &participants, io);
             }
-            self.count_votes(xid, door);
+            self.count_votes(xid, io);
         }
-        door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+        io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
     /// Decides if every vote is here, and no lock can have been lost meanwhile (G3).
-    fn count_votes(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn count_votes(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let is_ready = |branch: &Branch<W>| {
             branch.stage == Stage::Prepared
-                || (self.config.teeth.skips_vote && branch.stage == Stage::Preparing)
+                || (self.config.mutations.skips_vote && branch.stage == Stage::Preparing)
         };
         if open.phase != Phase::Voting || !open.branches.values().all(is_ready) {
             return;
@@ -978,54 +970,54 @@ impl<W: Work> Middleware<W> {
         for (&source, branch) in &open.branches {
             let forgets = self.config.sources.get(&source).is_none_or(|kind| kind.forgets_locks());
             let Some(known) = self.sources.get(&source) else { continue };
-            if !forgets || self.config.teeth.no_fence {
+            if !forgets || self.config.mutations.no_fence {
                 continue;
             }
             if known.fence != branch.fence {
-                door.push(Effect::Note(Note::FenceBroken));
-                self.abort(xid, None, Reason::Restarted.into(), door);
+                io.push(Effect::Note(Note::FenceBroken));
+                self.abort(xid, None, Reason::Restarted.into(), io);
                 return;
             }
             // A tenth less, for clocks that do not run alike.
-            if door.now.since(known.confirmed) > self.config.quarantine / 10 * 9 {
+            if io.now.since(known.confirmed) > self.config.quarantine / 10 * 9 {
                 stale.push(source);
             }
         }
         if !stale.is_empty() {
-            door.push(Effect::Note(Note::FenceAsked));
+            io.push(Effect::Note(Note::FenceAsked));
             for source in stale {
-                self.ping(source, door);
+                self.ping(source, io);
             }
             return;
         }
-        self.decide(xid, door);
+        self.decide(xid, io);
     }
 
     /// Every branch can only commit. The decision counts when it is durable.
-    fn decide(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn decide(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let above =
             open.branches.values().map(|branch| branch.floor.next()).max().unwrap_or_default();
-        let at = above.max(door.clock).max(self.last_at.next());
+        let at = above.max(io.clock).max(self.last_at.next());
         self.last_at = at;
         let branches =
             open.branches.iter().map(|(&source, branch)| (source, branch.wrote)).collect();
         let record = Record::Commit { xid, label: open.label, at, branches };
-        let ticket = self.persist(record, door);
+        let ticket = self.persist(record, io);
         if let Some(open) = self.open.get_mut(&xid) {
             open.phase = Phase::Logging(ticket, at);
         }
-        if self.config.teeth.tells_early {
-            self.on_logged(xid, at, door);
+        if self.config.mutations.tells_early {
+            self.on_logged(xid, at, io);
         }
     }
 
     /// Everything persisted up to this ticket is durable.
-    pub fn on_durable(&mut self, ticket: Ticket, door: Out<'_, '_, W>) {
+    pub fn on_durable(&mut self, ticket: Ticket, io: Out<'_, '_, W>) {
         if self.starting.is_some_and(|starting| starting <= ticket) {
             self.starting = None;
             for (to, msg) in std::mem::take(&mut self.held) {
-                door.push(Effect::Send { to, msg });
+                io.push(Effect::Send { to, msg });
             }
         }
         if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
@@ -1043,12 +1035,12 @@ impl<W: Work> Middleware<W> {
         let logged: Vec<(Xid, Timestamp)> =
             self.open.iter().filter_map(|(&xid, open)| Some((xid, is_logged(open)?))).collect();
         for (xid, at) in logged {
-            self.on_logged(xid, at, door);
+            self.on_logged(xid, at, io);
         }
     }
 
     /// The decision is durable: the session is told, and every branch commits.
-    fn on_logged(&mut self, xid: Xid, at: Timestamp, door: Out<'_, '_, W>) {
+    fn on_logged(&mut self, xid: Xid, at: Timestamp, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let branches: BTreeMap<NodeId, bool> =
             open.branches.iter().map(|(&at, b)| (at, b.wrote)).collect();
@@ -1057,34 +1049,34 @@ impl<W: Work> Middleware<W> {
         self.labels.extend(open.label.map(|label| (label, at)));
         let label = open.label;
         self.decided.insert(xid, Decided { label, at, branches, unacknowledged, news: None });
-        self.send_commit(xid, door);
-        self.finish(xid, Outcome::Committed(at), None, path, door);
+        self.send_commit(xid, io);
+        self.finish(xid, Outcome::Committed(at), None, path, io);
         if !self.config.answers_at_decision {
-            let news = door.effects.pop();
+            let news = io.effects.pop();
             if let Some(decided) = self.decided.get_mut(&xid) {
                 decided.news = news;
             }
         }
-        door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+        io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
-    fn send_commit(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn send_commit(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(decided) = self.decided.get(&xid) else { return };
         let (at, sources) = (decided.at, decided.unacknowledged.clone());
         for source in sources {
-            self.send(source, ToAgent::Commit { xid, at, one_phase: false }, door);
+            self.send(source, ToAgent::Commit { xid, at, one_phase: false }, io);
         }
     }
 
-    fn on_committed(&mut self, from: NodeId, xid: Xid, at: Timestamp, door: Out<'_, '_, W>) {
+    fn on_committed(&mut self, from: NodeId, xid: Xid, at: Timestamp, io: Out<'_, '_, W>) {
         if let Some(decided) = self.decided.get_mut(&xid) {
             decided.unacknowledged.remove(&from);
             if decided.unacknowledged.is_empty() {
                 let news = self.decided.remove(&xid).and_then(|decided| decided.news);
-                door.effects.extend(news);
-                door.push(Effect::CancelTimer(Timer::Resend(xid)));
-                self.persist(Record::Ended(xid), door);
-                self.checkpoint_if_due(door);
+                io.effects.extend(news);
+                io.push(Effect::CancelTimer(Timer::Resend(xid)));
+                self.persist(Record::Ended(xid), io);
+                self.checkpoint_if_due(io);
             }
             return;
         }
@@ -1098,16 +1090,16 @@ impl<W: Work> Middleware<W> {
         branch.floor = branch.floor.max(at);
         if open.branches.values().all(|branch| !branch.is_committing()) {
             let at = open.branches.values().map(|branch| branch.floor).max().unwrap_or(at);
-            self.finish(xid, Outcome::Committed(at), None, "one-phase", door);
+            self.finish(xid, Outcome::Committed(at), None, "one-phase", io);
         }
     }
 
     /// The only branch does not know whether it committed.
-    fn on_lost(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_lost(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         if open.branches.values().any(Branch::is_committing) {
-            door.push(Effect::Note(Note::Unknowable));
-            self.finish(xid, Outcome::Unknown, None, orthodrome_core::machine::UNKNOWABLE, door);
+            io.push(Effect::Note(Note::Unknowable));
+            self.finish(xid, Outcome::Unknown, None, orthodrome_core::machine::UNKNOWABLE, io);
         }
     }
 
@@ -1115,41 +1107,35 @@ impl<W: Work> Middleware<W> {
 
     /// The transaction cannot commit any more. It has no commit record and will never have one, so the session may
     /// be told at once.
-    fn abort(
-        &mut self,
-        xid: Xid,
-        source: Option<NodeId>,
-        failure: Failure<W>,
-        door: Out<'_, '_, W>,
-    ) {
+    fn abort(&mut self, xid: Xid, source: Option<NodeId>, failure: Failure<W>, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let told: BTreeSet<NodeId> =
             open.branches.iter().filter(|(_, branch)| branch.is_sent).map(|(&at, _)| at).collect();
         for &source in open.branches.keys() {
-            door.push(Effect::CancelTimer(Timer::Start(xid, source)));
+            io.push(Effect::CancelTimer(Timer::Start(xid, source)));
         }
         for &at in &told {
             if Some(at) != source {
-                self.send(at, ToAgent::Rollback { xid }, door);
+                self.send(at, ToAgent::Rollback { xid }, io);
             }
         }
         let outcome = Outcome::Aborted(abort_reason(failure.reason));
         let is_consequence = source.is_some() && is_consequence(failure.reason);
         let failure = source.map_or((self.node, failure.clone()), |source| (source, failure));
-        self.finish(xid, outcome, Some(failure), "aborted", door);
+        self.finish(xid, outcome, Some(failure), "aborted", io);
         if told.is_empty() {
             return;
         }
-        if is_consequence && let Some(news) = door.effects.pop() {
+        if is_consequence && let Some(news) = io.effects.pop() {
             // Another branch failed first, and says why: that decides whether trying again makes sense.
             self.untold.insert(xid, news);
         }
         self.aborting.insert(xid, told);
-        door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+        io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
     /// The branch that failed first says why its transaction, of which the session has not been told, was aborted.
-    fn learn_cause(&mut self, from: NodeId, xid: Xid, cause: Failure<W>, door: Out<'_, '_, W>) {
+    fn learn_cause(&mut self, from: NodeId, xid: Xid, cause: Failure<W>, io: Out<'_, '_, W>) {
         if is_consequence(cause.reason) {
             return;
         }
@@ -1158,13 +1144,13 @@ impl<W: Work> Middleware<W> {
             *outcome = Outcome::Aborted(abort_reason(cause.reason));
             *failure = Some((from, cause));
         }
-        door.push(news);
+        io.push(news);
     }
 
     /// Tells the session of an aborted transaction whose cause nobody has said.
-    fn tell(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn tell(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let news = self.untold.remove(&xid);
-        door.effects.extend(news);
+        io.effects.extend(news);
     }
 
     fn finish(
@@ -1173,7 +1159,7 @@ impl<W: Work> Middleware<W> {
         outcome: Outcome,
         failure: Option<(NodeId, Failure<W>)>,
         path: &'static str,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.remove(&xid) else { return };
         let is_committed = matches!(outcome, Outcome::Committed(_));
@@ -1188,18 +1174,18 @@ impl<W: Work> Middleware<W> {
                 self.labels.insert(label, at);
             }
         }
-        door.push(Effect::CancelTimer(Timer::Resend(xid)));
-        door.push(Effect::CancelTimer(Timer::Admit(xid)));
-        door.push(Effect::Finished { xid, label: open.label, outcome, failure, path });
+        io.push(Effect::CancelTimer(Timer::Resend(xid)));
+        io.push(Effect::CancelTimer(Timer::Admit(xid)));
+        io.push(Effect::Finished { xid, label: open.label, outcome, failure, path });
     }
 
-    fn on_rolled_back(&mut self, from: NodeId, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_rolled_back(&mut self, from: NodeId, xid: Xid, io: Out<'_, '_, W>) {
         if let Some(sources) = self.aborting.get_mut(&xid) {
             sources.remove(&from);
             if sources.is_empty() {
                 self.aborting.remove(&xid);
-                door.push(Effect::CancelTimer(Timer::Resend(xid)));
-                self.tell(xid, door);
+                io.push(Effect::CancelTimer(Timer::Resend(xid)));
+                self.tell(xid, io);
             }
             return;
         }
@@ -1207,20 +1193,20 @@ impl<W: Work> Middleware<W> {
         let Some(open) = self.open.get(&xid) else { return };
         let is_final = matches!(open.phase, Phase::Logging(..) | Phase::Committing);
         if open.branches.contains_key(&from) && !is_final {
-            self.abort(xid, Some(from), Reason::Peer.into(), door);
-            self.on_rolled_back(from, xid, door);
+            self.abort(xid, Some(from), Reason::Peer.into(), io);
+            self.on_rolled_back(from, xid, io);
         }
     }
 
     // --- Agents come and go ---
 
-    fn on_attached(&mut self, from: NodeId, epoch: u64, fence: Fence, door: Out<'_, '_, W>) {
+    fn on_attached(&mut self, from: NodeId, epoch: u64, fence: Fence, io: Out<'_, '_, W>) {
         if epoch != self.epoch {
             return;
         }
         let Some(source) = self.sources.get_mut(&from) else { return };
         source.is_attached = true;
-        self.learn_fence(from, fence, None, door);
+        self.learn_fence(from, fence, None, io);
         let waiting: Vec<Xid> = self
             .open
             .iter()
@@ -1232,9 +1218,9 @@ impl<W: Work> Middleware<W> {
             .map(|(&xid, _)| xid)
             .collect();
         for xid in waiting {
-            self.transmit(xid, from, door);
+            self.transmit(xid, from, io);
         }
-        self.send(from, ToAgent::Scan { epoch }, door);
+        self.send(from, ToAgent::Scan { epoch }, io);
     }
 
     fn on_pong(
@@ -1243,28 +1229,22 @@ impl<W: Work> Middleware<W> {
         sent: Time,
         fence: Fence,
         is_attached: bool,
-        door: Out<'_, '_, W>,
+        io: Out<'_, '_, W>,
     ) {
         let Some(source) = self.sources.get_mut(&from) else { return };
-        source.rtt.add(door.now.since(sent), self.config.rtt_weight_percent);
+        source.rtt.add(io.now.since(sent), self.config.rtt_weight_percent);
         let was_attached = std::mem::replace(&mut source.is_attached, is_attached);
-        self.learn_fence(from, fence, Some(sent), door);
+        self.learn_fence(from, fence, Some(sent), io);
         match (was_attached, is_attached) {
-            (_, false) => self.send(from, ToAgent::Attach { epoch: self.epoch }, door),
+            (_, false) => self.send(from, ToAgent::Attach { epoch: self.epoch }, io),
             // The answer to that was lost.
-            (false, true) => self.on_attached(from, self.epoch, fence, door),
+            (false, true) => self.on_attached(from, self.epoch, fence, io),
             (true, true) => {}
         }
     }
 
     /// The life of a source and its agent. In a new one, what was open there and not prepared is lost.
-    fn learn_fence(
-        &mut self,
-        from: NodeId,
-        fence: Fence,
-        sent: Option<Time>,
-        door: Out<'_, '_, W>,
-    ) {
+    fn learn_fence(&mut self, from: NodeId, fence: Fence, sent: Option<Time>, io: Out<'_, '_, W>) {
         let Some(source) = self.sources.get_mut(&from) else { return };
         let is_new = source.fence.replace(fence).is_some_and(|before| before != fence);
         if is_new {
@@ -1290,27 +1270,27 @@ impl<W: Work> Middleware<W> {
                 Phase::Logging(..) => {}
                 // Whoever commits in one phase is asked until the agent says what it knows.
                 Phase::Committing => {}
-                Phase::Voting => self.count_votes(xid, door),
+                Phase::Voting => self.count_votes(xid, io),
                 Phase::Idle | Phase::Executing | Phase::HeldBack { .. } => {
                     if is_lost && !branch.is_committing() {
-                        self.abort(xid, None, Reason::Restarted.into(), door);
+                        self.abort(xid, None, Reason::Restarted.into(), io);
                     }
                 }
             }
         }
     }
 
-    fn ping(&mut self, source: NodeId, door: Out<'_, '_, W>) {
+    fn ping(&mut self, source: NodeId, io: Out<'_, '_, W>) {
         let ours = |xid: &&Xid| xid.epoch == self.epoch;
         let pending =
             self.open.keys().chain(self.decided.keys()).chain(self.aborting.keys()).filter(ours);
         let oldest = pending.map(|xid| xid.number).min().unwrap_or(self.number + 1);
-        let ping = ToAgent::Ping { epoch: self.epoch, sent: door.now, oldest };
-        self.send(source, ping, door);
+        let ping = ToAgent::Ping { epoch: self.epoch, sent: io.now, oldest };
+        self.send(source, ping, io);
     }
 
     /// Branches that are prepared at a source: those that nobody will end are ended.
-    fn on_scanned(&mut self, from: NodeId, epoch: u64, prepared: Vec<Xid>, door: Out<'_, '_, W>) {
+    fn on_scanned(&mut self, from: NodeId, epoch: u64, prepared: Vec<Xid>, io: Out<'_, '_, W>) {
         if epoch != self.epoch {
             return;
         }
@@ -1320,15 +1300,12 @@ impl<W: Work> Middleware<W> {
                 continue;
             }
             if let Some(decided) = self.decided.get(&xid) {
-                self.send(from, ToAgent::Commit { xid, at: decided.at, one_phase: false }, door);
+                self.send(from, ToAgent::Commit { xid, at: decided.at, one_phase: false }, io);
             } else {
-                door.push(Effect::Note(Note::Orphan));
+                io.push(Effect::Note(Note::Orphan));
                 self.aborting.entry(xid).or_default().insert(from);
-                self.send(from, ToAgent::Rollback { xid }, door);
-                door.push(Effect::SetTimer(
-                    Timer::Resend(xid),
-                    door.now + self.config.resend_after,
-                ));
+                self.send(from, ToAgent::Rollback { xid }, io);
+                io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
             }
         }
     }
@@ -1336,38 +1313,38 @@ impl<W: Work> Middleware<W> {
     // --- Timers ---
 
     /// A timer expired.
-    pub fn on_timer(&mut self, timer: Timer, door: Out<'_, '_, W>) {
+    pub fn on_timer(&mut self, timer: Timer, io: Out<'_, '_, W>) {
         match timer {
-            Timer::Ping => self.on_ping_timeout(door),
-            Timer::Scan => self.on_scan_timeout(door),
-            Timer::Start(xid, source) => self.on_start_timeout(xid, source, door),
-            Timer::Admit(xid) => self.on_admit_timeout(xid, door),
-            Timer::Resend(xid) => self.on_resend_timeout(xid, door),
+            Timer::Ping => self.on_ping_timeout(io),
+            Timer::Scan => self.on_scan_timeout(io),
+            Timer::Start(xid, source) => self.on_start_timeout(xid, source, io),
+            Timer::Admit(xid) => self.on_admit_timeout(xid, io),
+            Timer::Resend(xid) => self.on_resend_timeout(xid, io),
         }
     }
 
-    fn on_ping_timeout(&mut self, door: Out<'_, '_, W>) {
+    fn on_ping_timeout(&mut self, io: Out<'_, '_, W>) {
         for source in self.config.sources.keys().copied().collect::<Vec<_>>() {
-            self.ping(source, door);
+            self.ping(source, io);
         }
-        door.push(Effect::SetTimer(Timer::Ping, door.now + self.config.ping_interval));
+        io.push(Effect::SetTimer(Timer::Ping, io.now + self.config.ping_interval));
     }
 
-    fn on_scan_timeout(&mut self, door: Out<'_, '_, W>) {
+    fn on_scan_timeout(&mut self, io: Out<'_, '_, W>) {
         for source in self.config.sources.keys().copied().collect::<Vec<_>>() {
-            self.send(source, ToAgent::Scan { epoch: self.epoch }, door);
+            self.send(source, ToAgent::Scan { epoch: self.epoch }, io);
         }
-        door.push(Effect::SetTimer(Timer::Scan, door.now + self.config.scan_interval));
+        io.push(Effect::SetTimer(Timer::Scan, io.now + self.config.scan_interval));
     }
 
-    fn on_start_timeout(&mut self, xid: Xid, source: NodeId, door: Out<'_, '_, W>) {
+    fn on_start_timeout(&mut self, xid: Xid, source: NodeId, io: Out<'_, '_, W>) {
         let Some(branch) = self.branch(xid, source) else { return };
         let Some(ToAgent::Execute { then, .. }) = branch.outbox else { return };
         branch.stage = Stage::Running(then);
-        self.transmit(xid, source, door);
+        self.transmit(xid, source, io);
     }
 
-    fn on_admit_timeout(&mut self, xid: Xid, door: Out<'_, '_, W>) {
+    fn on_admit_timeout(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         let Phase::HeldBack { parts, last } = std::mem::replace(&mut open.phase, Phase::Idle)
         else {
@@ -1375,40 +1352,40 @@ impl<W: Work> Middleware<W> {
         };
         let last = last.max(open.last);
         open.last = last;
-        self.admit(xid, parts, last, door);
+        self.admit(xid, parts, last, io);
     }
 
     /// Nobody answered for a while: the messages may be lost, or their receivers are down.
-    fn on_resend_timeout(&mut self, xid: Xid, door: Out<'_, '_, W>) {
-        door.push(Effect::SetTimer(Timer::Resend(xid), door.now + self.config.resend_after));
+    fn on_resend_timeout(&mut self, xid: Xid, io: Out<'_, '_, W>) {
+        io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
         if self.decided.contains_key(&xid) {
-            door.push(Effect::Note(Note::Resent));
-            self.send_commit(xid, door);
+            io.push(Effect::Note(Note::Resent));
+            self.send_commit(xid, io);
             return;
         }
         if let Some(sources) = self.aborting.get(&xid).cloned() {
-            door.push(Effect::Note(Note::Resent));
+            io.push(Effect::Note(Note::Resent));
             for source in sources {
-                self.send(source, ToAgent::Rollback { xid }, door);
+                self.send(source, ToAgent::Rollback { xid }, io);
             }
             // Whoever failed first may be gone.
-            self.tell(xid, door);
+            self.tell(xid, io);
             return;
         }
         let Some(open) = self.open.get(&xid) else {
-            door.push(Effect::CancelTimer(Timer::Resend(xid)));
+            io.push(Effect::CancelTimer(Timer::Resend(xid)));
             return;
         };
-        let is_overdue = door.now.since(open.since) > self.config.give_up_after;
+        let is_overdue = io.now.since(open.since) > self.config.give_up_after;
         let is_committing =
             open.branches.values().any(|branch| branch.is_committing() && branch.is_sent);
         match open.phase {
             Phase::Idle | Phase::Logging(..) | Phase::HeldBack { .. } => {}
             Phase::Committing | Phase::Executing if is_overdue && is_committing => {
-                self.on_lost(xid, door)
+                self.on_lost(xid, io)
             }
             Phase::Executing | Phase::Voting | Phase::Committing if is_overdue => {
-                self.abort(xid, None, Reason::Timeout.into(), door);
+                self.abort(xid, None, Reason::Timeout.into(), io);
             }
             Phase::Executing | Phase::Voting | Phase::Committing => {
                 let is_due =
@@ -1420,24 +1397,24 @@ impl<W: Work> Middleware<W> {
                     .map(|(&at, _)| at)
                     .collect();
                 for source in silent {
-                    door.push(Effect::Note(Note::Resent));
-                    self.transmit(xid, source, door);
+                    io.push(Effect::Note(Note::Resent));
+                    self.transmit(xid, source, io);
                 }
-                self.count_votes(xid, door);
+                self.count_votes(xid, io);
             }
         }
     }
 
     // --- The log ---
 
-    fn persist(&mut self, record: Record, door: Out<'_, '_, W>) -> Ticket {
+    fn persist(&mut self, record: Record, io: Out<'_, '_, W>) -> Ticket {
         self.ticket.0 += 1;
         self.records += 1;
-        door.push(Effect::Persist { ticket: self.ticket, record });
+        io.push(Effect::Persist { ticket: self.ticket, record });
         self.ticket
     }
 
-    fn checkpoint_if_due(&mut self, door: Out<'_, '_, W>) {
+    fn checkpoint_if_due(&mut self, io: Out<'_, '_, W>) {
         if self.records < self.config.checkpoint_records || self.checkpoint.is_some() {
             return;
         }
@@ -1462,21 +1439,21 @@ impl<W: Work> Middleware<W> {
         self.ticket.0 += 1;
         self.records = 0;
         self.checkpoint = Some(self.ticket);
-        door.push(Effect::Note(Note::Checkpoint));
-        door.push(Effect::Checkpoint { ticket: self.ticket, records });
+        io.push(Effect::Note(Note::Checkpoint));
+        io.push(Effect::Checkpoint { ticket: self.ticket, records });
     }
 
-    fn send(&mut self, to: NodeId, msg: ToAgent<W>, door: Out<'_, '_, W>) {
+    fn send(&mut self, to: NodeId, msg: ToAgent<W>, io: Out<'_, '_, W>) {
         if self.starting.is_some() {
             self.held.push((to, msg));
         } else {
-            door.push(Effect::Send { to, msg });
+            io.push(Effect::Send { to, msg });
         }
     }
 
     /// What must be gone when every transaction has ended.
     #[must_use]
-    pub fn leftovers(&self) -> Vec<Leftover> {
+    pub fn leaks(&self) -> Vec<Leak> {
         vec![
             ("open", self.open.len()),
             ("decided and not committed everywhere", self.decided.len()),
@@ -1508,7 +1485,10 @@ impl<W: Work> Middleware<W> {
             }
             if let Phase::Logging(..) = open.phase {
                 let all = open.branches.values().all(|branch| branch.stage == Stage::Prepared);
-                assert!(all || self.config.teeth.skips_vote, "{xid} is decided without every vote");
+                assert!(
+                    all || self.config.mutations.skips_vote,
+                    "{xid} is decided without every vote"
+                );
             }
         }
         for (xid, decided) in &self.decided {
@@ -1655,12 +1635,12 @@ mod tests {
         /// Does something, and gives back the reasons that sessions are told for the end of their transactions.
         fn step(
             &mut self,
-            act: impl FnOnce(&mut Middleware<Bare>, &mut Door<'_, Effect<Bare>>),
+            act: impl FnOnce(&mut Middleware<Bare>, &mut Io<'_, Effect<Bare>>),
         ) -> Vec<Reason> {
             let mut effects = Vec::new();
             let Self { middleware, rng, now } = self;
-            let mut door = Door { now: *now, clock: Timestamp::ZERO, rng, effects: &mut effects };
-            act(middleware, &mut door);
+            let mut io = Io { now: *now, clock: Timestamp::ZERO, rng, effects: &mut effects };
+            act(middleware, &mut io);
             middleware.assert_invariants();
             let told = |effect| {
                 let Effect::Finished { failure, .. } = effect else { return None };
@@ -1670,7 +1650,7 @@ mod tests {
         }
 
         fn hear(&mut self, from: NodeId, msg: FromAgent<Bare>) -> Vec<Reason> {
-            self.step(|middleware, door| middleware.on_message(from, msg, door))
+            self.step(|middleware, io| middleware.on_message(from, msg, io))
         }
     }
 
@@ -1701,24 +1681,24 @@ mod tests {
             finds_deadlocks: true,
             quarantine: millis(1_000),
             checkpoint_records: 100,
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         };
         let (mut rng, now) = (Rng::stream(1, "test", 1), Time::ZERO);
         let mut effects = Vec::new();
-        let mut door = Door { now, clock: Timestamp::ZERO, rng: &mut rng, effects: &mut effects };
-        let middleware = Middleware::new(NodeId(1), config, Vec::new(), &mut door);
+        let mut io = Io { now, clock: Timestamp::ZERO, rng: &mut rng, effects: &mut effects };
+        let middleware = Middleware::new(NodeId(1), config, Vec::new(), &mut io);
         let mut rig = Rig { middleware, rng, now };
-        rig.step(|middleware, door| middleware.on_durable(Ticket(1), door));
+        rig.step(|middleware, io| middleware.on_durable(Ticket(1), io));
         for source in [NEAR, FAR] {
             let fence = Fence { agent: 1, source: 1 };
             rig.hear(source, FromAgent::Attached { epoch: 1, fence });
         }
         let part = || Part { statements: vec![()], records: Vec::new(), writes: true };
         let mut xid = None;
-        rig.step(|middleware, door| {
-            let begun = middleware.begin(None, Isolation::Serializable, door);
+        rig.step(|middleware, io| {
+            let begun = middleware.begin(None, Isolation::Serializable, io);
             let parts = [(NEAR, part()), (FAR, part())].into();
-            middleware.round(begun, parts, Last::Commit, door);
+            middleware.round(begun, parts, Last::Commit, io);
             xid = Some(begun);
         });
         (rig, xid.unwrap())
@@ -1753,7 +1733,7 @@ mod tests {
         assert_eq!(rig.hear(NEAR, FromAgent::RolledBack { xid }), [Reason::Peer]);
         let (mut rig, xid) = under_way();
         assert_eq!(rig.hear(FAR, failed(xid, Reason::Peer)), []);
-        let told = rig.step(|middleware, door| middleware.on_timer(Timer::Resend(xid), door));
+        let told = rig.step(|middleware, io| middleware.on_timer(Timer::Resend(xid), io));
         assert_eq!(told, [Reason::Peer]);
         assert_eq!(rig.hear(NEAR, FromAgent::RolledBack { xid }), []);
     }

@@ -2,7 +2,7 @@
 //! PostgreSQL 15 and MariaDB 10.11 (`protocol-pitfalls` §7) where they matter to what is built on top.
 //!
 //! - Locks are held until the transaction has ended. Waiters are served in the order in which they came; who waits in a
-//!   circle is ended as the victim of a deadlock, and who waits too long by a time-out.
+//!   cycle is ended as the victim of a deadlock, and who waits too long by a time-out.
 //! - A prepared branch is durable. After a crash, PostgreSQL has all its locks again, MariaDB those of rows that it
 //!   modified; and MariaDB has forgotten branches that only read (G3, G4).
 //! - Every start has a number of its own.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::bytes_of;
-use orthodrome_core::machine::Leftover;
+use orthodrome_core::machine::Leak;
 use orthodrome_core::store::{Memtable, StateEngine, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Op, Read, Reads, Txn, Value, Version, Writes};
@@ -107,19 +107,19 @@ pub struct Answer {
 pub struct Config {
     /// How long a statement waits for a lock.
     pub lock_timeout: Duration,
-    /// PostgreSQL looks for a circle after so long a wait, MariaDB at once.
+    /// PostgreSQL looks for a cycle after so long a wait, MariaDB at once.
     pub deadlock_after: Duration,
     /// How often somebody looks who waits for whom, while anybody waits; none: nobody does.
     pub look_every: Option<Duration>,
     /// Records before a checkpoint.
     pub checkpoint_records: u32,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// What sources do when they are not asked as the rules say. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// G1: reads at PostgreSQL do not lock.
     pub plain_reads: bool,
     /// G2: MariaDB runs at less than SERIALIZABLE, and drops read locks when it prepares.
@@ -191,7 +191,7 @@ impl Record {
 pub enum Timer {
     /// A lock was waited for too long.
     Lock(Xid),
-    /// Look for a circle.
+    /// Look for a cycle.
     Deadlock(Xid),
     /// Look who waits for whom.
     Look,
@@ -416,7 +416,7 @@ impl Source {
                 return;
             };
             let mode = statement.action.mode();
-            let is_plain = self.config.teeth.plain_reads
+            let is_plain = self.config.mutations.plain_reads
                 && self.kind == Kind::Postgres
                 && mode == Mode::Shared;
             if !is_plain && !self.acquire(xid, &key, mode) {
@@ -507,7 +507,7 @@ impl Source {
     }
 
     fn drop_read_locks(&mut self, xid: Xid, desk: &mut Desk) {
-        if !self.config.teeth.drops_read_locks || self.kind != Kind::MariaDb {
+        if !self.config.mutations.drops_read_locks || self.kind != Kind::MariaDb {
             return;
         }
         let Some(session) = self.sessions.get_mut(&xid) else { return };
@@ -607,7 +607,7 @@ impl Source {
         }
         desk.orders.push(Order::Note(Note::LockWait));
         if self.kind == Kind::MariaDb {
-            if self.waits_in_circle(xid) {
+            if self.waits_in_cycle(xid) {
                 self.fail_waiting(xid, Reason::Deadlock, desk);
                 return;
             }
@@ -656,7 +656,7 @@ impl Source {
     }
 
     /// True if somebody whom it waits for waits for it.
-    fn waits_in_circle(&self, xid: Xid) -> bool {
+    fn waits_in_cycle(&self, xid: Xid) -> bool {
         let mut seen = BTreeSet::new();
         let mut next = vec![xid];
         while let Some(waiter) = next.pop() {
@@ -718,10 +718,10 @@ impl Source {
                 }
             }
             Timer::Deadlock(xid) => {
-                if self.waits_in_circle(xid) {
+                if self.waits_in_cycle(xid) {
                     self.fail_waiting(xid, Reason::Deadlock, desk);
                 } else if self.sessions.get(&xid).is_some_and(|session| session.wanted.is_some()) {
-                    // Circles can close later: through an upgrade, behind a waiter's back.
+                    // Cycles can close later: through an upgrade, behind a waiter's back.
                     desk.orders.push(Order::SetTimer(
                         Timer::Deadlock(xid),
                         now + self.config.deadlock_after,
@@ -793,7 +793,7 @@ impl Source {
 
     /// What must be gone when every transaction has ended.
     #[must_use]
-    pub fn leftovers(&self) -> Vec<Leftover> {
+    pub fn leaks(&self) -> Vec<Leak> {
         let prepared = self.sessions.values().filter(|session| session.is_prepared).count();
         vec![
             ("sessions", self.sessions.len() - prepared),

@@ -87,34 +87,34 @@ fn seeds_with_faults_hold_every_promise_of_scalardb() {
     expect(&notes, &["Postponed", "HeldBack", "Refused"]);
 }
 
-/// The unsafe variant `tooth` is caught by one of these seeds, one that fails with it and passes without.
-fn catch<P: Protocol>(name: &'static str, tooth: &str, seeds: Range<u64>) {
+/// The unsafe variant `mutation` is caught by one of these seeds, one that fails with it and passes without.
+fn catch<P: Protocol>(name: &'static str, mutation: &str, seeds: Range<u64>) {
     let sound = SwarmOptions { shrink_budget: 0, ..SwarmOptions::of(name) };
-    let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
+    let options = SwarmOptions { mutation: Some(mutation.into()), ..sound.clone() };
     let caught = seeds.clone().find(|&seed| {
         run_seed::<P>(seed, &options).unwrap().found.is_some()
             && run_seed::<P>(seed, &sound).unwrap().found.is_none()
     });
-    assert!(caught.is_some(), "{tooth} was not caught in seeds {seeds:?}");
+    assert!(caught.is_some(), "{mutation} was not caught in seeds {seeds:?}");
 }
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (tooth, within) in CAUGHT_WITHIN {
-        catch::<GeoTp>(O3, tooth, 10_000..10_000 + within);
+    for (mutation, within) in CAUGHT_WITHIN {
+        catch::<GeoTp>(O3, mutation, 10_000..10_000 + within);
     }
 }
 
 /// `early-state` is rare: a golden trace shows what it does.
 #[test]
 fn unsafe_variants_of_scalardb_are_caught() {
-    for (tooth, seeds) in [
+    for (mutation, seeds) in [
         ("skipped-validation", 10_000..10_010),
         ("ignored-state", 10_000..10_010),
         ("before-image", 10_000..10_010),
         ("blind-prepare", 10_000..10_010),
     ] {
-        catch::<ScalarDb>(SCALARDB, tooth, seeds);
+        catch::<ScalarDb>(SCALARDB, mutation, seeds);
     }
 }
 

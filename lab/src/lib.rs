@@ -35,7 +35,7 @@ pub struct Subject {
     /// Which, if they are.
     pub sources: Sources,
     /// Its unsafe variants, by name.
-    pub teeth: &'static [&'static str],
+    pub mutations: &'static [&'static str],
     simulation: Simulate,
     model_under: fn(Model, &Schedule) -> Model,
     draw: fn(u64, &SwarmOptions) -> Result<Scenario, SwarmError>,
@@ -57,7 +57,7 @@ struct Setup<'a> {
     name: &'static str,
     schedule: &'a Schedule,
     options: Options,
-    tooth: Option<&'a str>,
+    mutation: Option<&'a str>,
     sources: Sources,
 }
 
@@ -97,7 +97,7 @@ impl Visitor for Find {
             has_shares: P::SHARES,
             has_sources: false,
             sources: Sources::default(),
-            teeth: P::teeth(row.name),
+            mutations: P::mutations(row.name),
             simulation: simulation::<P>,
             model_under: promise::model_under::<P>,
             draw: Scenario::draw::<P>,
@@ -122,11 +122,11 @@ fn configured<P: Protocol>(
     workload: Box<dyn Workload>,
     mut config: P::Config,
 ) -> Result<Box<dyn Simulated>, ScheduleError> {
-    if let Some(tooth) = setup.tooth {
-        P::bare(&mut config, tooth);
+    if let Some(mutation) = setup.mutation {
+        P::bare(&mut config, mutation);
     }
     let mut options = setup.options.clone();
-    options.load.no_sessions = setup.tooth == Some(NO_SESSIONS);
+    options.load.no_sessions = setup.mutation == Some(NO_SESSIONS);
     Ok(Box::new(Simulation::<P>::new(cluster, config, workload, setup.schedule, options)?))
 }
 
@@ -146,8 +146,8 @@ impl Subject {
         (self.model_under)(self.model(), schedule)
     }
 
-    /// A simulation with the settings that suit the cluster, about to begin; of an unsafe variant, if `tooth`
-    /// names one of [`Subject::teeth`].
+    /// A simulation with the settings that suit the cluster, about to begin; of an unsafe variant, if `mutation`
+    /// names one of [`Subject::mutations`].
     ///
     /// # Errors
     /// What in the schedule does not fit the cluster.
@@ -160,9 +160,10 @@ impl Subject {
         workload: Box<dyn Workload>,
         schedule: &Schedule,
         options: Options,
-        tooth: Option<&str>,
+        mutation: Option<&str>,
     ) -> Result<Box<dyn Simulated>, ScheduleError> {
-        let setup = Setup { name: self.row.name, schedule, options, tooth, sources: self.sources };
+        let setup =
+            Setup { name: self.row.name, schedule, options, mutation, sources: self.sources };
         (self.simulation)(&setup, cluster, workload)
     }
 

@@ -12,7 +12,7 @@ use std::hint::black_box;
 
 use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
 use orthodrome_protocols::replication::{
-    Config, Door, Event, Group, Index, Message, Record, Replica, Replicated, Timer,
+    Config, Event, Group, Index, Io, Message, Record, Replica, Replicated, Timer,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +32,7 @@ struct Out {
     durable: u64,
 }
 
-impl Door<Numbers> for Out {
+impl Io<Numbers> for Out {
     fn now(&self) -> Time {
         self.now
     }

@@ -8,31 +8,31 @@ use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
 
 /// When and how often somebody was asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct RetryState {
     pub at: Time,
     pub times: u32,
 }
 
-impl Asked {
-    /// Patience begins now.
+impl RetryState {
+    /// Timeout begins now.
     pub fn new(now: Time) -> Self {
         Self { at: now, times: 0 }
     }
 
-    /// How long to wait for an answer: `patience` at first, then twice as long each time, up to four
+    /// How long to wait for an answer: `timeout` at first, then twice as long each time, up to four
     /// times, or a second if that is longer: whoever is slow must not drown in questions of askers
-    /// whose patience was set too short.
-    pub fn patience(&self, patience: Duration) -> Duration {
-        let longest = (patience * 4).max(Duration::from_secs(1));
-        (patience * (1 << self.times.min(10))).min(longest)
+    /// whose timeout was set too short.
+    pub fn timeout(&self, timeout: Duration) -> Duration {
+        let longest = (timeout * 4).max(Duration::from_secs(1));
+        (timeout * (1 << self.times.min(10))).min(longest)
     }
 
     /// Time to ask again.
-    pub fn is_due(&self, patience: Duration, now: Time) -> bool {
-        now.since(self.at) >= self.patience(patience)
+    pub fn is_due(&self, timeout: Duration, now: Time) -> bool {
+        now.since(self.at) >= self.timeout(timeout)
     }
 
-    /// Asked again now.
+    /// RetryState again now.
     pub fn again(self, now: Time) -> Self {
         Self { at: now, times: self.times + 1 }
     }
@@ -40,11 +40,11 @@ impl Asked {
 
 /// Takes note that whatever is due is asked now, and says when each was last.
 pub(crate) fn take_due(
-    asked: &mut BTreeMap<TxnId, Asked>,
-    patience: Duration,
+    asked: &mut BTreeMap<TxnId, RetryState>,
+    timeout: Duration,
     now: Time,
-) -> Vec<(TxnId, Asked)> {
-    let due = asked.iter_mut().filter(|(_, asked)| asked.is_due(patience, now));
+) -> Vec<(TxnId, RetryState)> {
+    let due = asked.iter_mut().filter(|(_, asked)| asked.is_due(timeout, now));
     due.map(|(&txn, asked)| (txn, std::mem::replace(asked, asked.again(now)))).collect()
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn take_due(
 pub(crate) struct Suspects {
     /// How long one is left alone at first.
     alone: Duration,
-    asked: BTreeMap<NodeId, Asked>,
+    asked: BTreeMap<NodeId, RetryState>,
 }
 
 impl Suspects {
@@ -80,10 +80,9 @@ impl Suspects {
     /// A server did not answer. True if that is news.
     pub fn add(&mut self, server: NodeId, now: Time) -> bool {
         let was_suspect = self.is(server, now);
-        let asked = self
-            .asked
-            .get(&server)
-            .map_or(Asked::new(now), |asked| if was_suspect { *asked } else { asked.again(now) });
+        let asked = self.asked.get(&server).map_or(RetryState::new(now), |asked| {
+            if was_suspect { *asked } else { asked.again(now) }
+        });
         self.asked.insert(server, asked);
         !was_suspect
     }
@@ -254,12 +253,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_grows_to_four_times_or_a_second() {
-        let waits = |patience| {
-            let mut asked = Asked::new(Time(0));
+    fn timeout_grows_to_four_times_or_a_second() {
+        let waits = |timeout| {
+            let mut asked = RetryState::new(Time(0));
             let mut waits = Vec::new();
             for _ in 0..12 {
-                waits.push(asked.patience(Duration::from_millis(patience)).as_millis());
+                waits.push(asked.timeout(Duration::from_millis(timeout)).as_millis());
                 asked = asked.again(Time(0));
             }
             waits

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::DiskFailure;
 use crate::network::{Disturbance, Links, NetworkModel};
 use crate::simulation::Simulation;
-use crate::swarm::Temper;
+use crate::swarm::FaultProfile;
 
 /// Something that goes wrong. Durations are in milliseconds, probabilities in per cent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -460,9 +460,9 @@ impl Fault {
     }
 }
 
-/// A fault that suits a seed's temper, and for how many milliseconds; none if any will do.
+/// A fault that suits a seed's profile, and for how many milliseconds; none if any will do.
 pub(crate) fn draw_for(
-    temper: Temper,
+    profile: FaultProfile,
     cluster: &Cluster,
     rng: &mut Rng,
 ) -> Option<(u64, Vec<Fault>)> {
@@ -470,28 +470,28 @@ pub(crate) fn draw_for(
     let partitions: Vec<_> = cluster.partitions().collect();
     let partition = rng.pick(&partitions)?;
     let leader = partition.preferred_leader;
-    match temper {
-        Temper::Mixed | Temper::PowerCuts => None,
-        Temper::Clocks if rng.chance(2, 3) => {
+    match profile {
+        FaultProfile::Mixed | FaultProfile::PowerCuts => None,
+        FaultProfile::ClockSkew if rng.chance(2, 3) => {
             let to = vec![rng.pick(&servers)?.clone()];
             Some((rng.range(500, 3_000), draw_late(cluster, to, 800, rng)?))
         }
-        Temper::Chairs if rng.chance(1, 8) => {
+        FaultProfile::LeaderChurn if rng.chance(1, 8) => {
             Some((rng.below(200), vec![Fault::Crash { nodes: vec![leader.to_string()] }]))
         }
-        Temper::Chairs if rng.chance(1, 5) => {
+        FaultProfile::LeaderChurn if rng.chance(1, 5) => {
             Some((rng.range(500, 3_000), draw_late(cluster, Vec::new(), 800, rng)?))
         }
-        Temper::Ranks if rng.chance(1, 3) => {
+        FaultProfile::PriorityRaces if rng.chance(1, 3) => {
             Some((rng.below(200), vec![Fault::Crash { nodes: vec![leader.to_string()] }]))
         }
         // A new leader of a term knows only what its log says.
-        Temper::Clocks | Temper::Chairs | Temper::Ranks => {
+        FaultProfile::ClockSkew | FaultProfile::LeaderChurn | FaultProfile::PriorityRaces => {
             let to = rng.pick(&partition.replicas)?.to_string();
             Some((0, vec![Fault::TransferLeader { partition: partition.id.0, to }]))
         }
-        Temper::Stragglers => Some(draw_straggler(cluster, servers, rng)?),
-        Temper::Islands => {
+        FaultProfile::LaggingReplicas => Some(draw_straggler(cluster, servers, rng)?),
+        FaultProfile::Partitions => {
             let both_ways = rng.chance(2, 3);
             let fault = if rng.chance(1, 2) {
                 let region = cluster.topology.name_of(cluster.region_of(leader)).to_owned();
@@ -511,19 +511,19 @@ pub(crate) fn draw_for(
 
 /// Faults that must follow each other, for a profile that consists of such sequences.
 pub(crate) fn draw_sequence(
-    temper: Temper,
+    profile: FaultProfile,
     cluster: &Cluster,
     at_ms: u64,
     rng: &mut Rng,
 ) -> Option<Vec<Entry>> {
-    match temper {
-        Temper::PowerCuts => draw_power_cut(cluster, at_ms, rng),
-        Temper::Mixed
-        | Temper::Clocks
-        | Temper::Chairs
-        | Temper::Islands
-        | Temper::Ranks
-        | Temper::Stragglers => None,
+    match profile {
+        FaultProfile::PowerCuts => draw_power_cut(cluster, at_ms, rng),
+        FaultProfile::Mixed
+        | FaultProfile::ClockSkew
+        | FaultProfile::LeaderChurn
+        | FaultProfile::Partitions
+        | FaultProfile::PriorityRaces
+        | FaultProfile::LaggingReplicas => None,
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! | command | effect |
 //! |---|---|
-//! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [shares=1] [tooth=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
+//! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [shares=1] [mutation=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
 //! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N] [knows=T]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add`; its client knows of versions of its keys at the timestamp `knows` |
 //! | `read TXN KEY…` | the next round of a general transaction |
 //! | `decide TXN [k=v …] [abort]` | answers the reads of an interactive or general transaction |
@@ -213,11 +213,11 @@ impl<P: Protocol> Golden<P> {
         let cluster = Cluster::spread(topology, servers, gateways, partitions, replicas)?;
         let cluster = cluster.divided(shares)?;
         let mut config = P::configure(&cluster, self.name);
-        if let Some(tooth) = args.take_key("tooth") {
-            if !P::teeth(self.name).contains(&tooth) {
-                return Err(format!("{tooth:?} is no unsafe variant of this protocol").into());
+        if let Some(mutation) = args.take_key("mutation") {
+            if !P::mutations(self.name).contains(&mutation) {
+                return Err(format!("{mutation:?} is no unsafe variant of this protocol").into());
             }
-            P::bare(&mut config, tooth);
+            P::bare(&mut config, mutation);
         }
         let hidden: Vec<String> = args
             .take_key("hide")

@@ -625,7 +625,7 @@ impl<P: Protocol> Simulation<P> {
     fn left_over(&self) -> usize {
         let mut all = 0;
         for node in &self.nodes {
-            let held = on_host!(&node.process, host => host.machine().leftovers(), continue);
+            let held = on_host!(&node.process, host => host.machine().leaks(), continue);
             all += held.into_iter().map(|(_, count)| count).sum::<usize>();
         }
         all
@@ -633,11 +633,11 @@ impl<P: Protocol> Simulation<P> {
 
     fn rest(&self, seen: &mut Copies) -> Result<(), Unrest> {
         for node in &self.nodes {
-            on_host!(&node.process, host => watch::leftovers(node.id, host.machine())?, continue);
+            on_host!(&node.process, host => watch::leaks(node.id, host.machine())?, continue);
         }
         let mut copies = Vec::new();
         for node in &self.nodes {
-            let held = on_host!(&node.process, host => host.machine().copies(), continue);
+            let held = on_host!(&node.process, host => host.machine().replica_digests(), continue);
             copies.extend(held.into_iter().map(|copy| (node.id, copy)));
         }
         seen.compare(&copies)

@@ -38,9 +38,9 @@ pub struct SwarmOptions {
     /// What the protocol claims; [`promise::model_under`] says what remains of it under faults.
     pub model: Model,
     /// One unsafe variant of the protocol, which the swarm should catch.
-    pub tooth: Option<String>,
+    pub mutation: Option<String>,
     /// What every seed is mostly about; none: each seed draws it.
-    pub temper: Option<Temper>,
+    pub profile: Option<FaultProfile>,
     /// Run every seed twice and compare.
     pub twins: bool,
     /// Runs that may be spent on shrinking a failure.
@@ -51,7 +51,7 @@ pub struct SwarmOptions {
     /// Draw disks that damage, swap, lose or bring back data in some seeds.
     pub bad_disks: bool,
     /// Draw clusters, loads and runs of unusual size for some seeds, and power cuts
-    /// ([`Temper::PowerCuts`]).
+    /// ([`FaultProfile::PowerCuts`]).
     pub unusual: bool,
     /// Draw membership changes and leader transfers.
     pub admin: bool,
@@ -76,8 +76,8 @@ impl SwarmOptions {
         Self {
             name,
             model: Model::StrictSerializable,
-            tooth: None,
-            temper: None,
+            mutation: None,
+            profile: None,
             twins: false,
             shrink_budget: 200,
             unordered: true,
@@ -99,7 +99,7 @@ pub struct Scenario {
     /// The seed.
     pub seed: u64,
     /// What it is mostly about.
-    pub temper: Temper,
+    pub profile: FaultProfile,
     /// The map of the cluster.
     pub cluster: Cluster,
     /// The workload, as `eval` names it.
@@ -119,27 +119,27 @@ pub struct Scenario {
 }
 
 /// What a seed is mostly about. Trouble is coincidence, and the rarer kinds need more of it than even
-/// ten thousand even-handed seeds bring about: a temper makes one kind common.
+/// ten thousand even-handed seeds bring about: a profile makes one kind common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Temper {
+pub enum FaultProfile {
     /// Anything, at any rate.
     Mixed,
     /// Clocks as far apart as several round trips, within the bound they state; late messages; many
     /// reads of a few keys at once.
-    Clocks,
+    ClockSkew,
     /// Leaders change all the time, by order and by crashes with short gaps, while some callers are
     /// far away and ask again early.
-    Chairs,
+    LeaderChurn,
     /// Servers and regions are cut off for long, from others more than from their callers.
-    Islands,
+    Partitions,
     /// Half of the transactions have high priority. All meet on a few keys whose leaders are far
     /// apart, so that what one leader has decided another does not know yet; leaders change. For
     /// protocols with [`Protocol::RANKS`].
-    Ranks,
+    PriorityRaces,
     /// What one server says is late at another one, and callers ask again early, so that replicas hold
     /// different things for long; disks are slow, and crashes lose what they have not written. Few
     /// keys, read as often as written. For protocols with [`Protocol::LAGS`].
-    Stragglers,
+    LaggingReplicas,
     /// A leader is cut off from its followers and then loses power for long, together with some of
     /// the followers for a moment: what replicas promised must be on their disks. For protocols with
     /// [`Protocol::promises_alone`].
@@ -183,7 +183,7 @@ pub struct SeedResult {
 /// Runs what `seed` draws for protocol `P`, and shrinks it if it fails.
 ///
 /// # Errors
-/// A tooth that the protocol does not have, or a cluster that cannot be drawn.
+/// A mutation that the protocol does not have, or a cluster that cannot be drawn.
 pub fn run_seed<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<SeedResult, SwarmError> {
     run_seed_with::<P>(seed, options, None)
 }
@@ -197,11 +197,11 @@ pub fn run_seed_with<P: Protocol>(
     options: &SwarmOptions,
     change: Option<fn(&mut P::Config)>,
 ) -> Result<SeedResult, SwarmError> {
-    if let Some(tooth) = &options.tooth
-        && !P::teeth(options.name).contains(&tooth.as_str())
+    if let Some(mutation) = &options.mutation
+        && !P::mutations(options.name).contains(&mutation.as_str())
     {
-        let known = P::teeth(options.name).join(", ");
-        return Err(SwarmError::Tooth { tooth: tooth.clone(), known });
+        let known = P::mutations(options.name).join(", ");
+        return Err(SwarmError::Mutation { mutation: mutation.clone(), known });
     }
     let scenario = Scenario::draw::<P>(seed, options)?;
     let run = |scenario: &Scenario| record::<P>(scenario, options, change, None, None);
@@ -237,10 +237,10 @@ pub fn run_seed_with<P: Protocol>(
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwarmError {
     /// No unsafe variant has that name.
-    #[error("{tooth:?} is no unsafe variant of this protocol; use one of {known}")]
-    Tooth {
+    #[error("{mutation:?} is no unsafe variant of this protocol; use one of {known}")]
+    Mutation {
         /// The name.
-        tooth: String,
+        mutation: String,
         /// Those there are.
         known: String,
     },
@@ -313,15 +313,15 @@ fn record<P: Protocol>(
     if scenario.options.limits != Limits::SERVER {
         P::limit(&mut config, scenario.options.limits);
     }
-    if let Some(tooth) = &options.tooth {
-        P::bare(&mut config, tooth);
+    if let Some(mutation) = &options.mutation {
+        P::bare(&mut config, mutation);
     }
     if let Some(change) = change {
         change(&mut config);
     }
     let workload = scenario.workload()?;
     let mut with_load = scenario.options.clone();
-    with_load.load.no_sessions = options.tooth.as_deref() == Some(NO_SESSIONS);
+    with_load.load.no_sessions = options.mutation.as_deref() == Some(NO_SESSIONS);
     let mut run = Simulation::<P>::new(
         scenario.cluster.clone(),
         config,
@@ -453,30 +453,30 @@ impl Scenario {
     pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
         let rng = &mut rng;
-        let mut drawn = Temper::draw(options.admin, rng);
+        let mut drawn = FaultProfile::draw(options.admin, rng);
         // From a stream of its own: of everything else a seed draws the same for every protocol.
         if P::RANKS && Rng::stream(seed, "ranks", 0).chance(1, 4) {
-            drawn = Temper::Ranks;
+            drawn = FaultProfile::PriorityRaces;
         }
         if P::LAGS && Rng::stream(seed, "lags", 0).chance(1, 8) {
-            drawn = Temper::Stragglers;
+            drawn = FaultProfile::LaggingReplicas;
         }
         if options.unusual
             && P::promises_alone(options.name)
             && Rng::stream(seed, "power", 0).chance(1, 8)
         {
-            drawn = Temper::PowerCuts;
+            drawn = FaultProfile::PowerCuts;
         }
-        let temper = options.temper.unwrap_or(drawn);
+        let profile = options.profile.unwrap_or(drawn);
         let sizes = Sizes::draw(seed, options);
         let options =
             &SwarmOptions { safety: sizes.safety.unwrap_or(options.safety), ..options.clone() };
         let regions = 3 + rng.below(3);
         // Coordinators that are no replicas of what they coordinate.
-        let regions = if temper == Temper::PowerCuts { 5 } else { regions };
-        let topology = draw_topology(temper, regions, rng);
+        let regions = if profile == FaultProfile::PowerCuts { 5 } else { regions };
+        let topology = draw_topology(profile, regions, rng);
         // Larger groups, and more that share only some of their servers.
-        let often = if temper == Temper::Stragglers { 2 } else { 1 };
+        let often = if profile == FaultProfile::LaggingReplicas { 2 } else { 1 };
         let mut replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
         replicas = sizes.replicas.unwrap_or(replicas);
         if !P::REPLICATED {
@@ -494,12 +494,15 @@ impl Scenario {
         }
         let mut moves = Moves::of::<P>(seed, options);
         servers = moves.servers(servers);
-        let has_several = !matches!(temper, Temper::Mixed | Temper::Chairs | Temper::Islands);
+        let has_several = !matches!(
+            profile,
+            FaultProfile::Mixed | FaultProfile::LeaderChurn | FaultProfile::Partitions
+        );
         let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
         let partitions = sizes.partitions.or(u32::try_from(partitions).ok()).unwrap_or(1);
         let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
         let cluster = cluster.divided(shares)?;
-        let (workload, mut workload_options) = draw_workload(temper, rng);
+        let (workload, mut workload_options) = draw_workload(profile, rng);
         // Smallbank has four hot users, and at least two that are not.
         let fewest = if workload == "smallbank" { 6 } else { 1 };
         let keys = sizes.keys.map(|keys| keys.max(fewest));
@@ -512,18 +515,19 @@ impl Scenario {
         if P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6) {
             workload_options.read_only_as = Some(ReadOnlyAs::Stale);
         }
-        let mut run = draw_options(seed, temper, options, rng);
+        let mut run = draw_options(seed, profile, options, rng);
         run.network.loss = sizes.loss.unwrap_or(run.network.loss);
         run.network.links = unusual::draw_links::<P>(seed, options).unwrap_or(Links::Ordered);
         let limits = draw_limits(seed);
         if P::limit(&mut P::configure(&cluster, options.name), limits) {
             run.limits = limits;
         }
-        let varies_settings = rng.chance(if temper == Temper::Chairs { 3 } else { 2 }, 4);
+        let varies_settings =
+            rng.chance(if profile == FaultProfile::LeaderChurn { 3 } else { 2 }, 4);
         let mut schedule = Schedule::default();
         // Some seeds have no faults at all.
         if rng.chance(9, 10) {
-            schedule.faults = draw_faults(&cluster, temper, &run.network, options, rng);
+            schedule.faults = draw_faults(&cluster, profile, &run.network, options, rng);
         }
         schedule.faults.extend(moves.draw(&cluster, options));
         if sizes.replicas == Some(1) {
@@ -562,7 +566,7 @@ impl Scenario {
         Ok(Self {
             seed,
             safety,
-            temper,
+            profile,
             cluster,
             workload,
             workload_options,
@@ -578,24 +582,24 @@ impl Scenario {
     }
 }
 
-impl Temper {
-    /// Every temper, each as often as its weight; `admin` if leaders may be told to change.
+impl FaultProfile {
+    /// Every profile, each as often as its weight; `admin` if leaders may be told to change.
     fn draw(admin: bool, rng: &mut Rng) -> Self {
         match rng.below(8) {
             0..3 => Self::Mixed,
-            3 | 4 => Self::Clocks,
-            5 | 6 if admin => Self::Chairs,
-            _ => Self::Islands,
+            3 | 4 => Self::ClockSkew,
+            5 | 6 if admin => Self::LeaderChurn,
+            _ => Self::Partitions,
         }
     }
 }
 
 /// Regions anywhere, or some close together and the others far from everybody: between near ones
 /// whole transactions come and go while one message is on its way to a far one.
-fn draw_topology(temper: Temper, regions: u64, rng: &mut Rng) -> Topology {
-    let near_and_far = !matches!(temper, Temper::Mixed | Temper::Ranks);
+fn draw_topology(profile: FaultProfile, regions: u64, rng: &mut Rng) -> Topology {
+    let near_and_far = !matches!(profile, FaultProfile::Mixed | FaultProfile::PriorityRaces);
     let near = if near_and_far { rng.range(0, 1) * (regions - 1) } else { 0 };
-    // Several elections, or delays of many round trips, fit into one seed of a temper.
+    // Several elections, or delays of many round trips, fit into one seed of a profile.
     let furthest = rng.range(10, if near_and_far { 50 } else { 150 });
     let local = Duration::from_micros(rng.range(100, 1_000));
     #[expect(clippy::cast_possible_truncation, reason = "at most five regions")]
@@ -606,7 +610,7 @@ fn draw_topology(temper: Temper, regions: u64, rng: &mut Rng) -> Topology {
     })
 }
 
-fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Options) {
+fn draw_workload(profile: FaultProfile, rng: &mut Rng) -> (&'static str, workload::Options) {
     use workload::Form;
     let names = ["list-append", "list-append", "bank", "ycsbt:3", "smallbank"];
     let name = rng.pick(&names).copied().unwrap_or("list-append");
@@ -622,36 +626,36 @@ fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Opti
         high_priority: Some(if rng.chance(1, 2) { 0.3 } else { 0.0 }),
         ..workload::Options::default()
     };
-    match temper {
+    match profile {
         // Only a history of lists shows every order that transactions took.
-        Temper::Clocks => {
+        FaultProfile::ClockSkew => {
             options.keys = Some(rng.range(8, 30));
             options.read_only = Some(0.4 + rng.unit() * 0.45);
             return ("list-append", options);
         }
         // Enough keys that those whose writers hang on an island leave some to read.
-        Temper::Islands => {
+        FaultProfile::Partitions => {
             options.keys = Some(rng.range(10, 50));
             options.read_only = Some(0.5 + rng.unit() * 0.45);
             return ("list-append", options);
         }
-        Temper::Ranks => {
+        FaultProfile::PriorityRaces => {
             options.keys = Some(rng.range(4, 16));
             options.high_priority = Some(0.5);
             return ("list-append", options);
         }
-        Temper::PowerCuts => {
+        FaultProfile::PowerCuts => {
             options.keys = Some(rng.range(30, 100));
             options.read_only = Some(0.1 + rng.unit() * 0.2);
             return ("list-append", options);
         }
-        Temper::Stragglers => {
+        FaultProfile::LaggingReplicas => {
             options.keys = Some(rng.range(4, 16));
             options.read_only = Some(0.3 + rng.unit() * 0.4);
             return ("list-append", options);
         }
-        Temper::Chairs => options.keys = Some(rng.range(12, 40)),
-        Temper::Mixed => {}
+        FaultProfile::LeaderChurn => options.keys = Some(rng.range(12, 40)),
+        FaultProfile::Mixed => {}
     }
     if name == "smallbank" {
         (options.hot_users, options.form) = (Some(4), None);
@@ -659,7 +663,7 @@ fn draw_workload(temper: Temper, rng: &mut Rng) -> (&'static str, workload::Opti
     (name, options)
 }
 
-fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) -> Options {
+fn draw_options(seed: u64, profile: FaultProfile, swarm: &SwarmOptions, rng: &mut Rng) -> Options {
     let delay = match rng.below(3) {
         0 => Delay::Constant,
         1 => Delay::Normal(rng.unit() / 5.0),
@@ -667,19 +671,21 @@ fn draw_options(seed: u64, temper: Temper, swarm: &SwarmOptions, rng: &mut Rng) 
     };
     let loss = if rng.chance(1, 4) { rng.unit() / 50.0 } else { 0.0 };
     let timeout = Duration::from_millis(rng.range(300, 5_000));
-    let error = match temper {
-        Temper::Clocks => Duration::from_millis(rng.range(100, 1_000)),
+    let error = match profile {
+        FaultProfile::ClockSkew => Duration::from_millis(rng.range(100, 1_000)),
         // Clocks far apart refuse what others store.
-        Temper::Stragglers if rng.chance(1, 2) => Duration::from_millis(rng.range(100, 1_000)),
-        Temper::Mixed
-        | Temper::Chairs
-        | Temper::Islands
-        | Temper::Ranks
-        | Temper::Stragglers
-        | Temper::PowerCuts => Duration::from_micros(rng.range(100, 30_000)),
+        FaultProfile::LaggingReplicas if rng.chance(1, 2) => {
+            Duration::from_millis(rng.range(100, 1_000))
+        }
+        FaultProfile::Mixed
+        | FaultProfile::LeaderChurn
+        | FaultProfile::Partitions
+        | FaultProfile::PriorityRaces
+        | FaultProfile::LaggingReplicas
+        | FaultProfile::PowerCuts => Duration::from_micros(rng.range(100, 30_000)),
     };
-    let retries = if temper == Temper::Mixed { 18 } else { 5 };
-    let arrival = if temper != Temper::Mixed || swarm.safety > Duration::from_secs(30) {
+    let retries = if profile == FaultProfile::Mixed { 18 } else { 5 };
+    let arrival = if profile != FaultProfile::Mixed || swarm.safety > Duration::from_secs(30) {
         // Spread over all of the faults, and seldom more than the keys in use can take.
         let evenly = swarm.transactions as f64 / swarm.safety.as_secs_f64();
         Arrival::Open { per_second: evenly * (0.7 + rng.unit()), poisson: true }
@@ -741,35 +747,39 @@ fn draw_limits(seed: u64) -> Limits {
 
 fn draw_faults(
     cluster: &Cluster,
-    temper: Temper,
+    profile: FaultProfile,
     network: &NetworkModel,
     options: &SwarmOptions,
     rng: &mut Rng,
 ) -> Vec<fault::Entry> {
-    let is_mixed = temper == Temper::Mixed;
+    let is_mixed = profile == FaultProfile::Mixed;
     let mut kinds = fault::Drawn::all(network, options.admin, options.clock_faults && is_mixed);
     rng.shuffle(&mut kinds);
     // A random subset of kinds, at a random rate: some faults off, others violent.
     let keep = 1 + rng.below(kinds.len() as u64);
     kinds.truncate(usize::try_from(keep).unwrap_or(1));
     let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
-    let gap = match temper {
-        Temper::Chairs | Temper::Stragglers => rng.range(30, 200),
-        Temper::Mixed | Temper::Clocks | Temper::Islands | Temper::Ranks => rng.range(100, 1_500),
-        Temper::PowerCuts => rng.range(500, 1_500),
+    let gap = match profile {
+        FaultProfile::LeaderChurn | FaultProfile::LaggingReplicas => rng.range(30, 200),
+        FaultProfile::Mixed
+        | FaultProfile::ClockSkew
+        | FaultProfile::Partitions
+        | FaultProfile::PriorityRaces => rng.range(100, 1_500),
+        FaultProfile::PowerCuts => rng.range(500, 1_500),
     };
     // Runs of minutes have their faults all along, too.
     let gap = gap * (options.safety.as_secs() / 8).max(1);
     let mut faults = Vec::new();
     let mut at_ms = 200 + rng.below(gap);
     while at_ms < end && faults.len() < FAULTS_MAX {
-        if let Some(sequence) = fault::draw_sequence(temper, cluster, at_ms, rng) {
+        if let Some(sequence) = fault::draw_sequence(profile, cluster, at_ms, rng) {
             faults.extend(sequence);
             at_ms += 1 + rng.below(2 * gap);
             continue;
         }
-        let of_temper = if rng.chance(3, 4) { fault::draw_for(temper, cluster, rng) } else { None };
-        let (lasts, drawn) = of_temper.unwrap_or_else(|| {
+        let of_profile =
+            if rng.chance(3, 4) { fault::draw_for(profile, cluster, rng) } else { None };
+        let (lasts, drawn) = of_profile.unwrap_or_else(|| {
             let long = if rng.chance(1, 6) { 6_000 } else { 800 };
             let kind = rng.pick(&kinds).copied();
             (rng.below(long), kind.map_or(Vec::new(), |kind| Fault::draw(kind, cluster, rng)))

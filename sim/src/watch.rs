@@ -1,11 +1,11 @@
 //! What machines claim about the whole cluster, held against each other and against what callers
 //! were told; and what they still hold when everything should be over. Knows no protocol: machines
-//! speak for themselves ([`Claim`], [`Machine::leftovers`], [`Machine::copies`]).
+//! speak for themselves ([`Claim`], [`Machine::leaks`], [`Machine::copies`]).
 
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Machine, Protocol, StateCopy};
+use orthodrome_core::machine::{Claim, Machine, Protocol, ReplicaDigest};
 use orthodrome_core::txn::Outcome;
 
 /// Why a run is not over, or never will be.
@@ -115,8 +115,8 @@ fn agree(a: Outcome, b: Outcome) -> bool {
 ///
 /// # Errors
 /// What that is, if it is anything.
-pub fn leftovers<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<(), Unrest> {
-    let held = machine.leftovers();
+pub fn leaks<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<(), Unrest> {
+    let held = machine.leaks();
     let left: Vec<String> = held
         .into_iter()
         .filter(|&(_, count)| count > 0)
@@ -143,8 +143,8 @@ impl Copies {
     ///
     /// # Errors
     /// Two copies at one position that differ, or a group none of whose copies have met yet.
-    pub fn compare(&mut self, now: &[(NodeId, StateCopy)]) -> Result<(), Unrest> {
-        for &(node, StateCopy { partition, position, digest }) in now {
+    pub fn compare(&mut self, now: &[(NodeId, ReplicaDigest)]) -> Result<(), Unrest> {
+        for &(node, ReplicaDigest { partition, position, digest }) in now {
             let (first, theirs) =
                 *self.first.entry((partition, position)).or_insert((node, digest));
             if theirs != digest {
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn copies_at_one_position_are_equal_and_some_have_met() {
-        let copy = |position, digest| StateCopy { partition: P, position, digest };
+        let copy = |position, digest| ReplicaDigest { partition: P, position, digest };
         let mut copies = Copies::default();
         assert_eq!(
             copies.compare(&[(A, copy(9, 1)), (B, copy(9, 1)), (NodeId(3), copy(8, 7))]),

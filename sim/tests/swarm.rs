@@ -17,9 +17,9 @@ use orthodrome_sim::swarm::{Found, SwarmOptions, run_scenario, run_seed};
 use toy::Toy;
 
 /// The toy has one leader, so no server may stay down, and knows nothing of operators.
-fn options(tooth: Option<&str>) -> SwarmOptions {
+fn options(mutation: Option<&str>) -> SwarmOptions {
     SwarmOptions {
-        tooth: tooth.map(Into::into),
+        mutation: mutation.map(Into::into),
         losses: false,
         transactions: 150,
         ..SwarmOptions::of(Toy::NAMES[0])
@@ -53,23 +53,23 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
 }
 
 /// The first seed that finds a mistake; none within `seeds`.
-fn seeds_to_find(tooth: &str, seeds: u64) -> Option<(u64, Found)> {
-    seeds_to_find_as(tooth, seeds, |_| true)
+fn seeds_to_find(mutation: &str, seeds: u64) -> Option<(u64, Found)> {
+    seeds_to_find_as(mutation, seeds, |_| true)
 }
 
 /// The first seed whose shrunk failure is such a one; none within `seeds`.
 fn seeds_to_find_as(
-    tooth: &str,
+    mutation: &str,
     seeds: u64,
     is_meant: impl Fn(&Found) -> bool,
 ) -> Option<(u64, Found)> {
-    let options = options(Some(tooth));
+    let options = options(Some(mutation));
     let first = (0..seeds).find_map(|seed| {
         let found = run_seed::<Toy>(seed, &options).unwrap().found?;
         is_meant(&found).then_some((seed, found))
     });
     if let Some((seed, found)) = &first {
-        println!("{tooth}: seed {seed}, {} runs to shrink: {}", found.trials, found.failure);
+        println!("{mutation}: seed {seed}, {} runs to shrink: {}", found.trials, found.failure);
     }
     first
 }
@@ -109,7 +109,7 @@ fn a_transaction_that_never_ends_is_found_by_the_liveness_phase() {
 }
 
 #[test]
-fn an_unknown_tooth_is_refused() {
+fn an_unknown_mutation_is_refused() {
     let error = run_seed::<Toy>(1, &options(Some("incisor"))).unwrap_err().to_string();
     assert!(error.contains("incisor") && error.contains("no-validation"), "{error}");
 }

@@ -146,7 +146,10 @@ struct PrintedDeath<'a> {
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     // These are `sim`'s and `compare`'s; here they would change nothing.
     ensure!(args.course.faults.is_none(), "--faults: a plan lets regions die by itself; use sim");
-    ensure!(args.course.tooth.is_none(), "--tooth: an unsafe variant is not planned for; use sim");
+    ensure!(
+        args.course.mutation.is_none(),
+        "--mutation: an unsafe variant is not planned for; use sim"
+    );
     let map = common::topology(&args.topology)?;
     let goal = args.workload.described()?.goal;
     let objective = match (&args.objective, &goal.objective) {

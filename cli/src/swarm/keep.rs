@@ -42,11 +42,11 @@ impl Kept {
         options: &SwarmOptions,
     ) -> Self {
         let (seed, transactions) = (scenario.seed, scenario.options.load.transactions_max);
-        let tooth = options.tooth.iter().map(|tooth| format!(" --tooth {tooth}"));
+        let mutation = options.mutation.iter().map(|mutation| format!(" --mutation {mutation}"));
         let replay = format!(
             "swarm --protocol {}{} --seeds {seed}..{} --schedule {} --transactions {transactions}",
             options.name,
-            tooth.collect::<String>(),
+            mutation.collect::<String>(),
             seed.saturating_add(1),
             folder.join("schedule.toml").display(),
         );
@@ -70,8 +70,9 @@ impl Kept {
         options: &SwarmOptions,
     ) -> anyhow::Result<Self> {
         let scenario = &found.scenario;
-        let tooth = options.tooth.iter().map(|tooth| format!("{tooth}-")).collect::<String>();
-        let folder = failures.join(format!("{}-{tooth}{}", options.name, scenario.seed));
+        let mutation =
+            options.mutation.iter().map(|mutation| format!("{mutation}-")).collect::<String>();
+        let folder = failures.join(format!("{}-{mutation}{}", options.name, scenario.seed));
         let kept = Self::new(scenario, &found.failure, folder.clone(), options);
         fs::create_dir_all(&folder)
             .with_context(|| format!("--failures: {} cannot be made", folder.display()))?;

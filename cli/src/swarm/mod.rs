@@ -30,10 +30,10 @@ Examples:
   orthodrome swarm                                            # every protocol, 200 seeds
   orthodrome swarm --protocol carousel-basic --seeds 0..10000 --twice
   orthodrome swarm --protocol carousel-basic --minutes 30 --json
-  orthodrome swarm --protocol carousel-basic --tooth NAME --trials 20
+  orthodrome swarm --protocol carousel-basic --mutation NAME --trials 20
 
 A seed gives the same run only at the same commit.
-Exit status: 0 no seed failed (with --tooth: every trial caught it), 1 otherwise, 2 bad usage.")]
+Exit status: 0 no seed failed (with --mutation: every trial caught it), 1 otherwise, 2 bad usage.")]
 pub struct Args {
     /// The protocol, by name [default: each in turn]
     #[arg(long, value_name = "P")]
@@ -60,14 +60,15 @@ pub struct Args {
     /// catches it, and stop at the first seed that does
     #[arg(
         long,
+        alias = "tooth",
         value_name = "NAME",
         requires = "protocol",
         help_heading = "Testing the swarm itself"
     )]
-    tooth: Option<String>,
+    mutation: Option<String>,
     /// Find the variant so many times, each time with other seeds, and tell the median number of
     /// seeds that it took; --seeds says how many seeds one trial may take
-    #[arg(long, value_name = "N", requires = "tooth", conflicts_with_all = ["twice", "minutes"], help_heading = "Testing the swarm itself", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", requires = "mutation", conflicts_with_all = ["twice", "minutes"], help_heading = "Testing the swarm itself", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     trials: Option<u64>,
     /// With one seed: repeat a failure that was kept, with the faults in this file instead of those
     /// that the seed draws
@@ -125,15 +126,15 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
 
 fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
     let row = subject.row;
-    if let Some(tooth) = &args.tooth
-        && !subject.teeth.contains(&tooth.as_str())
+    if let Some(mutation) = &args.mutation
+        && !subject.mutations.contains(&mutation.as_str())
     {
-        let known = subject.teeth.join(", ");
-        bail!("--tooth {tooth}: {} has no such unsafe variant; it has: {known}", row.name);
+        let known = subject.mutations.join(", ");
+        bail!("--mutation {mutation}: {} has no such unsafe variant; it has: {known}", row.name);
     }
     let options = SwarmOptions {
         model: subject.model(),
-        tooth: args.tooth.clone(),
+        mutation: args.mutation.clone(),
         twins: args.twice,
         ..SwarmOptions::of(row.name)
     };
@@ -152,10 +153,10 @@ fn seek(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Resul
         Some(_) => Seeds { first: 0, end: u64::MAX },
         None => Seeds { first: 0, end: 200 },
     });
-    let mut tally = Tally::new(options.name, args.tooth.as_deref(), args.twice);
+    let mut tally = Tally::new(options.name, args.mutation.as_deref(), args.twice);
     let length = (seeds.end != u64::MAX).then(|| seeds.len());
     let bar = progress(options.name, length)?;
-    let failures_max = if args.tooth.is_some() { 1 } else { args.failures_max };
+    let failures_max = if args.mutation.is_some() { 1 } else { args.failures_max };
     let pool = Pool { threads: args.threads, minutes: args.minutes };
     let began = Instant::now();
     let mut problem = None;
@@ -198,7 +199,7 @@ impl Probed {
 
 /// Runs a seed; with an unsafe variant, a failing seed once more without it.
 fn probe(subject: &Subject, seed: u64, options: &SwarmOptions) -> Result<Probed, SwarmError> {
-    if options.tooth.is_none() {
+    if options.mutation.is_none() {
         return Ok(Probed { result: subject.run_seed(seed, options)?, fails_anyway: false });
     }
     let quick = SwarmOptions { shrink_budget: 0, ..options.clone() };
@@ -206,7 +207,7 @@ fn probe(subject: &Subject, seed: u64, options: &SwarmOptions) -> Result<Probed,
     if result.found.is_none() {
         return Ok(Probed { result, fails_anyway: false });
     }
-    let safe = SwarmOptions { tooth: None, ..quick };
+    let safe = SwarmOptions { mutation: None, ..quick };
     let fails_anyway = subject.run_seed(seed, &safe)?.found.is_some();
     let is_final = fails_anyway || options.shrink_budget == 0;
     let result = if is_final { result } else { subject.run_seed(seed, options)? };
@@ -242,7 +243,7 @@ fn find_often(
     if span.checked_mul(trials).and_then(|all| all.checked_add(seeds.first)).is_none() {
         bail!("--trials {trials}: there are not so many seeds; make --seeds a smaller range");
     }
-    let mut tally = Tally::new(options.name, args.tooth.as_deref(), false);
+    let mut tally = Tally::new(options.name, args.mutation.as_deref(), false);
     let bar = progress(options.name, Some(trials))?;
     let pool = Pool { threads: args.threads, minutes: None };
     let began = Instant::now();
@@ -289,7 +290,7 @@ fn repeat(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Res
     if let Some(transactions) = args.transactions {
         scenario.options.load.transactions_max = transactions;
     }
-    let mut tally = Tally::new(options.name, args.tooth.as_deref(), false);
+    let mut tally = Tally::new(options.name, args.mutation.as_deref(), false);
     let began = Instant::now();
     let result = subject
         .record(&scenario, options, None, None)

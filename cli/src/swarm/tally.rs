@@ -43,7 +43,7 @@ pub struct Tally {
     /// The protocol.
     pub protocol: String,
     /// The unsafe variant that was switched on.
-    pub tooth: Option<String>,
+    pub mutation: Option<String>,
     /// Every seed was run twice and compared.
     pub twice: bool,
     /// How many seeds ran.
@@ -80,10 +80,10 @@ pub struct Tally {
 
 impl Tally {
     /// Nothing yet.
-    pub fn new(protocol: &str, tooth: Option<&str>, twice: bool) -> Self {
+    pub fn new(protocol: &str, mutation: Option<&str>, twice: bool) -> Self {
         Self {
             protocol: protocol.into(),
-            tooth: tooth.map(Into::into),
+            mutation: mutation.map(Into::into),
             twice,
             seeds: 0,
             simulated_hours: 0.0,
@@ -104,7 +104,7 @@ impl Tally {
 
     /// True if the swarm showed what it should: nothing, or the unsafe variant.
     pub fn is_ok(&self) -> bool {
-        match (&self.tooth, &self.trials) {
+        match (&self.mutation, &self.trials) {
             (None, _) => self.failed.is_empty(),
             (Some(_), Some(trials)) => trials.made > 0 && trials.caught == trials.made,
             (Some(_), None) => !self.failed.is_empty(),
@@ -219,13 +219,13 @@ impl Tally {
                 trials.caught, trials.made
             );
             rows.push(("trials", text));
-        } else if self.tooth.is_some() {
+        } else if self.mutation.is_some() {
             let first = self.failures.first();
             let text = first.map_or_else(
                 || "NOT CAUGHT".into(),
                 |kept| format!("caught by seed {}", kept.seed),
             );
-            rows.push(("tooth", text));
+            rows.push(("mutation", text));
         }
         rows
     }
@@ -235,8 +235,9 @@ impl Tally {
 pub fn describe(tallies: &[Tally]) -> String {
     let mut text = String::new();
     for tally in tallies {
-        let tooth = tally.tooth.iter().map(|tooth| format!(" with unsafe variant {tooth}"));
-        let title = format!("{}{}", tally.protocol, tooth.collect::<String>());
+        let mutation =
+            tally.mutation.iter().map(|mutation| format!(" with unsafe variant {mutation}"));
+        let title = format!("{}{}", tally.protocol, mutation.collect::<String>());
         text.push_str(&format!("Simulated: swarm of {title}, commit {}\n", output::COMMIT));
         for (name, value) in tally.rows() {
             text.push_str(&format!("  {name:10} {value}\n"));
@@ -263,8 +264,8 @@ pub fn describe(tallies: &[Tally]) -> String {
 mod tests {
     use super::*;
 
-    fn tally(tooth: Option<&str>, trials: &[Option<u64>]) -> Tally {
-        let mut tally = Tally::new("p", tooth, false);
+    fn tally(mutation: Option<&str>, trials: &[Option<u64>]) -> Tally {
+        let mut tally = Tally::new("p", mutation, false);
         for trial in trials {
             tally.trials.get_or_insert_default().add(*trial);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, RegionId, TxnId};
-use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup};
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
 
@@ -108,10 +108,10 @@ struct Open {
     tries: u32,
 }
 
-type Way<'a> = Cx<'a, ScalarDb>;
+type Context<'a> = Cx<'a, ScalarDb>;
 
 impl Machine<ScalarDb> for Client {
-    fn new(setup: Setup<ScalarDb>, _: Vec<Stored>, cx: &mut Way<'_>) -> Self {
+    fn new(setup: Setup<ScalarDb>, _: Vec<Stored>, cx: &mut Context<'_>) -> Self {
         let Setup { cluster, config, .. } = setup;
         Self {
             cluster,
@@ -126,7 +126,7 @@ impl Machine<ScalarDb> for Client {
         }
     }
 
-    fn step(&mut self, input: Input<ScalarDb>, cx: &mut Way<'_>) {
+    fn step(&mut self, input: Input<ScalarDb>, cx: &mut Context<'_>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
             Input::Read { txn, keys } => self.on_read(txn, keys, cx),
@@ -140,7 +140,7 @@ impl Machine<ScalarDb> for Client {
         }
     }
 
-    fn flush(&mut self, _: &mut Way<'_>) {}
+    fn flush(&mut self, _: &mut Context<'_>) {}
 
     fn assert_invariants(&self) {
         for (number, request) in &self.requests {
@@ -159,7 +159,7 @@ impl Machine<ScalarDb> for Client {
         }
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![
             ("transactions", self.open.len()),
             ("requests", self.requests.len()),
@@ -199,7 +199,7 @@ impl Client {
         to: NodeId,
         wait: Duration,
         msg: impl FnOnce(u64) -> Msg,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         self.request += 1;
         let number = self.request;
@@ -227,7 +227,7 @@ impl Client {
         parts: BTreeMap<NodeId, T>,
         takes: bool,
         msg: impl Fn(u64, T) -> Msg,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let distance = |source| self.distances.get(source).and_then(Average::get);
         let delays = if self.config.is_scheduled && takes {
@@ -243,7 +243,7 @@ impl Client {
     }
 
     /// It is time to send a request, or to send it again.
-    fn on_request_timeout(&mut self, number: u64, cx: &mut Way<'_>) {
+    fn on_request_timeout(&mut self, number: u64, cx: &mut Context<'_>) {
         let Some(request) = self.requests.get_mut(&number) else { return };
         let owner = request.owner.clone();
         if request.sent.is_none() {
@@ -272,7 +272,7 @@ impl Client {
         cx.set_timer(Timer::Request(number), cx.now() + self.config.resend_after);
     }
 
-    fn give_up(&mut self, number: u64, cx: &mut Way<'_>) {
+    fn give_up(&mut self, number: u64, cx: &mut Context<'_>) {
         let Some(request) = self.requests.remove(&number) else { return };
         cx.note(Note::GivenUp);
         match request.owner {
@@ -291,7 +291,7 @@ impl Client {
     }
 
     /// What a transaction waits for is of no interest any more.
-    fn withdraw(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn withdraw(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         for number in std::mem::take(&mut open.waiting) {
             self.requests.remove(&number);
@@ -299,7 +299,7 @@ impl Client {
         }
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         let number = msg.request();
         // An answer to a request that was sent twice, or withdrawn.
         let Some(request) = self.requests.remove(&number) else { return };
@@ -320,7 +320,7 @@ impl Client {
         }
     }
 
-    fn on_answer(&mut self, id: TxnId, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_answer(&mut self, id: TxnId, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match msg {
             Msg::Records { records, .. } if open.phase == Phase::Validating => {
@@ -342,7 +342,7 @@ impl Client {
     // --- Read phase ---
 
     /// A caller begins a transaction.
-    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
             return;
@@ -366,7 +366,7 @@ impl Client {
     }
 
     /// Late transaction scheduling (GeoTP Alg. 2 l. 11-18).
-    fn admit(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn admit(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if self.config.is_scheduled {
             let keys: BTreeSet<&Key> = open.txn.reads.iter().chain(&open.txn.writes).collect();
@@ -402,7 +402,7 @@ impl Client {
     }
 
     /// Reads these records, except those that were read before.
-    fn read(&mut self, id: TxnId, keys: Vec<Key>, then: Then, cx: &mut Way<'_>) {
+    fn read(&mut self, id: TxnId, keys: Vec<Key>, then: Then, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Reading(then);
         for key in keys {
@@ -413,7 +413,7 @@ impl Client {
         self.read_on(id, cx);
     }
 
-    fn read_on(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn read_on(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if !open.waiting.is_empty() {
             return;
@@ -429,11 +429,11 @@ impl Client {
         self.ask_all(id, parts, true, |request, keys| Msg::Read { request, txn: id, keys }, cx);
     }
 
-    fn on_records(&mut self, id: TxnId, from: NodeId, records: Vec<Record>, cx: &mut Way<'_>) {
+    fn on_records(&mut self, id: TxnId, from: NodeId, records: Vec<Record>, cx: &mut Context<'_>) {
         let mut is_clear = true;
         for Record { key, committed, prepared } in records {
             match prepared {
-                Some(mark) if !self.config.teeth.before_image => {
+                Some(mark) if !self.config.mutations.before_image => {
                     is_clear = false;
                     self.find(mark, from, key, cx);
                 }
@@ -451,7 +451,7 @@ impl Client {
         }
     }
 
-    fn after_reads(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn after_reads(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Reading(then) = std::mem::replace(&mut open.phase, Phase::Deciding) else {
             unreachable!("it was reading");
@@ -480,7 +480,7 @@ impl Client {
     }
 
     /// The caller of a general transaction wants to know more.
-    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Way<'_>) {
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if open.phase == Phase::Deciding && open.txn.kind == Kind::General {
             self.read(id, keys.clone(), Then::Tell(keys), cx);
@@ -488,7 +488,7 @@ impl Client {
     }
 
     /// The caller of an interactive or general transaction has decided.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_general = open.txn.kind == Kind::General;
         match decision {
@@ -513,7 +513,7 @@ impl Client {
 
     // --- Prepare, validate, state, end ---
 
-    fn prepare(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn prepare(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         let coordinator = self.coordinator_of(open.txn.home);
         let mut parts: BTreeMap<NodeId, Vec<Image>> = BTreeMap::new();
@@ -534,7 +534,7 @@ impl Client {
         self.ask_all(id, parts, true, msg, cx);
     }
 
-    fn on_prepared(&mut self, id: TxnId, is_done: bool, cx: &mut Way<'_>) {
+    fn on_prepared(&mut self, id: TxnId, is_done: bool, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if !is_done {
             self.abort(id, AbortReason::Conflict, cx);
@@ -544,8 +544,8 @@ impl Client {
     }
 
     /// Everything that it writes is prepared: what it has only read must still be there.
-    fn validate(&mut self, id: TxnId, cx: &mut Way<'_>) {
-        let is_skipped = self.config.teeth.skipped_validation;
+    fn validate(&mut self, id: TxnId, cx: &mut Context<'_>) {
+        let is_skipped = self.config.mutations.skipped_validation;
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Validating;
         let only_read = open.reads.keys().filter(|key| !open.writes.contains_key(*key));
@@ -558,13 +558,19 @@ impl Client {
         self.ask_all(id, parts, false, |request, keys| Msg::Read { request, txn: id, keys }, cx);
     }
 
-    fn on_validated(&mut self, id: TxnId, from: NodeId, records: Vec<Record>, cx: &mut Way<'_>) {
+    fn on_validated(
+        &mut self,
+        id: TxnId,
+        from: NodeId,
+        records: Vec<Record>,
+        cx: &mut Context<'_>,
+    ) {
         let mut is_valid = true;
         for Record { key, committed, prepared } in records {
             let Some(open) = self.open.get(&id) else { return };
             is_valid &= open.reads.get(&key).is_some_and(|read| read.version == committed.version);
             if let Some(mark) = prepared
-                && !self.config.teeth.before_image
+                && !self.config.mutations.before_image
             {
                 is_valid = false;
                 self.find(mark, from, key, cx);
@@ -579,7 +585,7 @@ impl Client {
     }
 
     /// Nothing stands against it any more.
-    fn put_outcome(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn put_outcome(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if let Some(reason) = open.verdict {
             self.conclude(id, Outcome::Aborted(reason), cx);
@@ -594,7 +600,7 @@ impl Client {
         }
     }
 
-    fn put_state(&mut self, id: TxnId, state: State, cx: &mut Way<'_>) {
+    fn put_state(&mut self, id: TxnId, state: State, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Stating;
         let home = open.txn.home;
@@ -609,7 +615,7 @@ impl Client {
         );
     }
 
-    fn on_state(&mut self, id: TxnId, state: Option<State>, cx: &mut Way<'_>) {
+    fn on_state(&mut self, id: TxnId, state: Option<State>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Some(state) = state else { unreachable!("a state was put") };
         open.phase = Phase::Ending;
@@ -632,7 +638,7 @@ impl Client {
         self.ask_all(id, parts, false, msg, cx);
     }
 
-    fn on_ended(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_ended(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if let (true, Some(outcome)) = (open.waiting.is_empty(), open.outcome) {
             self.conclude(id, outcome, cx);
@@ -640,7 +646,7 @@ impl Client {
     }
 
     /// The transaction cannot commit. If anything of it may be prepared, everybody must be able to know.
-    fn abort(&mut self, id: TxnId, reason: AbortReason, cx: &mut Way<'_>) {
+    fn abort(&mut self, id: TxnId, reason: AbortReason, cx: &mut Context<'_>) {
         self.withdraw(id, cx);
         let Some(open) = self.open.get_mut(&id) else { return };
         open.verdict = Some(reason);
@@ -653,7 +659,7 @@ impl Client {
         }
     }
 
-    fn conclude(&mut self, id: TxnId, outcome: Outcome, cx: &mut Way<'_>) {
+    fn conclude(&mut self, id: TxnId, outcome: Outcome, cx: &mut Context<'_>) {
         self.withdraw(id, cx);
         if let Some(open) = self.open.get_mut(&id) {
             open.outcome = Some(outcome);
@@ -666,7 +672,7 @@ impl Client {
         }
     }
 
-    fn tell(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn tell(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Some(outcome) = open.outcome else { return };
         if std::mem::replace(&mut open.is_told, true) {
@@ -691,7 +697,7 @@ impl Client {
     // --- What others left behind ---
 
     /// A record was found prepared (lazy recovery).
-    fn find(&mut self, mark: Mark, source: NodeId, key: Key, cx: &mut Way<'_>) {
+    fn find(&mut self, mark: Mark, source: NodeId, key: Key, cx: &mut Context<'_>) {
         let Mark { txn, coordinator, since } = mark;
         if self.finds.contains_key(&(txn, key.clone())) {
             return;
@@ -700,7 +706,7 @@ impl Client {
         self.finds.insert((txn, key.clone()), source);
         let owner = Owner::Find(txn, key.clone());
         let no_wait = Duration::ZERO;
-        if self.config.teeth.ignored_state {
+        if self.config.mutations.ignored_state {
             let msg = |request| Msg::Rollback { request, txn, keys: vec![key] };
             self.ask(owner, source, no_wait, msg, cx);
         } else if cx.clock().now >= since + self.config.expire_after {
@@ -712,7 +718,7 @@ impl Client {
         }
     }
 
-    fn on_find_answer(&mut self, txn: TxnId, key: Key, msg: Msg, cx: &mut Way<'_>) {
+    fn on_find_answer(&mut self, txn: TxnId, key: Key, msg: Msg, cx: &mut Context<'_>) {
         let found = (txn, key);
         let (Some(&source), Msg::StateIs { state: Some(state), .. }) =
             (self.finds.get(&found), msg)
@@ -732,7 +738,7 @@ impl Client {
 
     // --- Callers that lost track ---
 
-    fn on_resolve(&mut self, txn: Txn, decision: Option<Decision>, cx: &mut Way<'_>) {
+    fn on_resolve(&mut self, txn: Txn, decision: Option<Decision>, cx: &mut Context<'_>) {
         let id = txn.id;
         if txn.is_read_only() {
             // It changes nothing, so it can simply be read again.
@@ -759,7 +765,7 @@ impl Client {
         }
     }
 
-    fn on_lost_answer(&mut self, id: TxnId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_lost_answer(&mut self, id: TxnId, msg: Msg, cx: &mut Context<'_>) {
         self.lost.remove(&id);
         let Msg::StateIs { state: Some(state), .. } = msg else {
             unreachable!("a state was put");

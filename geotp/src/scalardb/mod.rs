@@ -103,12 +103,12 @@ pub struct Config {
     /// Records that a source logs before a checkpoint.
     pub checkpoint_records: u32,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// What was only read is not read again.
     pub skipped_validation: bool,
     /// Whoever finds a prepared record rolls it back, whatever became of its transaction.
@@ -213,7 +213,7 @@ impl Protocol for ScalarDb {
         if config.is_scheduled { SCALARDB_PLUS } else { SCALARDB }
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &["skipped-validation", "ignored-state", "before-image", "blind-prepare", "early-state"]
     }
 
@@ -232,19 +232,19 @@ impl Protocol for ScalarDb {
             admission_wait: round_trip,
             admission_tries: 10,
             checkpoint_records: 5_000,
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        let teeth = &mut config.teeth;
-        match tooth {
-            "skipped-validation" => teeth.skipped_validation = true,
-            "ignored-state" => teeth.ignored_state = true,
-            "before-image" => teeth.before_image = true,
-            "blind-prepare" => teeth.blind_prepare = true,
-            "early-state" => teeth.early_state = true,
-            other => panic!("{other} is none of {:?}", Self::teeth(SCALARDB)),
+    fn bare(config: &mut Config, mutation: &str) {
+        let mutations = &mut config.mutations;
+        match mutation {
+            "skipped-validation" => mutations.skipped_validation = true,
+            "ignored-state" => mutations.ignored_state = true,
+            "before-image" => mutations.before_image = true,
+            "blind-prepare" => mutations.blind_prepare = true,
+            "early-state" => mutations.early_state = true,
+            other => panic!("{other} is none of {:?}", Self::mutations(SCALARDB)),
         }
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Value, Version};
@@ -42,10 +42,10 @@ const RECORDS: PartitionId = PartitionId(0);
 /// The coordinator table.
 const STATES: PartitionId = PartitionId(1);
 
-type Way<'a> = Cx<'a, ScalarDb>;
+type Context<'a> = Cx<'a, ScalarDb>;
 
 impl Machine<ScalarDb> for Server {
-    fn new(setup: Setup<ScalarDb>, recovered: Vec<Stored>, _: &mut Way<'_>) -> Self {
+    fn new(setup: Setup<ScalarDb>, recovered: Vec<Stored>, _: &mut Context<'_>) -> Self {
         let Setup { config, engine, .. } = setup;
         let mut server = Self {
             config,
@@ -62,7 +62,7 @@ impl Machine<ScalarDb> for Server {
         server
     }
 
-    fn step(&mut self, input: Input<ScalarDb>, cx: &mut Way<'_>) {
+    fn step(&mut self, input: Input<ScalarDb>, cx: &mut Context<'_>) {
         match input {
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Durable(ticket) => self.on_durable(ticket, cx),
@@ -76,7 +76,7 @@ impl Machine<ScalarDb> for Server {
         }
     }
 
-    fn flush(&mut self, _: &mut Way<'_>) {}
+    fn flush(&mut self, _: &mut Context<'_>) {}
 
     fn assert_invariants(&self) {
         for (ticket, answers) in &self.held {
@@ -85,13 +85,13 @@ impl Machine<ScalarDb> for Server {
     }
 
     /// Prepared records are not counted: whoever comes upon one ends it, however late.
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("answers", self.held.values().map(Vec::len).sum())]
     }
 }
 
 impl Server {
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         match msg {
             Msg::Read { request, keys, .. } => self.on_read(from, request, keys, cx),
             Msg::Prepare { request, txn, coordinator, since, images } => {
@@ -119,7 +119,7 @@ impl Server {
         }
     }
 
-    fn on_read(&mut self, from: NodeId, request: u64, keys: Vec<Key>, cx: &mut Way<'_>) {
+    fn on_read(&mut self, from: NodeId, request: u64, keys: Vec<Key>, cx: &mut Context<'_>) {
         let records = keys.iter().map(|key| Record {
             key: key.clone(),
             committed: self.data.read(RECORDS, key),
@@ -135,7 +135,7 @@ impl Server {
         request: u64,
         mark: Mark,
         images: Vec<Image>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let keys: Vec<Key> = images.iter().map(|image| image.key.clone()).collect();
         let is_done = images.iter().all(|image| self.admits(mark.txn, image));
@@ -156,7 +156,7 @@ impl Server {
     fn admits(&self, txn: TxnId, image: &Image) -> bool {
         match self.prepared.get(&image.key) {
             Some((mark, _)) => mark.txn == txn,
-            None if self.config.teeth.blind_prepare => true,
+            None if self.config.mutations.blind_prepare => true,
             None => self.data.read(RECORDS, &image.key).version == image.read,
         }
     }
@@ -167,13 +167,13 @@ impl Server {
         request: u64,
         txn: TxnId,
         state: State,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         if self.state(txn).is_none() {
             self.change(Stored::State { txn, state }, cx);
         }
         let state = self.state(txn);
-        if self.config.teeth.early_state {
+        if self.config.mutations.early_state {
             cx.send(from, Msg::StateIs { request, state });
             return;
         }
@@ -196,7 +196,7 @@ impl Server {
         to: NodeId,
         msg: Msg,
         rows: impl IntoIterator<Item = Row>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         match rows.into_iter().filter_map(|row| self.fresh.get(&row).copied()).max() {
             Some(ticket) => self.held.entry(ticket).or_default().push((to, msg)),
@@ -204,7 +204,7 @@ impl Server {
         }
     }
 
-    fn change(&mut self, record: Stored, cx: &mut Way<'_>) {
+    fn change(&mut self, record: Stored, cx: &mut Context<'_>) {
         let rows: Vec<Row> = match &record {
             Stored::Prepared { images, .. } => {
                 images.iter().map(|(key, _)| Row::Record(key.clone())).collect()
@@ -263,7 +263,7 @@ impl Server {
         }
     }
 
-    fn on_durable(&mut self, ticket: Ticket, cx: &mut Way<'_>) {
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Context<'_>) {
         self.fresh.retain(|_, changed| *changed > ticket);
         let later = self.held.split_off(&Ticket(ticket.0 + 1));
         for (to, msg) in std::mem::replace(&mut self.held, later).into_values().flatten() {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
 
 use super::{Config, GeoTp, Msg, Record, Timer};
-use crate::contract::{Door, Effect, Isolation, Last, Part, Xid};
+use crate::contract::{Effect, Io, Isolation, Last, Part, Xid};
 use crate::middleware::{Commit, Known, Middleware};
 use crate::source::{Action, Answer, Model, Statement};
 
@@ -63,10 +63,10 @@ struct Asking {
     silent: BTreeSet<NodeId>,
 }
 
-type Way<'a> = Cx<'a, GeoTp>;
+type Context<'a> = Cx<'a, GeoTp>;
 
 impl Machine<GeoTp> for Client {
-    fn new(setup: Setup<GeoTp>, recovered: Vec<Record>, cx: &mut Way<'_>) -> Self {
+    fn new(setup: Setup<GeoTp>, recovered: Vec<Record>, cx: &mut Context<'_>) -> Self {
         let Setup { node, cluster, config, .. } = setup;
         let records = recovered.into_iter().filter_map(|record| match record {
             Record::Middleware(record) => Some(record),
@@ -74,9 +74,9 @@ impl Machine<GeoTp> for Client {
         });
         let mut effects = Vec::new();
         let (now, clock) = (cx.now(), cx.clock().now);
-        let mut door = Door { now, clock, rng: cx.rng(), effects: &mut effects };
+        let mut io = Io { now, clock, rng: cx.rng(), effects: &mut effects };
         let middleware =
-            Middleware::new(node, config.middleware.clone(), records.collect(), &mut door);
+            Middleware::new(node, config.middleware.clone(), records.collect(), &mut io);
         let (open, asking, askers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (pending, is_busy) = (VecDeque::new(), false);
         let mut client = Self {
@@ -94,7 +94,7 @@ impl Machine<GeoTp> for Client {
         client
     }
 
-    fn step(&mut self, input: Input<GeoTp>, cx: &mut Way<'_>) {
+    fn step(&mut self, input: Input<GeoTp>, cx: &mut Context<'_>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
             Input::Read { txn, keys } => self.on_read(txn, keys, cx),
@@ -102,10 +102,10 @@ impl Machine<GeoTp> for Client {
             Input::Resolve { txn, reads, decision } => self.on_resolve(txn, &reads, decision, cx),
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(Timer::Middleware(timer)) => {
-                self.with(cx, |dm, door| dm.on_timer(timer, door))
+                self.with(cx, |dm, io| dm.on_timer(timer, io))
             }
             Input::Timer(Timer::Ask(txn)) => self.on_ask_timeout(txn, cx),
-            Input::Durable(ticket) => self.with(cx, |dm, door| dm.on_durable(ticket, door)),
+            Input::Durable(ticket) => self.with(cx, |dm, io| dm.on_durable(ticket, io)),
             Input::Admin(_) => {}
             Input::Timer(Timer::Agent(_) | Timer::Source(_)) => {
                 unreachable!("only a source has that")
@@ -113,7 +113,7 @@ impl Machine<GeoTp> for Client {
         }
     }
 
-    fn flush(&mut self, _: &mut Way<'_>) {}
+    fn flush(&mut self, _: &mut Context<'_>) {}
 
     fn assert_invariants(&self) {
         self.middleware.assert_invariants();
@@ -128,8 +128,8 @@ impl Machine<GeoTp> for Client {
         }
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
-        let mut left = self.middleware.leftovers();
+    fn leaks(&self) -> Vec<Leak> {
+        let mut left = self.middleware.leaks();
         left.push(("questions", self.asking.len() + self.askers.len()));
         left
     }
@@ -138,17 +138,17 @@ impl Machine<GeoTp> for Client {
 impl Client {
     fn with(
         &mut self,
-        cx: &mut Way<'_>,
-        act: impl FnOnce(&mut Middleware<Model>, &mut Door<'_, Effect<Model>>),
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Middleware<Model>, &mut Io<'_, Effect<Model>>),
     ) {
         let mut effects = Vec::new();
         let (now, clock) = (cx.now(), cx.clock().now);
-        let mut door = Door { now, clock, rng: cx.rng(), effects: &mut effects };
-        act(&mut self.middleware, &mut door);
+        let mut io = Io { now, clock, rng: cx.rng(), effects: &mut effects };
+        act(&mut self.middleware, &mut io);
         self.carry_out(effects, cx);
     }
 
-    fn carry_out(&mut self, effects: Vec<Effect<Model>>, cx: &mut Way<'_>) {
+    fn carry_out(&mut self, effects: Vec<Effect<Model>>, cx: &mut Context<'_>) {
         self.effects.extend(effects);
         if std::mem::replace(&mut self.is_busy, true) {
             return;
@@ -213,14 +213,14 @@ impl Client {
     }
 
     /// A caller begins a transaction.
-    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         self.middleware.forget(id.client, txn.acknowledged_below);
         if self.open.contains_key(&id) {
             return;
         }
         let mut begun = None;
-        self.with(cx, |dm, door| begun = Some(dm.begin(Some(id), Isolation::Serializable, door)));
+        self.with(cx, |dm, io| begun = Some(dm.begin(Some(id), Isolation::Serializable, io)));
         let Some(xid) = begun else { return };
         let (stage, parts, last) = match &txn.kind {
             Kind::Procedure(ops) if ops.iter().all(|op| !matches!(op, Op::Call(_))) => {
@@ -237,11 +237,16 @@ impl Client {
             }
         };
         self.open.insert(id, Open { txn, xid, stage, reads: Reads::new(), is_resolved: false });
-        self.with(cx, |dm, door| dm.round(xid, parts, last, door));
+        self.with(cx, |dm, io| dm.round(xid, parts, last, io));
     }
 
     /// The sources of a round have answered.
-    fn on_answers(&mut self, xid: Xid, answers: BTreeMap<NodeId, Vec<Answer>>, cx: &mut Way<'_>) {
+    fn on_answers(
+        &mut self,
+        xid: Xid,
+        answers: BTreeMap<NodeId, Vec<Answer>>,
+        cx: &mut Context<'_>,
+    ) {
         let Some(open) = self.open.values_mut().find(|open| open.xid == xid) else { return };
         let id = open.txn.id;
         for Answer { key, read } in answers.into_values().flatten() {
@@ -260,7 +265,7 @@ impl Client {
                 };
                 match Txn::execute(ops, &open.reads) {
                     Ok(writes) => self.write(id, writes, cx),
-                    Err(_) => self.with(cx, |dm, door| dm.rollback(xid, door)),
+                    Err(_) => self.with(cx, |dm, io| dm.rollback(xid, io)),
                 }
             }
             Stage::Ending => open.stage = Stage::Ending,
@@ -269,21 +274,21 @@ impl Client {
     }
 
     /// The last round: everything that is written, and the commit.
-    fn write(&mut self, id: TxnId, writes: Writes, cx: &mut Way<'_>) {
+    fn write(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.stage = Stage::Ending;
         let xid = open.xid;
         if writes.is_empty() {
-            self.with(cx, |dm, door| dm.commit(xid, door));
+            self.with(cx, |dm, io| dm.commit(xid, io));
             return;
         }
         let parts =
             self.parts(id, writes.into_iter().map(|(key, value)| Action::Write { key, value }));
-        self.with(cx, |dm, door| dm.round(xid, parts, Last::Commit, door));
+        self.with(cx, |dm, io| dm.round(xid, parts, Last::Commit, io));
     }
 
     /// The caller of a general transaction wants to know more. What it has read stays as it was, under its locks.
-    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Way<'_>) {
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.stage != Stage::Deciding || open.txn.kind != Kind::General {
             return;
@@ -293,11 +298,11 @@ impl Client {
             (open.xid, keys.into_iter().filter(|key| !open.reads.contains_key(key)));
         let reads = reads_of(&open.txn, unread.collect());
         let parts = self.parts(id, reads);
-        self.with(cx, |dm, door| dm.round(xid, parts, Last::No, door));
+        self.with(cx, |dm, io| dm.round(xid, parts, Last::No, io));
     }
 
     /// The caller of an interactive or general transaction has decided.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         let (xid, is_general) = (open.xid, open.txn.kind == Kind::General);
         match decision {
@@ -305,10 +310,10 @@ impl Client {
                 if is_general || open.txn.declares(&writes) {
                     self.write(id, writes, cx);
                 } else {
-                    self.with(cx, |dm, door| dm.rollback(xid, door));
+                    self.with(cx, |dm, io| dm.rollback(xid, io));
                 }
             }
-            Decision::Abort => self.with(cx, |dm, door| dm.rollback(xid, door)),
+            Decision::Abort => self.with(cx, |dm, io| dm.rollback(xid, io)),
             Decision::Commit(_) => {}
         }
     }
@@ -320,7 +325,7 @@ impl Client {
         xid: Xid,
         outcome: Outcome,
         path: &'static str,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         // One that only read may have been begun anew under its name.
         if self.open.get(&id).is_none_or(|open| open.xid != xid) {
@@ -339,7 +344,7 @@ impl Client {
         self.tell(id, outcome, path, cx);
     }
 
-    fn tell(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+    fn tell(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Context<'_>) {
         if outcome != Outcome::Unknown {
             cx.claim(Claim::Decided { txn: id, outcome });
         }
@@ -353,13 +358,13 @@ impl Client {
         txn: Txn,
         reads: &Reads,
         decision: Option<Decision>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let id = txn.id;
         if txn.is_read_only() {
             // It changes nothing, so it can simply be read again.
             if let Some(open) = self.open.remove(&id) {
-                self.with(cx, |dm, door| dm.rollback(open.xid, door));
+                self.with(cx, |dm, io| dm.rollback(open.xid, io));
             }
             self.on_begin(txn, cx);
             return;
@@ -371,7 +376,7 @@ impl Client {
                     if open.stage == Stage::Deciding {
                         match decision {
                             Some(decision) => self.on_decide(id, decision, cx),
-                            None => self.with(cx, |dm, door| dm.rollback(xid, door)),
+                            None => self.with(cx, |dm, io| dm.rollback(xid, io)),
                         }
                     }
                 }
@@ -403,7 +408,7 @@ impl Client {
     }
 
     /// Asks every other middleware that has not answered; concludes when all have.
-    fn on_ask_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_ask_timeout(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(asking) = self.asking.get(&id) else { return };
         if asking.silent.is_empty() {
             // Nobody has it, and nobody has logged a decision to commit it, nor ever will.
@@ -426,11 +431,11 @@ impl Client {
     }
 
     /// Another middleware's caller lost track of a transaction that may have begun here. It has no caller here any more.
-    fn on_ask(&mut self, from: NodeId, id: TxnId, cx: &mut Way<'_>) {
+    fn on_ask(&mut self, from: NodeId, id: TxnId, cx: &mut Context<'_>) {
         match self.middleware.known(id) {
             Known::Open(xid) => {
                 self.askers.entry(id).or_default().insert(from);
-                self.with(cx, |dm, door| dm.rollback(xid, door));
+                self.with(cx, |dm, io| dm.rollback(xid, io));
             }
             Known::Committed(at) => {
                 cx.send(from, Msg::Told { txn: id, outcome: Some(Outcome::Committed(at)) });
@@ -441,7 +446,7 @@ impl Client {
         }
     }
 
-    fn on_told(&mut self, from: NodeId, id: TxnId, outcome: Option<Outcome>, cx: &mut Way<'_>) {
+    fn on_told(&mut self, from: NodeId, id: TxnId, outcome: Option<Outcome>, cx: &mut Context<'_>) {
         let Some(asking) = self.asking.get_mut(&id) else { return };
         match outcome {
             None => {
@@ -459,9 +464,9 @@ impl Client {
         }
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         match msg {
-            Msg::FromAgent(msg) => self.with(cx, |dm, door| dm.on_message(from, msg, door)),
+            Msg::FromAgent(msg) => self.with(cx, |dm, io| dm.on_message(from, msg, io)),
             Msg::Ask { txn } => self.on_ask(from, txn, cx),
             Msg::Told { txn, outcome } => self.on_told(from, txn, outcome, cx),
             Msg::ToAgent(_) | Msg::Peer(_) => unreachable!("only an agent is told that"),

@@ -39,7 +39,7 @@
 //! - **A forecast counts for a quarter** (the paper leaves the factor open): with all of it, in the simulator, transactions hold locks while they
 //!   wait for what was forecast, which makes the next forecast longer.
 //! - **A transaction of one source whose text ends in `COMMIT` takes one round trip** with O1: the commit goes in the same text.
-//! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the middleware ends the youngest of a circle.
+//! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the middleware ends the youngest of a cycle.
 //!   In the paper, and with the baselines, they end by the sources' lock time-out.
 //! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of Eq. 9 fade.
 //! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l. 19 has it: nothing
@@ -146,7 +146,7 @@ impl Protocol for GeoTp {
         config.name
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &[
             "G1",
             "G2",
@@ -198,53 +198,53 @@ impl Protocol for GeoTp {
                 quarantine,
                 checkpoint_records: 2_000,
                 finds_deadlocks,
-                teeth: middleware::Teeth::default(),
+                mutations: middleware::Mutations::default(),
             },
             agent: agent::Config {
                 master_timeout: round_trip * 5 + Duration::from_secs(3),
                 quarantine,
-                teeth: agent::Teeth::default(),
+                mutations: agent::Mutations::default(),
             },
             source: source::Config {
                 lock_timeout,
                 deadlock_after: Duration::from_secs(1),
                 look_every: finds_deadlocks.then_some(Duration::from_millis(100)),
                 checkpoint_records: 5_000,
-                teeth: source::Teeth::default(),
+                mutations: source::Mutations::default(),
             },
             writes_last: name == QURO,
             ask_after: round_trip * 2 + Duration::from_millis(200),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        match tooth {
+    fn bare(config: &mut Config, mutation: &str) {
+        match mutation {
             "G1" => {
-                config.source.teeth.plain_reads = true;
+                config.source.mutations.plain_reads = true;
                 for kind in config.middleware.sources.values_mut() {
                     *kind = Kind::Postgres;
                 }
             }
             "G2" => {
-                config.source.teeth.drops_read_locks = true;
+                config.source.mutations.drops_read_locks = true;
                 for kind in config.middleware.sources.values_mut() {
                     *kind = Kind::MariaDb;
                 }
             }
-            "G3" => config.middleware.teeth.no_fence = true,
+            "G3" => config.middleware.mutations.no_fence = true,
             "G4" => {
-                config.agent.teeth.waits_for_vanished = true;
+                config.agent.mutations.waits_for_vanished = true;
                 for kind in config.middleware.sources.values_mut() {
                     *kind = Kind::MariaDb;
                 }
             }
-            "G5" => config.agent.teeth.no_tombstones = true,
-            "G6" => config.agent.teeth.ignores_epochs = true,
-            "early-vote" => config.agent.teeth.votes_early = true,
-            "early-answer" => config.middleware.teeth.tells_early = true,
-            "forgotten-decision" => config.middleware.teeth.forgets_decisions = true,
-            "skipped-vote" => config.middleware.teeth.skips_vote = true,
-            other => panic!("{other} is none of {:?}", Self::teeth(O3)),
+            "G5" => config.agent.mutations.no_tombstones = true,
+            "G6" => config.agent.mutations.ignores_epochs = true,
+            "early-vote" => config.agent.mutations.votes_early = true,
+            "early-answer" => config.middleware.mutations.tells_early = true,
+            "forgotten-decision" => config.middleware.mutations.forgets_decisions = true,
+            "skipped-vote" => config.middleware.mutations.skips_vote = true,
+            other => panic!("{other} is none of {:?}", Self::mutations(O3)),
         }
     }
 

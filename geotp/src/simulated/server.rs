@@ -3,12 +3,12 @@
 use std::fmt;
 
 use orthodrome_core::id::NodeId;
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup};
 use orthodrome_core::time::Time;
 
 use super::{GeoTp, Msg, Record, Timer};
 use crate::agent::Agent;
-use crate::contract::{AgentEffect, AgentTimer, Door, FromSource, Kind, ToAgent};
+use crate::contract::{AgentEffect, AgentTimer, FromSource, Io, Kind, ToAgent};
 use crate::source::{Desk, Model, Order, Source};
 
 /// An agent and its source.
@@ -18,10 +18,10 @@ pub struct Server {
     source: Source,
 }
 
-type Way<'a> = Cx<'a, GeoTp>;
+type Context<'a> = Cx<'a, GeoTp>;
 
 impl Machine<GeoTp> for Server {
-    fn new(setup: Setup<GeoTp>, recovered: Vec<Record>, cx: &mut Way<'_>) -> Self {
+    fn new(setup: Setup<GeoTp>, recovered: Vec<Record>, cx: &mut Context<'_>) -> Self {
         let Setup { node, config, engine, .. } = setup;
         let kind = config.middleware.sources.get(&node).copied().unwrap_or(Kind::MariaDb);
         let records = recovered.into_iter().filter_map(|record| match record {
@@ -33,8 +33,8 @@ impl Machine<GeoTp> for Server {
         let life = cx.rng().next_u64();
         let mut effects = Vec::new();
         let (now, clock) = (cx.now(), cx.clock().now);
-        let mut door = Door { now, clock, rng: cx.rng(), effects: &mut effects };
-        let agent = Agent::new(config.agent.clone(), life, &mut door);
+        let mut io = Io { now, clock, rng: cx.rng(), effects: &mut effects };
+        let agent = Agent::new(config.agent.clone(), life, &mut io);
         let mut server = Self { agent, source };
         let start = server.source.start();
         server.carry_out(effects, cx);
@@ -42,7 +42,7 @@ impl Machine<GeoTp> for Server {
         server
     }
 
-    fn step(&mut self, input: Input<GeoTp>, cx: &mut Way<'_>) {
+    fn step(&mut self, input: Input<GeoTp>, cx: &mut Context<'_>) {
         match input {
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(Timer::Agent(timer)) => self.on_agent_timeout(timer, cx),
@@ -64,54 +64,54 @@ impl Machine<GeoTp> for Server {
         }
     }
 
-    fn flush(&mut self, _: &mut Way<'_>) {}
+    fn flush(&mut self, _: &mut Context<'_>) {}
 
     fn assert_invariants(&self) {
         self.agent.assert_invariants();
         self.source.assert_invariants();
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
-        [self.agent.leftovers(), self.source.leftovers()].concat()
+    fn leaks(&self) -> Vec<Leak> {
+        [self.agent.leaks(), self.source.leaks()].concat()
     }
 }
 
 impl Server {
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         match msg {
             Msg::ToAgent(msg) => self.on_order(from, msg, cx),
-            Msg::Peer(msg) => self.with_agent(cx, |agent, door| agent.on_peer(msg, door)),
+            Msg::Peer(msg) => self.with_agent(cx, |agent, io| agent.on_peer(msg, io)),
             Msg::FromAgent(_) | Msg::Ask { .. } | Msg::Told { .. } => {
                 unreachable!("only a middleware is told that")
             }
         }
     }
 
-    fn on_order(&mut self, from: NodeId, msg: ToAgent<Model>, cx: &mut Way<'_>) {
-        self.with_agent(cx, |agent, door| agent.on_message(from, msg, door));
+    fn on_order(&mut self, from: NodeId, msg: ToAgent<Model>, cx: &mut Context<'_>) {
+        self.with_agent(cx, |agent, io| agent.on_message(from, msg, io));
     }
 
-    fn on_agent_timeout(&mut self, timer: AgentTimer, cx: &mut Way<'_>) {
-        self.with_agent(cx, |agent, door| agent.on_timer(timer, door));
+    fn on_agent_timeout(&mut self, timer: AgentTimer, cx: &mut Context<'_>) {
+        self.with_agent(cx, |agent, io| agent.on_timer(timer, io));
     }
 
-    fn tell_agent(&mut self, news: FromSource<Model>, cx: &mut Way<'_>) {
-        self.with_agent(cx, |agent, door| agent.on_source(news, door));
+    fn tell_agent(&mut self, news: FromSource<Model>, cx: &mut Context<'_>) {
+        self.with_agent(cx, |agent, io| agent.on_source(news, io));
     }
 
     fn with_agent(
         &mut self,
-        cx: &mut Way<'_>,
-        act: impl FnOnce(&mut Agent<Model>, &mut Door<'_, AgentEffect<Model>>),
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Agent<Model>, &mut Io<'_, AgentEffect<Model>>),
     ) {
         let mut effects = Vec::new();
         let (now, clock) = (cx.now(), cx.clock().now);
-        let mut door = Door { now, clock, rng: cx.rng(), effects: &mut effects };
-        act(&mut self.agent, &mut door);
+        let mut io = Io { now, clock, rng: cx.rng(), effects: &mut effects };
+        act(&mut self.agent, &mut io);
         self.carry_out(effects, cx);
     }
 
-    fn carry_out(&mut self, effects: Vec<AgentEffect<Model>>, cx: &mut Way<'_>) {
+    fn carry_out(&mut self, effects: Vec<AgentEffect<Model>>, cx: &mut Context<'_>) {
         for effect in effects {
             match effect {
                 AgentEffect::Send { to, msg } => cx.send(to, Msg::FromAgent(msg)),
@@ -125,7 +125,11 @@ impl Server {
         }
     }
 
-    fn with_source(&mut self, cx: &mut Way<'_>, act: impl FnOnce(&mut Source, Time, &mut Desk)) {
+    fn with_source(
+        &mut self,
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Source, Time, &mut Desk),
+    ) {
         let mut desk = Desk::default();
         act(&mut self.source, cx.now(), &mut desk);
         for order in desk.orders {

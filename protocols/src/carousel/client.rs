@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn};
 
-use super::leader::Way;
+use super::leader::Context;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Record, Timer};
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, set_floors, split};
 use crate::routes::Routes;
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// The client side of Carousel.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ struct Open {
     phase: Phase,
     begun: Time,
     /// When the unanswered requests were last sent.
-    asked: Asked,
+    asked: RetryState,
     /// On the fast path: what every participant is asked to propose.
     timestamp: Timestamp,
     /// The caller lost track of it: what it knows of its reads are versions at most.
@@ -93,7 +93,7 @@ impl Machine<Carousel> for Client {
 
     fn flush(&mut self, _cx: &mut Cx<'_, Carousel>) {}
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("open transactions", self.open.len())]
     }
 
@@ -125,7 +125,7 @@ impl Client {
             reads: Reads::new(),
             phase: Phase::Reading,
             begun: now,
-            asked: Asked::new(now),
+            asked: RetryState::new(now),
             timestamp: Timestamp::ZERO,
             is_resolved: false,
             txn,
@@ -133,7 +133,7 @@ impl Client {
     }
 
     /// Starts a transaction: one message to each participant leader, one to the coordinator.
-    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
             // Begun here already: its answers will come.
@@ -160,7 +160,7 @@ impl Client {
     }
 
     /// Sends what a transaction begins with.
-    fn send_first(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn send_first(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
             self.send_outstanding(id, cx);
@@ -173,7 +173,7 @@ impl Client {
     }
 
     /// Sends whatever has not been answered yet.
-    fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match &open.phase {
             Phase::Reading if !open.participants.is_empty() => {
@@ -197,7 +197,7 @@ impl Client {
         open: &Open,
         snapshots: &Snapshots,
         partition: PartitionId,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(participant) = open.participants.get(&partition) else { return };
         let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
@@ -208,7 +208,7 @@ impl Client {
     /// The commit timestamp to ask for on the fast path: one that is still to come at the furthest
     /// leader when the request gets there, for a leader cannot promise what has passed. A fourth of
     /// the way and a millisecond are for delays that are not as on the map.
-    fn timestamp(&self, open: &Open, cx: &Way<'_>) -> Timestamp {
+    fn timestamp(&self, open: &Open, cx: &Context<'_>) -> Timestamp {
         let home = open.txn.home;
         let away = |&partition: &PartitionId| {
             let leader = self.cluster.region_of(self.routes.leader(partition));
@@ -220,7 +220,7 @@ impl Client {
     }
 
     /// §4.2, §4.4.1: asks every replica to prepare, and the leader and the closest for the values.
-    fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut Way<'_>) {
+    fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut Context<'_>) {
         let voters = self.routes.voters(participant.partition);
         let home = open.txn.home;
         let distance = |node: NodeId| self.cluster.topology.rtt(home, self.cluster.region_of(node));
@@ -240,7 +240,7 @@ impl Client {
         wants_reads: bool,
         open: &Open,
         participant: &Participant,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let prepare = Msg::FastPrepare {
             txn: open.txn.id,
@@ -254,7 +254,7 @@ impl Client {
         cx.send(node, prepare);
     }
 
-    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
+    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
         let Some(participant) = open.participants.get(&partition) else { return };
         if self.config.is_fast {
             self.send_fast_prepare(open, participant, cx);
@@ -270,7 +270,7 @@ impl Client {
         cx.send(self.routes.leader(partition), prepare);
     }
 
-    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Way<'_>) {
+    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Context<'_>) {
         // What the client knows is for those who read, not for the log.
         let participants = open.participants.values().cloned();
         let without_floor = |participant| Participant { floor: Timestamp::ZERO, ..participant };
@@ -284,7 +284,7 @@ impl Client {
     }
 
     /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
-    fn send_end(&self, open: &Open, cx: &mut Way<'_>) {
+    fn send_end(&self, open: &Open, cx: &mut Context<'_>) {
         let (txn, coordinator) = (open.txn.id, open.coordinator);
         let participants: Vec<PartitionId> = open.participants.keys().copied().collect();
         let msg = match &open.phase {
@@ -300,7 +300,7 @@ impl Client {
         cx.send(self.routes.leader(coordinator), msg);
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         match msg {
             Msg::ReadResult { txn, partition, reads } => {
                 self.routes.learn(partition, from, cx.now());
@@ -375,7 +375,7 @@ impl Client {
         txn: TxnId,
         partition: PartitionId,
         reads: Vec<(Key, Read)>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
@@ -401,7 +401,7 @@ impl Client {
         partition: PartitionId,
         reads: Vec<(Key, Read)>,
         leader: Option<NodeId>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         if let Some(leader) = leader {
             self.routes.learn(partition, leader, cx.now());
@@ -419,7 +419,7 @@ impl Client {
     }
 
     /// The read round is complete: ask the caller, or compute in its stead.
-    fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
@@ -443,7 +443,7 @@ impl Client {
     }
 
     /// The caller of an interactive transaction has decided.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -470,16 +470,16 @@ impl Client {
     }
 
     /// §4.1.2 ⑦: asks the coordinator to commit or abort.
-    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Ending(decision);
         self.ask(id, cx);
     }
 
     /// Sends what a new phase asks for.
-    fn ask(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn ask(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        open.asked = Asked::new(cx.now());
+        open.asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
         cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
@@ -490,7 +490,7 @@ impl Client {
         txn: Txn,
         reads: Reads,
         decision: Option<Decision>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let id = txn.id;
         let mut open = self.open(txn, cx.now());
@@ -519,7 +519,7 @@ impl Client {
     }
 
     /// A part of what a read-only transaction reads is more than one answer may tell.
-    fn on_too_much(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_too_much(&mut self, id: TxnId, cx: &mut Context<'_>) {
         if let Some(open) = self.open.get(&id)
             && matches!(open.phase, Phase::Snapshotting(_))
         {
@@ -533,7 +533,7 @@ impl Client {
         id: TxnId,
         partition: PartitionId,
         snapshot: Option<Snapshot>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
@@ -551,7 +551,7 @@ impl Client {
     }
 
     /// Every part is here: done, or some are asked again.
-    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         match snapshots.complete(&open.txn) {
@@ -569,7 +569,7 @@ impl Client {
     }
 
     /// Tells the caller, and forgets.
-    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Context<'_>) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Resend(id));
         let mut outcome = outcome;
@@ -601,7 +601,7 @@ impl Client {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<TxnId>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
@@ -635,12 +635,12 @@ impl Client {
     }
 
     /// Nobody answered for a while: ask somebody else, and more patiently each time.
-    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
-        let patience = open.asked.patience(self.config.resend_after);
+        let timeout = open.asked.timeout(self.config.resend_after);
         match &open.phase {
             Phase::Reading | Phase::Snapshotting(_) => {
                 for &partition in &open.silent {
@@ -654,11 +654,11 @@ impl Client {
             Phase::Deciding => {}
         }
         self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + patience);
+        cx.set_timer(Timer::Resend(id), cx.now() + timeout);
     }
 
     /// §4.3.1: tells each coordinator whose callers are alive.
-    fn on_heartbeat_timeout(&mut self, cx: &mut Way<'_>) {
+    fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let interval = self.config.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();

@@ -14,7 +14,7 @@ use super::state::{Coordinated, Request, decide};
 use super::{Note, Timer};
 use crate::acknowledged::overdue;
 use crate::gateway::Participant;
-use crate::waiting::{Asked, take_batch};
+use crate::waiting::{RetryState, take_batch};
 
 impl Coordinating {
     fn new(now: Time) -> Self {
@@ -29,7 +29,7 @@ impl Coordinating {
             is_told: false,
             acks: BTreeSet::new(),
             heard: now,
-            asked: Asked::new(now),
+            asked: RetryState::new(now),
         }
     }
 }
@@ -108,7 +108,8 @@ impl Partition {
         if std::mem::replace(&mut coordinating.is_requested, true) {
             return;
         }
-        let versions = if world.config.teeth.versions_not_replicated { vec![] } else { versions };
+        let versions =
+            if world.config.mutations.versions_not_replicated { vec![] } else { versions };
         self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 
@@ -242,7 +243,7 @@ impl Partition {
             return;
         }
         let now = world.cx.now();
-        let teeth = world.config.teeth;
+        let mutations = world.config.mutations;
         let Some(leader) = &mut self.leader else { return };
         let coordinating = leader.coordinating(txn, now);
         if coordinating.outcome.is_some() || coordinating.votes.contains_key(&partition) {
@@ -251,7 +252,7 @@ impl Partition {
         }
         let is_leaders = vote.voters.is_some();
         let votes = coordinating.fast.entry(partition).or_default();
-        if teeth.leader_abort_acts
+        if mutations.leader_abort_acts
             && is_leaders
             && let Vote::Refused(reason) = vote.vote
         {
@@ -259,7 +260,7 @@ impl Partition {
             return;
         }
         votes.insert(from, vote);
-        match agreed(votes, teeth.terms_ignored) {
+        match agreed(votes, mutations.terms_ignored) {
             Some(vote @ Vote::Prepared { .. }) => {
                 world.cx.note(Note::FastVote);
                 coordinating.fast.remove(&partition);
@@ -269,7 +270,7 @@ impl Partition {
             }
             Some(Vote::Refused(reason)) => {
                 world.cx.note(Note::FastRefusal);
-                if teeth.abort_told_at_once {
+                if mutations.abort_told_at_once {
                     self.abort_untold(txn, reason, world);
                 } else if !coordinating.is_requested {
                     // C2, R2: nobody could find these refusals again, so the abort is this group's
@@ -318,7 +319,7 @@ impl Partition {
         participants.dedup();
         let vote = |partition| votes.get(&partition);
         let decided = match request {
-            Some(Request { writes, .. }) if world.config.teeth.recovery_prepares => {
+            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares => {
                 let bare = Request { writes: writes.clone(), versions: vec![] };
                 decide(participants.iter().copied(), Some(&bare), vote)
             }
@@ -344,7 +345,7 @@ impl Partition {
         let Some(outcome) = coordinating.outcome else { return };
         if let Outcome::Committed(timestamp) = outcome
             && !clock.has_passed_everywhere(timestamp)
-            && !world.config.teeth.no_floor
+            && !world.config.mutations.no_floor
         {
             world.cx.note(Note::CommitWait);
             leader.commit_wait.insert(timestamp, txn);
@@ -352,7 +353,7 @@ impl Partition {
             return;
         }
         coordinating.is_told = true;
-        coordinating.asked = Asked::new(now);
+        coordinating.asked = RetryState::new(now);
         if let Some(client) = coordinating.client {
             let votes = &coordinating.votes;
             let is_fast = !votes.is_empty()
@@ -485,7 +486,7 @@ impl Partition {
             return;
         }
         let outcome = Outcome::Aborted(reason);
-        if world.config.teeth.recovery_prepares {
+        if world.config.mutations.recovery_prepares {
             coordinating.outcome = Some(outcome);
             self.announce(txn, world);
         }

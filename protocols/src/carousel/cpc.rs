@@ -94,12 +94,12 @@ impl PendingList {
         }
     }
 
-    /// Entries that have been here for `patience`, with their coordinators' groups. They count as
+    /// Entries that have been here for `timeout`, with their coordinators' groups. They count as
     /// new again.
-    pub(super) fn overdue(&mut self, now: Time, patience: Duration) -> Vec<(TxnId, PartitionId)> {
+    pub(super) fn overdue(&mut self, now: Time, timeout: Duration) -> Vec<(TxnId, PartitionId)> {
         let mut overdue = Vec::new();
         for (txn, (listed, since)) in &mut self.entries {
-            if now.since(*since) >= patience {
+            if now.since(*since) >= timeout {
                 *since = now;
                 overdue.push((*txn, listed.prepared.coordinator));
             }

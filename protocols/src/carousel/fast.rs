@@ -7,7 +7,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::locks::PendingKeys;
-use orthodrome_core::machine::Leftover;
+use orthodrome_core::machine::Leak;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
@@ -60,7 +60,7 @@ pub enum Recovery {
 
 impl Fast {
     /// What must be gone after quiet.
-    pub(super) fn leftovers(&self) -> Vec<Leftover> {
+    pub(super) fn leaks(&self) -> Vec<Leak> {
         vec![
             ("listed transactions", self.list.len()),
             ("votes and lists not sent", self.waiting.len()),
@@ -202,7 +202,7 @@ impl Partition {
         let vote = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
         let listed = Listed { term, prepared };
         let was_empty = self.own.list.len() == 0;
-        if world.config.teeth.votes_volatile {
+        if world.config.mutations.votes_volatile {
             self.own.list.insert(txn, listed, world.cx.now());
             world.send_to_leader(coordinator, vote);
         } else {
@@ -241,7 +241,7 @@ impl Partition {
             match self.own.waiting.pop_front() {
                 Some((_, Waiting::Vote { coordinator, term, vote })) => {
                     // R5: a term that is over has been collected, or will be; its votes are frozen.
-                    if term == self.replica.term() || world.config.teeth.terms_ignored {
+                    if term == self.replica.term() || world.config.mutations.terms_ignored {
                         world.send_to_leader(coordinator, *vote);
                     }
                 }
@@ -350,7 +350,7 @@ impl Partition {
         }
         let lists = if is_joint { BTreeMap::new() } else { std::mem::take(lists) };
         self.own.recovery = Some(Recovery::Replicating(BTreeSet::new()));
-        let ignore_terms = world.config.teeth.terms_ignored;
+        let ignore_terms = world.config.mutations.terms_ignored;
         let examined = examine(&lists, voters, |one, other| {
             one.prepared == other.prepared && (ignore_terms || one.term == other.term)
         });
@@ -388,7 +388,7 @@ impl Partition {
 
     /// C8: it is over, and whoever lists it lags behind.
     fn is_finished(&self, txn: TxnId, world: &World<'_>) -> bool {
-        if world.config.teeth.lists_keep_the_ended {
+        if world.config.mutations.lists_keep_the_ended {
             return self.state.ended.contains_key(&txn);
         }
         self.state.is_over(txn)
@@ -405,14 +405,14 @@ impl Partition {
             |(key, version): &(Key, Version)| world.store.read(self.id, key).version == *version;
         leader.pending.conflict(txn, &reads, &listed.writes).is_none()
             && listed.versions.iter().all(is_latest)
-            && (listed.proposal > leader.logged || world.config.teeth.lists_keep_the_ended)
+            && (listed.proposal > leader.logged || world.config.mutations.lists_keep_the_ended)
     }
 
     /// A transaction of step 5 is chosen.
     pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
         if left.remove(&txn)
-            && world.config.teeth.lists_keep_the_ended
+            && world.config.mutations.lists_keep_the_ended
             && let Some(leader) = &mut self.leader
         {
             leader.asked.remove(&txn);
@@ -449,7 +449,7 @@ impl Partition {
 
     /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
     pub(super) fn sweep_list(&mut self, world: &mut World<'_>) {
-        if world.config.teeth.lists_keep_the_ended {
+        if world.config.mutations.lists_keep_the_ended {
             return;
         }
         let over: Vec<TxnId> =

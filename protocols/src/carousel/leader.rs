@@ -6,7 +6,7 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
-use orthodrome_core::machine::{Claim, Leftover, Message as _};
+use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
 
@@ -18,7 +18,7 @@ use super::state::{Applied, Ended, Prepared, State};
 use super::{Config, Note, Timer};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{Asked, CommitWait};
+use crate::waiting::{CommitWait, RetryState};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -27,7 +27,7 @@ pub(super) type Partition = hosting::Partition<Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 /// The way out of a node or a gateway.
-pub(super) type Way<'a> = hosting::Way<'a, Leader>;
+pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 
 /// What only the leader knows; lost with its leadership, and never needed after it.
 #[derive(Debug, Default)]
@@ -46,9 +46,9 @@ pub struct Leader {
     /// The keys of those that are aborts: free, but for the fast path.
     pub freed: Freed,
     /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, Asked>,
+    pub asked: BTreeMap<TxnId, RetryState>,
     /// Endings that the coordinator's group may still ask about, and when it was last asked.
-    pub unforgotten: BTreeMap<TxnId, Asked>,
+    pub unforgotten: BTreeMap<TxnId, RetryState>,
     /// Coordinators that were asked what may be forgotten and have not answered, and since when.
     pub forget_asked: BTreeMap<PartitionId, Time>,
     /// Proposals must be larger (C11).
@@ -156,10 +156,11 @@ pub struct Coordinating {
     /// When the client was last heard of.
     pub heard: Time,
     /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: Asked,
+    pub asked: RetryState,
 }
 
 impl Role for Leader {
+    type Protocol = super::Carousel;
     type Log = Log;
     type State = State;
     type Own = Fast;
@@ -198,7 +199,7 @@ impl Role for Leader {
         Msg::Members { partition, since, voters }
     }
 
-    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         if let Some(id) = msg.partition() {
             server.on_message(id, from, msg, cx);
         } else if let Msg::Replication { partition, message } = msg {
@@ -212,7 +213,7 @@ impl Role for Leader {
         }
     }
 
-    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Way<'_>) {
+    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
             Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
@@ -229,7 +230,7 @@ impl Role for Leader {
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
         if world.config.is_fast {
-            let keeps_ended = world.config.teeth.lists_keep_the_ended;
+            let keeps_ended = world.config.mutations.lists_keep_the_ended;
             partition.own.before_apply(command, &partition.state, keeps_ended);
         }
         match partition.state.apply(partition.id, command, world.store) {
@@ -325,7 +326,7 @@ impl Role for Leader {
 
     /// R6 allows endings and outcomes to stay only above what their clients are known here to have
     /// acknowledged.
-    fn leftovers(&self, state: &State) -> Vec<Leftover> {
+    fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
         vec![
@@ -350,8 +351,8 @@ impl Role for Leader {
         ]
     }
 
-    fn own_leftovers(own: &Fast) -> Vec<Leftover> {
-        own.leftovers()
+    fn own_leaks(own: &Fast) -> Vec<Leak> {
+        own.leaks()
     }
 
     fn on_opened(partition: &mut Partition, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {
@@ -491,17 +492,18 @@ impl Partition {
             settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
             ..Leader::default()
         };
-        if world.config.teeth.no_lease {
+        if world.config.mutations.no_lease {
             leader.floor = self.state.floor;
         }
         for (&txn, prepared) in &self.state.prepared {
             leader.hold(txn, prepared);
-            leader.asked.insert(txn, Asked::new(now));
+            leader.asked.insert(txn, RetryState::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, Asked::new(now))).collect();
+        leader.unforgotten =
+            self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
         self.replicate_recovered(examined, world);
         self.take_over_coordination(world);

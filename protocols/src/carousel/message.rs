@@ -46,7 +46,7 @@ pub enum Verdict {
     Abort(AbortReason),
 }
 
-/// A message. Circled numbers are those of Figure 2.
+/// A message. InCycle numbers are those of Figure 2.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Client → participant leader ①: read, and prepare in the same breath (§4.1.1, §4.1.4).

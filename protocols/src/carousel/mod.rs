@@ -177,12 +177,12 @@ pub struct Config {
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// C1: recovery prepares afresh; versions are not compared; heartbeat aborts are not logged.
     pub recovery_prepares: bool,
     /// C2: a supermajority's refusal is told at once, and recovery prepares afresh.
@@ -305,7 +305,7 @@ impl Protocol for Carousel {
         name == FAST
     }
 
-    fn teeth(name: &str) -> &'static [&'static str] {
+    fn mutations(name: &str) -> &'static [&'static str] {
         if name == FAST {
             &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12", "R11"]
         } else {
@@ -327,30 +327,30 @@ impl Protocol for Carousel {
             ceiling_ahead: if is_fast { Duration::ZERO } else { Duration::from_secs(1) },
             ahead_max: round_trip * 2 + Duration::from_millis(500),
             retention: Duration::from_secs(600),
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
+    fn bare(config: &mut Config, mutation: &str) {
         let (name, is_fast) = (Self::name(config), config.is_fast);
-        let teeth = &mut config.teeth;
-        match tooth {
-            "C1" => teeth.recovery_prepares = true,
-            "C2" if is_fast => teeth.abort_told_at_once = true,
-            "C3" if is_fast => teeth.leader_abort_acts = true,
-            "C4" => teeth.versions_not_replicated = true,
-            "C5" if is_fast => teeth.votes_volatile = true,
-            "C6" if is_fast => teeth.terms_ignored = true,
-            "C8" if is_fast => teeth.lists_keep_the_ended = true,
-            "C9" => teeth.no_tombstones = true,
-            "C11" => teeth.no_floor = true,
+        let mutations = &mut config.mutations;
+        match mutation {
+            "C1" => mutations.recovery_prepares = true,
+            "C2" if is_fast => mutations.abort_told_at_once = true,
+            "C3" if is_fast => mutations.leader_abort_acts = true,
+            "C4" => mutations.versions_not_replicated = true,
+            "C5" if is_fast => mutations.votes_volatile = true,
+            "C6" if is_fast => mutations.terms_ignored = true,
+            "C8" if is_fast => mutations.lists_keep_the_ended = true,
+            "C9" => mutations.no_tombstones = true,
+            "C11" => mutations.no_floor = true,
             "C12" => {
-                teeth.no_lease = true;
+                mutations.no_lease = true;
                 config.hosting.replication.check_quorum = false;
             }
             // Callers bring it about, not this protocol.
             NO_SESSIONS => {}
-            other => panic!("{other} is none of {:?}", Self::teeth(name)),
+            other => panic!("{other} is none of {:?}", Self::mutations(name)),
         }
     }
 

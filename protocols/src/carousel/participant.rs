@@ -12,7 +12,7 @@ use super::leader::{Leader, Partition, WaitingRead, World};
 use super::message::{Command, Msg, Verdict, Vote};
 use super::state::Prepared;
 use crate::gateway::{Participant, Snapshot};
-use crate::waiting::{Asked, BATCH, take_due};
+use crate::waiting::{BATCH, RetryState, take_due};
 
 /// Prepares that one leader lets wait, at most.
 const WAITING_MAX: usize = 1_024;
@@ -177,7 +177,7 @@ impl Partition {
     ) -> Timestamp {
         let Some(leader) = &self.leader else { return Timestamp::ZERO };
         let now = world.cx.clock().now;
-        let (floor, logged) = if world.config.teeth.no_floor {
+        let (floor, logged) = if world.config.mutations.no_floor {
             let written = writes.iter().map(|key| world.store.read(self.id, key).version);
             let accessed = versions.iter().map(|(_, version)| *version).chain(written);
             let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
@@ -299,7 +299,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         leader.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, Asked::new(world.cx.now()));
+        leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -332,7 +332,7 @@ impl Partition {
         if leader.preparing.contains_key(&txn) {
             return;
         }
-        if world.config.teeth.recovery_prepares || world.config.teeth.abort_told_at_once {
+        if world.config.mutations.recovery_prepares || world.config.mutations.abort_told_at_once {
             let (acknowledged_below, timestamp, wants_reads) = (0, None, false);
             let prepare = Prepare {
                 txn,
@@ -372,7 +372,7 @@ impl Partition {
         match (is_open, is_over, &verdict) {
             (true, _, _) => self.end(txn, coordinator, verdict, world),
             (false, true, _) => self.acknowledge(txn, coordinator, world),
-            (false, false, Verdict::Abort(_)) if world.config.teeth.no_tombstones => {
+            (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones => {
                 self.acknowledge(txn, coordinator, world);
             }
             // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
@@ -432,7 +432,7 @@ impl Partition {
         let by_decision = leader.ending.remove(&txn);
         leader.freed.remove(txn);
         leader.refusing.remove(&txn);
-        leader.unforgotten.insert(txn, Asked::new(world.cx.now()));
+        leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
         self.serve_waiting(world);
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
@@ -471,7 +471,7 @@ impl Partition {
         world: &mut World<'_>,
     ) {
         let now = world.cx.now();
-        let has_lease = self.replica.has_lease(now) || world.config.teeth.no_lease;
+        let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease;
         let Some(leader) = &mut self.leader else { return };
         let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
@@ -516,7 +516,7 @@ impl Partition {
         } else {
             let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
             let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
-            if !world.config.teeth.no_floor {
+            if !world.config.mutations.no_floor {
                 leader.floor = leader.floor.max(valid_until);
             }
             let read = |key: Key| {
@@ -564,7 +564,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
         // The paper's participants never ask (C9 is about them).
-        let due = match world.config.teeth.no_tombstones {
+        let due = match world.config.mutations.no_tombstones {
             false => take_due(&mut leader.asked, after, now),
             true => vec![],
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, ShareId, TxnId};
-use orthodrome_core::machine::{Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
@@ -17,7 +17,7 @@ use super::message::{Msg, Record};
 use super::placement::shares;
 use super::{Config, Cx, Deterministic, Note, Timer};
 use crate::functor::Functor;
-use crate::waiting::{Asked, Helpers};
+use crate::waiting::{Helpers, RetryState};
 
 /// The client side of the deterministic protocols.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ struct Open {
     found: Reads,
     /// Who was asked, of servers of each share.
     servers: BTreeMap<ShareId, NodeId>,
-    asked: Asked,
+    asked: RetryState,
     /// What was found was less than its client knows (R11); it is asked for again.
     is_behind: bool,
 }
@@ -103,7 +103,7 @@ impl Machine<Deterministic> for Client {
         assert_eq!(bytes, self.open_bytes, "what is under way is not counted");
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("open transactions", self.open.len())]
     }
 }
@@ -158,7 +158,7 @@ impl Client {
         reads: Reads,
         cx: &mut Cx<'_>,
     ) {
-        let (id, asked) = (txn.id, Asked::new(cx.now()));
+        let (id, asked) = (txn.id, RetryState::new(cx.now()));
         let (found, servers, round) = (Reads::new(), BTreeMap::new(), 1);
         self.open_bytes += phase.size();
         let is_behind = false;
@@ -174,7 +174,7 @@ impl Client {
         self.open_bytes = (self.open_bytes + phase.size()).saturating_sub(open.phase.size());
         open.phase = phase;
         open.found.clear();
-        open.asked = Asked::new(cx.now());
+        open.asked = RetryState::new(cx.now());
         if self.cluster.shares() > 1 {
             self.choose(id, true, cx);
         }
@@ -228,8 +228,8 @@ impl Client {
                 }
             }
         }
-        let patience = open.asked.patience(self.config.answer_after);
-        cx.set_timer(Timer::Open(id), cx.now() + patience);
+        let timeout = open.asked.timeout(self.config.answer_after);
+        cx.set_timer(Timer::Open(id), cx.now() + timeout);
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {

@@ -4,7 +4,7 @@
 //! Every transaction is in the stream of each of its homes, and conflicts on a key are ordered by the
 //! stream that the key belongs to. A transaction is *complete* when it was seen in all of them: only
 //! then are all that go before it known. One that is complete, and before which only such go, runs
-//! after those; where that is a circle, all in it (a strongly connected component) run next to each
+//! after those; where that is a cycle, all in it (a strongly connected component) run next to each
 //! other in an order that follows from their places. So regions that merge the same streams differ
 //! at most in the order of transactions that do not conflict.
 //!
@@ -12,7 +12,7 @@
 //! The thesis runs Tarjan's algorithm over the whole graph again and again. Here a complete transaction that
 //! cannot run *watches* one that must go before it, and nothing else looks at it until that one runs.
 //! Who watches whom is a forest whose roots are incomplete. Only when a root becomes complete can a
-//! circle close: the path from whom it would watch is followed, and if it leads back, everything on it
+//! cycle close: the path from whom it would watch is followed, and if it leads back, everything on it
 //! becomes one *group*, for good. Each conflict is looked at once, each transaction grouped once; what can
 //! cost more is following that path, once for each transaction with several homes.
 
@@ -326,7 +326,7 @@ impl Merge {
         self.largest = self.largest.max(group.len());
         assert!(
             self.orderer.is_none() || group.len() == 1,
-            "a circle though there is one order: {:?}",
+            "a cycle though there is one order: {:?}",
             group.iter().map(|vertex| (vertex.entry.name(), &vertex.places)).collect::<Vec<_>>()
         );
         // S7: names are chosen by clients, places are not.

@@ -54,9 +54,9 @@
 //!   submitted as *if all that was read still is so, write this*.
 //!
 //! # Bounded merge (S1)
-//! The thesis's merge runs a circle when it is closed; under contention it never is. Here a transaction with
+//! The thesis's merge runs a cycle when it is closed; under contention it never is. Here a transaction with
 //! several homes is held until about the time that all of them have it, and taken in the order of those
-//! times, so that only late ones close circles; and while something on one of its keys has waited for
+//! times, so that only late ones close cycles; and while something on one of its keys has waited for
 //! long, it is not let into the graph at all, unless it is in another stream already. Both are the
 //! sequencers' affair; the merge itself does not care.
 //!
@@ -108,7 +108,7 @@ use orthodrome_core::machine::{self, Protocol};
 use orthodrome_core::rng::Rng;
 
 use crate::hosting::{self, size, vary};
-use crate::replication::{self, Tooth};
+use crate::replication::{self, Mutation};
 pub use client::Client;
 pub use message::{
     Chunk, Command, Due, Ended, Home, Image, Log, Msg, Name, Part, Record, Sequenced, StreamImage,
@@ -206,13 +206,13 @@ pub struct Config {
     /// Entries of a stream that are kept for servers that are behind.
     pub log_kept: usize,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-pub struct Teeth {
+pub struct Mutations {
     /// S1: the thesis's merge: nothing is held, and no key is closed.
     pub is_unbounded: bool,
     /// S2: a sequencer's server runs what it has proposed before it is chosen.
@@ -323,7 +323,7 @@ impl Protocol for Deterministic {
         }
     }
 
-    fn teeth(name: &str) -> &'static [&'static str] {
+    fn mutations(name: &str) -> &'static [&'static str] {
         match name {
             CALVIN => &["S2", "S4", "S7", "S9", "S11", "R6"],
             SLOG | SLOG_CONSENSUS => &["S2", "S4", "S7", "S9", "S10", "S11", "R6"],
@@ -362,23 +362,23 @@ impl Protocol for Deterministic {
             compare_interval: Duration::from_secs(5),
             compared_entries: 64,
             log_kept: 10_000,
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        let teeth = &mut config.teeth;
-        match tooth {
-            "S1" => teeth.is_unbounded = true,
-            "S2" => teeth.merges_unchosen = true,
-            "S4" => config.hosting.replication.tooth = Some(Tooth::LongestLog),
-            "S6" => teeth.forwards_nothing = true,
-            "S7" => teeth.waits_for_itself = true,
-            "S9" => config.hosting.replication.tooth = Some(Tooth::AckNotDurable),
-            "S10" => teeth.runs_void = true,
-            "S11" => teeth.reads_early = true,
-            "R6" => teeth.runs_repeated = true,
-            other => panic!("{other} is none of {:?}", Self::teeth(SLOTH)),
+    fn bare(config: &mut Config, mutation: &str) {
+        let mutations = &mut config.mutations;
+        match mutation {
+            "S1" => mutations.is_unbounded = true,
+            "S2" => mutations.merges_unchosen = true,
+            "S4" => config.hosting.replication.mutation = Some(Mutation::LongestLog),
+            "S6" => mutations.forwards_nothing = true,
+            "S7" => mutations.waits_for_itself = true,
+            "S9" => config.hosting.replication.mutation = Some(Mutation::AckNotDurable),
+            "S10" => mutations.runs_void = true,
+            "S11" => mutations.reads_early = true,
+            "R6" => mutations.runs_repeated = true,
+            other => panic!("{other} is none of {:?}", Self::mutations(SLOTH)),
         }
     }
 

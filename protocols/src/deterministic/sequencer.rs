@@ -70,7 +70,7 @@ impl View<'_> {
     /// True if `entry` is kept out for now: something on its keys has waited for long. One that
     /// is in another stream already is not: it waits there, and others wait for it.
     fn is_closed(&self, entry: &Sequenced) -> bool {
-        if self.config.teeth.is_unbounded || !self.is_new(entry) {
+        if self.config.mutations.is_unbounded || !self.is_new(entry) {
             return false;
         }
         let keys = entry.functor.reads.iter().chain(&entry.functor.writes);
@@ -81,8 +81,8 @@ impl View<'_> {
 
     /// True if `entry` has several homes and is in no stream yet, as far as is known here.
     fn is_new(&self, entry: &Sequenced) -> bool {
-        let closes_circles = entry.is_multi_home() && self.placement.orderer().is_none();
-        closes_circles && !self.state.merge.contains(entry.name())
+        let closes_cycles = entry.is_multi_home() && self.placement.orderer().is_none();
+        closes_cycles && !self.state.merge.contains(entry.name())
     }
 
     /// True if `entry` is to be given to this stream: it is one of its homes, and does not take it from an orderer.
@@ -149,7 +149,7 @@ impl Sequencer {
         }
         self.taken.insert(name, size);
         self.taken_bytes += size;
-        if !view.config.teeth.is_unbounded && view.is_new(&entry) {
+        if !view.config.mutations.is_unbounded && view.is_new(&entry) {
             let ahead = entry.due.0.saturating_sub(view.clock.now.0);
             let wait = orthodrome_core::Duration::from_nanos(ahead).min(view.config.hold_max);
             if !wait.is_zero() {
@@ -166,7 +166,7 @@ impl Sequencer {
         let txn = entry.functor.txn;
         let proposed = self.told.get(&txn.client).is_some_and(|&below| txn.counter < below);
         let is_over = proposed || view.state.is_over(view.stream, txn);
-        let is_over = is_over && !view.config.teeth.runs_repeated;
+        let is_over = is_over && !view.config.mutations.runs_repeated;
         is_over && entry.target.is_none() && !view.state.merge.contains(entry.name())
     }
 
@@ -228,7 +228,7 @@ impl Sequencer {
         // is let in, for others wait for it.
         let waiting = view.state.merge.waiting(view.stream) + self.proposed.len();
         let mut room = match view.config.ordering {
-            Ordering::Regional if !view.config.teeth.is_unbounded => {
+            Ordering::Regional if !view.config.mutations.is_unbounded => {
                 view.config.waiting_max.saturating_sub(waiting)
             }
             Ordering::Regional | Ordering::Global | Ordering::Ordered(_) => usize::MAX,
@@ -276,7 +276,7 @@ impl Sequencer {
     /// Takes note of who touches the stream's keys: what one other region alone has touched for long is
     /// to move there (SLOG §3.4; Sloth §6.2.2). Returns the keys for which it is time, and where to.
     pub fn observe(&mut self, entry: &Sequenced, view: &View<'_>) -> Vec<(Key, PartitionId)> {
-        let Some(patience) = view.config.migrate_after else { return Vec::new() };
+        let Some(timeout) = view.config.migrate_after else { return Vec::new() };
         if entry.target.is_some() {
             return Vec::new();
         }
@@ -299,7 +299,7 @@ impl Sequencer {
             let home = view.state.home(key, view.placement);
             // Twice as many each time: what is sequenced by a move's old home is void, and nothing would ever run of what
             // two regions pull at.
-            let doubled = patience.saturating_mul(1 << home.counter.min(DOUBLED_MAX));
+            let doubled = timeout.saturating_mul(1 << home.counter.min(DOUBLED_MAX));
             if *times >= doubled
                 && home.stream == view.stream
                 && let Some(target) = view.placement.stream_in(entry.origin)

@@ -12,7 +12,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Claim, Input, Leftover, Machine, MembershipOrder, Message as _, Setup, StateCopy,
+    Admin, Claim, Input, Leak, Machine, MembershipOrder, Message as _, ReplicaDigest, Setup,
 };
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Store, Versions};
@@ -29,7 +29,7 @@ use super::{Config, Cx, Deterministic, Note, Ordering, Timer};
 use crate::functor::Functor;
 use crate::replication::{self, Event, Group, Index, Payload, Replica};
 use crate::routes::Routes;
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// A table of the server's own in its store: the number of the checkpoint that the data is of.
 const OWN: PartitionId = PartitionId(u32::MAX);
@@ -46,9 +46,9 @@ const ACKNOWLEDGE_AFTER: Duration = Duration::from_secs(1);
 /// None is sent again more often than this in the long run, unless settings say so.
 const AGAIN_AFTER: Duration = Duration::from_secs(4);
 
-/// Time to send a transaction again: after `patience` at first, then after twice as long each time.
-fn is_due(asked: &Asked, patience: Duration, now: Time) -> bool {
-    let wait = (patience * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(patience));
+/// Time to send a transaction again: after `timeout` at first, then after twice as long each time.
+fn is_due(asked: &RetryState, timeout: Duration, now: Time) -> bool {
+    let wait = (timeout * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(timeout));
     now.since(asked.at) >= wait
 }
 
@@ -96,7 +96,7 @@ pub struct Server {
     waiting: BTreeMap<TxnId, Waiting>,
     waiting_bytes: usize,
     /// When transactions were last forwarded that are in one stream and not in another.
-    forwarded: BTreeMap<Name, Asked>,
+    forwarded: BTreeMap<Name, RetryState>,
     again: Again,
     /// When streams last told each other what clients know.
     acknowledged_at: Time,
@@ -126,7 +126,7 @@ struct Stream {
 struct Waiting {
     gateway: NodeId,
     entry: Arc<Sequenced>,
-    asked: Asked,
+    asked: RetryState,
 }
 
 impl Waiting {
@@ -160,10 +160,10 @@ fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image>, Logs) {
 
 /// What of the settings concerns a server's state.
 fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
-    let Config { outcomes, compared_entries, mut teeth, .. } = *config;
+    let Config { outcomes, compared_entries, mut mutations, .. } = *config;
     let first = cluster.servers().map(|server| server.id).min();
-    teeth.loses_writes &= first == Some(node);
-    Settings { outcomes, compared_entries, teeth }
+    mutations.loses_writes &= first == Some(node);
+    Settings { outcomes, compared_entries, mutations }
 }
 
 /// What was persisted, and who has something to say.
@@ -184,13 +184,13 @@ struct Disk {
 }
 
 /// A log's way out.
-struct Door<'a, 'b> {
+struct Io<'a, 'b> {
     stream: PartitionId,
     disk: &'a mut Disk,
     cx: &'a mut Cx<'b>,
 }
 
-impl replication::Door<Log> for Door<'_, '_> {
+impl replication::Io<Log> for Io<'_, '_> {
     fn now(&self) -> Time {
         self.cx.now()
     }
@@ -280,7 +280,7 @@ impl Machine<Deterministic> for Server {
         match input {
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(Timer::Replication(stream, timer)) => {
-                self.with(stream, cx, |held, door| held.replica.on_timer(timer, door));
+                self.with(stream, cx, |held, io| held.replica.on_timer(timer, io));
             }
             Input::Timer(Timer::Release(stream)) => self.on_release_timeout(stream, cx),
             Input::Timer(Timer::Sweep) => self.on_sweep_timeout(cx),
@@ -325,7 +325,7 @@ impl Machine<Deterministic> for Server {
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         let sequencing = self.streams.values().map(|held| held.sequencer.len()).sum();
         vec![
             ("transactions that have not run", self.state.merge.len()),
@@ -340,7 +340,7 @@ impl Machine<Deterministic> for Server {
         self.streams.iter().flat_map(|(&stream, held)| held.replica.orders(stream)).collect()
     }
 
-    fn copies(&self) -> Vec<StateCopy> {
+    fn replica_digests(&self) -> Vec<ReplicaDigest> {
         let mut digest = Digest::default();
         if self.placement.is_divided() {
             self.state.add_ended_to(&mut digest);
@@ -360,7 +360,7 @@ impl Machine<Deterministic> for Server {
         let position = self.state.position();
         let copy = |partition, digest: Digest| {
             let digest = digest.value();
-            StateCopy { partition, position, digest }
+            ReplicaDigest { partition, position, digest }
         };
         // One copy of everything, under the name of the first stream.
         let first = self.streams.keys().next().copied().unwrap_or_default();
@@ -384,8 +384,8 @@ impl Server {
             self.routes.learn(stream, preferred_leader.unwrap_or_default(), cx.now());
         }
         let group = Group { learners: self.others(&voters), voters, preferred_leader };
-        let mut door = Door { stream, disk: &mut self.disk, cx };
-        let replica = Replica::new(self.node, group, config, log, &mut door);
+        let mut io = Io { stream, disk: &mut self.disk, cx };
+        let replica = Replica::new(self.node, group, config, log, &mut io);
         let (applied, base) = (self.state.applied(stream), replica.base_index());
         assert!(
             applied >= base,
@@ -422,14 +422,14 @@ impl Server {
         for stream in take(&mut self.disk.unflushed) {
             self.propose(stream, cx);
             let Some(held) = self.streams.get_mut(&stream) else { continue };
-            let mut door = Door { stream, disk: &mut self.disk, cx };
+            let mut io = Io { stream, disk: &mut self.disk, cx };
             let chosen = held.replica.chosen_index();
             if held.replica.is_leader() && chosen > held.announced {
                 // Others run what is chosen, and wait for nothing else.
                 held.announced = chosen;
-                held.replica.announce(&mut door);
+                held.replica.announce(&mut io);
             }
-            held.replica.flush(&mut door);
+            held.replica.flush(&mut io);
             self.drain_events(stream, cx);
         }
     }
@@ -439,10 +439,10 @@ impl Server {
         &mut self,
         stream: PartitionId,
         cx: &mut Cx<'_>,
-        act: impl FnOnce(&mut Stream, &mut Door<'_, '_>),
+        act: impl FnOnce(&mut Stream, &mut Io<'_, '_>),
     ) {
         if let Some(held) = self.streams.get_mut(&stream) {
-            act(held, &mut Door { stream, disk: &mut self.disk, cx });
+            act(held, &mut Io { stream, disk: &mut self.disk, cx });
             self.touch(stream);
         }
     }
@@ -495,7 +495,7 @@ impl Server {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
             Msg::Replication { partition, message } => {
-                self.with(partition, cx, |held, door| held.replica.step(from, message, door));
+                self.with(partition, cx, |held, io| held.replica.step(from, message, io));
             }
             Msg::RemoteReads { parts } => self.on_remote_reads(from, parts, cx),
             Msg::WantReads { turns } => self.on_want_reads(from, turns, cx),
@@ -545,7 +545,7 @@ impl Server {
             return;
         }
         let entry = self.plan(functor, self.cluster.region_of(gateway), cx);
-        let asked = Asked::new(cx.now());
+        let asked = RetryState::new(cx.now());
         self.waiting_bytes += entry.functor.size();
         self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked });
         self.sequence(&entry, cx);
@@ -651,7 +651,7 @@ impl Server {
             let entry = self.plan(functor, origin, cx);
             if let Some(waiting) = self.waiting.get_mut(&name.txn) {
                 waiting.entry = entry.clone();
-                waiting.asked = Asked::new(cx.now());
+                waiting.asked = RetryState::new(cx.now());
             }
             self.sequence(&entry, cx);
         }
@@ -714,9 +714,9 @@ impl Server {
         }) {
             let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
             let Some(Some(command)) = batch else { return };
-            let copy = self.config.teeth.merges_unchosen.then(|| Arc::new(command.clone()));
+            let copy = self.config.mutations.merges_unchosen.then(|| Arc::new(command.clone()));
             let mut proposed = None;
-            self.with(stream, cx, |held, door| proposed = held.replica.propose(command, door));
+            self.with(stream, cx, |held, io| proposed = held.replica.propose(command, io));
             if let (Some(command), Some((index, _))) = (copy, proposed)
                 && index == self.state.applied(stream).next()
             {
@@ -793,10 +793,10 @@ impl Server {
 
     /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
     fn ask_again(&mut self, cx: &mut Cx<'_>) {
-        let (now, patience) = (cx.now(), self.config.resend_after);
+        let (now, timeout) = (cx.now(), self.config.resend_after);
         let waits = self.waiting.iter();
         let mut due: Vec<(Time, TxnId)> = waits
-            .filter(|(_, waiting)| is_due(&waiting.asked, patience, now))
+            .filter(|(_, waiting)| is_due(&waiting.asked, timeout, now))
             .map(|(&txn, waiting)| (waiting.asked.at, txn))
             .collect();
         due.sort_unstable();
@@ -833,23 +833,23 @@ impl Server {
 
     /// S6: whoever leads a stream in which a transaction is sees to it that it is in the others.
     fn forward(&mut self, cx: &mut Cx<'_>) {
-        let (now, patience) = (cx.now(), self.config.forward_after);
+        let (now, timeout) = (cx.now(), self.config.forward_after);
         self.forwarded.retain(|name, _| self.state.merge.contains(*name));
         let leads = |home: &PartitionId| {
             self.streams.get(home).is_some_and(|held| held.replica.is_leader())
         };
         let mut due: Vec<(Time, Arc<Sequenced>)> = Vec::new();
-        for entry in self.state.merge.incomplete_since(now - patience) {
+        for entry in self.state.merge.incomplete_since(now - timeout) {
             let name = entry.name();
             let missing = self.state.merge.missing(name).unwrap_or_default();
             let asked = self.forwarded.get(&name);
-            let is_next = asked.is_none_or(|asked| is_due(asked, patience, now));
+            let is_next = asked.is_none_or(|asked| is_due(asked, timeout, now));
             if is_next && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
                 due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
             }
         }
         // What an orderer has is taken from there, by whoever leads.
-        if self.config.teeth.forwards_nothing || self.placement.orderer().is_some() {
+        if self.config.mutations.forwards_nothing || self.placement.orderer().is_some() {
             return;
         }
         due.sort_by_key(|(asked, entry)| (*asked, entry.name()));
@@ -859,7 +859,7 @@ impl Server {
             self.again.forwarded += 1;
             let forwarded = self.forwarded.entry(entry.name());
             let asked = forwarded.and_modify(|asked| *asked = asked.again(now));
-            asked.or_insert(Asked::new(now));
+            asked.or_insert(RetryState::new(now));
             self.sequence(&entry, cx);
         }
     }
@@ -876,8 +876,8 @@ impl Server {
         let news = self.sequencing(stream, cx, |sequencer, view| sequencer.acknowledgement(view));
         let Some(Some(command)) = news else { return };
         cx.note(Note::Acknowledged);
-        self.with(stream, cx, |held, door| {
-            if let Some((index, _)) = held.replica.propose(command, door) {
+        self.with(stream, cx, |held, io| {
+            if let Some((index, _)) = held.replica.propose(command, io) {
                 held.sequencer.acknowledging(index);
             }
         });
@@ -1002,12 +1002,12 @@ impl Server {
         if self.cluster.share_at(to).0 != self.placement.share() && self.placement.is_divided() {
             // It needs the values of its own share, and asks somebody who holds them.
             let empty = Chunk { image: None, keys: Vec::new() };
-            self.with(stream, cx, |held, door| held.replica.send_chunk(to, empty, None, door));
+            self.with(stream, cx, |held, io| held.replica.send_chunk(to, empty, None, io));
             return;
         }
         let all = cursor.is_none().then(|| Arc::new(self.leaving()));
         let limit = self.config.hosting.chunk_keys;
-        self.with(stream, cx, |held, door| {
+        self.with(stream, cx, |held, io| {
             if let Some(all) = all {
                 held.leaving.insert(to, all);
             }
@@ -1017,7 +1017,7 @@ impl Server {
             if next.is_none() {
                 held.leaving.remove(&to);
             }
-            held.replica.send_chunk(to, chunk, next, door);
+            held.replica.send_chunk(to, chunk, next, io);
         });
     }
 
@@ -1074,7 +1074,7 @@ impl Server {
     /// Everything persisted up to `ticket` is durable.
     fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_>) {
         for stream in self.placement.streams() {
-            self.with(stream, cx, |held, door| held.replica.on_durable(ticket, door));
+            self.with(stream, cx, |held, io| held.replica.on_durable(ticket, io));
         }
         if self.disk.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
             self.disk.checkpoint = None;
@@ -1083,7 +1083,7 @@ impl Server {
                 self.covered(cx);
             }
             for stream in take(&mut self.disk.settling) {
-                self.with(stream, cx, |held, door| held.replica.snapshot_durable(door));
+                self.with(stream, cx, |held, io| held.replica.snapshot_durable(io));
             }
         }
     }
@@ -1130,15 +1130,15 @@ impl Server {
     fn on_admin(&mut self, admin: Admin, cx: &mut Cx<'_>) {
         match admin {
             Admin::TransferLeader { partition, to } => {
-                self.with(partition, cx, |held, door| held.replica.transfer(to, door));
+                self.with(partition, cx, |held, io| held.replica.transfer(to, io));
             }
             Admin::ChangeMembers { partition, voters, learners: _ } => {
                 // Every server merges every stream, so all that do not vote learn.
                 let learners = self.others(&voters);
                 let mut is_refused = false;
-                self.with(partition, cx, |held, door| {
+                self.with(partition, cx, |held, io| {
                     let is_leader = held.replica.is_leader();
-                    let accepted = held.replica.change_members(voters, learners, door);
+                    let accepted = held.replica.change_members(voters, learners, io);
                     // Who does not lead has no say.
                     is_refused = accepted.is_err() && is_leader;
                 });

@@ -4,7 +4,7 @@
 //! them is what it has to read: that *part* is taken, sent to the other shares that it touches, and kept. It runs when the
 //! parts of all of them are here, and gives its locks back then. Those that share no key here do not wait for each other.
 //!
-//! Nobody waits in a circle: whoever waits for a lock waits for one that comes before it, whoever waits for a part
+//! Nobody waits in a cycle: whoever waits for a lock waits for one that comes before it, whoever waits for a part
 //! waits for a server on which the same transaction waits, and all servers have what conflicts in one order.
 
 use std::collections::btree_map::Entry;

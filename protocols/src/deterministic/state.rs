@@ -10,7 +10,7 @@ use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Version};
 use orthodrome_core::workers::{self, Workers};
 
-use super::Teeth;
+use super::Mutations;
 use super::checks::Checks;
 use super::merge::{Merge, Merged, Place};
 use super::message::{
@@ -49,7 +49,7 @@ pub struct State {
     pub number: u64,
     /// Who runs transactions that do not conflict.
     workers: Arc<dyn Workers>,
-    teeth: Teeth,
+    mutations: Mutations,
 }
 
 /// What of the protocol's settings concerns a state.
@@ -60,12 +60,12 @@ pub struct Settings {
     /// Entries of a stream that are compared together.
     pub compared_entries: u64,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { outcomes: Bounds::default(), compared_entries: 64, teeth: Teeth::default() }
+        Self { outcomes: Bounds::default(), compared_entries: 64, mutations: Mutations::default() }
     }
 }
 
@@ -105,12 +105,12 @@ impl State {
         workers: Arc<dyn Workers>,
         now: Time,
     ) -> Self {
-        let Settings { outcomes, compared_entries, teeth } = settings;
+        let Settings { outcomes, compared_entries, mutations } = settings;
         let mut streams: BTreeMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
         let acknowledged = acknowledged(&streams);
-        let mut merge = Merge::new(placement.orderer(), teeth.waits_for_itself);
+        let mut merge = Merge::new(placement.orderer(), mutations.waits_for_itself);
         for (stream, place, entry) in &image.pending {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
@@ -118,7 +118,7 @@ impl State {
         image.ended.iter().for_each(|(&txn, known)| ended.insert(txn, known.clone()));
         let mut checks = Checks::new(compared_entries);
         streams.iter().for_each(|(&id, stream)| checks.begin(id, stream.applied));
-        let mut shares = Shares::new(teeth.reads_early);
+        let mut shares = Shares::new(mutations.reads_early);
         shares.restore(image.due.iter().cloned(), &image.kept, placement);
         Self {
             streams,
@@ -132,7 +132,7 @@ impl State {
             shares,
             number: image.number,
             workers,
-            teeth,
+            mutations,
         }
     }
 
@@ -389,7 +389,7 @@ impl State {
         let is_late = is_below(&state.acknowledged);
         let is_repeated = is_below(&state.forgotten) || !state.seen.insert(entry.name());
         let place = Place { is_late, ..place };
-        if is_repeated && !self.teeth.runs_repeated {
+        if is_repeated && !self.mutations.runs_repeated {
             return false;
         }
         self.merge.insert(stream, place, entry, |key| placement.stream_of(key), now);
@@ -570,7 +570,7 @@ impl State {
         // S10: whether it is void follows from what it comes after on its keys. If of one transaction
         // two names are not, the same one comes first everywhere.
         let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
-        let is_checked = merged.entry.target.is_some() || !self.teeth.runs_void;
+        let is_checked = merged.entry.target.is_some() || !self.mutations.runs_void;
         if is_checked && !self.is_right(&merged.entry) {
             applied.void.push(name);
             return false;
@@ -580,7 +580,7 @@ impl State {
             applied.relocated += 1;
             return false;
         }
-        !has_run || self.teeth.runs_repeated
+        !has_run || self.mutations.runs_repeated
     }
 
     /// Takes the parts of what has its locks, and runs that to which nothing is missing, until nothing is left to do.
@@ -672,7 +672,7 @@ impl State {
         let txn = functor.txn;
         self.checks.add(stream, index, digest);
         let outcome = match writes {
-            Ok(_) if self.teeth.loses_writes && txn.counter.is_multiple_of(4) => {
+            Ok(_) if self.mutations.loses_writes && txn.counter.is_multiple_of(4) => {
                 Outcome::Committed(timestamp)
             }
             Ok(writes) => {

@@ -2,7 +2,6 @@
 //! one store, one stream of durable records, checkpoints, snapshots, and the way in and out of each
 //! replicated log. A protocol gives its [`Role`]: what a partition's leader does.
 
-mod outside;
 mod partition;
 mod server;
 mod world;
@@ -13,13 +12,12 @@ use std::fmt::{self, Debug};
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::{Leftover, Message};
+use orthodrome_core::machine::{Cx, Leak, Message, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-pub use self::outside::{RecordOf, Way};
 pub use self::partition::Partition;
 pub use self::server::Server;
 pub use self::world::World;
@@ -156,9 +154,23 @@ pub enum Note {
     Checkpoint,
 }
 
+/// The context of a machine that hosts partitions in the role `R`.
+pub type Context<'a, R> = Cx<'a, <R as Role>::Protocol>;
+
+/// What a node that hosts partitions in the role `R` remembers.
+pub type RecordOf<R> = Record<<R as Role>::Log, <R as Role>::State, <R as Role>::OwnRecord>;
+
 /// What a protocol's partitions replicate and how their leaders serve. Implemented by what only a
 /// leader knows: it exists while a replica leads and has applied all that earlier leaders left.
 pub trait Role: Debug + Sized + Send + 'static {
+    /// The protocol.
+    type Protocol: Protocol<
+            Config = Self::Config,
+            Msg = Self::Msg,
+            Timer = Self::Timer,
+            Record = RecordOf<Self>,
+            Note = Self::Note,
+        >;
     /// The log.
     type Log: Replicated<Chunk = Chunk<Self::State>, Cursor = Cursor>;
     /// The state that the log gives, data apart.
@@ -186,9 +198,9 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Self::Msg;
 
     /// A message came to a node, or went from it to itself: hands it to one of the node's doors.
-    fn deliver(server: &mut Server<Self>, from: NodeId, msg: Self::Msg, cx: &mut Way<'_, Self>);
+    fn deliver(server: &mut Server<Self>, from: NodeId, msg: Self::Msg, cx: &mut Context<'_, Self>);
     /// A timer of a node expired: likewise.
-    fn on_timer(server: &mut Server<Self>, timer: Self::Timer, cx: &mut Way<'_, Self>);
+    fn on_timer(server: &mut Server<Self>, timer: Self::Timer, cx: &mut Context<'_, Self>);
     /// A message for this partition's leader.
     fn serve(
         partition: &mut Partition<Self>,
@@ -224,13 +236,13 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn describe(partition: &Partition<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result;
     /// Panics if the partition's state contradicts itself.
     fn assert_invariants(partition: &Partition<Self>);
-    /// What its leader holds that must be gone after quiet, see `Machine::leftovers`.
-    fn leftovers(&self, state: &Self::State) -> Vec<Leftover>;
+    /// What its leader holds that must be gone after quiet, see `Machine::leaks`.
+    fn leaks(&self, state: &Self::State) -> Vec<Leak>;
 
     // For protocols whose replicas do something beside their log.
 
     /// What a replica keeps beside the state that must be gone after quiet, whoever leads.
-    fn own_leftovers(_own: &Self::Own) -> Vec<Leftover> {
+    fn own_leaks(_own: &Self::Own) -> Vec<Leak> {
         Vec::new()
     }
 

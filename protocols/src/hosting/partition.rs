@@ -144,7 +144,7 @@ impl<R: Role> Partition<R> {
         while self.replica.takes_commands()
             && let Some(command) = self.backlog.pop_front()
         {
-            self.replica.propose(command, &mut world.door(self.id));
+            self.replica.propose(command, &mut world.io(self.id));
         }
     }
 
@@ -155,12 +155,12 @@ impl<R: Role> Partition<R> {
         learners: Vec<NodeId>,
         world: &mut World<'_, R>,
     ) {
-        let mut door = world.door(self.id);
+        let mut io = world.io(self.id);
         let is_refused = if R::is_ready(self) {
-            self.replica.change_members(voters, learners, &mut door).is_err()
+            self.replica.change_members(voters, learners, &mut io).is_err()
         } else {
             // What the members of now know must be in the log first.
-            self.replica.refuse_change(voters, learners, &mut door);
+            self.replica.refuse_change(voters, learners, &mut io);
             true
         };
         // Who does not lead has no say.
@@ -172,7 +172,7 @@ impl<R: Role> Partition<R> {
 
     /// Asks the group whether this replica still leads; [`Role::on_read_index`] has the answer.
     pub fn read_index(&mut self, id: u64, world: &mut World<'_, R>) {
-        self.replica.read_index(id, &mut world.door(self.id));
+        self.replica.read_index(id, &mut world.io(self.id));
         world.touch(self.id);
     }
 
@@ -254,7 +254,7 @@ impl<R: Role> Partition<R> {
         } else {
             (Vec::new(), Some(Cursor::State))
         };
-        self.replica.send_chunk(to, Chunk { state, keys }, next, &mut world.door(self.id));
+        self.replica.send_chunk(to, Chunk { state, keys }, next, &mut world.io(self.id));
         world.touch(self.id);
     }
 
@@ -289,7 +289,7 @@ impl<R: Role> Partition<R> {
         }
         self.state = *state;
         R::on_installed(self);
-        world.ledger.installed.insert(self.id);
+        world.pending_writes.installed.insert(self.id);
     }
 }
 

@@ -9,14 +9,13 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Cx, Input, Leftover, Machine, MembershipOrder, Message as _, OrderState, Protocol,
-    Setup, StateCopy,
+    Admin, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, ReplicaDigest, Setup,
 };
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::Time;
 
-use super::world::{Door, Few, Ledger};
-use super::{Divisible as _, Note, Partition, Record, RecordOf, Role, Way, World};
+use super::world::{Few, Io, PendingWrites};
+use super::{Context, Divisible as _, Note, Partition, Record, RecordOf, Role, World};
 use crate::replication::{self, Group, Index, Replica};
 use crate::routes::Routes;
 
@@ -37,7 +36,7 @@ pub struct Server<R: Role> {
     store: Store,
     routes: Routes,
     local: VecDeque<R::Msg>,
-    ledger: Ledger,
+    pending_writes: PendingWrites,
     /// Empty; keeps its memory between two calls of [`Server::on_durable`].
     concerned: Few,
     checkpoint: Option<Ticket>,
@@ -47,25 +46,19 @@ pub struct Server<R: Role> {
     strays: VecDeque<MembershipOrder>,
 }
 
-impl<R, P> Machine<P> for Server<R>
-where
-    R: Role,
-    P: Protocol<
-            Config = R::Config,
-            Msg = R::Msg,
-            Timer = R::Timer,
-            Record = RecordOf<R>,
-            Note = R::Note,
-        >,
-{
-    fn new(setup: Setup<P>, recovered: Vec<RecordOf<R>>, cx: &mut Cx<'_, P>) -> Self {
+impl<R: Role> Machine<R::Protocol> for Server<R> {
+    fn new(
+        setup: Setup<R::Protocol>,
+        recovered: Vec<RecordOf<R>>,
+        cx: &mut Context<'_, R>,
+    ) -> Self {
         let Setup { node, cluster, config, engine, workers: _ } = setup;
         let mut server = Self::start(node, cluster, config, engine, recovered, cx);
         server.settle(cx);
         server
     }
 
-    fn step(&mut self, input: Input<P>, cx: &mut Cx<'_, P>) {
+    fn step(&mut self, input: Input<R::Protocol>, cx: &mut Context<'_, R>) {
         match input {
             Input::Message { from, msg } => R::deliver(self, from, msg, cx),
             Input::Timer(timer) => R::on_timer(self, timer, cx),
@@ -78,7 +71,7 @@ where
         self.settle(cx);
     }
 
-    fn flush(&mut self, cx: &mut Cx<'_, P>) {
+    fn flush(&mut self, cx: &mut Context<'_, R>) {
         self.send_shared(cx);
     }
 
@@ -97,13 +90,12 @@ where
     /// What must be gone after quiet. What is replicated counts where it is led, and the replica's own
     /// where it knows a leader: one that was removed while it was cut off never learns how things
     /// ended, and does not matter.
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         let of = |partition: &Partition<R>| {
             let leader = partition.leader.as_ref();
-            let mut left =
-                leader.map_or_else(Vec::new, |leader| leader.leftovers(&partition.state));
+            let mut left = leader.map_or_else(Vec::new, |leader| leader.leaks(&partition.state));
             if partition.replica.leader().is_some() {
-                left.extend(R::own_leftovers(&partition.own));
+                left.extend(R::own_leaks(&partition.own));
             }
             left.push(("early requests", partition.early.len()));
             left.push(("waiting commands", partition.backlog.len()));
@@ -118,7 +110,7 @@ where
         self.partitions.values().flat_map(of).chain(strays).collect()
     }
 
-    fn copies(&self) -> Vec<StateCopy> {
+    fn replica_digests(&self) -> Vec<ReplicaDigest> {
         let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
             let mut digest = Digest::default();
             digest.add_debug(&held.state);
@@ -127,7 +119,7 @@ where
                 digest.add_debug(&(key, versions.last()));
             }
             let position = R::applied(&held.state).0;
-            StateCopy { partition, position, digest: digest.value() }
+            ReplicaDigest { partition, position, digest: digest.value() }
         };
         self.partitions.iter().map(copy).collect()
     }
@@ -141,7 +133,7 @@ impl<R: Role> Server<R> {
         config: Arc<R::Config>,
         engine: Box<dyn StateEngine>,
         recovered: Vec<RecordOf<R>>,
-        cx: &mut Way<'_, R>,
+        cx: &mut Context<'_, R>,
     ) -> Self {
         let mut states: BTreeMap<PartitionId, R::State> = BTreeMap::new();
         let mut logs: BTreeMap<PartitionId, Vec<replication::Record<R::Log>>> = BTreeMap::new();
@@ -170,7 +162,7 @@ impl<R: Role> Server<R> {
             partitions: BTreeMap::new(),
             store: Store::new(engine),
             local: VecDeque::new(),
-            ledger: Ledger::default(),
+            pending_writes: PendingWrites::default(),
             concerned: Few::default(),
             checkpoint: None,
             installed: Few::default(),
@@ -192,7 +184,7 @@ impl<R: Role> Server<R> {
         log: Vec<replication::Record<R::Log>>,
         state: R::State,
         own: Vec<R::OwnRecord>,
-        cx: &mut Way<'_, R>,
+        cx: &mut Context<'_, R>,
     ) {
         let placed = self.cluster.partition(id);
         let group = Group {
@@ -201,8 +193,9 @@ impl<R: Role> Server<R> {
             preferred_leader: placed.map(|placed| placed.preferred_leader),
         };
         let config = R::hosting(&self.config).replication.clone();
-        let mut door = Door::<R> { partition: id, ledger: &mut self.ledger, cx };
-        let replica = Replica::new(self.node, group, config, log, &mut door);
+        let mut io =
+            Io::<R> { partition: id, pending_writes: &mut self.pending_writes, cx: cx.reborrow() };
+        let replica = Replica::new(self.node, group, config, log, &mut io);
         let applied = R::applied(&state);
         assert!(
             applied >= replica.base_index(),
@@ -210,7 +203,7 @@ impl<R: Role> Server<R> {
             self.node,
             replica.base_index()
         );
-        self.ledger.touched.insert(id);
+        self.pending_writes.touched.insert(id);
         self.partitions.insert(id, Partition::new(id, replica, state));
         self.with(id, cx, |partition, world| R::on_opened(partition, own, world));
     }
@@ -219,19 +212,36 @@ impl<R: Role> Server<R> {
     pub fn with(
         &mut self,
         id: PartitionId,
-        cx: &mut Way<'_, R>,
+        cx: &mut Context<'_, R>,
         act: impl FnOnce(&mut Partition<R>, &mut World<'_, R>),
     ) {
-        let Self { node, cluster, config, partitions, store, routes, local, ledger, .. } = self;
+        let Self {
+            node, cluster, config, partitions, store, routes, local, pending_writes, ..
+        } = self;
         let (cluster, config): (&Cluster, &R::Config) = (cluster, config);
-        let mut world = World { node: *node, cluster, config, store, routes, local, ledger, cx };
+        let mut world = World {
+            node: *node,
+            cluster,
+            config,
+            store,
+            routes,
+            local,
+            pending_writes,
+            cx: cx.reborrow(),
+        };
         if let Some(partition) = partitions.get_mut(&id) {
             act(partition, &mut world);
         }
     }
 
     /// A message for partition `id`.
-    pub fn on_message(&mut self, id: PartitionId, from: NodeId, msg: R::Msg, cx: &mut Way<'_, R>) {
+    pub fn on_message(
+        &mut self,
+        id: PartitionId,
+        from: NodeId,
+        msg: R::Msg,
+        cx: &mut Context<'_, R>,
+    ) {
         if self.partitions.contains_key(&id) {
             self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
         } else {
@@ -249,14 +259,14 @@ impl<R: Role> Server<R> {
         id: PartitionId,
         from: NodeId,
         message: replication::Message<R::Log>,
-        cx: &mut Way<'_, R>,
+        cx: &mut Context<'_, R>,
     ) {
         if !self.partitions.contains_key(&id) {
             // A membership change made this node a member; it learns the rest from the leader.
             self.open(id, Vec::new(), R::State::default(), Vec::new(), cx);
         }
         self.with(id, cx, |partition, world| {
-            partition.replica.step(from, message, &mut world.door(id));
+            partition.replica.step(from, message, &mut world.io(id));
             world.touch(id);
         });
     }
@@ -268,7 +278,7 @@ impl<R: Role> Server<R> {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<TxnId>,
-        cx: &mut Way<'_, R>,
+        cx: &mut Context<'_, R>,
     ) {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
@@ -290,26 +300,26 @@ impl<R: Role> Server<R> {
         &mut self,
         id: PartitionId,
         timer: replication::Timer,
-        cx: &mut Way<'_, R>,
+        cx: &mut Context<'_, R>,
     ) {
         self.with(id, cx, |partition, world| {
-            partition.replica.on_timer(timer, &mut world.door(id));
+            partition.replica.on_timer(timer, &mut world.io(id));
             world.touch(id);
         });
     }
 
     /// Everything persisted up to `ticket` is durable.
-    fn on_durable(&mut self, ticket: Ticket, cx: &mut Way<'_, R>) {
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Context<'_, R>) {
         let mut concerned = take(&mut self.concerned);
-        while let Some(&(next, id)) = self.ledger.tickets.front()
+        while let Some(&(next, id)) = self.pending_writes.tickets.front()
             && next <= ticket
         {
-            self.ledger.tickets.pop_front();
+            self.pending_writes.tickets.pop_front();
             concerned.insert(id);
         }
         while let Some(id) = concerned.pop_first() {
             self.with(id, cx, |partition, world| {
-                partition.replica.on_durable(ticket, &mut world.door(id));
+                partition.replica.on_durable(ticket, &mut world.io(id));
                 R::on_durable(partition, ticket, world);
                 world.touch(id);
             });
@@ -320,7 +330,7 @@ impl<R: Role> Server<R> {
             self.store.thaw();
             while let Some(id) = self.installed.pop_first() {
                 self.with(id, cx, |partition, world| {
-                    partition.replica.snapshot_durable(&mut world.door(id));
+                    partition.replica.snapshot_durable(&mut world.io(id));
                     world.touch(id);
                 });
             }
@@ -328,11 +338,11 @@ impl<R: Role> Server<R> {
     }
 
     /// An operator's order.
-    fn on_admin(&mut self, admin: Admin, cx: &mut Way<'_, R>) {
+    fn on_admin(&mut self, admin: Admin, cx: &mut Context<'_, R>) {
         match admin {
             Admin::TransferLeader { partition: id, to } => {
                 self.with(id, cx, |partition, world| {
-                    partition.replica.transfer(to, &mut world.door(id));
+                    partition.replica.transfer(to, &mut world.io(id));
                     world.touch(id);
                 });
             }
@@ -364,9 +374,9 @@ impl<R: Role> Server<R> {
     }
 
     /// Handles everything that one input set in motion inside this node.
-    fn settle(&mut self, cx: &mut Way<'_, R>) {
+    fn settle(&mut self, cx: &mut Context<'_, R>) {
         loop {
-            if let Some(id) = self.ledger.touched.pop_first() {
+            if let Some(id) = self.pending_writes.touched.pop_first() {
                 self.with(id, cx, Partition::drain_events);
             } else if let Some(msg) = self.local.pop_front() {
                 R::deliver(self, self.node, msg, cx);
@@ -377,28 +387,28 @@ impl<R: Role> Server<R> {
     }
 
     /// Sends what several inputs can share, and makes a checkpoint if one is due.
-    fn send_shared(&mut self, cx: &mut Way<'_, R>) {
+    fn send_shared(&mut self, cx: &mut Context<'_, R>) {
         // Flushing one log can make another's work visible only through the network, so one round
         // is enough.
-        let mut unflushed = take(&mut self.ledger.unflushed);
+        let mut unflushed = take(&mut self.pending_writes.unflushed);
         while let Some(id) = unflushed.pop_first() {
             self.with(id, cx, |partition, world| {
-                partition.replica.flush(&mut world.door(id));
+                partition.replica.flush(&mut world.io(id));
                 partition.drain_events(world);
             });
         }
-        if self.ledger.unflushed.is_empty() {
-            self.ledger.unflushed = unflushed;
+        if self.pending_writes.unflushed.is_empty() {
+            self.pending_writes.unflushed = unflushed;
         }
         self.checkpoint_if_due(cx);
     }
 
     /// Makes a checkpoint if enough has been persisted since the last one, or a snapshot that was
     /// installed must become durable.
-    fn checkpoint_if_due(&mut self, cx: &mut Way<'_, R>) {
+    fn checkpoint_if_due(&mut self, cx: &mut Context<'_, R>) {
         let config = R::hosting(&self.config);
-        let is_due =
-            !self.ledger.installed.is_empty() || self.ledger.bytes >= config.checkpoint_bytes;
+        let is_due = !self.pending_writes.installed.is_empty()
+            || self.pending_writes.bytes >= config.checkpoint_bytes;
         if !is_due || self.store.is_frozen() {
             return;
         }
@@ -418,8 +428,8 @@ impl<R: Role> Server<R> {
             let own = R::own_records(partition).into_iter();
             records.extend(own.map(|record| Record::Own(id, Box::new(record))));
         }
-        self.installed = take(&mut self.ledger.installed);
-        self.ledger.bytes = 0;
+        self.installed = take(&mut self.pending_writes.installed);
+        self.pending_writes.bytes = 0;
         self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
     }
 }

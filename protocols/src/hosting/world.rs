@@ -10,7 +10,7 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
-use super::{Record, Role, Way};
+use super::{Context, Record, Role};
 use crate::replication;
 use crate::routes::Routes;
 use crate::sizes::READ_BYTES_MAX;
@@ -41,7 +41,7 @@ impl Few {
 
 /// What was persisted for whom, and who has something to say.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct PendingWrites {
     /// Records under way, in order.
     pub tickets: VecDeque<(Ticket, PartitionId)>,
     /// Size of the records since the last checkpoint.
@@ -63,18 +63,18 @@ pub struct World<'a, R: Role> {
     pub store: &'a mut Store,
     pub routes: &'a mut Routes,
     pub(super) local: &'a mut VecDeque<R::Msg>,
-    pub(super) ledger: &'a mut Ledger,
-    pub cx: &'a mut Way<'a, R>,
+    pub(super) pending_writes: &'a mut PendingWrites,
+    pub cx: Context<'a, R>,
 }
 
 /// The replicated log's way out.
-pub(super) struct Door<'a, R: Role> {
+pub(super) struct Io<'a, R: Role> {
     pub partition: PartitionId,
-    pub ledger: &'a mut Ledger,
-    pub cx: &'a mut Way<'a, R>,
+    pub pending_writes: &'a mut PendingWrites,
+    pub cx: Context<'a, R>,
 }
 
-impl<R: Role> replication::Door<R::Log> for Door<'_, R> {
+impl<R: Role> replication::Io<R::Log> for Io<'_, R> {
     fn now(&self) -> Time {
         self.cx.now()
     }
@@ -88,9 +88,9 @@ impl<R: Role> replication::Door<R::Log> for Door<'_, R> {
     }
 
     fn persist(&mut self, record: replication::Record<R::Log>) -> Ticket {
-        self.ledger.bytes += record.size();
+        self.pending_writes.bytes += record.size();
         let ticket = self.cx.persist(Record::Replication(self.partition, record));
-        self.ledger.tickets.push_back((ticket, self.partition));
+        self.pending_writes.tickets.push_back((ticket, self.partition));
         ticket
     }
 
@@ -142,25 +142,25 @@ impl<R: Role> World<'_, R> {
         record: R::OwnRecord,
         bytes: usize,
     ) -> Ticket {
-        self.ledger.bytes += bytes;
+        self.pending_writes.bytes += bytes;
         let ticket = self.cx.persist(Record::Own(partition, Box::new(record)));
-        self.ledger.tickets.push_back((ticket, partition));
+        self.pending_writes.tickets.push_back((ticket, partition));
         ticket
     }
 
     /// The last record of `partition` that is not durable yet.
     pub fn last_ticket(&self, partition: PartitionId) -> Option<Ticket> {
-        let mut open = self.ledger.tickets.iter().rev();
+        let mut open = self.pending_writes.tickets.iter().rev();
         open.find(|(_, id)| *id == partition).map(|(ticket, _)| *ticket)
     }
 
-    pub(super) fn door(&mut self, partition: PartitionId) -> Door<'_, R> {
-        Door { partition, ledger: self.ledger, cx: self.cx }
+    pub(super) fn io(&mut self, partition: PartitionId) -> Io<'_, R> {
+        Io { partition, pending_writes: self.pending_writes, cx: self.cx.reborrow() }
     }
 
     /// The log of `partition` may have events and messages.
     pub(super) fn touch(&mut self, partition: PartitionId) {
-        self.ledger.touched.insert(partition);
-        self.ledger.unflushed.insert(partition);
+        self.pending_writes.touched.insert(partition);
+        self.pending_writes.unflushed.insert(partition);
     }
 }

@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Gauge, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Cx, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn};
 
 use super::delays::{Delays, delay, shifted};
-use super::leader::Way;
+use super::leader::Context;
 use super::message::{Elsewhere, Msg, Record, Turn};
 use super::{Config, Level, Natto, Note, Timer};
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// The client side of Natto.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ struct Open {
     phase: Phase,
     begun: Time,
     /// When the unanswered requests were last sent.
-    asked: Asked,
+    asked: RetryState,
     /// When it is to be processed everywhere, and how much it matters.
     turn: Turn,
     /// When it should be at each participant.
@@ -120,7 +120,7 @@ impl Machine<Natto> for Client {
         self.delays.gauges(now)
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("open transactions", self.open.len())]
     }
 
@@ -151,7 +151,7 @@ impl Client {
             reads: Reads::new(),
             phase: Phase::Reading,
             begun: now,
-            asked: Asked::new(now),
+            asked: RetryState::new(now),
             turn: Turn::default(),
             arrivals: BTreeMap::new(),
             provisional: BTreeSet::new(),
@@ -163,7 +163,7 @@ impl Client {
     }
 
     /// Starts a transaction: one message to each participant leader, one to the coordinator.
-    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
             // Begun here already: its answers will come.
@@ -192,7 +192,7 @@ impl Client {
     }
 
     /// Sends what a transaction begins with.
-    fn send_first(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn send_first(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
             self.send_outstanding(id, cx);
@@ -205,7 +205,7 @@ impl Client {
     }
 
     /// Sends whatever has not been answered yet.
-    fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match &open.phase {
             Phase::Reading if !open.participants.is_empty() => {
@@ -229,7 +229,7 @@ impl Client {
         open: &Open,
         snapshots: &Snapshots,
         partition: PartitionId,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(participant) = open.participants.get(&partition) else { return };
         let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
@@ -240,7 +240,7 @@ impl Client {
     /// §3.2: the transaction's turn is when it should have arrived at every participant, and the same for
     /// all requests of this attempt. A later attempt gets one of its own (N10), and in time a higher
     /// priority, so that nobody starves (§3.3.1).
-    fn turn(&mut self, open: &mut Open, cx: &mut Way<'_>) -> Turn {
+    fn turn(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Turn {
         let clock = cx.clock().now;
         let mut furthest = i64::MIN;
         for &partition in open.participants.keys() {
@@ -266,7 +266,7 @@ impl Client {
 
     /// How long a message takes to whoever leads `partition`, by the difference of the clocks: as
     /// measured, or as the map says until something is.
-    fn delay(&mut self, partition: PartitionId, cx: &mut Way<'_>) -> i64 {
+    fn delay(&mut self, partition: PartitionId, cx: &mut Context<'_>) -> i64 {
         let leader = self.routes.leader(partition);
         let Config { probe_window, probe_refresh, .. } = *self.config;
         let measured = self.delays.estimate(leader, probe_window, probe_refresh, cx.now());
@@ -320,7 +320,7 @@ impl Client {
     }
 
     /// Delays are measured from the first transaction on, until none has come for a while.
-    fn keep_measuring(&mut self, cx: &mut Way<'_>) {
+    fn keep_measuring(&mut self, cx: &mut Context<'_>) {
         if self.probing.replace(cx.now()).is_none() {
             self.on_probe_timeout(cx);
         }
@@ -328,7 +328,7 @@ impl Client {
 
     /// §4: probes everybody who leads something. Lost probes are not missed: the next ones are on their
     /// way already.
-    fn on_probe_timeout(&mut self, cx: &mut Way<'_>) {
+    fn on_probe_timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let is_of_use = self.probing.is_some_and(|used| now.since(used) < self.config.probe_idle);
         if !is_of_use {
@@ -345,7 +345,7 @@ impl Client {
         cx.set_timer(Timer::Probe, now + self.config.probe_interval);
     }
 
-    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
+    fn send_prepare(&self, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
         let Some(participant) = open.participants.get(&partition) else { return };
         let prepare = Msg::ReadAndPrepare {
             txn: open.txn.id,
@@ -359,7 +359,7 @@ impl Client {
         cx.send(self.routes.leader(partition), prepare);
     }
 
-    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Way<'_>) {
+    fn send_coordinator_prepare(&self, open: &Open, cx: &mut Context<'_>) {
         let prepare = Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
@@ -370,7 +370,7 @@ impl Client {
     }
 
     /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
-    fn send_end(&self, open: &Open, cx: &mut Way<'_>) {
+    fn send_end(&self, open: &Open, cx: &mut Context<'_>) {
         let (txn, coordinator) = (open.txn.id, open.coordinator);
         let participants: Vec<PartitionId> = open.participants.keys().copied().collect();
         let msg = match &open.phase {
@@ -398,7 +398,7 @@ impl Client {
         cx.send(self.routes.leader(coordinator), msg);
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         if let Some(led) = msg.led_by_sender() {
             self.routes.learn(led, from, cx.now());
         }
@@ -474,7 +474,7 @@ impl Client {
         partition: PartitionId,
         reads: Vec<(Key, Read)>,
         is_provisional: bool,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
@@ -504,7 +504,7 @@ impl Client {
 
     /// §3.3.2: what was read on a condition, or from elsewhere, does not hold. A procedure is computed
     /// anew; a caller that was told has to begin again.
-    fn on_reads_changed(&mut self, id: TxnId, reads: Vec<(Key, Read)>, cx: &mut Way<'_>) {
+    fn on_reads_changed(&mut self, id: TxnId, reads: Vec<(Key, Read)>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::ReadsChanged);
         match (&open.phase, &open.txn.kind) {
@@ -527,7 +527,7 @@ impl Client {
     }
 
     /// The read round is complete: ask the caller, or compute in its stead.
-    fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
@@ -551,7 +551,7 @@ impl Client {
     }
 
     /// The caller of an interactive transaction has decided.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -582,7 +582,7 @@ impl Client {
     }
 
     /// Asks the coordinator to commit or abort.
-    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if let Decision::Commit(_) = decision {
             open.round += 1;
@@ -592,9 +592,9 @@ impl Client {
     }
 
     /// Sends what a new phase or round asks for.
-    fn ask(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn ask(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        open.asked = Asked::new(cx.now());
+        open.asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
         cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
@@ -605,7 +605,7 @@ impl Client {
         txn: Txn,
         reads: Reads,
         decision: Option<Decision>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let id = txn.id;
         let mut open = self.open(txn, cx.now());
@@ -635,7 +635,7 @@ impl Client {
     }
 
     /// A part of what a read-only transaction reads is more than one answer may tell.
-    fn on_too_much(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_too_much(&mut self, id: TxnId, cx: &mut Context<'_>) {
         if let Some(open) = self.open.get(&id)
             && matches!(open.phase, Phase::Snapshotting(_))
         {
@@ -649,7 +649,7 @@ impl Client {
         id: TxnId,
         partition: PartitionId,
         snapshot: Snapshot,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
@@ -663,7 +663,7 @@ impl Client {
     }
 
     /// Every part is here: done, or some are asked again.
-    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         match snapshots.complete(&open.txn) {
@@ -681,7 +681,7 @@ impl Client {
     }
 
     /// Tells the caller, and forgets.
-    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Context<'_>) {
         let Some(open) = self.open.remove(&id) else { return };
         self.promoted.remove(&id);
         cx.cancel_timer(Timer::Resend(id));
@@ -714,7 +714,7 @@ impl Client {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<TxnId>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
@@ -748,12 +748,12 @@ impl Client {
     }
 
     /// Nobody answered for a while: ask somebody else, and more patiently each time.
-    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
-        let patience = open.asked.patience(self.config.resend_after);
+        let timeout = open.asked.timeout(self.config.resend_after);
         match &open.phase {
             Phase::Reading | Phase::Snapshotting(_) => {
                 for &partition in &open.silent {
@@ -767,11 +767,11 @@ impl Client {
             Phase::Deciding => {}
         }
         self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + patience);
+        cx.set_timer(Timer::Resend(id), cx.now() + timeout);
     }
 
     /// Carousel §4.3.1: tells each coordinator whose callers are alive.
-    fn on_heartbeat_timeout(&mut self, cx: &mut Way<'_>) {
+    fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let interval = self.config.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();

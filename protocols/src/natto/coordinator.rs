@@ -13,7 +13,7 @@ use super::state::{Coordinated, Request, decide, is_refuted};
 use super::{Note, Timer};
 use crate::acknowledged::overdue;
 use crate::carousel::Verdict;
-use crate::waiting::{Asked, take_batch};
+use crate::waiting::{RetryState, take_batch};
 
 impl Coordinating {
     fn new(now: Time) -> Self {
@@ -28,7 +28,7 @@ impl Coordinating {
             is_told: false,
             acks: BTreeSet::new(),
             heard: now,
-            asked: Asked::new(now),
+            asked: RetryState::new(now),
         }
     }
 }
@@ -322,7 +322,7 @@ impl Partition {
         participants.sort_unstable();
         participants.dedup();
         let vote = |partition| votes.get(&partition);
-        let decided = decide(participants.iter().copied(), request, vote, world.config.teeth);
+        let decided = decide(participants.iter().copied(), request, vote, world.config.mutations);
         let Some(outcome) = decided else {
             if coordinating.withdrawn.is_some() {
                 self.abort_if_refuted(txn, world);
@@ -365,7 +365,7 @@ impl Partition {
             return;
         }
         coordinating.is_told = true;
-        coordinating.asked = Asked::new(now);
+        coordinating.asked = RetryState::new(now);
         if let Some(client) = coordinating.client {
             world.send(client, Msg::Decided { txn, outcome });
         }

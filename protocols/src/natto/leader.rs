@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Leftover, Message as _};
+use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
@@ -18,12 +18,12 @@ use super::{Config, Note, Timer};
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{Asked, CommitWait};
+use crate::waiting::{CommitWait, RetryState};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
 /// The way out of a node or a gateway.
-pub(super) type Way<'a> = hosting::Way<'a, Leader>;
+pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
 /// Everything around it that its handlers need.
@@ -54,9 +54,9 @@ pub struct Leader {
     /// Decisions proposed, not yet chosen.
     pub ending: BTreeSet<TxnId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, Asked>,
+    pub asked: BTreeMap<TxnId, RetryState>,
     /// Endings that the coordinator's group may still ask about, and when it was last asked.
-    pub unforgotten: BTreeMap<TxnId, Asked>,
+    pub unforgotten: BTreeMap<TxnId, RetryState>,
     /// Coordinators that were asked what may be forgotten and have not answered, and since when.
     pub forget_asked: BTreeMap<PartitionId, Time>,
     /// Proposals must be larger (C11).
@@ -146,10 +146,11 @@ pub struct Coordinating {
     /// When the client was last heard of.
     pub heard: Time,
     /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: Asked,
+    pub asked: RetryState,
 }
 
 impl Role for Leader {
+    type Protocol = super::Natto;
     type Log = Log;
     type State = State;
     type Own = ();
@@ -187,7 +188,7 @@ impl Role for Leader {
         Msg::Members { partition, since, voters }
     }
 
-    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         if let Some(id) = msg.partition() {
             server.on_message(id, from, msg, cx);
         } else if let Msg::Replication { partition, message } = msg {
@@ -205,7 +206,7 @@ impl Role for Leader {
         }
     }
 
-    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Way<'_>) {
+    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
             Timer::Turn(id) => server.with(id, cx, |p, world| p.on_turn(world)),
@@ -348,7 +349,7 @@ impl Role for Leader {
 
     /// R6 allows endings and outcomes to stay only above what their clients are known here to have
     /// acknowledged.
-    fn leftovers(&self, state: &State) -> Vec<Leftover> {
+    fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
         let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
@@ -460,10 +461,10 @@ impl Partition {
     /// are gone (N10): clients ask again, late, and those that are prepared go first.
     fn on_leading(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
-        let teeth = world.config.teeth;
+        let mutations = world.config.mutations;
         let letter = Letter {
-            waits_for_later: teeth.late_waits_for_later,
-            ignores_waiters: teeth.waiters_are_bypassed,
+            waits_for_later: mutations.late_waits_for_later,
+            ignores_waiters: mutations.waiters_are_bypassed,
         };
         let mut leader = Leader {
             queue: Queue::new(letter),
@@ -479,12 +480,13 @@ impl Partition {
                 leader.queue.prepare_conditionally(txn);
                 leader.conditional.insert(txn, prepared.unless.iter().copied().collect());
             }
-            leader.asked.insert(txn, Asked::new(now));
+            leader.asked.insert(txn, RetryState::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten = self.state.ended.keys().map(|&txn| (txn, Asked::new(now))).collect();
+        leader.unforgotten =
+            self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
         self.take_over_coordination(world);
         world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);

@@ -11,7 +11,7 @@
 //! have arrived at the furthest. No participant touches it earlier, and all process theirs in the order
 //! of timestamps, so that they agree on an order without a word between them. One of low priority that
 //! finds its keys taken aborts, as in Carousel; one of high priority waits for those before it, and since
-//! everybody's order is the same, nobody waits in a circle.
+//! everybody's order is the same, nobody waits in a cycle.
 //!
 //! Each further protocol adds something ([`Level`]):
 //! - `natto-lecsf`: a participant that hears of a commit passes its values on before its own group has
@@ -188,12 +188,12 @@ pub struct Config {
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// N1: a late transaction waits for conflicting later ones.
     pub late_waits_for_later: bool,
     /// N2: a lock is free though an earlier transaction waits for it.
@@ -332,7 +332,7 @@ impl Protocol for Natto {
         }
     }
 
-    fn teeth(name: &str) -> &'static [&'static str] {
+    fn mutations(name: &str) -> &'static [&'static str] {
         match name {
             RECSF => &["N1", "N2", "N3", "N4", "N5", "N8"],
             CP => &["N1", "N2", "N3", "N4", "N5"],
@@ -367,23 +367,23 @@ impl Protocol for Natto {
             sweep_interval: Duration::from_millis(200),
             ceiling_ahead: Duration::from_secs(1),
             retention: Duration::from_secs(600),
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        let teeth = &mut config.teeth;
-        match tooth {
-            "N1" => teeth.late_waits_for_later = true,
-            "N2" => teeth.waiters_are_bypassed = true,
-            "N3" => teeth.conditions_are_trusted = true,
-            "N4" => teeth.refusals_are_volatile = true,
-            "N5" => teeth.provisional_reads_count = true,
+    fn bare(config: &mut Config, mutation: &str) {
+        let mutations = &mut config.mutations;
+        match mutation {
+            "N1" => mutations.late_waits_for_later = true,
+            "N2" => mutations.waiters_are_bypassed = true,
+            "N3" => mutations.conditions_are_trusted = true,
+            "N4" => mutations.refusals_are_volatile = true,
+            "N5" => mutations.provisional_reads_count = true,
             "N8" => {
-                teeth.forwards_on_arrival = true;
-                teeth.provisional_reads_count = true;
+                mutations.forwards_on_arrival = true;
+                mutations.provisional_reads_count = true;
             }
-            other => panic!("{other} is none of {:?}", Self::teeth(RECSF)),
+            other => panic!("{other} is none of {:?}", Self::mutations(RECSF)),
         }
     }
 

@@ -14,7 +14,7 @@ use super::state::Prepared;
 use super::{Level, Note, Timer};
 use crate::carousel::Verdict;
 use crate::gateway::Participant;
-use crate::waiting::{Asked, BATCH, take_due};
+use crate::waiting::{BATCH, RetryState, take_due};
 
 impl Partition {
     /// §3.2: a transaction arrives, early as it should or late, and waits for its turn.
@@ -74,7 +74,7 @@ impl Partition {
         if world.config.level >= Level::PriorityAbort {
             self.abort_by_priority(txn, world);
         }
-        if world.config.teeth.forwards_on_arrival {
+        if world.config.mutations.forwards_on_arrival {
             self.forward_read(txn, world);
         }
         self.on_turn(world);
@@ -105,7 +105,7 @@ impl Partition {
             let Some(known) = leader.arrived.get(&victim) else { continue };
             let coordinator = known.coordinator;
             world.cx.note(Note::PriorityAbort);
-            if world.config.teeth.refusals_are_volatile {
+            if world.config.mutations.refusals_are_volatile {
                 self.send_vote(victim, coordinator, Vote::Refused(AbortReason::Conflict), world);
                 self.free(victim, Fate::Aborted, world);
                 continue;
@@ -447,7 +447,7 @@ impl Partition {
         if leader.preparing.get(&txn).is_some_and(|last| last.unless == prepared.unless) {
             leader.preparing.remove(&txn);
         }
-        leader.asked.insert(txn, Asked::new(world.cx.now()));
+        leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -588,7 +588,7 @@ impl Partition {
         leader.on_applied(txn);
         let by_decision = leader.ending.remove(&txn);
         leader.refusing.remove(&txn);
-        leader.unforgotten.insert(txn, Asked::new(world.cx.now()));
+        leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
         let mut fate = Fate::Aborted;
         if let Some(ended) = self.state.ended.get(&txn).copied() {
             if let Outcome::Committed(_) = ended.outcome {

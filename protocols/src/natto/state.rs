@@ -12,7 +12,7 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
-use super::Teeth;
+use super::Mutations;
 use super::message::{Command, Turn, Vote};
 use crate::acknowledged::advance;
 use crate::carousel::Verdict;
@@ -426,7 +426,7 @@ pub fn decide<'a>(
     participants: impl IntoIterator<Item = PartitionId> + Clone,
     request: Option<&Request>,
     vote: impl Fn(PartitionId) -> Option<&'a Vote>,
-    teeth: Teeth,
+    mutations: Mutations,
 ) -> Option<Outcome> {
     // Somebody was told to commit: it is decided.
     for partition in participants.clone() {
@@ -453,14 +453,14 @@ pub fn decide<'a>(
     }
     // N3: a condition holds if some participant has refused that transaction for ever, and not because
     // nobody has said anything to the contrary.
-    if !conditions.is_subset(&evidence) && !teeth.conditions_are_trusted {
+    if !conditions.is_subset(&evidence) && !mutations.conditions_are_trusted {
         return None;
     }
     let is_contradicted =
         participants.into_iter().filter_map(vote).any(|vote| contradicts(vote, request));
     match request.is_provisional {
         _ if !is_contradicted => Some(Outcome::Committed(timestamp)),
-        true if teeth.provisional_reads_count => Some(Outcome::Committed(timestamp)),
+        true if mutations.provisional_reads_count => Some(Outcome::Committed(timestamp)),
         // Its client will ask again, or give up.
         true => None,
         false => Some(Outcome::Aborted(AbortReason::StaleRead)),

@@ -6,14 +6,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Functor, Msg, Path, Reason, Record};
 use super::{Config, Note, OceanVista, Timer};
-use crate::waiting::{Asked, Helpers};
+use crate::waiting::{Helpers, RetryState};
 
 /// The client side of Ocean Vista.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Open {
     at: Option<Timestamp>,
     round: u32,
     coordinator: NodeId,
-    asked: Asked,
+    asked: RetryState,
     /// Its coordinator has declined it, as all nearby have.
     is_declined: bool,
     /// So often.
@@ -93,7 +93,7 @@ impl Machine<OceanVista> for Client {
         }
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("open transactions", self.open.len())]
     }
 }
@@ -183,7 +183,7 @@ impl Client {
             at: None,
             round: 1,
             coordinator,
-            asked: Asked::new(cx.now()),
+            asked: RetryState::new(cx.now()),
             is_declined: false,
             declines: 0,
             is_resolved: false,
@@ -195,7 +195,7 @@ impl Client {
     /// Asks for what the transaction's phase needs.
     fn ask(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        open.asked = Asked::new(cx.now());
+        open.asked = RetryState::new(cx.now());
         self.send(id, cx);
     }
 
@@ -242,8 +242,8 @@ impl Client {
             Phase::Inquiring(functor, _) => Msg::Inquire { functor: functor.clone() },
         };
         cx.send(open.coordinator, msg);
-        let patience = open.asked.patience(self.config.answer_after);
-        cx.set_timer(Timer::Open(id), cx.now() + patience);
+        let timeout = open.asked.timeout(self.config.answer_after);
+        cx.set_timer(Timer::Open(id), cx.now() + timeout);
     }
 
     fn on_found(
@@ -372,7 +372,7 @@ impl Client {
             at: None,
             round: 1,
             coordinator,
-            asked: Asked::new(cx.now()),
+            asked: RetryState::new(cx.now()),
             is_declined: false,
             declines: 0,
             is_resolved: true,

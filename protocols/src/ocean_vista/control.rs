@@ -13,7 +13,7 @@ use orthodrome_core::time::Time;
 use super::directory::{self, Directory, Keeper, Membership};
 use super::message::{Functor, Msg, Record};
 use super::recovery::Recoveries;
-use super::server::{Ledger, Local};
+use super::server::{Local, PendingWrites};
 use super::sync::Whole;
 use super::takeover::{Acceptor, Backup, Tellings};
 use super::watermark::Members;
@@ -81,14 +81,14 @@ impl Control {
 }
 
 /// The way out of a node's share of the directory.
-pub(super) struct Door<'a, 'b> {
+pub(super) struct Io<'a, 'b> {
     pub node: NodeId,
     pub local: &'a mut VecDeque<Local>,
-    pub ledger: &'a mut Ledger,
+    pub pending_writes: &'a mut PendingWrites,
     pub cx: &'a mut Cx<'b, OceanVista>,
 }
 
-impl replication::Door<Directory> for Door<'_, '_> {
+impl replication::Io<Directory> for Io<'_, '_> {
     fn now(&self) -> Time {
         self.cx.now()
     }
@@ -98,11 +98,11 @@ impl replication::Door<Directory> for Door<'_, '_> {
     }
 
     fn send(&mut self, to: NodeId, msg: replication::Message<Directory>) {
-        directory::Door::send_to_server(self, to, directory::Message::Log(msg));
+        directory::Io::send_to_server(self, to, directory::Message::Log(msg));
     }
 
     fn persist(&mut self, record: replication::Record<Directory>) -> Ticket {
-        self.ledger.persist(Record::Directory(directory::Record::Log(record)), self.cx)
+        self.pending_writes.persist(Record::Directory(directory::Record::Log(record)), self.cx)
     }
 
     fn set_timer(&mut self, timer: replication::Timer, at: Time) {
@@ -114,7 +114,7 @@ impl replication::Door<Directory> for Door<'_, '_> {
     }
 }
 
-impl directory::Door for Door<'_, '_> {
+impl directory::Io for Io<'_, '_> {
     fn send_to_server(&mut self, to: NodeId, msg: directory::Message) {
         let msg = Msg::Directory(Box::new(msg));
         if to == self.node {

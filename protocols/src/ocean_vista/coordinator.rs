@@ -16,7 +16,7 @@ use super::server::{Local, World};
 use super::tid::Tids;
 use super::watermark::Members;
 use super::{Config, Note};
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// What a coordinator keeps of a transaction beside its functor, in bytes: so many transactions fit into
 /// [`super::Config::in_flight_bytes_max`] that a takeover can name all of them in one message.
@@ -43,7 +43,7 @@ pub(super) struct Coordinator {
     /// Versions that replicas have not said they hold.
     owed: BTreeMap<NodeId, BTreeSet<Timestamp>>,
     /// When each straggler was last told so.
-    told: BTreeMap<NodeId, Asked>,
+    told: BTreeMap<NodeId, RetryState>,
     /// Aborted, and some replica still owes its promise.
     aborted: BTreeSet<Timestamp>,
 }
@@ -59,7 +59,7 @@ struct Flight {
     partitions: Vec<PartitionId>,
     is_finalizing: bool,
     path: Path,
-    asked: Asked,
+    asked: RetryState,
 }
 
 /// What a replica has said of a transaction.
@@ -183,7 +183,7 @@ impl Coordinator {
             self.recent.insert(ts, Recent { voters: nodes.clone(), acked: Vec::new(), bytes });
         }
         let voters = nodes.into_iter().map(|node| Voter { node, word: Word::Silent }).collect();
-        let asked = Asked::new(world.cx.now());
+        let asked = RetryState::new(world.cx.now());
         let path = if is_read_only {
             Path::ReadOnly
         } else if functor.is_write_only() {
@@ -307,7 +307,7 @@ impl Coordinator {
         }
         world.cx.note(Note::AbortedStoring);
         flight.stage = Stage::Aborting;
-        flight.asked = Asked::new(world.cx.now());
+        flight.asked = RetryState::new(world.cx.now());
         self.aborted.insert(ts);
         if let Some(backup) = world.backup {
             let (incarnation, functor) = (self.incarnation, None);
@@ -361,7 +361,7 @@ impl Coordinator {
             is_stored &= stored >= super_quorum || confirmed > f;
         }
         // The paper's way is to finalize each partition by itself.
-        has_majority |= is_any_stored && world.config.teeth.finalized_is_committed;
+        has_majority |= is_any_stored && world.config.mutations.finalized_is_committed;
         if has_majority && !std::mem::replace(&mut flight.is_finalizing, true) {
             for voter in &flight.voters {
                 world.send(voter.node, Msg::Finalize { ts, ballot: 0 });
@@ -492,7 +492,7 @@ impl Coordinator {
             }
             world.cx.note(Note::Resent);
             flight.asked = flight.asked.again(now);
-            let again = now + flight.asked.patience(world.config.resend_after);
+            let again = now + flight.asked.timeout(world.config.resend_after);
             self.due.insert((again, ts));
         }
         self.tell_stragglers(world);
@@ -509,7 +509,7 @@ impl Coordinator {
                 self.told.remove(&node);
                 continue;
             };
-            let told = self.told.entry(node).or_insert_with(|| Asked::new(now));
+            let told = self.told.entry(node).or_insert_with(|| RetryState::new(now));
             if told.is_due(world.config.resend_after, now) {
                 *told = told.again(now);
                 world.cx.note(Note::Straggler);

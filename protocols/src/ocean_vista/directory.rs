@@ -78,7 +78,7 @@ pub struct Config {
     pub ahead: Duration,
     /// How long somebody may take at first to decide what another left, before somebody else is told
     /// to; twice as long each time.
-    pub takeover_patience: Duration,
+    pub takeover_timeout: Duration,
     /// Settings of the log.
     pub replication: replication::Config,
 }
@@ -94,7 +94,7 @@ impl Config {
             lease,
             lease_margin: lease / 10,
             ahead: lease * 2,
-            takeover_patience: round_trip * 16,
+            takeover_timeout: round_trip * 16,
             // All leases run out while nobody leads: shorter than they are.
             replication: replication::Config::with_election_timeout(round_trip * 2),
         }
@@ -373,7 +373,7 @@ pub enum Timer {
 }
 
 /// The way from a voter to the world, beside that of its log.
-pub trait Door: replication::Door<Directory> {
+pub trait Io: replication::Io<Directory> {
     /// Sends a message to a server, which may be this one; it may be lost.
     fn send_to_server(&mut self, to: NodeId, msg: Message);
     /// Sets [`Timer::Sweep`], or moves it.
@@ -428,7 +428,7 @@ impl Keeper {
         cluster: Arc<Cluster>,
         config: Config,
         recovered: Vec<Record>,
-        door: &mut impl Door,
+        io: &mut impl Io,
     ) -> Self {
         let mut state = State::new(&cluster);
         let mut log = Vec::new();
@@ -441,44 +441,39 @@ impl Keeper {
         let voters = voters(&cluster);
         let preferred_leader = voters.first().copied();
         let group = Group { voters, learners: Vec::new(), preferred_leader };
-        let replica = Replica::new(me, group, config.replication.clone(), log, door);
+        let replica = Replica::new(me, group, config.replication.clone(), log, io);
         let lead = None;
         let mut keeper =
             Self { me, cluster, config, replica, state, lead, needs_checkpoint: false };
-        keeper.drain(door);
+        keeper.drain(io);
         keeper
     }
 
     /// A message from another voter.
-    pub fn on_log(
-        &mut self,
-        from: NodeId,
-        msg: replication::Message<Directory>,
-        door: &mut impl Door,
-    ) {
-        self.replica.step(from, msg, door);
-        self.drain(door);
+    pub fn on_log(&mut self, from: NodeId, msg: replication::Message<Directory>, io: &mut impl Io) {
+        self.replica.step(from, msg, io);
+        self.drain(io);
     }
 
     /// A timer expired.
-    pub fn on_timer(&mut self, timer: Timer, door: &mut impl Door) {
+    pub fn on_timer(&mut self, timer: Timer, io: &mut impl Io) {
         match timer {
-            Timer::Log(timer) => self.replica.on_timer(timer, door),
-            Timer::Sweep => self.on_sweep_timeout(door),
+            Timer::Log(timer) => self.replica.on_timer(timer, io),
+            Timer::Sweep => self.on_sweep_timeout(io),
         }
-        self.drain(door);
+        self.drain(io);
     }
 
     /// Everything persisted up to `ticket` is durable.
-    pub fn on_durable(&mut self, ticket: Ticket, door: &mut impl Door) {
-        self.replica.on_durable(ticket, door);
-        self.drain(door);
+    pub fn on_durable(&mut self, ticket: Ticket, io: &mut impl Io) {
+        self.replica.on_durable(ticket, io);
+        self.drain(io);
     }
 
     /// Sends what several inputs can share.
-    pub fn flush(&mut self, door: &mut impl Door) {
-        self.replica.flush(door);
-        self.drain(door);
+    pub fn flush(&mut self, io: &mut impl Io) {
+        self.replica.flush(io);
+        self.drain(io);
     }
 
     /// True if the embedder should make a checkpoint soon: another voter's state was taken over, and
@@ -498,10 +493,10 @@ impl Keeper {
 
     /// The records of a checkpoint are durable that was made after [`Keeper::needs_checkpoint`] was
     /// seen to be true.
-    pub fn on_checkpoint_durable(&mut self, door: &mut impl Door) {
+    pub fn on_checkpoint_durable(&mut self, io: &mut impl Io) {
         self.needs_checkpoint = false;
-        self.replica.snapshot_durable(door);
-        self.drain(door);
+        self.replica.snapshot_durable(io);
+        self.drain(io);
     }
 
     /// What the log adds up to here.
@@ -528,30 +523,30 @@ impl Keeper {
     }
 
     /// Carries out what the log has to say.
-    fn drain(&mut self, door: &mut impl Door) {
+    fn drain(&mut self, io: &mut impl Io) {
         while let Some(event) = self.replica.next_event() {
             match event {
                 Event::Chosen { index, term, payload } => {
                     let (partition, at) = (DIRECTORY, index.0);
-                    door.claim(Claim::Chosen { partition, index: at, term: term.0 });
-                    self.on_chosen(index, &payload, door);
+                    io.claim(Claim::Chosen { partition, index: at, term: term.0 });
+                    self.on_chosen(index, &payload, io);
                 }
                 Event::Leading { term } => {
-                    door.claim(Claim::Leads { partition: DIRECTORY, term: term.0 });
+                    io.claim(Claim::Leads { partition: DIRECTORY, term: term.0 });
                     self.lead = Some(Lead {
-                        since: door.now(),
+                        since: io.now(),
                         heard: BTreeMap::new(),
                         granted: BTreeMap::new(),
                         proposed: BTreeSet::new(),
                         is_extending: false,
                         told: BTreeMap::new(),
                     });
-                    door.set_sweep(door.now() + self.config.ask_interval());
+                    io.set_sweep(io.now() + self.config.ask_interval());
                 }
                 Event::Deposed { .. } => self.lead = None,
                 Event::ReadReady { .. } | Event::ReadFailed { .. } => {}
                 Event::SnapshotWanted { to, cursor: _ } => {
-                    self.replica.send_chunk(to, self.state.clone(), None, door);
+                    self.replica.send_chunk(to, self.state.clone(), None, io);
                 }
                 Event::SnapshotChunk { chunk, last, .. } => {
                     self.state = chunk;
@@ -561,7 +556,7 @@ impl Keeper {
         }
     }
 
-    fn on_chosen(&mut self, index: Index, payload: &Payload<Command>, door: &mut impl Door) {
+    fn on_chosen(&mut self, index: Index, payload: &Payload<Command>, io: &mut impl Io) {
         if index <= self.state.applied {
             // The checkpoint or snapshot that this replica started from covers it.
             return;
@@ -576,23 +571,23 @@ impl Keeper {
                 lead.proposed.remove(&server);
                 lead.told.remove(&server);
                 // Of this life nothing was granted yet; it is given a lease's time to ask.
-                lead.granted.insert(server, door.now() + self.config.lease);
+                lead.granted.insert(server, io.now() + self.config.lease);
             }
             Command::Fence { server, .. } => {
                 lead.proposed.remove(&server);
-                let told = lead.told.entry(server).or_insert((door.now(), 0));
-                *told = (door.now(), told.1.saturating_add(1));
+                let told = lead.told.entry(server).or_insert((io.now(), 0));
+                *told = (io.now(), told.1.saturating_add(1));
             }
         }
         if has_changed {
             let members = self.state.members();
             for server in self.cluster.servers() {
-                door.send_to_server(server.id, Message::Members(members.clone()));
+                io.send_to_server(server.id, Message::Members(members.clone()));
             }
         }
     }
 
-    fn propose(&mut self, command: Command, door: &mut impl Door) {
+    fn propose(&mut self, command: Command, io: &mut impl Io) {
         let Some(lead) = &mut self.lead else { return };
         let server = match command {
             Command::Extend { .. } => None,
@@ -601,7 +596,7 @@ impl Keeper {
             | Command::Out { server, .. } => Some(server),
         };
         let is_under_way = server.map_or(lead.is_extending, |of| lead.proposed.contains(&of));
-        if is_under_way || self.replica.propose(command, door).is_none() {
+        if is_under_way || self.replica.propose(command, io).is_none() {
             return;
         }
         match server {
@@ -617,13 +612,13 @@ impl Keeper {
 
     /// A server asks for a lease. A leader that is not sure to lead says nothing: it soon is, or
     /// another leads.
-    pub fn on_ask(&mut self, from: NodeId, ask: &Ask, door: &mut impl Door) {
+    pub fn on_ask(&mut self, from: NodeId, ask: &Ask, io: &mut impl Io) {
         if self.lead.is_none() {
             let leader = self.replica.leader().filter(|&leader| leader != self.me);
-            door.send_to_server(from, Message::NotLeader { leader });
+            io.send_to_server(from, Message::NotLeader { leader });
             return;
         }
-        let now = door.now();
+        let now = io.now();
         let Some(&standing) = self.state.servers.get(&from) else { return };
         if !self.is_sure_to_lead(now) {
             return;
@@ -652,39 +647,39 @@ impl Keeper {
             members,
             tasks: self.state.tasks(from, ask.life),
         };
-        door.send_to_server(from, Message::Answer(answer));
+        io.send_to_server(from, Message::Answer(answer));
         for task in &ask.done {
             let Task { server, incarnation, ballot, .. } = *task;
             if self.state.tasks(from, ask.life).contains(task) {
-                self.propose(Command::Out { server, incarnation, ballot }, door);
+                self.propose(Command::Out { server, incarnation, ballot }, io);
             }
         }
         let is_known = ask.is_marked || standing.incarnation > 0;
         if standing.phase == Phase::Out && !is_own && is_known {
-            self.propose(Command::Join { server: from, life: ask.life }, door);
+            self.propose(Command::Join { server: from, life: ask.life }, io);
         }
-        self.extend(now, door);
-        self.replica.flush(door);
-        self.drain(door);
+        self.extend(now, io);
+        self.replica.flush(io);
+        self.drain(io);
     }
 
     /// Moves the limit ahead of the clocks of those that asked lately.
-    fn extend(&mut self, now: Time, door: &mut impl Door) {
+    fn extend(&mut self, now: Time, io: &mut impl Io) {
         let Some(lead) = &self.lead else { return };
         let recent = lead.heard.values().filter(|heard| now.since(heard.at) < self.config.lease);
         let mut clocks: Vec<Timestamp> = recent.map(|heard| heard.clock).collect();
         clocks.sort_unstable();
         let Some(&median) = clocks.get(clocks.len().saturating_sub(1) / 2) else { return };
         if self.state.limit < median + self.config.ahead * 3 / 4 {
-            self.propose(Command::Extend { limit: median + self.config.ahead }, door);
+            self.propose(Command::Extend { limit: median + self.config.ahead }, io);
         }
     }
 
     /// Ends the lives whose leases have run out, and sees to it that what they left is decided.
-    fn on_sweep_timeout(&mut self, door: &mut impl Door) {
-        let now = door.now();
+    fn on_sweep_timeout(&mut self, io: &mut impl Io) {
+        let now = io.now();
         let Some(lead) = &self.lead else { return };
-        door.set_sweep(now + self.config.ask_interval() / 2);
+        io.set_sweep(now + self.config.ask_interval() / 2);
         let mut fences = Vec::new();
         for (&server, standing) in &self.state.servers {
             let (over, previous) = match standing.phase {
@@ -709,10 +704,10 @@ impl Keeper {
             }
         }
         for fence in fences {
-            self.propose(fence, door);
+            self.propose(fence, io);
         }
-        self.extend(now, door);
-        self.replica.flush(door);
+        self.extend(now, io);
+        self.replica.flush(io);
     }
 
     /// True if whoever is to decide what `server` left may still be doing so.
@@ -725,8 +720,8 @@ impl Keeper {
         }
         let last_heard = lead.heard.get(&by).map_or(lead.since, |heard| heard.at);
         let (told, times) = lead.told.get(&server).copied().unwrap_or((lead.since, 1));
-        let patience = self.config.takeover_patience * (1 << times.saturating_sub(1).min(10));
-        now.since(last_heard) < self.config.lease && now.since(told) < patience
+        let timeout = self.config.takeover_timeout * (1 << times.saturating_sub(1).min(10));
+        now.since(last_heard) < self.config.lease && now.since(told) < timeout
     }
 
     /// Who is to decide what `server` left: one that asks for leases now, active rather than not, of

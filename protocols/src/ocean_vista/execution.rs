@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -16,7 +17,7 @@ use super::message::{Ask, Functor, Msg, Output, Reason, Seen};
 use super::reading::{Said, Verdict, read};
 use super::server::World;
 use super::{Config, Note};
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// For whom something is read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -71,7 +72,7 @@ struct Query {
     wanted: BTreeMap<Key, Wanted>,
     /// Who was asked.
     replicas: Vec<NodeId>,
-    asked: Asked,
+    asked: RetryState,
     /// Somebody whom the directory counts in could not say.
     is_declined: bool,
 }
@@ -154,7 +155,7 @@ impl Reader {
         let mut reading = Reading { below, reads, bytes, queries };
         for (partition, wanted) in parts {
             self.last_query += 1;
-            let asked = Asked::new(world.cx.now());
+            let asked = RetryState::new(world.cx.now());
             let (replicas, is_declined) = (Vec::new(), false);
             let query = Query { owner, partition, wanted, replicas, asked, is_declined };
             self.queries.insert(self.last_query, query);
@@ -229,7 +230,7 @@ impl Reader {
             if !is_enough || wanted.resolving.is_some() {
                 return true;
             }
-            match read(&wanted.said, world.config.teeth) {
+            match read(&wanted.said, world.config.mutations) {
                 Verdict::Read(read) => {
                     reading.bytes += key.size() + read.size();
                     reading.reads.insert(key.clone(), read);

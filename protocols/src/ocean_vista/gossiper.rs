@@ -144,13 +144,13 @@ pub struct Gossiper {
     is_stale: bool,
     results: Watermarks,
     #[cfg(test)]
-    pub(super) tooth: Option<Tooth>,
+    pub(super) mutation: Option<Mutation>,
 }
 
 /// Mistakes that the tests must catch.
 #[cfg(test)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Tooth {
+pub(super) enum Mutation {
     /// V8: the minimum is over those that were heard of.
     PartialMinimum,
     /// Who is fenced no longer counts, though nobody knows what it left undecided.
@@ -172,13 +172,13 @@ impl Gossiper {
             is_stale: false,
             results: Watermarks::default(),
             #[cfg(test)]
-            tooth: None,
+            mutation: None,
         }
     }
 
     #[cfg(test)]
-    fn has(&self, tooth: Tooth) -> bool {
-        self.tooth == Some(tooth)
+    fn has(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
     }
 
     /// The members changed. Everything heard before was said in another epoch and is dropped; what
@@ -195,7 +195,7 @@ impl Gossiper {
     /// What an epoch that somebody names means, if it is not the present one.
     fn is_other(&self, epoch: u64) -> Option<Heard> {
         #[cfg(test)]
-        if self.has(Tooth::EpochsIgnored) {
+        if self.has(Mutation::EpochsIgnored) {
             return None;
         }
         match epoch.cmp(&self.members.epoch) {
@@ -251,7 +251,7 @@ impl Gossiper {
         let mine = active.filter(|&server| self.cluster.region_of(server) == self.region);
         let reports = mine.map(|server| self.reports.get(&server)).collect::<Vec<_>>();
         #[cfg(test)]
-        if self.has(Tooth::PartialMinimum) {
+        if self.has(Mutation::PartialMinimum) {
             return Bounds::least(&self.reports.values().map(Some).collect::<Vec<_>>());
         }
         Bounds::least(&reports)
@@ -260,13 +260,13 @@ impl Gossiper {
     /// What holds everywhere, if nobody is fenced and all regions with active servers were heard of.
     fn all_regions(&self) -> Option<Bounds> {
         #[cfg(test)]
-        if self.has(Tooth::PartialMinimum) {
+        if self.has(Mutation::PartialMinimum) {
             return Bounds::least(&self.regions.values().map(Some).collect::<Vec<_>>());
         }
         let needed = self.regions_needed();
         let regions = needed.iter().map(|region| self.regions.get(region)).collect::<Vec<_>>();
         #[cfg(test)]
-        if self.has(Tooth::FencedForgotten) {
+        if self.has(Mutation::FencedForgotten) {
             return Bounds::least(&regions);
         }
         if self.members.is_settled() { Bounds::least(&regions) } else { None }

@@ -11,7 +11,7 @@ use super::Note;
 use super::message::{Body, Functor, Holding, Knowledge, Msg, Output, Path};
 use super::server::{Local, World};
 use super::state::ABORTED;
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// Inquiries of a node.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ struct Inquiry {
     /// So many have refused it that all are to refuse it for good.
     is_final: bool,
     stage: Stage,
-    asked: Asked,
+    asked: RetryState,
 }
 
 /// What a replica knows of a transaction.
@@ -90,7 +90,7 @@ impl Inquiries {
             answers: BTreeMap::new(),
             is_final: false,
             stage: Stage::Asking,
-            asked: Asked::new(world.cx.now()),
+            asked: RetryState::new(world.cx.now()),
         };
         self.open.insert(txn, inquiry);
         self.ask(txn, world);
@@ -354,7 +354,7 @@ mod tests {
             answers: answers(of),
             is_final: false,
             stage: Stage::Asking,
-            asked: Asked::new(orthodrome_core::time::Time(0)),
+            asked: RetryState::new(orthodrome_core::time::Time(0)),
         };
         inquiry.present().map(|(ts, _)| ts.0)
     }

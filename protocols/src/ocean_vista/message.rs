@@ -360,7 +360,7 @@ pub enum Msg {
         /// What the functor came to.
         output: Arc<Output>,
     },
-    /// Executor → coordinator: what the transaction came to (§3.1, circled 3).
+    /// Executor → coordinator: what the transaction came to (§3.1, in_cycle 3).
     Executed {
         /// The version number.
         ts: Timestamp,

@@ -135,13 +135,13 @@ pub struct Config {
     /// Settings of the directory.
     pub directory: directory::Config,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-pub struct Teeth {
+pub struct Mutations {
     /// V1: a version with one FINALIZED replica is taken for committed (Alg. 3).
     pub finalized_is_committed: bool,
     /// V2: replicas show only the newest version, and readers go down from there (Alg. 3).
@@ -158,7 +158,7 @@ pub struct Teeth {
     pub acks_before_fsync: bool,
 }
 
-impl Teeth {
+impl Mutations {
     /// True if any is on.
     #[must_use]
     pub fn is_any(self) -> bool {
@@ -278,7 +278,7 @@ impl Protocol for OceanVista {
         NAME
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &["V1", "V2", "V4", "V6", "V9", "V11", "R4", "R11"]
     }
 
@@ -310,23 +310,23 @@ impl Protocol for OceanVista {
             chunk_keys: 1_000,
             piece_bytes: PIECE_BYTES,
             directory: directory::Config::for_round_trip(round_trip),
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        let teeth = &mut config.teeth;
-        match tooth {
-            "V1" => teeth.finalized_is_committed = true,
-            "V2" => teeth.newest_only = true,
-            "V4" => teeth.takeover_gives_up = true,
-            "V6" => teeth.no_lease = true,
-            "V9" => teeth.late_writes_count = true,
-            "V11" => teeth.collect_by_age = true,
-            "R4" => teeth.acks_before_fsync = true,
+    fn bare(config: &mut Config, mutation: &str) {
+        let mutations = &mut config.mutations;
+        match mutation {
+            "V1" => mutations.finalized_is_committed = true,
+            "V2" => mutations.newest_only = true,
+            "V4" => mutations.takeover_gives_up = true,
+            "V6" => mutations.no_lease = true,
+            "V9" => mutations.late_writes_count = true,
+            "V11" => mutations.collect_by_age = true,
+            "R4" => mutations.acks_before_fsync = true,
             // Callers bring it about, not this protocol.
             NO_SESSIONS => {}
-            other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
+            other => panic!("{other} is none of {:?}", Self::mutations(NAME)),
         }
     }
 

@@ -14,7 +14,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
 
 use super::directory::{
-    self, Change, Config, Directory, Door, Keeper, Membership, Phase, Record, Task, Timer, voters,
+    self, Change, Config, Directory, Io, Keeper, Membership, Phase, Record, Task, Timer, voters,
 };
 use super::gossiper::{self, Gossiper, Heard, gossipers};
 use super::watermark::{Report, Watermarks};
@@ -25,7 +25,7 @@ use crate::replication;
 enum Broken {
     Nothing,
     /// In a gossiper.
-    Gossip(gossiper::Tooth),
+    Gossip(gossiper::Mutation),
     /// V7: what was reported is not remembered as assigned, and clocks step.
     ReportNotAtomic,
     /// V6: timestamps are assigned without a lease.
@@ -59,7 +59,7 @@ struct Out<'a> {
     sent: Vec<(NodeId, directory::Message)>,
 }
 
-impl replication::Door<Directory> for Out<'_> {
+impl replication::Io<Directory> for Out<'_> {
     fn now(&self) -> Time {
         self.now
     }
@@ -82,7 +82,7 @@ impl replication::Door<Directory> for Out<'_> {
     }
 }
 
-impl Door for Out<'_> {
+impl Io for Out<'_> {
     fn send_to_server(&mut self, to: NodeId, msg: directory::Message) {
         self.sent.push((to, msg));
     }
@@ -172,8 +172,8 @@ impl World {
         let region = self.cluster.region_of(id);
         let mut gossiper =
             Gossiper::new(self.cluster.clone(), region, membership.members().clone());
-        if let Broken::Gossip(tooth) = self.broken {
-            gossiper.tooth = Some(tooth);
+        if let Broken::Gossip(mutation) = self.broken {
+            gossiper.mutation = Some(mutation);
         }
         let server = Server {
             boot,
@@ -614,17 +614,17 @@ fn caught(broken: Broken, seeds: u64) {
 
 #[test]
 fn a_minimum_over_those_that_reported_is_caught() {
-    caught(Broken::Gossip(gossiper::Tooth::PartialMinimum), 20);
+    caught(Broken::Gossip(gossiper::Mutation::PartialMinimum), 20);
 }
 
 #[test]
 fn a_minimum_without_the_fenced_is_caught() {
-    caught(Broken::Gossip(gossiper::Tooth::FencedForgotten), 20);
+    caught(Broken::Gossip(gossiper::Mutation::FencedForgotten), 20);
 }
 
 #[test]
 fn reports_of_other_epochs_are_caught() {
-    caught(Broken::Gossip(gossiper::Tooth::EpochsIgnored), 60);
+    caught(Broken::Gossip(gossiper::Mutation::EpochsIgnored), 60);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use orthodrome_core::id::NodeId;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Read, Version};
 
-use super::Teeth;
+use super::Mutations;
 use super::message::{Shown, View, What};
 
 /// What one replica said of one key.
@@ -42,8 +42,8 @@ pub enum Verdict {
 /// # Panics
 /// Without any answer there is no verdict.
 #[must_use]
-pub fn read(said: &BTreeMap<NodeId, Said>, teeth: Teeth) -> Verdict {
-    if teeth.newest_only {
+pub fn read(said: &BTreeMap<NodeId, Said>, mutations: Mutations) -> Verdict {
+    if mutations.newest_only {
         return match_newest(said);
     }
     // Who has come furthest knows best what is settled.
@@ -62,7 +62,7 @@ pub fn read(said: &BTreeMap<NodeId, Said>, teeth: Teeth) -> Verdict {
         if ts < settled.version.timestamp {
             return Verdict::Read(settled.clone());
         }
-        match judge(held, teeth) {
+        match judge(held, mutations) {
             Judged::Absent => {}
             Judged::Value(read) => return Verdict::Read(read),
             Judged::Functor(holders) => return Verdict::Resolve(ts, holders),
@@ -98,11 +98,11 @@ enum Judged {
 }
 
 /// Whether a version is there, and what it holds.
-fn judge(held: &[(NodeId, &Shown)], teeth: Teeth) -> Judged {
+fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
     let ballot = held.iter().map(|(_, shown)| shown.ballot).max().unwrap_or_default();
     let of_ballot = || held.iter().filter(|(_, shown)| shown.ballot == ballot);
     let is_aborted = of_ballot().any(|(_, shown)| shown.what == What::Aborted);
-    let is_believed = teeth.finalized_is_committed && held.iter().any(|(_, s)| s.is_finalized);
+    let is_believed = mutations.finalized_is_committed && held.iter().any(|(_, s)| s.is_finalized);
     if is_aborted && !is_believed {
         return Judged::Absent;
     }
@@ -141,7 +141,7 @@ fn match_newest(said: &BTreeMap<NodeId, Said>) -> Verdict {
             break;
         }
         if held.iter().any(|(_, shown)| shown.is_finalized) || held.len() >= majority {
-            match judge(held, Teeth::default()) {
+            match judge(held, Mutations::default()) {
                 Judged::Absent => {}
                 Judged::Value(read) => return Verdict::Read(read),
                 Judged::Functor(holders) => return Verdict::Resolve(ts, holders),
@@ -236,7 +236,7 @@ mod tests {
                 let held: Vec<_> = held.cloned().collect();
                 (NodeId(u32::try_from(at).unwrap()), said(&held, limit, &settled, 2))
             });
-            match read(&answers.collect(), Teeth::default()) {
+            match read(&answers.collect(), Mutations::default()) {
                 Verdict::Read(read) => return read.version.timestamp.0,
                 Verdict::Resolve(ts, holders) => {
                     assert!(!holders.is_empty());
@@ -343,7 +343,7 @@ mod tests {
         let verdict = |a: (u64, What), b: (u64, What)| {
             let said =
                 [(NodeId(1), answer(version(a.0, a.1))), (NodeId(2), answer(version(b.0, b.1)))];
-            read(&said.into(), Teeth::default())
+            read(&said.into(), Mutations::default())
         };
         let there = verdict((0, What::Aborted), (3, What::Functor));
         assert_eq!(there, Verdict::Resolve(Timestamp(5), vec![NodeId(2)]));
@@ -372,24 +372,24 @@ mod tests {
                 settled: settled.clone(),
             },
         };
-        let verdict = |a: &[Shown], b: &[Shown], teeth| {
-            read(&[(NodeId(1), answer(a)), (NodeId(2), answer(b))].into(), teeth)
+        let verdict = |a: &[Shown], b: &[Shown], mutations| {
+            read(&[(NodeId(1), answer(a)), (NodeId(2), answer(b))].into(), mutations)
         };
         let (gone, functor) = (What::Aborted, What::Functor);
         // One has the tombstone, the other was told only that a majority had stored it.
         let a = [version(5, false, gone.clone())];
         let b = [version(5, true, functor.clone())];
-        let believing = Teeth { finalized_is_committed: true, ..Teeth::default() };
+        let believing = Mutations { finalized_is_committed: true, ..Mutations::default() };
         let found = Verdict::Resolve(Timestamp(5), vec![NodeId(2)]);
         assert_eq!(verdict(&a, &b, believing), found);
-        assert_eq!(verdict(&a, &b, Teeth::default()), Verdict::Read(settled.clone()));
+        assert_eq!(verdict(&a, &b, Mutations::default()), Verdict::Read(settled.clone()));
         // One lacks version 5 and has the tombstone of 7; the other has both.
         let a = [version(7, false, gone)];
         let b = [version(7, false, functor.clone()), version(5, true, functor)];
-        let newest = Teeth { newest_only: true, ..Teeth::default() };
+        let newest = Mutations { newest_only: true, ..Mutations::default() };
         // Such replicas show the newest version only, and no tombstones.
         assert_eq!(verdict(&[], &b[..1], newest), Verdict::Read(settled.clone()));
-        assert_eq!(verdict(&a, &b, Teeth::default()), found);
+        assert_eq!(verdict(&a, &b, Mutations::default()), found);
     }
 
     /// Below a replica's Rwatermark others may have forgotten that a version is aborted.
@@ -402,7 +402,7 @@ mod tests {
         let ahead = said(&[], 9, &settled, 9);
         for other in [behind, stale] {
             let said = BTreeMap::from([(NodeId(1), other), (NodeId(2), ahead.clone())]);
-            assert_eq!(read(&said, Teeth::default()), Verdict::Read(settled.clone()));
+            assert_eq!(read(&said, Mutations::default()), Verdict::Read(settled.clone()));
         }
     }
 }

@@ -14,7 +14,7 @@ use super::directory::Task;
 use super::message::{Functor, Msg, Refusal};
 use super::server::World;
 use super::takeover::{self, Backup, Part, Promise, Stage, Takeover, ToWrite};
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 impl takeover::Functor for Arc<Functor> {
     type Name = TxnId;
@@ -46,7 +46,7 @@ struct Drive {
     is_optional: bool,
     words: BTreeMap<NodeId, Word>,
     is_finalizing: bool,
-    asked: Asked,
+    asked: RetryState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,7 +106,7 @@ impl Recoveries {
             world.cx.note(Note::Rewritten);
             let nodes = replicas(world.cluster, &partitions(&functor, world.cluster));
             let words = nodes.into_iter().map(|node| (node, Word::Silent)).collect();
-            let asked = Asked::new(now);
+            let asked = RetryState::new(now);
             let is_finalizing = false;
             let drive = Drive { task, functor, is_optional, words, is_finalizing, asked };
             drive.send(at, world);
@@ -215,9 +215,9 @@ impl Recoveries {
 
     /// Says again what has not been answered: for ever (V4).
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
-        let (now, patience) = (world.cx.now(), world.config.resend_after);
+        let (now, timeout) = (world.cx.now(), world.config.resend_after);
         // What is promised is long: links that are slow must carry other things as well.
-        let long = patience.max(world.config.directory.lease);
+        let long = timeout.max(world.config.directory.lease);
         for takeover in self.running.values_mut() {
             if takeover.is_due(long, now) {
                 say(takeover, world);
@@ -225,11 +225,11 @@ impl Recoveries {
         }
         let mut given_up = Vec::new();
         for (&ts, drive) in &mut self.drives {
-            if !drive.asked.is_due(patience, now) {
+            if !drive.asked.is_due(timeout, now) {
                 continue;
             }
             drive.asked = drive.asked.again(now);
-            if world.config.teeth.takeover_gives_up && drive.asked.times > 1 {
+            if world.config.mutations.takeover_gives_up && drive.asked.times > 1 {
                 given_up.push(ts);
                 continue;
             }

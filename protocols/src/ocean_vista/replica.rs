@@ -11,7 +11,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Claim, StateCopy};
+use orthodrome_core::machine::{Claim, ReplicaDigest};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
@@ -183,7 +183,7 @@ impl Replica {
     ) -> Result<(), Refusal> {
         let held = self.state.pending.get(&ts);
         let is_late = held.is_none() && ts < world.marks.visible.max(self.state.settled);
-        if is_late && world.config.teeth.late_writes_count {
+        if is_late && world.config.mutations.late_writes_count {
             return Ok(());
         }
         let is_outvoted = held.is_some_and(|held| {
@@ -384,7 +384,7 @@ impl Replica {
         for ask in &get.asks {
             let limit = if ask.below <= replicated { 1 } else { SHOWN_MAX };
             let mut view = self.view(&ask.key, get.partition, ask.below, limit);
-            if world.config.teeth.newest_only {
+            if world.config.mutations.newest_only {
                 // Algorithm 3 knows no tombstones, and shows the newest version.
                 view.versions.retain(|shown| shown.what != What::Aborted);
                 view.versions.truncate(1);
@@ -608,7 +608,7 @@ impl Replica {
 
     /// Before a checkpoint: lets the store drop what nobody will read any more (V11).
     pub(super) fn collect(&mut self, world: &World<'_, '_>) {
-        let bound = if world.config.teeth.collect_by_age {
+        let bound = if world.config.mutations.collect_by_age {
             world.marks.visible - world.config.version_retention
         } else {
             world.marks.collectable
@@ -800,7 +800,7 @@ impl Replica {
     }
 
     /// What the partitions here hold that is settled.
-    pub(super) fn copies(&self) -> Vec<StateCopy> {
+    pub(super) fn replica_digests(&self) -> Vec<ReplicaDigest> {
         let copy = |&partition: &PartitionId| {
             let mut digest = Digest::default();
             let mut newest = Version::default();
@@ -811,7 +811,7 @@ impl Replica {
                     digest.add_debug(&(key, version, value));
                 }
             }
-            StateCopy { partition, position: newest.timestamp.0, digest: digest.value() }
+            ReplicaDigest { partition, position: newest.timestamp.0, digest: digest.value() }
         };
         self.held.iter().map(copy).collect()
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leftover, Machine, Setup, StateCopy};
+use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leak, Machine, ReplicaDigest, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
 
-use super::control::{Control, Door, backup_of};
+use super::control::{Control, Io, backup_of};
 use super::coordinator::{Coordinator, replicas};
 use super::directory::{self, Keeper, Membership, Task, Window};
 use super::execution::{self, Executions, Owner, Progress, Reader};
@@ -53,7 +53,7 @@ pub struct Server {
     /// Something was reported since the last round of gossip.
     has_news: bool,
     local: VecDeque<Local>,
-    ledger: Ledger,
+    pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
     /// What was copied from peers is in no checkpoint yet.
     is_copy_volatile: bool,
@@ -87,14 +87,14 @@ pub(super) enum Local {
 
 /// What was written, and what must not be said before it is durable.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct PendingWrites {
     last: Option<Ticket>,
     held: VecDeque<(Ticket, NodeId, Msg)>,
     /// Size of the records since the last checkpoint.
     bytes: usize,
 }
 
-impl Ledger {
+impl PendingWrites {
     /// Makes a record durable.
     pub(super) fn persist(&mut self, record: Record, cx: &mut Cx<'_, OceanVista>) -> Ticket {
         self.bytes += record.size();
@@ -120,7 +120,7 @@ pub(super) struct World<'a, 'b> {
     acceptors: &'a mut BTreeMap<PartitionId, Acceptor>,
     slots: &'a [NodeId],
     local: &'a mut VecDeque<Local>,
-    ledger: &'a mut Ledger,
+    pending_writes: &'a mut PendingWrites,
     pub cx: &'a mut Cx<'b, OceanVista>,
 }
 
@@ -145,9 +145,9 @@ impl World<'_, '_> {
 
     /// Sends a message once everything written so far is durable (R4).
     pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
-        match self.ledger.last {
-            Some(ticket) if !self.config.teeth.acks_before_fsync => {
-                self.ledger.held.push_back((ticket, to, msg));
+        match self.pending_writes.last {
+            Some(ticket) if !self.config.mutations.acks_before_fsync => {
+                self.pending_writes.held.push_back((ticket, to, msg));
             }
             Some(_) | None => self.send(to, msg),
         }
@@ -155,7 +155,7 @@ impl World<'_, '_> {
 
     /// Makes a change of the replicas durable.
     pub(super) fn change(&mut self, change: Change) -> Ticket {
-        self.ledger.persist(Record::Change(change), self.cx)
+        self.pending_writes.persist(Record::Change(change), self.cx)
     }
 
     /// True if nobody has taken over in a higher ballot, as far as the replicas here know (V5).
@@ -190,7 +190,7 @@ impl World<'_, '_> {
             && is_known
             && acceptor.learn(record.clone())
         {
-            self.ledger.persist(Record::Takeover(partition, record), self.cx);
+            self.pending_writes.persist(Record::Takeover(partition, record), self.cx);
         }
     }
 
@@ -231,16 +231,16 @@ impl Machine<OceanVista> for Server {
         let now = cx.now();
         // It was visible before, so it still is.
         let marks = Watermarks { visible: state.settled, ..Watermarks::default() };
-        let (mut local, mut ledger) = (VecDeque::new(), Ledger::default());
+        let (mut local, mut pending_writes) = (VecDeque::new(), PendingWrites::default());
         let membership =
             Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
         let syncs = Syncs::new(membership.life(), &config);
         let tellings = Tellings::new(membership.life().0);
         let is_voter = directory::voters(&cluster).contains(&node);
         let keeper = is_voter.then(|| {
-            let mut door = Door { node, local: &mut local, ledger: &mut ledger, cx };
+            let mut io = Io { node, local: &mut local, pending_writes: &mut pending_writes, cx };
             let (cluster, config) = (cluster.clone(), config.directory.clone());
-            Keeper::new(node, cluster, config, directory, &mut door)
+            Keeper::new(node, cluster, config, directory, &mut io)
         });
         let mut server = Self {
             node,
@@ -275,7 +275,7 @@ impl Machine<OceanVista> for Server {
             rounds: Pace::new(config.gossip_interval, now),
             has_news: false,
             local,
-            ledger,
+            pending_writes,
             checkpoint: None,
             is_copy_volatile: false,
             is_snapshot_awaited: false,
@@ -295,7 +295,7 @@ impl Machine<OceanVista> for Server {
             Input::Timer(Timer::Sweep) => self.on_sweep_timeout(cx),
             Input::Timer(Timer::Ask) => self.on_ask_timeout(cx),
             Input::Timer(Timer::Directory(timer)) => {
-                self.keep(cx, |keeper, door| keeper.on_timer(timer, door));
+                self.keep(cx, |keeper, io| keeper.on_timer(timer, io));
             }
             // Rounds are looked after when nothing else is to be done.
             Input::Timer(Timer::Report | Timer::Gossip) => {}
@@ -317,12 +317,12 @@ impl Machine<OceanVista> for Server {
     fn flush(&mut self, cx: &mut Cx<'_, OceanVista>) {
         self.report_if_due(cx);
         self.gossip_if_due(cx);
-        self.keep(cx, |keeper, door| keeper.flush(door));
+        self.keep(cx, |keeper, io| keeper.flush(io));
         self.settle(cx);
         self.checkpoint_if_due(cx);
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         let Roles { replica, coordinator, reader, executions, inquiries, syncs } = &self.roles;
         vec![
             ("transactions coordinated", coordinator.len()),
@@ -338,9 +338,9 @@ impl Machine<OceanVista> for Server {
         ]
     }
 
-    fn copies(&self) -> Vec<StateCopy> {
+    fn replica_digests(&self) -> Vec<ReplicaDigest> {
         // Nothing is left over, so everything is settled, wherever everything is.
-        if self.control.is_complete() { self.roles.replica.copies() } else { Vec::new() }
+        if self.control.is_complete() { self.roles.replica.replica_digests() } else { Vec::new() }
     }
 
     fn gauges(&self, _: Time) -> Vec<Gauge> {
@@ -384,7 +384,7 @@ impl Server {
         let Control { membership, acceptors, recoveries, is_whole, .. } = &mut self.control;
         let (now, clock) = (cx.now(), cx.clock().now);
         let has_lease = membership.has_lease(now);
-        let window = if self.config.teeth.no_lease && membership.members().epoch > 0 {
+        let window = if self.config.mutations.no_lease && membership.members().epoch > 0 {
             let limit = Timestamp::MAX;
             Some(Window { floor: Timestamp::ZERO, limit, clock })
         } else {
@@ -404,7 +404,7 @@ impl Server {
             acceptors,
             slots: &self.slots,
             local: &mut self.local,
-            ledger: &mut self.ledger,
+            pending_writes: &mut self.pending_writes,
             cx,
         };
         (recoveries, &mut self.roles, world)
@@ -608,11 +608,11 @@ impl Server {
     fn keep(
         &mut self,
         cx: &mut Cx<'_, OceanVista>,
-        act: impl FnOnce(&mut Keeper, &mut Door<'_, '_>),
+        act: impl FnOnce(&mut Keeper, &mut Io<'_, '_>),
     ) {
-        let Self { node, control, local, ledger, .. } = self;
+        let Self { node, control, local, pending_writes, .. } = self;
         if let Some(keeper) = &mut control.keeper {
-            act(keeper, &mut Door { node: *node, local, ledger, cx });
+            act(keeper, &mut Io { node: *node, local, pending_writes, cx });
         }
     }
 
@@ -635,11 +635,11 @@ impl Server {
         let membership = &mut self.control.membership;
         let changes = match msg {
             directory::Message::Log(msg) => {
-                self.keep(cx, |keeper, door| keeper.on_log(from, msg, door));
+                self.keep(cx, |keeper, io| keeper.on_log(from, msg, io));
                 return;
             }
             directory::Message::Ask(ask) => {
-                self.keep(cx, |keeper, door| keeper.on_ask(from, &ask, door));
+                self.keep(cx, |keeper, io| keeper.on_ask(from, &ask, io));
                 return;
             }
             directory::Message::NotLeader { leader } => {
@@ -666,7 +666,7 @@ impl Server {
                     && self.control.membership.is_new() == Some(true)
                 {
                     // Nothing was ever promised from here.
-                    self.control.mark = Some(self.ledger.persist(Record::Intact, cx));
+                    self.control.mark = Some(self.pending_writes.persist(Record::Intact, cx));
                 }
                 self.gossiper.on_members(&members);
                 self.choose_gossipers();
@@ -686,7 +686,7 @@ impl Server {
                 self.control.needed_epoch = self.control.membership.members().epoch;
                 self.local.push_back(Local::Reconsider);
             }
-            directory::Change::Ended if self.config.teeth.no_lease => {}
+            directory::Change::Ended if self.config.mutations.no_lease => {}
             directory::Change::Ended => {
                 cx.note(Note::Ended);
                 // Gateways will inquire.
@@ -803,7 +803,7 @@ impl Server {
             return;
         };
         let closed = acceptor.closed(server, incarnation).cloned();
-        self.ledger.persist(Record::Takeover(partition, record), cx);
+        self.pending_writes.persist(Record::Takeover(partition, record), cx);
         let mut tellings = std::mem::take(&mut self.control.tellings);
         let (roles, mut world) = self.split(cx);
         let held = || roles.replica.promise(partition, task, closed, &world);
@@ -832,7 +832,7 @@ impl Server {
             cx.note(Note::Outvoted);
             return;
         };
-        self.ledger.persist(Record::Takeover(partition, record), cx);
+        self.pending_writes.persist(Record::Takeover(partition, record), cx);
         let is_whole = self.control.is_whole;
         let (roles, mut world) = self.split(cx);
         // What was decided before and is still on its way here, nobody sends any more.
@@ -848,7 +848,7 @@ impl Server {
             // Nothing of it is missing.
             let record = takeover::Record::Swept { server, incarnation };
             acceptor.learn(record.clone());
-            self.ledger.persist(Record::Takeover(partition, record), cx);
+            self.pending_writes.persist(Record::Takeover(partition, record), cx);
         }
         self.local.push_back(Local::Reconsider);
     }
@@ -894,7 +894,7 @@ impl Server {
             return;
         }
         let visible = self.marks.visible;
-        if !self.config.teeth.no_lease {
+        if !self.config.mutations.no_lease {
             self.roles.coordinator.tids.observe(visible);
         }
         let (roles, mut world) = self.split(cx);
@@ -1027,7 +1027,7 @@ impl Server {
         self.on_progress(progress, cx);
     }
 
-    /// A functor is computed: its values replace it everywhere (§3.1, circled 3 and 4).
+    /// A functor is computed: its values replace it everywhere (§3.1, in_cycle 3 and 4).
     fn on_executed(
         &mut self,
         ts: Timestamp,
@@ -1109,11 +1109,11 @@ impl Server {
     }
 
     fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, OceanVista>) {
-        if self.ledger.last.is_some_and(|last| last <= ticket) {
-            self.ledger.last = None;
+        if self.pending_writes.last.is_some_and(|last| last <= ticket) {
+            self.pending_writes.last = None;
         }
-        while self.ledger.held.front().is_some_and(|(held, ..)| *held <= ticket) {
-            let Some((_, to, msg)) = self.ledger.held.pop_front() else { break };
+        while self.pending_writes.held.front().is_some_and(|(held, ..)| *held <= ticket) {
+            let Some((_, to, msg)) = self.pending_writes.held.pop_front() else { break };
             if to == self.node {
                 self.local.push_back(Local::Message(msg));
             } else {
@@ -1127,12 +1127,12 @@ impl Server {
             self.control.membership.on_marked();
             self.on_ask_timeout(cx);
         }
-        self.keep(cx, |keeper, door| keeper.on_durable(ticket, door));
+        self.keep(cx, |keeper, io| keeper.on_durable(ticket, io));
         if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
             self.checkpoint = None;
             self.roles.replica.store.thaw();
             if std::mem::take(&mut self.is_snapshot_awaited) {
-                self.keep(cx, |keeper, door| keeper.on_checkpoint_durable(door));
+                self.keep(cx, |keeper, io| keeper.on_checkpoint_durable(io));
             }
         }
     }
@@ -1155,8 +1155,9 @@ impl Server {
     /// Makes a checkpoint if enough has been persisted since the last one.
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, OceanVista>) {
         let is_needed = self.control.keeper.as_ref().is_some_and(Keeper::needs_checkpoint);
-        let is_due =
-            is_needed || self.is_copy_volatile || self.ledger.bytes >= self.config.checkpoint_bytes;
+        let is_due = is_needed
+            || self.is_copy_volatile
+            || self.pending_writes.bytes >= self.config.checkpoint_bytes;
         if !is_due || self.roles.replica.store.is_frozen() {
             return;
         }
@@ -1180,10 +1181,10 @@ impl Server {
         let pieces = roles.replica.state.pieces(CHECKPOINT_PIECE_BYTES);
         records.extend(pieces.into_iter().map(|piece| Record::State(Box::new(piece))));
         let frozen = roles.replica.store.freeze();
-        self.ledger.bytes = 0;
+        self.pending_writes.bytes = 0;
         let ticket = cx.checkpoint(frozen, records);
         self.checkpoint = Some(ticket);
-        self.ledger.last = Some(ticket);
+        self.pending_writes.last = Some(ticket);
         if is_copied && !self.control.is_intact {
             self.control.mark = Some(ticket);
         }

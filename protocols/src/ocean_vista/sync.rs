@@ -26,7 +26,7 @@ use super::state::{Image, Name, Phase};
 use super::takeover::{self, Acceptor};
 use super::watermark::Members;
 use super::{Config, Note};
-use crate::waiting::{Asked, Paces};
+use crate::waiting::{Paces, RetryState};
 
 /// What a node is getting.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct Syncs {
     /// earlier life says what was held then.
     round: u64,
     current: Option<Sync>,
-    /// Patience was doubled so many times because answers came late, however often it was begun anew.
+    /// Timeout was doubled so many times because answers came late, however often it was begun anew.
     doublings: u32,
     /// Long answers that peers have not been told all of, and to which of their questions.
     leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
@@ -54,7 +54,7 @@ struct Sync {
     open: BTreeMap<PartitionId, Part>,
     /// Partitions whose settled versions were copied.
     covered: Covered,
-    asked: Asked,
+    asked: RetryState,
 }
 
 /// Of each partition, below which version a peer had settled everything when it was copied, and what
@@ -221,7 +221,7 @@ impl Syncs {
         let asking = |&partition: &PartitionId| (partition, Part::Asking(BTreeMap::new()));
         let open: BTreeMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
         let partitions: Vec<PartitionId> = open.keys().copied().collect();
-        let asked = Asked::new(world.cx.now());
+        let asked = RetryState::new(world.cx.now());
         let (round, covered) = (self.round, Covered::new());
         let members = world.members.clone();
         self.current = Some(Sync { round, from, to, purpose, members, open, covered, asked });
@@ -381,7 +381,7 @@ impl Syncs {
         }
         if let Some(rest) = answers.get(&peer).and_then(Gathered::rest) {
             let (from, to, rest) = (sync.from, sync.reach(), Some(rest));
-            sync.asked = Asked::new(world.cx.now());
+            sync.asked = RetryState::new(world.cx.now());
             world.send(peer, Msg::Pull { partition, round, from, to, rest });
             return Done::Nothing;
         }
@@ -402,7 +402,7 @@ impl Syncs {
         // What was copied before stays copied, whatever lives and leases ended since.
         let from = replica.lacks_from(partition, sync.from);
         sync.take_in(partition, &answers, replica, world);
-        sync.asked = Asked::new(world.cx.now());
+        sync.asked = RetryState::new(world.cx.now());
         if is_whole && below > sync.from && peer != world.node {
             if below > from {
                 let after = None;
@@ -450,7 +450,7 @@ impl Syncs {
         if let Some(next) = next {
             *after = Some(next.clone());
             // However much there is to copy: as long as pieces come, nobody is asked afresh.
-            sync.asked = Asked::new(world.cx.now());
+            sync.asked = RetryState::new(world.cx.now());
             let (from, after) = (*first, Some(next));
             world.send(*peer, Msg::Scan { partition, round, from, after });
             return Done::Nothing;
@@ -484,8 +484,8 @@ impl Syncs {
         // not even votes get through. So it takes twice as long each time, whatever that comes to, and
         // an answer that was late is no reason to expect the next one sooner.
         let least = world.config.resend_after.max(world.config.directory.lease);
-        let patience = (least * (1 << self.doublings)).min(PATIENCE_MAX.max(least));
-        if now.since(sync.asked.at) < patience {
+        let timeout = (least * (1 << self.doublings)).min(PATIENCE_MAX.max(least));
+        if now.since(sync.asked.at) < timeout {
             return Done::Nothing;
         }
         self.doublings = (self.doublings + 1).min(DOUBLINGS);
@@ -654,7 +654,7 @@ fn adopt(
     }
 }
 
-/// Patience doubles so many times,
+/// Timeout doubles so many times,
 const DOUBLINGS: u32 = 4;
 
 /// and until it is so long: a connection that is slower than that breaks.

@@ -39,7 +39,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use super::directory::Task;
 use super::watermark::Members;
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// What a transaction stores: the part of it that taking over has to know.
 pub trait Functor: Clone + Eq + Debug + Wire {
@@ -703,7 +703,7 @@ pub struct Takeover<F> {
     /// What replicas hold that is not written.
     void: BTreeMap<Timestamp, F>,
     closed: BTreeMap<PartitionId, BTreeSet<NodeId>>,
-    asked: Asked,
+    asked: RetryState,
 }
 
 impl<F: Functor> Takeover<F> {
@@ -731,7 +731,7 @@ impl<F: Functor> Takeover<F> {
             survivors: BTreeSet::new(),
             void: BTreeMap::new(),
             closed: BTreeMap::new(),
-            asked: Asked::new(now),
+            asked: RetryState::new(now),
         }
     }
 
@@ -781,8 +781,8 @@ impl<F: Functor> Takeover<F> {
 
     /// True if it is time to send [`Takeover::round`] and [`Takeover::void`] again; they are taken
     /// for sent.
-    pub fn is_due(&mut self, patience: Duration, now: Time) -> bool {
-        let is_due = self.asked.is_due(patience, now);
+    pub fn is_due(&mut self, timeout: Duration, now: Time) -> bool {
+        let is_due = self.asked.is_due(timeout, now);
         if is_due {
             self.asked = self.asked.again(now);
         }
@@ -931,7 +931,7 @@ impl<F: Functor> Takeover<F> {
 
     fn enter(&mut self, stage: Stage, now: Time) {
         self.stage = stage;
-        self.asked = Asked::new(now);
+        self.asked = RetryState::new(now);
     }
 
     /// What is being taken over.

@@ -508,12 +508,12 @@ fn pieces_of_different_moments_do_not_mix() {
 
 #[test]
 fn it_asks_again_those_who_owe_an_answer_after_a_while() {
-    let (cluster, patience) = (cluster(), Duration::from_millis(100));
+    let (cluster, timeout) = (cluster(), Duration::from_millis(100));
     let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
-    assert!(!takeover.is_due(patience, Time::from_millis(99)));
-    assert!(takeover.is_due(patience, Time::from_millis(100)));
-    assert!(!takeover.is_due(patience, Time::from_millis(299)), "twice as patient");
-    assert!(takeover.is_due(patience, Time::from_millis(300)));
+    assert!(!takeover.is_due(timeout, Time::from_millis(99)));
+    assert!(takeover.is_due(timeout, Time::from_millis(100)));
+    assert!(!takeover.is_due(timeout, Time::from_millis(299)), "twice as patient");
+    assert!(takeover.is_due(timeout, Time::from_millis(300)));
     assert_eq!(takeover.round().len(), 6);
 }
 

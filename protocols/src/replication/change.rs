@@ -9,7 +9,7 @@ use orthodrome_core::{NodeId, Time};
 use super::leader::{Leading, Mode};
 use super::quorum::{Members, QuorumError};
 use super::replica::{Replica, Role};
-use super::{Door, Index, Payload, Replicated};
+use super::{Index, Io, Payload, Replicated};
 
 /// A change whose new voters are catching up as learners. Lost with the leader: ask again.
 #[derive(Debug)]
@@ -62,11 +62,11 @@ impl<R: Replicated> Replica<R> {
         &mut self,
         voters: Vec<NodeId>,
         learners: Vec<NodeId>,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) -> Result<(), ChangeError> {
         let target = Members::settled(voters, learners);
-        self.accept_change(target.clone(), door)
-            .inspect_err(|why| self.orders.refuse(target, door.now(), why))
+        self.accept_change(target.clone(), io)
+            .inspect_err(|why| self.orders.refuse(target, io.now(), why))
     }
 
     /// Refuses an order because the embedder is not ready for it: ask again soon.
@@ -74,17 +74,13 @@ impl<R: Replicated> Replica<R> {
         &mut self,
         voters: Vec<NodeId>,
         learners: Vec<NodeId>,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         let target = Members::settled(voters, learners);
-        self.orders.refuse(target, door.now(), &ChangeError::NotReady);
+        self.orders.refuse(target, io.now(), &ChangeError::NotReady);
     }
 
-    fn accept_change(
-        &mut self,
-        target: Members,
-        door: &mut impl Door<R>,
-    ) -> Result<(), ChangeError> {
+    fn accept_change(&mut self, target: Members, io: &mut impl Io<R>) -> Result<(), ChangeError> {
         let Role::Leader(lead) = &mut self.role else {
             return Err(ChangeError::NotLeader { leader: self.leader });
         };
@@ -96,13 +92,13 @@ impl<R: Replicated> Replica<R> {
         if members.is_joint() || self.log.members_index() > self.chosen {
             return Err(ChangeError::UnderWay);
         }
-        let (goal, now) = (self.log.last(), door.now());
+        let (goal, now) = (self.log.last(), io.now());
         let entrants = target.voters.iter().filter(|node| !members.voters.contains(node));
         let entrants =
             entrants.map(|&node| Entrant { node, goal, round_began: now, has_caught_up: false });
         self.orders.accept(target.clone(), now);
         lead.change = Some(Change { entrants: entrants.collect(), target });
-        self.pursue_change(door);
+        self.pursue_change(io);
         self.orders.review(&self.log, self.chosen);
         Ok(())
     }
@@ -122,8 +118,8 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Takes the next step of a change if it is time for it.
-    pub(super) fn pursue_change(&mut self, door: &mut impl Door<R>) {
-        let (now, last) = (door.now(), self.log.last());
+    pub(super) fn pursue_change(&mut self, io: &mut impl Io<R>) {
+        let (now, last) = (io.now(), self.log.last());
         if self.settled_voters().is_none() {
             // The step before this one is not chosen yet: `on_members_chosen` goes on.
             return;
@@ -141,7 +137,7 @@ impl<R: Replicated> Replica<R> {
             let learners = [current.learners.as_slice(), &newcomers].concat();
             let wider = Members::settled(current.voters.clone(), learners);
             lead.change = Some(change);
-            self.append(Payload::Members(Arc::new(wider)), door);
+            self.append(Payload::Members(Arc::new(wider)), io);
             return;
         }
         // It must also know that it is a member, or it would refuse the vote that the joint
@@ -159,47 +155,47 @@ impl<R: Replicated> Replica<R> {
         if next.voters != current.voters {
             next.outgoing.clone_from(&current.voters);
         }
-        let index = self.append(Payload::Members(Arc::new(next)), door);
+        let index = self.append(Payload::Members(Arc::new(next)), io);
         self.orders.on_appended(index);
     }
 
     /// The membership in force is chosen.
-    pub(super) fn on_members_chosen(&mut self, door: &mut impl Door<R>) {
+    pub(super) fn on_members_chosen(&mut self, io: &mut impl Io<R>) {
         let members = self.log.members().clone();
         if self.log.members_index() > self.chosen {
             return;
         }
         if members.is_joint() {
             let settled = Members::settled(members.voters, members.learners);
-            self.append(Payload::Members(Arc::new(settled)), door);
+            self.append(Payload::Members(Arc::new(settled)), io);
             return;
         }
         let Role::Leader(lead) = &mut self.role else { return };
         if lead.progress.iter().any(|progress| !members.is_member(progress.node)) {
             // Those who leave hear of it, so that they know they are out; then they are forgotten.
-            self.beat_all(door);
+            self.beat_all(io);
         }
         let Role::Leader(lead) = &mut self.role else { return };
         lead.progress.retain(|progress| members.is_member(progress.node));
         if members.is_voter(self.me) {
-            self.pursue_change(door);
+            self.pursue_change(io);
         } else {
-            self.abdicate(&members, door);
+            self.abdicate(&members, io);
         }
     }
 
     /// Raft §6: a leader that is not in the new membership steps down once it is chosen. It asks the
     /// voter that lacks least to campaign, so that nobody waits for a timer.
-    fn abdicate(&mut self, members: &Members, door: &mut impl Door<R>) {
+    fn abdicate(&mut self, members: &Members, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &self.role else { return };
         let voters = lead.progress.iter().filter(|progress| members.is_voter(progress.node));
         let best =
             voters.max_by_key(|progress| (progress.matched, std::cmp::Reverse(progress.node)));
         if let Some(to) = best.map(|progress| progress.node) {
-            self.beat_all(door);
-            self.yield_to(to, door);
+            self.beat_all(io);
+            self.yield_to(to, io);
         }
-        self.step_down(self.term, None, door);
+        self.step_down(self.term, None, io);
     }
 }
 

@@ -5,50 +5,50 @@ use orthodrome_core::{NodeId, Time};
 
 use super::message::{Beat, Message};
 use super::replica::{Replica, Role};
-use super::{Door, Event, Index, Replicated, Term, Timer, Tooth};
+use super::{Event, Index, Io, Mutation, Replicated, Term, Timer};
 
 impl<R: Replicated> Replica<R> {
     /// The first wait. In a new group the preferred leader campaigns at once and the others leave
     /// it time for a second try, so that a cluster starts with the leaders its placement asks for.
-    pub(super) fn arm_first_election(&mut self, is_new: bool, door: &mut impl Door<R>) {
-        self.draw(door);
-        let now = door.now();
+    pub(super) fn arm_first_election(&mut self, is_new: bool, io: &mut impl Io<R>) {
+        self.draw(io);
+        let now = io.now();
         self.election_at = match self.preferred {
             Some(preferred) if is_new && preferred == self.me => now,
             Some(_) if is_new => now + self.drawn + self.config.election_timeout * 2,
             Some(_) | None => now + self.drawn,
         };
-        door.set_timer(Timer::Election, self.election_at);
+        io.set_timer(Timer::Election, self.election_at);
     }
 
-    fn draw(&mut self, door: &mut impl Door<R>) {
+    fn draw(&mut self, io: &mut impl Io<R>) {
         let least = self.config.election_timeout;
-        let extra = door.rng().below(orthodrome_core::time::nanos(least));
+        let extra = io.rng().below(orthodrome_core::time::nanos(least));
         self.drawn = least + orthodrome_core::Duration::from_nanos(extra);
     }
 
-    fn arm_election(&mut self, door: &mut impl Door<R>) {
-        self.draw(door);
-        self.election_at = door.now() + self.drawn;
-        door.set_timer(Timer::Election, self.election_at);
+    fn arm_election(&mut self, io: &mut impl Io<R>) {
+        self.draw(io);
+        self.election_at = io.now() + self.drawn;
+        io.set_timer(Timer::Election, self.election_at);
     }
 
     /// Raft §5.2: no leader was heard for the drawn time. Hearing one only moves `election_at`; the
     /// timer catches up here, so that no timer is moved for every message.
-    pub(super) fn on_election_timeout(&mut self, door: &mut impl Door<R>) {
+    pub(super) fn on_election_timeout(&mut self, io: &mut impl Io<R>) {
         if self.is_leader() {
             return;
         }
-        if door.now() < self.election_at {
-            door.set_timer(Timer::Election, self.election_at);
+        if io.now() < self.election_at {
+            io.set_timer(Timer::Election, self.election_at);
             return;
         }
-        self.arm_election(door);
+        self.arm_election(io);
         // Also one that will not campaign: if it was removed while it learnt nothing of it, nobody
         // tells it who leads now, and it must not go on naming the one that led then.
         self.leader = None;
         if self.may_campaign() {
-            self.pre_campaign(door);
+            self.pre_campaign(io);
         }
     }
 
@@ -66,7 +66,8 @@ impl<R: Replicated> Replica<R> {
     /// its vote counts. A node that starts empty knows no members and so does not vote before it
     /// has caught up that far.
     fn may_vote(&self) -> bool {
-        self.log.members().is_member(self.me) || self.config.tooth == Some(Tooth::CountNonVoters)
+        self.log.members().is_member(self.me)
+            || self.config.mutation == Some(Mutation::CountNonVoters)
     }
 
     /// Thesis §4.2.3 and §6.4.1: within one election time-out of hearing a leader nobody else is
@@ -79,22 +80,22 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Thesis §9.6: ask before disturbing anyone with a new term.
-    fn pre_campaign(&mut self, door: &mut impl Door<R>) {
+    fn pre_campaign(&mut self, io: &mut impl Io<R>) {
         self.role = Role::PreCandidate(vec![self.me]);
         if self.is_elected(&[self.me]) {
-            self.start_election(false, door);
+            self.start_election(false, io);
             return;
         }
         let (last_index, last_term) = (self.log.last(), self.log.last_term());
         for to in self.electorate() {
-            door.send(to, Message::PreVote { term: self.term.next(), last_index, last_term });
+            io.send(to, Message::PreVote { term: self.term.next(), last_index, last_term });
         }
     }
 
     /// Whom to ask.
     fn electorate(&self) -> Vec<NodeId> {
         let members = self.log.members();
-        let anyone = self.config.tooth == Some(Tooth::CountNonVoters);
+        let anyone = self.config.mutation == Some(Mutation::CountNonVoters);
         let mut asked = members.all();
         asked.retain(|&node| node != self.me && (anyone || members.is_voter(node)));
         asked
@@ -103,7 +104,7 @@ impl<R: Replicated> Replica<R> {
     /// Only votes of voters count, in each half of a joint membership.
     fn is_elected(&self, votes: &[NodeId]) -> bool {
         let members = self.log.members();
-        if self.config.tooth == Some(Tooth::CountNonVoters) {
+        if self.config.mutation == Some(Mutation::CountNonVoters) {
             return votes.len() >= self.config.quorums.election(members.voters.len());
         }
         members.is_quorum(|n| self.config.quorums.election(n), |node| votes.contains(&node))
@@ -111,7 +112,7 @@ impl<R: Replicated> Replica<R> {
 
     /// True if this node's log has nothing that one with such an end may lack (Raft §5.4.1).
     fn may_be_led_by(&self, last_index: Index, last_term: Term) -> bool {
-        let any_term = self.config.tooth == Some(Tooth::LongestLog);
+        let any_term = self.config.mutation == Some(Mutation::LongestLog);
         let last_term = if any_term { self.log.last_term() } else { last_term };
         self.log.is_covered_by(last_index, last_term)
     }
@@ -122,14 +123,14 @@ impl<R: Replicated> Replica<R> {
         term: Term,
         last_index: Index,
         last_term: Term,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         let granted = term > self.term
             && self.may_vote()
-            && !self.protects_leader(door.now())
+            && !self.protects_leader(io.now())
             && self.may_be_led_by(last_index, last_term);
         let term = if granted { term } else { self.term };
-        self.send_when_term_durable(from, Message::PreVoteReply { term, granted }, door);
+        self.send_when_term_durable(from, Message::PreVoteReply { term, granted }, io);
     }
 
     pub(super) fn on_pre_vote_reply(
@@ -137,12 +138,12 @@ impl<R: Replicated> Replica<R> {
         from: NodeId,
         term: Term,
         granted: bool,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         if !granted {
             // A voter in a later term could never grant this one: catch up with it first.
             if term > self.term {
-                self.step_down(term, None, door);
+                self.step_down(term, None, io);
             }
             return;
         }
@@ -154,27 +155,27 @@ impl<R: Replicated> Replica<R> {
         votes.push(from);
         let votes = std::mem::take(votes);
         if self.is_elected(&votes) {
-            self.start_election(false, door);
+            self.start_election(false, io);
         } else {
             self.role = Role::PreCandidate(votes);
         }
     }
 
     /// Raft §5.2: a new term and a vote for itself; both durable before anyone is asked.
-    pub(super) fn start_election(&mut self, transfer: bool, door: &mut impl Door<R>) {
+    pub(super) fn start_election(&mut self, transfer: bool, io: &mut impl Io<R>) {
         self.enter_term(self.term.next(), Some(self.me));
         self.role = Role::Candidate { votes: Vec::new(), transfer };
-        self.persist_hard_state(door);
-        self.arm_election(door);
+        self.persist_hard_state(io);
+        self.arm_election(io);
         if self.is_term_durable() {
-            self.on_vote_durable(self.term, door);
+            self.on_vote_durable(self.term, io);
         } else {
             self.campaign_when_durable();
         }
     }
 
     /// The candidate's own vote is durable.
-    pub(super) fn on_vote_durable(&mut self, term: Term, door: &mut impl Door<R>) {
+    pub(super) fn on_vote_durable(&mut self, term: Term, io: &mut impl Io<R>) {
         let me = self.me;
         let transfer = match &mut self.role {
             Role::Candidate { votes, transfer } if term == self.term => {
@@ -186,12 +187,12 @@ impl<R: Replicated> Replica<R> {
             }
         };
         if self.is_elected(&[me]) {
-            self.lead(door);
+            self.lead(io);
             return;
         }
         let (last_index, last_term) = (self.log.last(), self.log.last_term());
         for to in self.electorate() {
-            door.send(to, Message::RequestVote { term, last_index, last_term, transfer });
+            io.send(to, Message::RequestVote { term, last_index, last_term, transfer });
         }
     }
 
@@ -202,12 +203,12 @@ impl<R: Replicated> Replica<R> {
         term: Term,
         (last_index, last_term): (Index, Term),
         transfer: bool,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
-        let is_protected = !transfer && self.protects_leader(door.now());
+        let is_protected = !transfer && self.protects_leader(io.now());
         if term < self.term || (term > self.term && is_protected) {
             let no = Message::VoteReply { term: self.term, granted: false };
-            self.send_when_term_durable(from, no, door);
+            self.send_when_term_durable(from, no, io);
             return;
         }
         let is_free = term > self.term || self.vote.is_none_or(|vote| vote == from);
@@ -217,16 +218,16 @@ impl<R: Replicated> Replica<R> {
             && self.may_be_led_by(last_index, last_term);
         let vote = granted.then_some(from);
         if term > self.term {
-            self.step_down(term, vote, door);
+            self.step_down(term, vote, io);
         } else if granted && self.vote.is_none() {
             self.vote = vote;
-            self.persist_hard_state(door);
+            self.persist_hard_state(io);
         }
         if granted {
             // Give the candidate time to win before competing with it.
-            self.election_at = self.election_at.max(door.now() + self.drawn);
+            self.election_at = self.election_at.max(io.now() + self.drawn);
         }
-        self.send_when_term_durable(from, Message::VoteReply { term, granted }, door);
+        self.send_when_term_durable(from, Message::VoteReply { term, granted }, io);
     }
 
     pub(super) fn on_vote_reply(
@@ -234,10 +235,10 @@ impl<R: Replicated> Replica<R> {
         from: NodeId,
         term: Term,
         granted: bool,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         if term > self.term {
-            self.step_down(term, None, door);
+            self.step_down(term, None, io);
             return;
         }
         let current = self.term;
@@ -249,7 +250,7 @@ impl<R: Replicated> Replica<R> {
         let votes = votes.clone();
         // A voter answers only a request, and that left after the candidate's own vote was durable.
         if self.is_elected(&votes) {
-            self.lead(door);
+            self.lead(io);
         }
     }
 
@@ -261,14 +262,14 @@ impl<R: Replicated> Replica<R> {
         from: NodeId,
         term: Term,
         round: u64,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         let is_current = term == self.term
             && self.leader == Some(from)
             && self.heard_at.is_some()
             && self.beat.round <= round;
         if is_current && self.may_campaign() && matches!(self.role, Role::Follower) {
-            self.start_election(true, door);
+            self.start_election(true, io);
         }
     }
 
@@ -284,12 +285,12 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Becomes a follower of `term`, which may be the current one.
-    pub(super) fn step_down(&mut self, term: Term, vote: Option<NodeId>, door: &mut impl Door<R>) {
+    pub(super) fn step_down(&mut self, term: Term, vote: Option<NodeId>, io: &mut impl Io<R>) {
         let old_term = self.term;
         let role = std::mem::replace(&mut self.role, Role::Follower);
         if term > self.term {
             self.enter_term(term, vote);
-            self.persist_hard_state(door);
+            self.persist_hard_state(io);
         }
         if let Role::Leader(lead) = role {
             self.leader = None;
@@ -298,11 +299,11 @@ impl<R: Replicated> Replica<R> {
                 self.tell(Event::ReadFailed { id });
             }
             self.tell(Event::Deposed { term: old_term });
-            door.cancel_timer(Timer::Heartbeat);
+            io.cancel_timer(Timer::Heartbeat);
             // Its own lease may still be running on promises of others: nobody is harmed if it
             // votes, for it serves nothing more.
             self.received = self.chosen;
-            self.arm_election(door);
+            self.arm_election(io);
         }
     }
 
@@ -312,7 +313,7 @@ impl<R: Replicated> Replica<R> {
         from: NodeId,
         term: Term,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) -> bool {
         if term < self.term {
             // Tells a deposed leader, or one that a failed candidate overtook, of the later term.
@@ -324,11 +325,11 @@ impl<R: Replicated> Replica<R> {
                 received: Index(0),
                 beat: Beat::default(),
             };
-            self.send_when_term_durable(from, reply, door);
+            self.send_when_term_durable(from, reply, io);
             return false;
         }
         if term > self.term {
-            self.step_down(term, None, door);
+            self.step_down(term, None, io);
         }
         assert!(
             !self.is_leader() && self.leader.is_none_or(|leader| leader == from),
@@ -336,8 +337,8 @@ impl<R: Replicated> Replica<R> {
         );
         self.role = Role::Follower;
         self.leader = Some(from);
-        self.heard_at = Some(door.now());
-        self.election_at = door.now() + self.drawn;
+        self.heard_at = Some(io.now());
+        self.election_at = io.now() + self.drawn;
         if beat.round > self.beat.round {
             self.beat = beat;
         }
@@ -345,9 +346,9 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// An answer to a leader: true if this node leads the term it is about.
-    pub(super) fn leads(&mut self, term: Term, door: &mut impl Door<R>) -> bool {
+    pub(super) fn leads(&mut self, term: Term, io: &mut impl Io<R>) -> bool {
         if term > self.term {
-            self.step_down(term, None, door);
+            self.step_down(term, None, io);
         }
         term == self.term && self.is_leader()
     }

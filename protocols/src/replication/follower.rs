@@ -4,7 +4,7 @@ use orthodrome_core::NodeId;
 
 use super::message::{Beat, Message, Record};
 use super::replica::Replica;
-use super::{Door, Entry, Index, Replicated, Term, Tooth};
+use super::{Entry, Index, Io, Mutation, Replicated, Term};
 
 impl<R: Replicated> Replica<R> {
     /// Raft Figure 2, AppendEntries, receiver's steps 2 to 5.
@@ -14,7 +14,7 @@ impl<R: Replicated> Replica<R> {
         (prev_index, prev_term): (Index, Term),
         entries: Vec<Entry<R::Command>>,
         chosen: Index,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         if self.awaits_snapshot() {
             return;
@@ -24,7 +24,7 @@ impl<R: Replicated> Replica<R> {
         // What is at or below the base is chosen, so it agrees without looking.
         let agrees = prev_index < base || self.log.term_at(prev_index) == Some(prev_term);
         if self.incomplete || !agrees {
-            self.reject(from, prev_index, prev_term, door);
+            self.reject(from, prev_index, prev_term, io);
             return;
         }
         let mut last_ticket = None;
@@ -35,10 +35,10 @@ impl<R: Replicated> Replica<R> {
                 continue;
             }
             if index <= self.log.last() {
-                self.truncate(index, door);
+                self.truncate(index, io);
             }
             self.log.append(entry.clone());
-            last_ticket = Some(door.persist(Record::Entry { index, entry }));
+            last_ticket = Some(io.persist(Record::Entry { index, entry }));
         }
         if let Some(ticket) = last_ticket {
             self.writes.push_back((ticket, index));
@@ -47,12 +47,12 @@ impl<R: Replicated> Replica<R> {
         self.owed = self.owed.max(through);
         self.choose(chosen.min(self.received));
         if self.matched() >= self.owed {
-            self.reply(from, door);
+            self.reply(from, io);
         }
     }
 
     /// Raft §5.3, step 3: an existing entry conflicts with a new one.
-    fn truncate(&mut self, from: Index, door: &mut impl Door<R>) {
+    fn truncate(&mut self, from: Index, io: &mut impl Io<R>) {
         assert!(
             from > self.chosen,
             "{self}: the leader's log has another entry at {from}, which is chosen"
@@ -63,8 +63,8 @@ impl<R: Replicated> Replica<R> {
         for (_, index) in &mut self.writes {
             *index = (*index).min(kept);
         }
-        if self.config.tooth != Some(Tooth::ForgetTruncation) {
-            door.persist(Record::Truncate { from });
+        if self.config.mutation != Some(Mutation::ForgetTruncation) {
+            io.persist(Record::Truncate { from });
         }
     }
 
@@ -74,23 +74,23 @@ impl<R: Replicated> Replica<R> {
         if self.incomplete { Index(0) } else { self.received.min(self.own_copy()) }
     }
 
-    fn reply(&mut self, to: NodeId, door: &mut impl Door<R>) {
+    fn reply(&mut self, to: NodeId, io: &mut impl Io<R>) {
         self.acked = self.matched();
         let (term, matched, received, beat) = (self.term, self.acked, self.received, self.beat);
         let reply = Message::AppendReply { term, matched, received, beat };
-        self.send_when_term_durable(to, reply, door);
+        self.send_when_term_durable(to, reply, io);
     }
 
     /// Entries became durable: one reply covers all of them.
-    pub(super) fn acknowledge(&mut self, door: &mut impl Door<R>) {
+    pub(super) fn acknowledge(&mut self, io: &mut impl Io<R>) {
         if let Some(leader) = self.leader
             && self.matched() > self.acked
         {
-            self.reply(leader, door);
+            self.reply(leader, io);
         }
     }
 
-    fn reject(&mut self, to: NodeId, prev_index: Index, prev_term: Term, door: &mut impl Door<R>) {
+    fn reject(&mut self, to: NodeId, prev_index: Index, prev_term: Term, io: &mut impl Io<R>) {
         let (hint_index, hint_term) = self.log.agreeable(prev_index, prev_term);
         let reject = Message::AppendReject {
             term: self.term,
@@ -100,7 +100,7 @@ impl<R: Replicated> Replica<R> {
             wants_snapshot: self.incomplete,
             beat: self.beat,
         };
-        self.send_when_term_durable(to, reject, door);
+        self.send_when_term_durable(to, reject, io);
     }
 
     /// Raft §5.2. Answered at once: what it promises does not depend on entries.
@@ -109,16 +109,16 @@ impl<R: Replicated> Replica<R> {
         from: NodeId,
         chosen: Index,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         self.choose(chosen.min(self.received));
         if self.incomplete && !self.receives_snapshot() {
-            self.reject(from, self.log.last(), self.log.last_term(), door);
+            self.reject(from, self.log.last(), self.log.last_term(), io);
             return;
         }
         let (term, matched) = (self.term, self.matched());
         let received = if self.incomplete { Index(0) } else { self.received };
         let reply = Message::HeartbeatReply { term, matched, received, beat };
-        self.send_when_term_durable(from, reply, door);
+        self.send_when_term_durable(from, reply, io);
     }
 }

@@ -11,7 +11,7 @@ use super::log::Log;
 use super::message::{Beat, Message, Record};
 use super::replica::{Replica, Role};
 use super::snapshot::Outgoing;
-use super::{Config, Door, Entry, Event, Index, Payload, Replicated, Term, Timer, Tooth};
+use super::{Config, Entry, Event, Index, Io, Mutation, Payload, Replicated, Term, Timer};
 
 /// What a leader keeps for its term.
 #[derive(Debug)]
@@ -264,8 +264,8 @@ impl<R: Replicated> Leading<R> {
 impl<R: Replicated> Replica<R> {
     /// Raft §5.2 and §8: a new leader appends an entry of its own term, for only that can make the
     /// entries before it chosen.
-    pub(super) fn lead(&mut self, door: &mut impl Door<R>) {
-        let now = door.now();
+    pub(super) fn lead(&mut self, io: &mut impl Io<R>) {
+        let now = io.now();
         let next = self.log.last().next();
         let members = self.log.members().clone();
         let others = members.all().into_iter().filter(|&node| node != self.me);
@@ -286,28 +286,24 @@ impl<R: Replicated> Replica<R> {
             snapshots: 0,
             indexes: Vec::new(),
         }));
-        door.cancel_timer(Timer::Election);
+        io.cancel_timer(Timer::Election);
         let first =
             if next == Index(1) { Payload::Members(Arc::new(members)) } else { Payload::Noop };
-        self.append(first, door);
-        self.beat_all(door);
-        door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
+        self.append(first, io);
+        self.beat_all(io);
+        io.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
     }
 
     /// Appends to the own log; followers get it at the next flush.
-    pub(super) fn append(
-        &mut self,
-        payload: Payload<R::Command>,
-        door: &mut impl Door<R>,
-    ) -> Index {
+    pub(super) fn append(&mut self, payload: Payload<R::Command>, io: &mut impl Io<R>) -> Index {
         let entry = Entry { term: self.term, payload };
         let index = self.log.append(entry.clone());
-        let ticket = door.persist(Record::Entry { index, entry });
+        let ticket = io.persist(Record::Entry { index, entry });
         self.writes.push_back((ticket, index));
         if let Role::Leader(lead) = &mut self.role {
             lead.is_dirty = true;
             if self.log.members_index() == index {
-                let now = door.now();
+                let now = io.now();
                 for node in self.log.members().all() {
                     if node != self.me {
                         lead.add(node, index, now);
@@ -315,8 +311,8 @@ impl<R: Replicated> Replica<R> {
                 }
             }
         }
-        if self.config.tooth == Some(Tooth::AckNotDurable) {
-            self.count(door);
+        if self.config.mutation == Some(Mutation::AckNotDurable) {
+            self.count(io);
         }
         index
     }
@@ -327,22 +323,18 @@ impl<R: Replicated> Replica<R> {
     ///
     /// The command will be surfaced at the returned place if the entry there has the returned term;
     /// otherwise it was lost.
-    pub fn propose(
-        &mut self,
-        command: R::Command,
-        door: &mut impl Door<R>,
-    ) -> Option<(Index, Term)> {
+    pub fn propose(&mut self, command: R::Command, io: &mut impl Io<R>) -> Option<(Index, Term)> {
         if !self.takes_commands() {
             return None;
         }
-        let index = self.append(Payload::Command(Arc::new(command)), door);
+        let index = self.append(Payload::Command(Arc::new(command)), io);
         Some((index, self.term))
     }
 
     /// Tells every member at once how far the log is chosen, rather than with the next entries or the
     /// next heartbeat: for protocols whose followers act on what is chosen.
-    pub fn announce(&mut self, door: &mut impl Door<R>) {
-        self.beat_all(door);
+    pub fn announce(&mut self, io: &mut impl Io<R>) {
+        self.beat_all(io);
     }
 
     /// True if [`Replica::propose`] would append a command now.
@@ -355,24 +347,24 @@ impl<R: Replicated> Replica<R> {
 
     /// Sends what several calls can share: entries to each follower that lacks some, and a round of
     /// heartbeats for new reads.
-    pub fn flush(&mut self, door: &mut impl Door<R>) {
-        self.begin_reads(door);
-        self.send_entries(door);
-        self.ask_target(door);
+    pub fn flush(&mut self, io: &mut impl Io<R>) {
+        self.begin_reads(io);
+        self.send_entries(io);
+        self.ask_target(io);
     }
 
-    fn send_entries(&mut self, door: &mut impl Door<R>) {
+    fn send_entries(&mut self, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
         if !std::mem::take(&mut lead.is_dirty) {
             return;
         }
-        let beat = Beat { round: lead.round, sent_at: door.now() };
+        let beat = Beat { round: lead.round, sent_at: io.now() };
         let mut behind = Vec::new();
         for progress in &mut lead.progress {
             loop {
                 let shared = (self.term, self.chosen, beat);
                 match progress.next_append(&self.log, &self.config, shared) {
-                    Ok(Some(msg)) => door.send(progress.node, msg),
+                    Ok(Some(msg)) => io.send(progress.node, msg),
                     Ok(None) => break,
                     Err(()) => {
                         behind.push(progress.node);
@@ -387,20 +379,20 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// A round of heartbeats to everyone.
-    pub(super) fn beat_all(&mut self, door: &mut impl Door<R>) {
+    pub(super) fn beat_all(&mut self, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
-        let beat = Beat { round: lead.round, sent_at: door.now() };
+        let beat = Beat { round: lead.round, sent_at: io.now() };
         for progress in &lead.progress {
             let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat };
-            door.send(progress.node, msg);
+            io.send(progress.node, msg);
         }
     }
 
     /// Thesis §6.2: a leader that hears no quorum for an election time-out is none. Then the work
     /// that recurs: heartbeats, resending, giving up what took too long.
-    pub(super) fn on_heartbeat_timeout(&mut self, door: &mut impl Door<R>) {
-        let now = door.now();
+    pub(super) fn on_heartbeat_timeout(&mut self, io: &mut impl Io<R>) {
+        let now = io.now();
         let me = self.me;
         let Role::Leader(lead) = &mut self.role else { return };
         let heard = self.log.members().reached(
@@ -414,24 +406,24 @@ impl<R: Replicated> Replica<R> {
         let is_alone =
             heard.is_none_or(|heard| heard.max(lead.since) + self.config.election_timeout < now);
         if is_alone && self.config.check_quorum {
-            self.step_down(self.term, None, door);
+            self.step_down(self.term, None, io);
             return;
         }
         if lead.transfer.as_ref().is_some_and(|transfer| transfer.until <= now) {
             lead.transfer = None;
         }
-        let patience = self.config.election_timeout * 4;
-        if lead.yielded.iter().any(|yielded| yielded.at + patience < now) {
+        let timeout = self.config.election_timeout * 4;
+        if lead.yielded.iter().any(|yielded| yielded.at + timeout < now) {
             // Whoever was asked to campaign has said nothing since and may yet do so, however late.
             // In a new term that permission is void, and leases hold again.
-            self.step_down(self.term, None, door);
-            self.start_election(true, door);
+            self.step_down(self.term, None, io);
+            self.start_election(true, io);
             return;
         }
-        door.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
-        self.beat_all(door);
-        self.resend_pieces(door);
-        self.offer_to_preferred(door);
+        io.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
+        self.beat_all(io);
+        self.resend_pieces(io);
+        self.offer_to_preferred(io);
     }
 
     pub(super) fn on_append_reply(
@@ -440,9 +432,9 @@ impl<R: Replicated> Replica<R> {
         matched: Index,
         received: Index,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
-        self.on_progress(from, (matched, received), true, beat, door);
+        self.on_progress(from, (matched, received), true, beat, io);
     }
 
     fn on_progress(
@@ -451,9 +443,9 @@ impl<R: Replicated> Replica<R> {
         (matched, received): (Index, Index),
         of_append: bool,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
-        let now = door.now();
+        let now = io.now();
         let Role::Leader(lead) = &mut self.role else { return };
         // Round 0 answers no message of this term.
         let Some(progress) = lead.of(from).filter(|_| beat.round > 0) else { return };
@@ -464,8 +456,8 @@ impl<R: Replicated> Replica<R> {
         lead.is_dirty |= progress.next <= self.log.last();
         self.confirm(from, beat);
         if is_news {
-            self.count(door);
-            self.pursue_change(door);
+            self.count(io);
+            self.pursue_change(io);
         }
     }
 
@@ -475,7 +467,7 @@ impl<R: Replicated> Replica<R> {
         matched: Index,
         received: Index,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         if let Role::Leader(lead) = &mut self.role
             && let Some(progress) = lead.of(from)
@@ -483,7 +475,7 @@ impl<R: Replicated> Replica<R> {
             let followers_act = self.config.followers_act;
             lead.is_dirty |= progress.resend_lost(received, beat.round, followers_act);
         }
-        self.on_progress(from, (matched, received), false, beat, door);
+        self.on_progress(from, (matched, received), false, beat, io);
     }
 
     /// Raft §5.3: the logs do not agree before what was sent; both sides skip whole terms.
@@ -494,9 +486,9 @@ impl<R: Replicated> Replica<R> {
         (hint_index, hint_term): (Index, Term),
         wants_snapshot: bool,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
-        let now = door.now();
+        let now = io.now();
         let Role::Leader(lead) = &mut self.role else { return };
         let Some(progress) = lead.of(from) else { return };
         progress.hear(beat, now, &self.config);
@@ -525,7 +517,7 @@ impl<R: Replicated> Replica<R> {
 
     /// Raft §5.3 and §5.4.2: an entry is chosen when a write quorum holds it durably and it is of
     /// the current term; those before it are chosen with it.
-    pub(super) fn count(&mut self, door: &mut impl Door<R>) {
+    pub(super) fn count(&mut self, io: &mut impl Io<R>) {
         let (me, own_copy) = (self.me, self.own_copy());
         let Role::Leader(lead) = &mut self.role else { return };
         let mut indexes = std::mem::take(&mut lead.indexes);
@@ -542,13 +534,13 @@ impl<R: Replicated> Replica<R> {
         );
         lead.indexes = indexes;
         let Some(reached) = reached.filter(|&reached| reached > self.chosen) else { return };
-        let any_term = self.config.tooth == Some(Tooth::ChooseOldTerm);
+        let any_term = self.config.mutation == Some(Mutation::ChooseOldTerm);
         if self.log.term_at(reached) == Some(self.term) || any_term {
             let (was_ready, was_chosen) = (lead.is_ready, self.chosen);
             self.choose(reached);
             let change = self.log.members_index();
             if self.is_ready() && (!was_ready || (was_chosen < change && change <= self.chosen)) {
-                self.on_members_chosen(door);
+                self.on_members_chosen(io);
             }
             self.confirm_reads();
         }
@@ -558,11 +550,11 @@ impl<R: Replicated> Replica<R> {
     /// after this call, that this node still leads (thesis §6.4). The round begins at the next
     /// [`Replica::flush`] and serves every read asked for until then. If this node does not lead,
     /// or already has `max_reads` waiting, [`Event::ReadFailed`] follows.
-    pub fn read_index(&mut self, id: u64, _door: &mut impl Door<R>) {
+    pub fn read_index(&mut self, id: u64, _io: &mut impl Io<R>) {
         if let Role::Leader(lead) = &mut self.role
             && lead.reads.len() < self.config.max_reads
         {
-            let round = (self.config.tooth == Some(Tooth::ReadUnconfirmed)).then_some(0);
+            let round = (self.config.mutation == Some(Mutation::ReadUnconfirmed)).then_some(0);
             lead.has_new_reads |= round.is_none();
             lead.reads.push_back(Read { id, round });
             if round.is_some() {
@@ -573,7 +565,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    fn begin_reads(&mut self, door: &mut impl Door<R>) {
+    fn begin_reads(&mut self, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
         if !std::mem::take(&mut lead.has_new_reads) {
             return;
@@ -585,7 +577,7 @@ impl<R: Replicated> Replica<R> {
             }
             read.round = Some(round);
         }
-        self.beat_all(door);
+        self.beat_all(io);
         self.confirm_reads();
     }
 
@@ -633,8 +625,8 @@ impl<R: Replicated> Replica<R> {
         if !lead.is_ready || !lead.yielded.is_empty() {
             return false;
         }
-        let now = match self.config.tooth {
-            Some(Tooth::LeaseIgnoresPauses) => self.last_input.min(now),
+        let now = match self.config.mutation {
+            Some(Mutation::LeaseIgnoresPauses) => self.last_input.min(now),
             Some(_) | None => now,
         };
         let me = self.me;
@@ -653,19 +645,19 @@ impl<R: Replicated> Replica<R> {
     /// Hands leadership to the voter `to` (thesis §3.10): takes no proposals until it has caught up
     /// and was asked to campaign, or an election time-out has passed. Ignored if this node does not
     /// lead, or `to` cannot.
-    pub fn transfer(&mut self, to: NodeId, door: &mut impl Door<R>) {
+    pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
         let is_voter = self.log.members().voters.contains(&to);
         if let Role::Leader(lead) = &mut self.role
             && to != self.me
             && is_voter
             && lead.transfer.is_none()
         {
-            let until = door.now() + self.config.election_timeout;
+            let until = io.now() + self.config.election_timeout;
             lead.transfer = Some(Transfer { to, until, is_asked: false });
         }
     }
 
-    fn ask_target(&mut self, door: &mut impl Door<R>) {
+    fn ask_target(&mut self, io: &mut impl Io<R>) {
         let last = self.log.last();
         let Role::Leader(lead) = &mut self.role else { return };
         let Some(transfer) = &mut lead.transfer else { return };
@@ -677,25 +669,25 @@ impl<R: Replicated> Replica<R> {
             lead.progress.iter().any(|progress| progress.node == to && progress.matched == last);
         if has_all {
             transfer.is_asked = true;
-            self.yield_to(to, door);
+            self.yield_to(to, io);
         }
     }
 
     /// Gives up the lease, then asks `to` to campaign.
-    pub(super) fn yield_to(&mut self, to: NodeId, door: &mut impl Door<R>) {
+    pub(super) fn yield_to(&mut self, to: NodeId, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
         lead.yielded.retain(|yielded| yielded.to != to);
-        lead.yielded.push(Yielded { to, round: lead.round, at: door.now() });
-        door.send(to, Message::TimeoutNow { term: self.term, round: lead.round });
+        lead.yielded.push(Yielded { to, round: lead.round, at: io.now() });
+        io.send(to, Message::TimeoutNow { term: self.term, round: lead.round });
         // Whatever is sent from now on is of a later round and takes the permission back.
         lead.round += 1;
     }
 
     /// Placement: leadership goes where it is preferred once that node has answered for a while and
     /// lacks nothing.
-    fn offer_to_preferred(&mut self, door: &mut impl Door<R>) {
-        let now = door.now();
+    fn offer_to_preferred(&mut self, io: &mut impl Io<R>) {
+        let now = io.now();
         let Some(to) = self.preferred.filter(|&node| node != self.me) else { return };
         let timeout = self.config.election_timeout;
         let members = self.log.members();
@@ -712,7 +704,7 @@ impl<R: Replicated> Replica<R> {
         });
         if is_calm && may_offer && is_fit {
             lead.offered_at = Some(now);
-            self.transfer(to, door);
+            self.transfer(to, io);
         }
     }
 }

@@ -14,7 +14,7 @@
 //! since every election quorum meets every write quorum, a leader has every chosen entry.
 //!
 //! A [`Replica`] is one member of one group. A server machine embeds one for each partition it
-//! holds, wraps [`Message`], [`Timer`] and [`Record`] in its own variants, and lends it a [`Door`]
+//! holds, wraps [`Message`], [`Timer`] and [`Record`] in its own variants, and lends it a [`Io`]
 //! with each call. After each call it drains [`Replica::next_event`].
 //!
 //! | message | from → to | when | source |
@@ -87,7 +87,7 @@ pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {
 }
 
 /// The way from a replica to the world: the embedder's own context, which wraps what passes.
-pub trait Door<R: Replicated> {
+pub trait Io<R: Replicated> {
     /// Monotonic time.
     fn now(&self) -> Time;
     /// The machine's random stream.
@@ -239,7 +239,7 @@ pub struct Config {
     /// log is safe with that; who reads without a lease is not.
     pub check_quorum: bool,
     /// Tests only: a deliberate bug that tests must catch.
-    pub tooth: Option<Tooth>,
+    pub mutation: Option<Mutation>,
 }
 
 impl Config {
@@ -260,7 +260,7 @@ impl Config {
             snapshot_window: 4,
             followers_act: false,
             check_quorum: true,
-            tooth: None,
+            mutation: None,
         }
     }
 
@@ -319,7 +319,7 @@ pub enum ConfigError {
 
 /// Deliberate bugs, each made by some real system, that the tests must catch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tooth {
+pub enum Mutation {
     /// Votes and terms are told before they are durable.
     VoteNotDurable,
     /// Entries of older terms are chosen by counting (Raft §5.4.2, Figure 8).
@@ -340,7 +340,7 @@ pub enum Tooth {
     LongestLog,
 }
 
-impl Tooth {
+impl Mutation {
     /// Every deliberate bug, with the name of its switch.
     pub const ALL: [(&'static str, Self); 9] = [
         ("vote-not-durable", Self::VoteNotDurable),

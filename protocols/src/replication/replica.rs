@@ -11,7 +11,7 @@ use super::message::{Beat, Message, Record};
 use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
-use super::{Config, Door, Event, Group, Index, Replicated, Term, Timer, Tooth};
+use super::{Config, Event, Group, Index, Io, Mutation, Replicated, Term, Timer};
 
 /// What a replica is doing in its term.
 #[derive(Debug)]
@@ -40,9 +40,9 @@ pub(super) enum Held<R: Replicated> {
     },
 }
 
-/// One member of one group. See the [module](super) for the protocol and [`Door`] for its effects.
+/// One member of one group. See the [module](super) for the protocol and [`Io`] for its effects.
 ///
-/// Every method that takes a door may queue events; drain [`Replica::next_event`] after each call.
+/// Every method that takes a io may queue events; drain [`Replica::next_event`] after each call.
 #[derive(Debug)]
 pub struct Replica<R: Replicated> {
     pub(super) me: NodeId,
@@ -117,7 +117,7 @@ struct Recovered<R: Replicated> {
 fn replay<R: Replicated>(
     initial: Members,
     records: Vec<Record<R>>,
-    tooth: Option<Tooth>,
+    mutation: Option<Mutation>,
 ) -> Recovered<R> {
     let mut state = Recovered {
         term: Term(0),
@@ -131,7 +131,7 @@ fn replay<R: Replicated>(
             Record::Incomplete => state.incomplete = true,
             Record::HardState { term, vote } => (state.term, state.vote) = (term, vote),
             Record::Entry { index, entry } => {
-                if tooth == Some(Tooth::ForgetTruncation) && index <= state.log.last() {
+                if mutation == Some(Mutation::ForgetTruncation) && index <= state.log.last() {
                     state.log.overwrite(index, entry);
                     continue;
                 }
@@ -162,22 +162,22 @@ impl<R: Replicated> Replica<R> {
         group: Group,
         config: Config,
         recovered: Vec<Record<R>>,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) -> Self {
         if let Err(error) = config.check(&group) {
             panic!("replica {me}: {error}");
         }
-        let now = door.now();
+        let now = io.now();
         let is_new = recovered.is_empty();
         let initial = Members::settled(group.voters, group.learners);
         if is_new {
             // From here on the group is what it was when the node first started, whatever the map
             // says after a restart.
-            door.persist(Record::Base { index: Index(0), term: Term(0), members: initial.clone() });
+            io.persist(Record::Base { index: Index(0), term: Term(0), members: initial.clone() });
         }
-        let Recovered { term, vote, log, incomplete } = replay(initial, recovered, config.tooth);
+        let Recovered { term, vote, log, incomplete } = replay(initial, recovered, config.mutation);
         let base = log.base_index();
-        let trusts_itself = is_new || config.tooth == Some(Tooth::VoteAfterRestart);
+        let trusts_itself = is_new || config.mutation == Some(Mutation::VoteAfterRestart);
         let quiet_until = if trusts_itself { now } else { now + config.election_timeout };
         let mut replica = Self {
             me,
@@ -212,7 +212,7 @@ impl<R: Replicated> Replica<R> {
             log,
             config,
         };
-        replica.arm_first_election(is_new, door);
+        replica.arm_first_election(is_new, io);
         replica
     }
 
@@ -221,42 +221,42 @@ impl<R: Replicated> Replica<R> {
     /// # Panics
     /// If the message proves that the group is broken: two leaders in one term, or a leader that
     /// lacks an entry known to be chosen.
-    pub fn step(&mut self, from: NodeId, msg: Message<R>, door: &mut impl Door<R>) {
-        self.last_input = door.now();
+    pub fn step(&mut self, from: NodeId, msg: Message<R>, io: &mut impl Io<R>) {
+        self.last_input = io.now();
         match msg {
             Message::PreVote { term, last_index, last_term } => {
-                self.on_pre_vote(from, term, last_index, last_term, door);
+                self.on_pre_vote(from, term, last_index, last_term, io);
             }
             Message::PreVoteReply { term, granted } => {
-                self.on_pre_vote_reply(from, term, granted, door);
+                self.on_pre_vote_reply(from, term, granted, io);
             }
             Message::RequestVote { term, last_index, last_term, transfer } => {
-                self.on_request_vote(from, term, (last_index, last_term), transfer, door);
+                self.on_request_vote(from, term, (last_index, last_term), transfer, io);
             }
-            Message::VoteReply { term, granted } => self.on_vote_reply(from, term, granted, door),
+            Message::VoteReply { term, granted } => self.on_vote_reply(from, term, granted, io),
             Message::AppendEntries { term, prev_index, prev_term, entries, chosen, beat } => {
-                if self.follows(from, term, beat, door) {
-                    self.on_append_entries(from, (prev_index, prev_term), entries, chosen, door);
+                if self.follows(from, term, beat, io) {
+                    self.on_append_entries(from, (prev_index, prev_term), entries, chosen, io);
                 }
             }
             Message::Heartbeat { term, chosen, beat } => {
-                if self.follows(from, term, beat, door) {
-                    self.on_heartbeat(from, chosen, beat, door);
+                if self.follows(from, term, beat, io) {
+                    self.on_heartbeat(from, chosen, beat, io);
                 }
             }
             Message::SnapshotPiece { term, beat, .. } => {
-                if self.follows(from, term, beat, door) {
-                    self.on_snapshot_piece(from, msg, door);
+                if self.follows(from, term, beat, io) {
+                    self.on_snapshot_piece(from, msg, io);
                 }
             }
             Message::AppendReply { term, matched, received, beat } => {
-                if self.leads(term, door) {
-                    self.on_append_reply(from, matched, received, beat, door);
+                if self.leads(term, io) {
+                    self.on_append_reply(from, matched, received, beat, io);
                 }
             }
             Message::HeartbeatReply { term, matched, received, beat } => {
-                if self.leads(term, door) {
-                    self.on_heartbeat_reply(from, matched, received, beat, door);
+                if self.leads(term, io) {
+                    self.on_heartbeat_reply(from, matched, received, beat, io);
                 }
             }
             Message::AppendReject {
@@ -267,41 +267,41 @@ impl<R: Replicated> Replica<R> {
                 wants_snapshot,
                 beat,
             } => {
-                if self.leads(term, door) {
+                if self.leads(term, io) {
                     let hint = (hint_index, hint_term);
-                    self.on_append_reject(from, prev_index, hint, wants_snapshot, beat, door);
+                    self.on_append_reject(from, prev_index, hint, wants_snapshot, beat, io);
                 }
             }
             Message::SnapshotReply { term, snapshot, next, at_least, beat } => {
-                if self.leads(term, door) {
-                    self.on_snapshot_reply(from, (snapshot, next), at_least, beat, door);
+                if self.leads(term, io) {
+                    self.on_snapshot_reply(from, (snapshot, next), at_least, beat, io);
                 }
             }
-            Message::TimeoutNow { term, round } => self.on_timeout_now(from, term, round, door),
+            Message::TimeoutNow { term, round } => self.on_timeout_now(from, term, round, io),
         }
     }
 
     /// Takes the expiry of a timer.
-    pub fn on_timer(&mut self, timer: Timer, door: &mut impl Door<R>) {
+    pub fn on_timer(&mut self, timer: Timer, io: &mut impl Io<R>) {
         match timer {
-            Timer::Election => self.on_election_timeout(door),
-            Timer::Heartbeat => self.on_heartbeat_timeout(door),
+            Timer::Election => self.on_election_timeout(io),
+            Timer::Heartbeat => self.on_heartbeat_timeout(io),
         }
-        self.last_input = door.now();
+        self.last_input = io.now();
     }
 
     /// Everything persisted up to `ticket` is durable. Tickets of the embedder's other writes do no
     /// harm.
-    pub fn on_durable(&mut self, ticket: Ticket, door: &mut impl Door<R>) {
-        self.last_input = door.now();
+    pub fn on_durable(&mut self, ticket: Ticket, io: &mut impl Io<R>) {
+        self.last_input = io.now();
         self.durable = self.durable.max(ticket);
         while let Some(&(due, _)) = self.held.front() {
             if due > self.durable {
                 break;
             }
             match self.held.pop_front() {
-                Some((_, Held::Send { to, msg })) => door.send(to, msg),
-                Some((_, Held::Campaign { term })) => self.on_vote_durable(term, door),
+                Some((_, Held::Send { to, msg })) => io.send(to, msg),
+                Some((_, Held::Campaign { term })) => self.on_vote_durable(term, io),
                 None => break,
             }
         }
@@ -315,9 +315,9 @@ impl<R: Replicated> Replica<R> {
         }
         if self.durable_index != before {
             match self.role {
-                Role::Leader(_) => self.count(door),
+                Role::Leader(_) => self.count(io),
                 Role::Follower | Role::PreCandidate(_) | Role::Candidate { .. } => {
-                    self.acknowledge(door);
+                    self.acknowledge(io);
                 }
             }
         }
@@ -368,8 +368,8 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Persists term and vote; what depends on them waits for it.
-    pub(super) fn persist_hard_state(&mut self, door: &mut impl Door<R>) {
-        self.hard_ticket = door.persist(Record::HardState { term: self.term, vote: self.vote });
+    pub(super) fn persist_hard_state(&mut self, io: &mut impl Io<R>) {
+        self.hard_ticket = io.persist(Record::HardState { term: self.term, vote: self.vote });
     }
 
     /// Sends once term and vote are durable.
@@ -377,17 +377,17 @@ impl<R: Replicated> Replica<R> {
         &mut self,
         to: NodeId,
         msg: Message<R>,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         if self.is_term_durable() {
-            door.send(to, msg);
+            io.send(to, msg);
         } else {
             self.held.push_back((self.hard_ticket, Held::Send { to, msg }));
         }
     }
 
     pub(super) fn is_term_durable(&self) -> bool {
-        self.hard_ticket <= self.durable || self.config.tooth == Some(Tooth::VoteNotDurable)
+        self.hard_ticket <= self.durable || self.config.mutation == Some(Mutation::VoteNotDurable)
     }
 
     pub(super) fn campaign_when_durable(&mut self) {
@@ -396,7 +396,7 @@ impl<R: Replicated> Replica<R> {
 
     /// How far this node's own copy counts.
     pub(super) fn own_copy(&self) -> Index {
-        if self.config.tooth == Some(Tooth::AckNotDurable) {
+        if self.config.mutation == Some(Mutation::AckNotDurable) {
             self.log.last()
         } else {
             self.durable_index

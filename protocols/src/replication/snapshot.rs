@@ -8,7 +8,7 @@ use super::leader::Mode;
 use super::message::{Beat, Message};
 use super::quorum::Members;
 use super::replica::{Replica, Role};
-use super::{Door, Event, Index, Replicated, Term};
+use super::{Event, Index, Io, Replicated, Term};
 
 /// A snapshot being sent.
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl<R: Replicated> Replica<R> {
         to: NodeId,
         chunk: R::Chunk,
         next: Option<R::Cursor>,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
         let Some(at) = self.asks.iter().position(|ask| ask.to == to) else { return };
         let ask = self.asks.swap_remove(at);
@@ -146,11 +146,11 @@ impl<R: Replicated> Replica<R> {
             outgoing.next += 1;
             outgoing.is_complete = next.is_none();
             outgoing.cursor = next;
-            let beat = Beat { round, sent_at: door.now() };
+            let beat = Beat { round, sent_at: io.now() };
             if let Some(piece) = outgoing.pieces.back()
                 && let Some(msg) = piece_message(self.term, outgoing, piece, beat)
             {
-                door.send(to, msg);
+                io.send(to, msg);
             }
         }
         self.ask_for_piece(to);
@@ -158,10 +158,10 @@ impl<R: Replicated> Replica<R> {
 
     /// At every heartbeat: pieces that were not acknowledged for a whole interval go out again, and
     /// snapshots that could not begin are tried again.
-    pub(super) fn resend_pieces(&mut self, door: &mut impl Door<R>) {
+    pub(super) fn resend_pieces(&mut self, io: &mut impl Io<R>) {
         let mut waiting = Vec::new();
         let Role::Leader(lead) = &mut self.role else { return };
-        let beat = Beat { round: lead.round, sent_at: door.now() };
+        let beat = Beat { round: lead.round, sent_at: io.now() };
         for progress in &mut lead.progress {
             let Mode::Snapshot(outgoing) = &mut progress.mode else { continue };
             if outgoing.covers.is_none() {
@@ -170,7 +170,7 @@ impl<R: Replicated> Replica<R> {
             if std::mem::replace(&mut outgoing.is_stalled, true) {
                 for piece in &outgoing.pieces {
                     if let Some(msg) = piece_message(self.term, outgoing, piece, beat) {
-                        door.send(progress.node, msg);
+                        io.send(progress.node, msg);
                     }
                 }
             }
@@ -186,9 +186,9 @@ impl<R: Replicated> Replica<R> {
         (snapshot, next): (u64, u64),
         at_least: Index,
         beat: Beat,
-        door: &mut impl Door<R>,
+        io: &mut impl Io<R>,
     ) {
-        self.on_append_reply(from, Index(0), Index(0), beat, door);
+        self.on_append_reply(from, Index(0), Index(0), beat, io);
         let Role::Leader(lead) = &mut self.role else { return };
         let Some(progress) = lead.of(from) else { return };
         let Mode::Snapshot(outgoing) = &mut progress.mode else { return };
@@ -206,7 +206,7 @@ impl<R: Replicated> Replica<R> {
             self.start_snapshot(from, at_least);
         } else if outgoing.is_complete && outgoing.pieces.is_empty() {
             let index = outgoing.index().unwrap_or_default();
-            self.on_append_reply(from, index, index, beat, door);
+            self.on_append_reply(from, index, index, beat, io);
         } else {
             self.ask_for_piece(from);
         }
@@ -224,12 +224,7 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Raft Figure 13, receiver.
-    pub(super) fn on_snapshot_piece(
-        &mut self,
-        from: NodeId,
-        msg: Message<R>,
-        door: &mut impl Door<R>,
-    ) {
+    pub(super) fn on_snapshot_piece(&mut self, from: NodeId, msg: Message<R>, io: &mut impl Io<R>) {
         let Message::SnapshotPiece {
             term,
             snapshot,
@@ -252,12 +247,12 @@ impl<R: Replicated> Replica<R> {
             && done.snapshot >= snapshot
         {
             let next = if done.snapshot == snapshot { done.pieces } else { 0 };
-            self.reply_to_piece(from, snapshot, next, door);
+            self.reply_to_piece(from, snapshot, next, io);
             return;
         }
         if !self.incomplete && self.pushed >= index {
             // The state has all of it already: the leader only needs to hear that.
-            self.on_heartbeat(from, Index(0), self.beat, door);
+            self.on_heartbeat(from, Index(0), self.beat, io);
             return;
         }
         let is_known = self
@@ -273,12 +268,12 @@ impl<R: Replicated> Replica<R> {
             .as_mut()
             .filter(|incoming| incoming.term == term && incoming.snapshot == snapshot)
         else {
-            self.reply_to_piece(from, snapshot, 0, door);
+            self.reply_to_piece(from, snapshot, 0, io);
             return;
         };
         if piece != incoming.next {
             let next = incoming.next;
-            self.reply_to_piece(from, snapshot, next, door);
+            self.reply_to_piece(from, snapshot, next, io);
             return;
         }
         incoming.next += 1;
@@ -288,7 +283,7 @@ impl<R: Replicated> Replica<R> {
         if is_last {
             self.install(index, index_term, members);
         } else {
-            self.reply_to_piece(from, snapshot, next, door);
+            self.reply_to_piece(from, snapshot, next, io);
         }
     }
 
@@ -305,15 +300,15 @@ impl<R: Replicated> Replica<R> {
         self.choose(index);
     }
 
-    fn reply_to_piece(&mut self, to: NodeId, snapshot: u64, next: u64, door: &mut impl Door<R>) {
+    fn reply_to_piece(&mut self, to: NodeId, snapshot: u64, next: u64, io: &mut impl Io<R>) {
         let (term, at_least, beat) = (self.term, self.log.base_index(), self.beat);
         let msg = Message::SnapshotReply { term, snapshot, next, at_least, beat };
-        self.send_when_term_durable(to, msg, door);
+        self.send_when_term_durable(to, msg, io);
     }
 
     /// The state of the last snapshot and the records of [`Replica::checkpoint_records`] are
     /// durable: the follower may build on them and say so.
-    pub fn snapshot_durable(&mut self, door: &mut impl Door<R>) {
+    pub fn snapshot_durable(&mut self, io: &mut impl Io<R>) {
         let Some(incoming) = self.incoming.take_if(|incoming| incoming.is_complete) else {
             return;
         };
@@ -321,7 +316,7 @@ impl<R: Replicated> Replica<R> {
         self.installed = Some(Installed { term, snapshot, pieces: next });
         self.durable_index = self.durable_index.max(self.log.base_index());
         if let Some(leader) = self.leader.filter(|_| term == self.term) {
-            self.reply_to_piece(leader, snapshot, next, door);
+            self.reply_to_piece(leader, snapshot, next, io);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
@@ -108,7 +108,7 @@ impl Machine<Tapir> for Client {
 
     fn flush(&mut self, _cx: &mut Cx<'_, Tapir>) {}
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("open transactions", self.open.len()), ("transactions driven", self.drives.len())]
     }
 
@@ -288,7 +288,7 @@ impl Client {
         drive.propose(0, timestamp, &mut out);
         self.drives.insert(id, drive);
         self.send(out, cx);
-        cx.set_timer(Timer::Drive(id), cx.now() + self.patience(id));
+        cx.set_timer(Timer::Drive(id), cx.now() + self.timeout(id));
     }
 
     fn send(&self, out: Out, cx: &mut Cx<'_, Tapir>) {
@@ -298,7 +298,7 @@ impl Client {
     }
 
     /// How long the furthest participant may take to answer.
-    fn patience(&self, id: TxnId) -> Duration {
+    fn timeout(&self, id: TxnId) -> Duration {
         let home = self.cluster.region_of(self.node);
         let parts = self.drives.get(&id).map_or(&[][..], Drive::participants);
         let placed = parts.iter().filter_map(|&partition| self.cluster.partition(partition));
@@ -335,7 +335,7 @@ impl Client {
                 let mut out = Out::new();
                 drive.propose(drive.ballot.round + 1, timestamp, &mut out);
                 self.send(out, cx);
-                cx.set_timer(Timer::Drive(id), cx.now() + self.patience(id));
+                cx.set_timer(Timer::Drive(id), cx.now() + self.timeout(id));
             }
             Progress::Later(_) => {
                 // Its timestamps are always too early. What was voted is no decision (R2), so it
@@ -423,7 +423,7 @@ impl Client {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Waiting(outcome, path) = open.phase else { return };
         if let Outcome::Committed(timestamp) = outcome
-            && !self.config.teeth.no_commit_wait
+            && !self.config.mutations.no_commit_wait
             && !cx.clock().has_passed_everywhere(timestamp)
         {
             cx.note(Note::CommitWait);

@@ -133,13 +133,13 @@ pub struct Config {
     /// Bytes per piece of a copy, and per part of a record: in a view change, and at a checkpoint.
     pub piece_bytes: usize,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-pub struct Teeth {
+pub struct Mutations {
     /// T1: commits are told at once.
     pub no_commit_wait: bool,
     /// T2: a replica that restarts has lost its record, and takes part in view changes all the
@@ -241,7 +241,7 @@ impl Protocol for Tapir {
         NAME
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &["T1", "T2", "T3", "R4", "R11"]
     }
 
@@ -265,20 +265,20 @@ impl Protocol for Tapir {
             version_retention: Duration::from_secs(10),
             chunk_keys: 1_000,
             piece_bytes: Limits::SERVER.piece_bytes(),
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        let teeth = &mut config.teeth;
-        match tooth {
-            "T1" => teeth.no_commit_wait = true,
-            "T2" => teeth.recovering_replicas_join = true,
-            "T3" => teeth.takeover_aborts = true,
-            "R4" => teeth.votes_before_fsync = true,
+    fn bare(config: &mut Config, mutation: &str) {
+        let mutations = &mut config.mutations;
+        match mutation {
+            "T1" => mutations.no_commit_wait = true,
+            "T2" => mutations.recovering_replicas_join = true,
+            "T3" => mutations.takeover_aborts = true,
+            "R4" => mutations.votes_before_fsync = true,
             // Callers bring it about, not this protocol.
             NO_SESSIONS => {}
-            other => panic!("{other} is none of {:?}", Self::teeth(NAME)),
+            other => panic!("{other} is none of {:?}", Self::mutations(NAME)),
         }
     }
 

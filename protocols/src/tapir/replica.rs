@@ -105,7 +105,7 @@ impl Replica {
             must_checkpoint: false,
             state,
         };
-        if world.config.teeth.recovering_replicas_join {
+        if world.config.mutations.recovering_replicas_join {
             replica.state.entries.clear();
         }
         replica.reindex(world);
@@ -543,9 +543,9 @@ impl Replica {
             rank += self.replicas.len();
         }
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-        let patience = world.config.takeover_after + world.config.takeover_step * rank;
+        let timeout = world.config.takeover_after + world.config.takeover_step * rank;
         let now = world.cx.now();
-        let watch = Watch { at: now + patience, since: now, times: 0 };
+        let watch = Watch { at: now + timeout, since: now, times: 0 };
         self.watched.insert(txn, watch);
         self.due.insert((watch.at, txn));
     }
@@ -723,11 +723,11 @@ impl Replica {
     }
 
     fn await_view(&mut self, world: &mut World<'_, '_>) {
-        // Records may be large and links slow: more patience each time, until a view lasts.
+        // Records may be large and links slow: more timeout each time, until a view lasts.
         self.views_failed += 1;
-        let patience = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
-        let jitter = world.cx.rng().below(1 + u64::try_from(patience.as_nanos()).unwrap_or(0) / 4);
-        let at = world.cx.now() + patience + Duration::from_nanos(jitter);
+        let timeout = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
+        let jitter = world.cx.rng().below(1 + u64::try_from(timeout.as_nanos()).unwrap_or(0) / 4);
+        let at = world.cx.now() + timeout + Duration::from_nanos(jitter);
         world.cx.set_timer(Timer::View(self.id), at);
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leftover, Machine, Setup};
+use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, VALUE_BYTES_MAX};
@@ -32,13 +32,13 @@ pub struct Server {
     drives: BTreeMap<TxnId, (Drive, Time)>,
     store: Store,
     local: VecDeque<Msg>,
-    ledger: Ledger,
+    pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
 }
 
 /// What was written, and what must not be said before it is durable.
 #[derive(Debug, Default)]
-struct Ledger {
+struct PendingWrites {
     last: Option<Ticket>,
     held: VecDeque<(Ticket, NodeId, Msg)>,
     /// Size of the records since the last checkpoint.
@@ -51,7 +51,7 @@ pub(super) struct World<'a, 'b> {
     pub config: &'a Config,
     pub store: &'a mut Store,
     local: &'a mut VecDeque<Msg>,
-    ledger: &'a mut Ledger,
+    pending_writes: &'a mut PendingWrites,
     pub cx: &'a mut Cx<'b, Tapir>,
 }
 
@@ -78,9 +78,9 @@ impl World<'_, '_> {
 
     /// Sends a message once everything written so far is durable (R4).
     pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
-        match self.ledger.last {
-            Some(ticket) if !self.config.teeth.votes_before_fsync => {
-                self.ledger.held.push_back((ticket, to, msg));
+        match self.pending_writes.last {
+            Some(ticket) if !self.config.mutations.votes_before_fsync => {
+                self.pending_writes.held.push_back((ticket, to, msg));
             }
             Some(_) | None => self.send(to, msg),
         }
@@ -89,8 +89,8 @@ impl World<'_, '_> {
     /// Makes a change durable.
     pub(super) fn persist(&mut self, partition: PartitionId, change: Change) {
         let record = Record::Change(partition, change);
-        self.ledger.bytes += record.size();
-        self.ledger.last = Some(self.cx.persist(record));
+        self.pending_writes.bytes += record.size();
+        self.pending_writes.last = Some(self.cx.persist(record));
     }
 }
 
@@ -119,15 +119,15 @@ impl Machine<Tapir> for Server {
             drives: BTreeMap::new(),
             store,
             local: VecDeque::new(),
-            ledger: Ledger::default(),
+            pending_writes: PendingWrites::default(),
             checkpoint: None,
             cluster: cluster.clone(),
         };
         for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
             let state = states.remove(&placed.id).unwrap_or_default();
             let members = placed.replicas.clone();
-            let Self { node, config, store, local, ledger, .. } = &mut server;
-            let mut world = World { node: *node, config, store, local, ledger, cx };
+            let Self { node, config, store, local, pending_writes, .. } = &mut server;
+            let mut world = World { node: *node, config, store, local, pending_writes, cx };
             let replica = Replica::new(placed.id, members, state, &mut world);
             server.replicas.insert(placed.id, replica);
         }
@@ -155,7 +155,7 @@ impl Machine<Tapir> for Server {
         self.checkpoint_if_due(cx);
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         let entries = self.replicas.values().flat_map(|replica| replica.state.entries.values());
         let open = entries.filter(|entry| entry.ended.is_none()).count();
         vec![("transactions that have not ended", open)]
@@ -176,8 +176,8 @@ impl Server {
         cx: &mut Cx<'_, Tapir>,
         act: impl FnOnce(&mut Replica, &mut World<'_, '_>) -> T,
     ) -> Option<T> {
-        let Self { node, config, replicas, store, local, ledger, .. } = self;
-        let mut world = World { node: *node, config, store, local, ledger, cx };
+        let Self { node, config, replicas, store, local, pending_writes, .. } = self;
+        let mut world = World { node: *node, config, store, local, pending_writes, cx };
         let replica = replicas.get_mut(&id)?;
         Some(act(replica, &mut world))
     }
@@ -253,11 +253,11 @@ impl Server {
     }
 
     fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, Tapir>) {
-        if self.ledger.last.is_some_and(|last| last <= ticket) {
-            self.ledger.last = None;
+        if self.pending_writes.last.is_some_and(|last| last <= ticket) {
+            self.pending_writes.last = None;
         }
-        while self.ledger.held.front().is_some_and(|(held, ..)| *held <= ticket) {
-            let Some((_, to, msg)) = self.ledger.held.pop_front() else { break };
+        while self.pending_writes.held.front().is_some_and(|(held, ..)| *held <= ticket) {
+            let Some((_, to, msg)) = self.pending_writes.held.pop_front() else { break };
             self.send(vec![(to, msg)], cx);
         }
         if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
@@ -282,7 +282,7 @@ impl Server {
         let parts = participants.iter().map(|&partition| (partition, None));
         let mut drive = Drive::new(&self.cluster, txn, parts);
         let mut out = Out::new();
-        if self.config.teeth.takeover_aborts {
+        if self.config.mutations.takeover_aborts {
             drive.end(Outcome::Aborted(AbortReason::Recovery), &mut out);
         } else {
             drive.take_over(self.node, promised, &mut out);
@@ -378,7 +378,7 @@ impl Server {
     /// must become durable.
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, Tapir>) {
         let must = self.replicas.values().any(|replica| replica.must_checkpoint);
-        let is_due = must || self.ledger.bytes >= self.config.checkpoint_bytes;
+        let is_due = must || self.pending_writes.bytes >= self.config.checkpoint_bytes;
         if !is_due || self.store.is_frozen() {
             return;
         }
@@ -390,10 +390,10 @@ impl Server {
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
-        self.ledger.bytes = 0;
+        self.pending_writes.bytes = 0;
         let ticket = cx.checkpoint(self.store.freeze(), records);
         self.checkpoint = Some(ticket);
-        self.ledger.last = Some(ticket);
+        self.pending_writes.last = Some(ticket);
         let copied: Vec<PartitionId> =
             self.replicas.values().filter(|r| r.must_checkpoint).map(|r| r.id).collect();
         for id in copied {

@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Outcome, Priority, Read, Reads, Txn, Writes,
 };
 
-use super::leader::Way;
+use super::leader::Context;
 use super::locks::{Preemption, Rank};
 use super::message::{Msg, Record};
 use super::{Config, Locking, Note, Timer};
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// Ages remembered by one gateway, at most; beyond, those of the oldest clients are forgotten.
 const AGES_MAX: usize = 100_000;
@@ -57,7 +57,7 @@ struct Open {
     phase: Phase,
     begun: Time,
     /// When the unanswered requests were last sent.
-    asked: Asked,
+    asked: RetryState,
     /// The caller lost track of it: what it knows of its reads are versions at most.
     is_resolved: bool,
 }
@@ -119,13 +119,13 @@ impl Machine<Locking> for Client {
         }
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("open transactions", self.open.len())]
     }
 }
 
 impl Client {
-    fn open(&mut self, txn: Txn, cx: &mut Way<'_>) -> Open {
+    fn open(&mut self, txn: Txn, cx: &mut Context<'_>) -> Open {
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         // Where a general transaction will take part is not known, and another gateway that is asked
         // what became of it may never learn: its coordinator follows from its name alone.
@@ -147,14 +147,14 @@ impl Client {
             asked_for: txn.reads.clone(),
             phase: Phase::Locking,
             begun: cx.now(),
-            asked: Asked::new(cx.now()),
+            asked: RetryState::new(cx.now()),
             is_resolved: false,
             txn,
         }
     }
 
     /// T5: a transaction is as old as its first attempt.
-    fn age(&mut self, txn: &Txn, cx: &mut Way<'_>) -> Timestamp {
+    fn age(&mut self, txn: &Txn, cx: &mut Context<'_>) -> Timestamp {
         let TxnId { client, counter, .. } = txn.id;
         // What the client will not ask about again needs no age any more.
         let over = (client, 0)..(client, txn.acknowledged_below.min(counter));
@@ -169,7 +169,7 @@ impl Client {
     }
 
     /// Starts a transaction: one message to each participant leader.
-    fn on_begin(&mut self, txn: Txn, cx: &mut Way<'_>) {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
             // Begun here already: its answers will come.
@@ -191,15 +191,15 @@ impl Client {
     }
 
     /// Sends what a new phase or round asks for.
-    fn ask(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn ask(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        open.asked = Asked::new(cx.now());
+        open.asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
         cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
     }
 
     /// Sends whatever has not been answered yet.
-    fn send_outstanding(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         match &open.phase {
             Phase::Locking | Phase::LockingWrites(_) => {
@@ -222,7 +222,7 @@ impl Client {
         open: &Open,
         snapshots: &Snapshots,
         partition: PartitionId,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(participant) = open.silent.get(&partition) else { return };
         let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
@@ -230,14 +230,14 @@ impl Client {
         cx.send(self.routes.leader(partition), read);
     }
 
-    fn send_lock(&self, open: &Open, partition: PartitionId, cx: &mut Way<'_>) {
+    fn send_lock(&self, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
         let Some(participant) = open.silent.get(&partition).cloned() else { return };
         let (txn, round, rank) = (open.txn.id, open.round, open.rank);
         cx.send(self.routes.leader(partition), Msg::Lock { txn, round, rank, participant });
     }
 
     /// Asks the coordinator to commit, or what became of the transaction.
-    fn send_end(&self, open: &Open, cx: &mut Way<'_>) {
+    fn send_end(&self, open: &Open, cx: &mut Context<'_>) {
         let (txn, coordinator) = (open.txn.id, open.coordinator);
         let msg = match &open.phase {
             Phase::Committing(writes) => {
@@ -282,14 +282,14 @@ impl Client {
         &self,
         txn: TxnId,
         partitions: impl IntoIterator<Item = PartitionId>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         for partition in partitions {
             cx.send(self.routes.leader(partition), Msg::Release { txn, partition });
         }
     }
 
-    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         if let Some(led) = msg.led_by_sender() {
             self.routes.learn(led, from, cx.now());
         }
@@ -340,7 +340,7 @@ impl Client {
         (txn, round): (TxnId, u32),
         partition: PartitionId,
         reads: Vec<(Key, Read)>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else {
             // It has ended here meanwhile, by a wound elsewhere.
@@ -365,7 +365,7 @@ impl Client {
 
     /// It waits for a lock at one participant. With preempt-on-wait the others must know, if it
     /// could be preempted for it.
-    fn on_waiting(&mut self, txn: TxnId, partition: PartitionId, cx: &mut Way<'_>) {
+    fn on_waiting(&mut self, txn: TxnId, partition: PartitionId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         if !open.silent.contains_key(&partition) || !open.waiting.insert(partition) {
             return;
@@ -387,7 +387,7 @@ impl Client {
         txn: TxnId,
         partition: PartitionId,
         reason: AbortReason,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get(&txn) else { return };
         match open.phase {
@@ -401,7 +401,7 @@ impl Client {
     }
 
     /// The read round is complete: ask the caller, or compute in its stead.
-    fn on_all_answered(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_all_answered(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&mut open.phase, &open.txn.kind) {
             (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
@@ -433,7 +433,7 @@ impl Client {
 
     /// The caller of a general transaction wants to know more. What it has read already stays as it
     /// was, under its locks.
-    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Way<'_>) {
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
             return;
@@ -450,7 +450,7 @@ impl Client {
         &mut self,
         id: TxnId,
         wanted: BTreeMap<PartitionId, Participant>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if wanted.is_empty() {
@@ -470,7 +470,7 @@ impl Client {
     /// The caller of an interactive or general transaction has decided. What a general one writes is
     /// locked before anybody is asked to prepare, so that here too a prepared transaction waits for
     /// nobody.
-    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Way<'_>) {
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (&open.phase, decision) {
             (Phase::Deciding, Decision::Commit(writes))
@@ -498,14 +498,14 @@ impl Client {
     }
 
     /// The transaction ends before anybody was asked to commit it, so nobody can.
-    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Way<'_>) {
+    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         self.release(id, open.participants.keys().copied(), cx);
         self.finish(id, Outcome::Aborted(reason), "locking", cx);
     }
 
     /// Asks the coordinator to commit.
-    fn commit(&mut self, id: TxnId, writes: Writes, cx: &mut Way<'_>) {
+    fn commit(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         let committing: BTreeSet<PartitionId> = self.committing(open, &writes).collect();
         let unused = open.participants.keys().filter(|partition| !committing.contains(partition));
@@ -525,7 +525,7 @@ impl Client {
         txn: Txn,
         reads: Reads,
         decision: Option<Decision>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let id = txn.id;
         if txn.is_read_only() {
@@ -567,7 +567,7 @@ impl Client {
     }
 
     /// A part of what a read-only transaction reads is more than one answer may tell.
-    fn on_too_much(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_too_much(&mut self, id: TxnId, cx: &mut Context<'_>) {
         if let Some(open) = self.open.get(&id)
             && matches!(open.phase, Phase::Snapshotting(_))
         {
@@ -581,7 +581,7 @@ impl Client {
         id: TxnId,
         partition: PartitionId,
         snapshot: Snapshot,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
@@ -595,7 +595,7 @@ impl Client {
     }
 
     /// Every part is here: done, or some are asked again.
-    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         match snapshots.complete(&open.txn) {
@@ -614,7 +614,7 @@ impl Client {
     }
 
     /// Tells the caller, and forgets.
-    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Way<'_>) {
+    fn finish(&mut self, id: TxnId, outcome: Outcome, path: &'static str, cx: &mut Context<'_>) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Resend(id));
         if let Outcome::Committed(_) = outcome {
@@ -639,7 +639,7 @@ impl Client {
         partition: PartitionId,
         leader: Option<NodeId>,
         txn: Option<TxnId>,
-        cx: &mut Way<'_>,
+        cx: &mut Context<'_>,
     ) {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
@@ -660,12 +660,12 @@ impl Client {
     }
 
     /// Nobody answered for a while: ask somebody else, and more patiently each time.
-    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Way<'_>) {
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
-        let patience = open.asked.patience(self.config.resend_after);
+        let timeout = open.asked.timeout(self.config.resend_after);
         match &open.phase {
             Phase::Locking | Phase::LockingWrites(_) | Phase::Snapshotting(_) => {
                 for &partition in open.silent.keys() {
@@ -678,11 +678,11 @@ impl Client {
             Phase::Deciding => {}
         }
         self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + patience);
+        cx.set_timer(Timer::Resend(id), cx.now() + timeout);
     }
 
     /// Tells each participant whose callers are alive, and which of them wait for a lock elsewhere.
-    fn on_heartbeat_timeout(&mut self, cx: &mut Way<'_>) {
+    fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let interval = self.config.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, (Vec<TxnId>, Vec<TxnId>)> = BTreeMap::new();

@@ -11,7 +11,7 @@ use super::leader::{Coordinating, Leader, Partition, Request, World};
 use super::message::{Command, Msg, Vote};
 use super::state::decide;
 use super::{Note, Timer};
-use crate::waiting::{Asked, take_batch};
+use crate::waiting::{RetryState, take_batch};
 
 impl Coordinating {
     fn new(now: Time) -> Self {
@@ -24,7 +24,7 @@ impl Coordinating {
             is_told: false,
             acks: BTreeSet::new(),
             since: now,
-            asked: Asked::new(now),
+            asked: RetryState::new(now),
         }
     }
 }
@@ -55,7 +55,7 @@ impl Partition {
         if coordinating.request.is_some() {
             return;
         }
-        if world.config.teeth.skips_readers {
+        if world.config.mutations.skips_readers {
             let is_written = |partition: &PartitionId| {
                 request.writes.keys().any(|key| world.cluster.partition_of(key) == *partition)
             };
@@ -63,7 +63,7 @@ impl Partition {
             let vote = Vote::Prepared { proposal: Timestamp::ZERO };
             coordinating.votes.extend(readers.map(|&partition| (partition, vote)));
         }
-        (coordinating.since, coordinating.asked) = (now, Asked::new(now));
+        (coordinating.since, coordinating.asked) = (now, RetryState::new(now));
         coordinating.request = Some(request);
         self.ask_for_votes(txn, None, world);
         self.try_decide(txn, world);
@@ -228,7 +228,7 @@ impl Partition {
             return;
         }
         coordinating.is_told = true;
-        coordinating.asked = Asked::new(now);
+        coordinating.asked = RetryState::new(now);
         if let Some(client) = coordinating.client {
             world.send(client, Msg::Decided { txn, outcome });
         }

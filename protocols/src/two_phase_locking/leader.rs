@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Leftover, Message as _};
+use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Version, Writes};
 
@@ -17,7 +17,7 @@ use super::{Config, Note, Timer};
 use crate::acknowledged::overdue;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{Asked, CommitWait};
+use crate::waiting::{CommitWait, RetryState};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -26,7 +26,7 @@ pub(super) type Partition = hosting::Partition<Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 /// The way out of a node or a gateway.
-pub(super) type Way<'a> = hosting::Way<'a, Leader>;
+pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 
 /// What only the leader knows; lost with its leadership, and never needed after it.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ pub struct Leader {
     /// Decisions proposed, not yet chosen.
     pub ending: BTreeSet<TxnId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, Asked>,
+    pub asked: BTreeMap<TxnId, RetryState>,
     /// Proposals must be larger (C11).
     pub floor: Timestamp,
     /// The highest ceiling proposed.
@@ -112,7 +112,7 @@ pub struct Coordinating {
     /// When the request came.
     pub since: Time,
     /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: Asked,
+    pub asked: RetryState,
 }
 
 /// What a client asked to commit.
@@ -125,6 +125,7 @@ pub struct Request {
 }
 
 impl Role for Leader {
+    type Protocol = super::Locking;
     type Log = Log;
     type State = State;
     type Own = ();
@@ -162,7 +163,7 @@ impl Role for Leader {
         Msg::Members { partition, since, voters }
     }
 
-    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Way<'_>) {
+    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         if let Some(id) = msg.partition() {
             server.on_message(id, from, msg, cx);
         } else if let Msg::Replication { partition, message } = msg {
@@ -176,7 +177,7 @@ impl Role for Leader {
         }
     }
 
-    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Way<'_>) {
+    fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
             Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
@@ -236,7 +237,7 @@ impl Role for Leader {
 
     /// R6 allows endings and outcomes to stay only above what their clients are known here to have
     /// acknowledged.
-    fn leftovers(&self, state: &State) -> Vec<Leftover> {
+    fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
         vec![
@@ -351,7 +352,7 @@ impl Partition {
         let now = world.cx.now();
         let (config, state) = (world.config, &self.state);
         let mut leader = Leader {
-            locks: LockTable::new(config.preemption, config.teeth.wounds_prepared),
+            locks: LockTable::new(config.preemption, config.mutations.wounds_prepared),
             // C12, R8: a predecessor may have promised anything up to its ceiling.
             floor: state.ceiling.max(state.floor),
             ceiling_proposed: state.ceiling,
@@ -361,11 +362,11 @@ impl Partition {
         for (&txn, prepared) in &state.prepared {
             let is_free = leader.locks.seize(txn, prepared.locks());
             assert!(
-                is_free || config.teeth != super::Teeth::default(),
+                is_free || config.mutations != super::Mutations::default(),
                 "{txn} is prepared at {} beside a conflicting one",
                 self.id
             );
-            leader.asked.insert(txn, Asked::new(now));
+            leader.asked.insert(txn, RetryState::new(now));
         }
         if !state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);

@@ -153,12 +153,12 @@ pub struct Config {
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
     /// Unsafe variants, for tests.
-    pub teeth: Teeth,
+    pub mutations: Mutations,
 }
 
 /// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Teeth {
+pub struct Mutations {
     /// T4: participants that are only read are not asked to prepare.
     pub skips_readers: bool,
     /// T4: a transaction that waits for nothing is taken to hold everything, though another leader may
@@ -285,7 +285,7 @@ impl Protocol for Locking {
         }
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"]
     }
 
@@ -305,24 +305,24 @@ impl Protocol for Locking {
             sweep_interval: Duration::from_millis(200),
             ceiling_ahead: Duration::from_secs(1),
             retention: Duration::from_secs(600),
-            teeth: Teeth::default(),
+            mutations: Mutations::default(),
         }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        let teeth = &mut config.teeth;
-        match tooth {
-            "T4" => teeth.skips_readers = true,
-            "T4-rounds" => teeth.trusts_rounds = true,
-            "T5" => teeth.wounds_prepared = true,
-            "T5-early" => teeth.releases_early = true,
-            "R3" => teeth.no_version_check = true,
+    fn bare(config: &mut Config, mutation: &str) {
+        let mutations = &mut config.mutations;
+        match mutation {
+            "T4" => mutations.skips_readers = true,
+            "T4-rounds" => mutations.trusts_rounds = true,
+            "T5" => mutations.wounds_prepared = true,
+            "T5-early" => mutations.releases_early = true,
+            "R3" => mutations.no_version_check = true,
             "C12" => {
-                teeth.no_lease = true;
+                mutations.no_lease = true;
                 config.hosting.replication.check_quorum = false;
             }
-            "C13" => teeth.reads_do_not_wait = true,
-            other => panic!("{other} is none of {:?}", Self::teeth(BY_AGE)),
+            "C13" => mutations.reads_do_not_wait = true,
+            other => panic!("{other} is none of {:?}", Self::mutations(BY_AGE)),
         }
     }
 

@@ -13,7 +13,7 @@ use super::locks::{Loss, Preemption, Rank};
 use super::message::{Command, Msg, Vote, modes};
 use super::state::Prepared;
 use crate::gateway::{Participant, Snapshot};
-use crate::waiting::{Asked, take_due};
+use crate::waiting::{RetryState, take_due};
 
 /// What a prepare asks for, this partition's part.
 pub(super) struct Wish {
@@ -235,8 +235,8 @@ impl Partition {
         let is_current =
             versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
         let has_locks = leader.locks.holds(txn, &locks)
-            || (world.config.teeth.trusts_rounds && leader.locks.is_granted(txn));
-        let refusal = if !is_current && !world.config.teeth.no_version_check {
+            || (world.config.mutations.trusts_rounds && leader.locks.is_granted(txn));
+        let refusal = if !is_current && !world.config.mutations.no_version_check {
             Some((Note::StaleVersions, AbortReason::StaleRead))
         } else if has_locks {
             leader.locks.prepare(txn);
@@ -293,7 +293,7 @@ impl Partition {
         let Some(leader) = &mut self.leader else { return };
         leader.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, Asked::new(world.cx.now()));
+        leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -339,7 +339,7 @@ impl Partition {
         if !leader.ending.insert(txn) {
             return;
         }
-        if matches!(outcome, Outcome::Aborted(_)) || world.config.teeth.releases_early {
+        if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
             leader.locks.release(txn);
@@ -376,7 +376,7 @@ impl Partition {
     /// the request came: one of them may have been told to commit.
     pub(super) fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_>) {
         let has_lease = self.replica.has_lease(world.cx.now());
-        if has_lease || world.config.teeth.no_lease {
+        if has_lease || world.config.mutations.no_lease {
             self.read_as_leader(read, world);
             return;
         }
@@ -420,7 +420,7 @@ impl Partition {
             None => writers,
             Some(known) => known.intersection(&writers).copied().collect(),
         };
-        if behind.is_empty() || world.config.teeth.reads_do_not_wait {
+        if behind.is_empty() || world.config.mutations.reads_do_not_wait {
             self.serve_read(read, world);
             return;
         }

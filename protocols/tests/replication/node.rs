@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::{NodeId, Rng, Ticket, Time};
 use orthodrome_protocols::replication::{
-    Config, Door, Event, Group, Index, Message, Payload, Record, Replica, Replicated, Term, Timer,
+    Config, Event, Group, Index, Io, Message, Payload, Record, Replica, Replicated, Term, Timer,
 };
 
 /// Keys of the test state; few, so that snapshots take several pieces and keys are overwritten.
@@ -81,7 +81,7 @@ pub struct Out<'a> {
     last_ticket: &'a mut u64,
 }
 
-impl Door<Register> for Out<'_> {
+impl Io<Register> for Out<'_> {
     fn now(&self) -> Time {
         self.now
     }

@@ -1,18 +1,18 @@
 //! Random faults, many seeds: safety while they last, liveness after.
 
 use orthodrome_core::Duration;
-use orthodrome_protocols::replication::Tooth;
+use orthodrome_protocols::replication::Mutation;
 
 use crate::world::{Report, World};
 
-fn run(seed: u64, tooth: Option<Tooth>) -> Report {
-    let mut world = World::new(seed, tooth);
+fn run(seed: u64, mutation: Option<Mutation>) -> Report {
+    let mut world = World::new(seed, mutation);
     let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         world.run(Duration::from_secs(12));
         world.heal();
     }));
     if let Err(panic) = checked {
-        if tooth.is_none() || std::env::var("REPLICATION_VERBOSE").is_ok() {
+        if mutation.is_none() || std::env::var("REPLICATION_VERBOSE").is_ok() {
             eprintln!("replication seed {seed}\n{}", world.describe());
         }
         std::panic::resume_unwind(panic);
@@ -62,16 +62,16 @@ fn the_same_seed_gives_the_same_run() {
 
 /// The deliberate bug must be caught within `limit` seeds, by a check whose message has one of
 /// `words`; that it also makes other checks fail is no proof of what it is.
-fn bites(tooth: Tooth, limit: u64, words: &[&str]) {
+fn bites(mutation: Mutation, limit: u64, words: &[&str]) {
     let caught = (0..limit).find_map(|seed| {
-        let run = std::panic::catch_unwind(|| run(seed, Some(tooth)));
+        let run = std::panic::catch_unwind(|| run(seed, Some(mutation)));
         let panic = run.err()?;
         let fixed = panic.downcast_ref::<&str>().map(|&text| text.into());
         let text = panic.downcast_ref::<String>().cloned().or(fixed).unwrap_or_default();
         words.iter().any(|word| text.contains(word)).then_some((seed, text))
     });
-    let (seed, text) = caught.unwrap_or_else(|| panic!("{tooth:?} survived {limit} seeds"));
-    eprintln!("{tooth:?} caught by seed {seed}: {text}");
+    let (seed, text) = caught.unwrap_or_else(|| panic!("{mutation:?} survived {limit} seeds"));
+    eprintln!("{mutation:?} caught by seed {seed}: {text}");
 }
 
 const SAFETY: [&str; 7] = [
@@ -86,40 +86,40 @@ const SAFETY: [&str; 7] = [
 
 #[test]
 fn votes_that_are_not_durable_are_caught() {
-    bites(Tooth::VoteNotDurable, 3_000, &SAFETY);
+    bites(Mutation::VoteNotDurable, 3_000, &SAFETY);
 }
 
 #[test]
 fn choosing_entries_of_older_terms_is_caught() {
-    bites(Tooth::ChooseOldTerm, 20_000, &SAFETY);
+    bites(Mutation::ChooseOldTerm, 20_000, &SAFETY);
 }
 
 #[test]
 fn leases_that_pauses_are_not_charged_to_are_caught() {
-    bites(Tooth::LeaseIgnoresPauses, 3_000, &SAFETY);
+    bites(Mutation::LeaseIgnoresPauses, 3_000, &SAFETY);
 }
 
 #[test]
 fn counting_votes_of_non_voters_is_caught() {
-    bites(Tooth::CountNonVoters, 3_000, &SAFETY);
+    bites(Mutation::CountNonVoters, 3_000, &SAFETY);
 }
 
 #[test]
 fn forgetting_truncation_is_caught() {
-    bites(Tooth::ForgetTruncation, 3_000, &SAFETY);
+    bites(Mutation::ForgetTruncation, 3_000, &SAFETY);
 }
 
 #[test]
 fn acknowledging_what_is_not_durable_is_caught() {
-    bites(Tooth::AckNotDurable, 3_000, &SAFETY);
+    bites(Mutation::AckNotDurable, 3_000, &SAFETY);
 }
 
 #[test]
 fn letting_the_longest_log_lead_is_caught() {
-    bites(Tooth::LongestLog, 3_000, &SAFETY);
+    bites(Mutation::LongestLog, 3_000, &SAFETY);
 }
 
 #[test]
 fn reading_without_confirmation_is_caught() {
-    bites(Tooth::ReadUnconfirmed, 3_000, &["linearizability"]);
+    bites(Mutation::ReadUnconfirmed, 3_000, &["linearizability"]);
 }

@@ -3,9 +3,9 @@
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_core::time::Duration;
 use orthodrome_protocols::carousel::{BASIC, Carousel};
-use orthodrome_protocols::replication::Tooth;
+use orthodrome_protocols::replication::Mutation;
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::Temper;
+use orthodrome_sim::swarm::FaultProfile;
 
 use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
@@ -15,22 +15,22 @@ fn seeds_with_faults_hold_every_promise_twice() {
     expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
 }
 
-/// Unsafe variants, the temper of the seeds that is hardest on them, and within how many such seeds
-/// they are caught. `docs/protocols/carousel.md` has the medians over seeds of every temper.
-const CAUGHT_WITHIN: [(&str, Temper, u64); 6] = [
-    ("C1", Temper::Mixed, 50),
-    ("C4", Temper::Chairs, 150),
-    ("C9", Temper::Mixed, 50),
-    ("C11", Temper::Clocks, 150),
-    ("C12", Temper::Islands, 50),
-    ("R11", Temper::Mixed, 50),
+/// Unsafe variants, the profile of the seeds that is hardest on them, and within how many such seeds
+/// they are caught. `docs/protocols/carousel.md` has the medians over seeds of every profile.
+const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 6] = [
+    ("C1", FaultProfile::Mixed, 50),
+    ("C4", FaultProfile::LeaderChurn, 150),
+    ("C9", FaultProfile::Mixed, 50),
+    ("C11", FaultProfile::ClockSkew, 150),
+    ("C12", FaultProfile::Partitions, 50),
+    ("R11", FaultProfile::Mixed, 50),
 ];
 
 #[test]
 fn unsafe_variants_are_caught() {
-    assert_eq!(CAUGHT_WITHIN.map(|(tooth, ..)| tooth), Carousel::teeth(BASIC));
-    for (tooth, temper, within) in CAUGHT_WITHIN {
-        catch(BASIC, tooth, Some(temper), within);
+    assert_eq!(CAUGHT_WITHIN.map(|(mutation, ..)| mutation), Carousel::mutations(BASIC));
+    for (mutation, profile, within) in CAUGHT_WITHIN {
+        catch(BASIC, mutation, Some(profile), within);
     }
 }
 
@@ -45,6 +45,6 @@ fn what_is_left_over_is_noticed() {
 #[test]
 fn a_log_that_contradicts_itself_is_noticed() {
     first_failure::<Carousel>(BASIC, FailureKind::Claim, "was chosen in term", |config| {
-        config.hosting.replication.tooth = Some(Tooth::AckNotDurable);
+        config.hosting.replication.mutation = Some(Mutation::AckNotDurable);
     });
 }

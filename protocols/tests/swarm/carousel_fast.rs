@@ -2,7 +2,7 @@
 
 use orthodrome_protocols::carousel::{Carousel, FAST};
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::Temper;
+use orthodrome_sim::swarm::FaultProfile;
 
 use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
@@ -29,17 +29,17 @@ const CAUGHT_WITHIN: [(&str, u64); 5] =
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (tooth, within) in CAUGHT_WITHIN {
-        catch(FAST, tooth, None, within);
+    for (mutation, within) in CAUGHT_WITHIN {
+        catch(FAST, mutation, None, within);
     }
     // Votes that are not on disk are forgotten in a power cut. The third seed of the profile.
-    catch(FAST, "C5", Some(Temper::PowerCuts), 30);
+    catch(FAST, "C5", Some(FaultProfile::PowerCuts), 30);
 }
 
 #[test]
 fn what_followers_leave_over_is_noticed() {
     // Lists that go on holding what has ended (C8): whoever leads, its followers hold them too.
     first_failure::<Carousel>(FAST, FailureKind::Stuck, "listed transactions", |config| {
-        config.teeth.lists_keep_the_ended = true;
+        config.mutations.lists_keep_the_ended = true;
     });
 }

@@ -44,7 +44,7 @@ fn seeds_with_faults_hold_every_promise_with_pieces_of_what_is_ordered_before() 
     for (name, first) in [(SLOG, 300_000), (SLOG_CONSENSUS, 400_000)] {
         let notes = hold_every_promise(name, first..first + seeds(200) / 4, 4);
         expect(&notes, &["Resolved", "AskedAgain", "Checkpoint", "Deposed", "Relocated", "Void"]);
-        // They cannot close a circle: no component, asserted by every server, and none forwards anything.
+        // They cannot close a cycle: no component, asserted by every server, and none forwards anything.
         assert!(!notes.contains_key("Component") && !notes.contains_key("Forwarded"), "{notes:?}");
     }
 }
@@ -87,7 +87,7 @@ fn a_server_whose_copy_differs_stops() {
             FailureKind::Panic,
             "came to different results",
             |config| {
-                config.teeth.loses_writes = true;
+                config.mutations.loses_writes = true;
                 config.compare_interval = Duration::from_millis(50);
                 config.compared_entries = 4;
             },
@@ -118,8 +118,8 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 17] = [
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (name, tooth, within) in CAUGHT_WITHIN {
-        catch(name, tooth, None, within);
+    for (name, mutation, within) in CAUGHT_WITHIN {
+        catch(name, mutation, None, within);
     }
     // S4 is caught by the random runs of the replicated log (`letting_the_longest_log_lead_is_caught`).
 }

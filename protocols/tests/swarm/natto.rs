@@ -52,8 +52,8 @@ const CAUGHT_WITHIN: [(&str, u64); 2] = [("N1", 50), ("N2", 50)];
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (tooth, within) in CAUGHT_WITHIN {
-        catch(TS, tooth, None, within);
+    for (mutation, within) in CAUGHT_WITHIN {
+        catch(TS, mutation, None, within);
     }
     catch(CP, "N3", None, 300);
 }

@@ -1,7 +1,7 @@
 //! Ocean Vista. `ORTHODROME_FIRST_SEED` says where its seeds begin (0).
 
 use orthodrome_protocols::ocean_vista::NAME;
-use orthodrome_sim::swarm::Temper;
+use orthodrome_sim::swarm::FaultProfile;
 
 use super::support::{catch, expect, from_environment, hold_every_promise, seeds};
 
@@ -33,20 +33,20 @@ fn transactions_end_on_slow_links_and_beside_dead_servers() {
     }
 }
 
-/// Unsafe variants that random seeds catch, the temper of the seeds that is hardest on them, and
+/// Unsafe variants that random seeds catch, the profile of the seeds that is hardest on them, and
 /// within how many. V1 and R4 take too many for a test (904 and 671 of those about stragglers); golden
 /// traces show what they do, which no later change of draws can hide.
-const CAUGHT_WITHIN: [(&str, Temper, u64); 5] = [
-    ("V2", Temper::Stragglers, 60),
-    ("V4", Temper::Chairs, 200),
-    ("V6", Temper::Islands, 200),
-    ("V9", Temper::Islands, 20),
-    ("V11", Temper::Mixed, 60),
+const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 5] = [
+    ("V2", FaultProfile::LaggingReplicas, 60),
+    ("V4", FaultProfile::LeaderChurn, 200),
+    ("V6", FaultProfile::Partitions, 200),
+    ("V9", FaultProfile::Partitions, 20),
+    ("V11", FaultProfile::Mixed, 60),
 ];
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (tooth, temper, within) in CAUGHT_WITHIN {
-        catch(NAME, tooth, Some(temper), within);
+    for (mutation, profile, within) in CAUGHT_WITHIN {
+        catch(NAME, mutation, Some(profile), within);
     }
 }

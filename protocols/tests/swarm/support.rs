@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use orthodrome_core::machine::Protocol;
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::{SwarmOptions, Temper, run_seed_with};
+use orthodrome_sim::swarm::{FaultProfile, SwarmOptions, run_seed_with};
 
 /// How many seeds to run.
 pub fn seeds(default: u64) -> u64 {
@@ -71,24 +71,24 @@ pub fn expect(notes: &Notes, expected: &[&str]) {
 /// Where the seeds for deliberate mistakes begin.
 const FIRST: u64 = 10_000;
 
-/// The unsafe variant `tooth` is caught within so many seeds (of this temper, if one is named): by one
+/// The unsafe variant `mutation` is caught within so many seeds (of this profile, if one is named): by one
 /// that fails with it and passes without. Among seeds that draw unusual sizes, links or disks the search
 /// would take too long for a test.
-pub fn catch(name: &'static str, tooth: &str, temper: Option<Temper>, within: u64) {
-    catch_with(SwarmOptions { temper, ..plain(name) }, tooth, FIRST..FIRST + within);
+pub fn catch(name: &'static str, mutation: &str, profile: Option<FaultProfile>, within: u64) {
+    catch_with(SwarmOptions { profile, ..plain(name) }, mutation, FIRST..FIRST + within);
 }
 
-fn catch_with(options: SwarmOptions, tooth: &str, seeds: Range<u64>) {
+fn catch_with(options: SwarmOptions, mutation: &str, seeds: Range<u64>) {
     let subject = orthodrome_lab::find(options.name).unwrap();
-    assert!(subject.teeth.contains(&tooth));
+    assert!(subject.mutations.contains(&mutation));
     let sound = SwarmOptions { shrink_budget: 0, ..options };
-    let options = SwarmOptions { tooth: Some(tooth.into()), ..sound.clone() };
+    let options = SwarmOptions { mutation: Some(mutation.into()), ..sound.clone() };
     let caught = seeds.clone().find_map(|seed| {
         let found = subject.run_seed(seed, &options).unwrap().found?;
         subject.run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
     });
-    let Some((seed, found)) = caught else { panic!("{tooth} was not caught by {seeds:?}") };
-    println!("{tooth}: seed {seed}, the {}th: {}", seed - seeds.start + 1, found.failure);
+    let Some((seed, found)) = caught else { panic!("{mutation} was not caught by {seeds:?}") };
+    println!("{mutation}: seed {seed}, the {}th: {}", seed - seeds.start + 1, found.failure);
 }
 
 /// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.

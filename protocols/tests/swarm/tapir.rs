@@ -17,7 +17,7 @@ const CAUGHT_WITHIN: [(&str, u64); 3] = [("T2", 40), ("T3", 20), ("T1", 100)];
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (tooth, within) in CAUGHT_WITHIN {
-        catch(NAME, tooth, None, within);
+    for (mutation, within) in CAUGHT_WITHIN {
+        catch(NAME, mutation, None, within);
     }
 }

@@ -31,7 +31,7 @@ const CAUGHT_WITHIN: [(&str, u64); 6] =
 
 #[test]
 fn unsafe_variants_are_caught() {
-    for (tooth, within) in CAUGHT_WITHIN {
-        catch(BY_AGE, tooth, None, within);
+    for (mutation, within) in CAUGHT_WITHIN {
+        catch(BY_AGE, mutation, None, within);
     }
 }

@@ -392,12 +392,12 @@ impl ProxyConfig {
             quarantine,
             checkpoint_records: 10_000,
             finds_deadlocks: file.mode.starts_with("geotp"),
-            teeth: middleware::Teeth::default(),
+            mutations: middleware::Mutations::default(),
         };
         let agent = agent::Config {
             master_timeout: longest * 5 + Duration::from_secs(3),
             quarantine,
-            teeth: agent::Teeth::default(),
+            mutations: agent::Mutations::default(),
         };
         Ok(Self {
             name: file.name,
@@ -560,7 +560,7 @@ impl AgentConfig {
             agent: agent::Config {
                 master_timeout: longest * 5 + Duration::from_secs(3),
                 quarantine,
-                teeth: agent::Teeth::default(),
+                mutations: agent::Mutations::default(),
             },
         })
     }

@@ -11,7 +11,7 @@ use orthodrome_core::time::nanos;
 use orthodrome_core::{NodeId, Outcome, Rng, Ticket, Time, Timestamp};
 use orthodrome_geotp::agent::{self, Agent};
 use orthodrome_geotp::contract::{
-    AgentEffect, AgentTimer, Door, Effect, Failure, FromAgent, FromSource, Isolation, Last, Note,
+    AgentEffect, AgentTimer, Effect, Failure, FromAgent, FromSource, Io, Isolation, Last, Note,
     Part, PeerRollback, Record, Timer, ToAgent, Xid,
 };
 use orthodrome_geotp::middleware::{self, Middleware};
@@ -42,7 +42,7 @@ pub(super) enum Heard {
     Finished(Outcome, Option<(NodeId, Failure<Sql>)>),
 }
 
-type Act = Box<dyn FnOnce(&mut Middleware<Sql>, &mut Door<'_, Effect<Sql>>) + Send>;
+type Act = Box<dyn FnOnce(&mut Middleware<Sql>, &mut Io<'_, Effect<Sql>>) + Send>;
 
 enum Event {
     Message(NodeId, FromAgent<Sql>),
@@ -223,34 +223,34 @@ impl MiddlewareHost {
 
     fn act(
         &self,
-        act: impl FnOnce(&mut Middleware<Sql>, &mut Door<'_, Effect<Sql>>) + Send + 'static,
+        act: impl FnOnce(&mut Middleware<Sql>, &mut Io<'_, Effect<Sql>>) + Send + 'static,
     ) {
         self.inbox.push(Event::Act(Box::new(act)));
     }
 
     /// The next statements of a transaction.
     pub(super) fn round(&self, xid: Xid, parts: BTreeMap<NodeId, Part<Sql>>, last: Last) {
-        self.act(move |middleware, door| middleware.round(xid, parts, last, door));
+        self.act(move |middleware, io| middleware.round(xid, parts, last, io));
     }
 
     /// It is to commit.
     pub(super) fn commit(&self, xid: Xid) {
-        self.act(move |middleware, door| middleware.commit(xid, door));
+        self.act(move |middleware, io| middleware.commit(xid, io));
     }
 
     /// It is to roll back.
     pub(super) fn rollback(&self, xid: Xid) {
-        self.act(move |middleware, door| middleware.rollback(xid, door));
+        self.act(move |middleware, io| middleware.rollback(xid, io));
     }
 
     /// Its client wants it to stop.
     pub(super) fn cancel(&self, xid: Xid) {
-        self.act(move |middleware, door| middleware.cancel(xid, door));
+        self.act(move |middleware, io| middleware.cancel(xid, io));
     }
 
     /// Ends a branch by hand.
     pub(super) fn settle(&self, xid: Xid, source: NodeId, commit: bool) {
-        self.act(move |middleware, door| middleware.settle(xid, source, commit, door));
+        self.act(move |middleware, io| middleware.settle(xid, source, commit, io));
     }
 
     /// Asks the machine something, or changes a setting of it.
@@ -289,13 +289,13 @@ impl MiddlewareDriver {
     fn run(mut self, config: middleware::Config, records: Vec<Record>) {
         let mut rng = Rng::stream(Clocks::physical().0, "middleware", u64::from(self.node.0));
         let mut effects = Vec::new();
-        let mut door = Door {
+        let mut io = Io {
             now: self.clocks.now(),
             clock: Clocks::physical(),
             rng: &mut rng,
             effects: &mut effects,
         };
-        let mut middleware = Middleware::new(self.node, config, records, &mut door);
+        let mut middleware = Middleware::new(self.node, config, records, &mut io);
         self.carry_out(&mut effects);
         let mut events = Vec::new();
         loop {
@@ -304,29 +304,29 @@ impl MiddlewareDriver {
                 return;
             }
             let now = self.clocks.now();
-            let mut door =
-                Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+            let mut io =
+                Io { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
             for event in events.drain(..) {
                 match event {
-                    Event::Message(from, msg) => middleware.on_message(from, msg, &mut door),
+                    Event::Message(from, msg) => middleware.on_message(from, msg, &mut io),
                     Event::Durable(ticket) => {
-                        middleware.on_durable(ticket, &mut door);
+                        middleware.on_durable(ticket, &mut io);
                         self.begun.send_if_modified(|begun| {
                             std::mem::replace(begun, middleware.epoch()) != middleware.epoch()
                         });
                     }
                     Event::Begin(isolation, hears, reply) => {
-                        let xid = middleware.begin(None, isolation, &mut door);
+                        let xid = middleware.begin(None, isolation, &mut io);
                         self.sessions.insert(xid, hears);
                         if reply.send(xid).is_err() {
-                            middleware.rollback(xid, &mut door);
+                            middleware.rollback(xid, &mut io);
                         }
                     }
-                    Event::Act(act) => act(&mut middleware, &mut door),
+                    Event::Act(act) => act(&mut middleware, &mut io),
                 }
             }
             for timer in self.timers.due(now) {
-                middleware.on_timer(timer, &mut door);
+                middleware.on_timer(timer, &mut io);
             }
             self.carry_out(&mut effects);
         }
@@ -455,13 +455,13 @@ impl AgentDriver {
         let life = Clocks::physical().0;
         let mut rng = Rng::stream(life, "agent", u64::from(self.node.0));
         let mut effects = Vec::new();
-        let mut door = Door {
+        let mut io = Io {
             now: self.clocks.now(),
             clock: Clocks::physical(),
             rng: &mut rng,
             effects: &mut effects,
         };
-        let mut agent = Agent::new(config, life, &mut door);
+        let mut agent = Agent::new(config, life, &mut io);
         self.carry_out(&mut effects);
         let mut events = Vec::new();
         loop {
@@ -471,17 +471,17 @@ impl AgentDriver {
                 return;
             }
             let now = self.clocks.now();
-            let mut door =
-                Door { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
+            let mut io =
+                Io { now, clock: Clocks::physical(), rng: &mut rng, effects: &mut effects };
             for event in events.drain(..) {
                 match event {
-                    AgentEvent::Message(from, msg) => agent.on_message(from, msg, &mut door),
-                    AgentEvent::Peer(msg) => agent.on_peer(msg, &mut door),
-                    AgentEvent::Source(from) => agent.on_source(from, &mut door),
+                    AgentEvent::Message(from, msg) => agent.on_message(from, msg, &mut io),
+                    AgentEvent::Peer(msg) => agent.on_peer(msg, &mut io),
+                    AgentEvent::Source(from) => agent.on_source(from, &mut io),
                 }
             }
             for timer in self.timers.due(now) {
-                agent.on_timer(timer, &mut door);
+                agent.on_timer(timer, &mut io);
             }
             self.carry_out(&mut effects);
         }

@@ -48,7 +48,7 @@ impl Protocol for Echo {
         "echo"
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &[]
     }
 

@@ -1,5 +1,5 @@
 //! A small but complete protocol to test the simulator with: one leader orders everything, checks
-//! read versions, remembers outcomes, and answers only for what is on its disk. Its teeth are
+//! read versions, remembers outcomes, and answers only for what is on its disk. Its mutations are
 //! mistakes that the simulator must find.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::bytes_of;
-use orthodrome_core::machine::{Cx, Input, Leftover, Machine, Message, Protocol, Setup};
+use orthodrome_core::machine::{Cx, Input, Leak, Machine, Message, Protocol, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{
@@ -24,7 +24,7 @@ pub struct Config {
     pub retransmit: Duration,
     /// Records between checkpoints.
     pub checkpoint_every: usize,
-    pub tooth: Option<&'static str>,
+    pub mutation: Option<&'static str>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -113,18 +113,18 @@ impl Protocol for Toy {
         "toy"
     }
 
-    fn teeth(_: &str) -> &'static [&'static str] {
+    fn mutations(_: &str) -> &'static [&'static str] {
         &["told-before-durable", "no-validation", "forgets-outcomes", "gives-up"]
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
         let retransmit = cluster.topology.rtt_max() * 2;
-        Config { retransmit, checkpoint_every: 40, tooth: None }
+        Config { retransmit, checkpoint_every: 40, mutation: None }
     }
 
-    fn bare(config: &mut Config, tooth: &str) {
-        config.tooth = Self::teeth("toy").iter().copied().find(|known| *known == tooth);
-        assert!(config.tooth.is_some(), "{tooth} is not a tooth");
+    fn bare(config: &mut Config, mutation: &str) {
+        config.mutation = Self::mutations("toy").iter().copied().find(|known| *known == mutation);
+        assert!(config.mutation.is_some(), "{mutation} is not a mutation");
     }
 
     fn record_size(record: &Record) -> usize {
@@ -226,7 +226,7 @@ impl Machine<Toy> for Client {
                 self.finish(txn, outcome, cx);
             }
             Input::Timer(txn) => {
-                if self.config.tooth == Some("gives-up") {
+                if self.config.mutation == Some("gives-up") {
                     return;
                 }
                 if let Some(pending) = self.pending.remove(&txn) {
@@ -280,8 +280,8 @@ pub struct Server {
 const P: PartitionId = PartitionId(0);
 
 impl Server {
-    fn is(&self, tooth: &str) -> bool {
-        self.config.tooth == Some(tooth)
+    fn is(&self, mutation: &str) -> bool {
+        self.config.mutation == Some(mutation)
     }
 
     fn apply(&mut self, record: &Record) {
@@ -438,7 +438,7 @@ impl Machine<Toy> for Server {
         }
     }
 
-    fn leftovers(&self) -> Vec<Leftover> {
+    fn leaks(&self) -> Vec<Leak> {
         vec![("records that are not on disk", self.waiting.len())]
     }
 }

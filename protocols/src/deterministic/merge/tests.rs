@@ -95,7 +95,7 @@ fn figure_4_3_b_cyclic_conflict() {
         orders.push(merging.ran());
     }
     assert_eq!(orders[0], orders[1], "whichever stream came first");
-    assert_eq!(orders[0][2], 3, "the third goes after the circle");
+    assert_eq!(orders[0][2], 3, "the third goes after the cycle");
 }
 
 #[test]
@@ -245,8 +245,8 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
                 let goes = |order: &[Name]| place(order, *b) < place(order, *a);
                 let first = goes(&orders[0]);
                 assert!(orders.iter().all(|order| goes(order) == first), "{a} and {b}");
-                let is_circle = all[b].0.contains(a);
-                assert!(first || is_circle, "{b} goes before {a}, and ran after it");
+                let is_cycle = all[b].0.contains(a);
+                assert!(first || is_cycle, "{b} goes before {a}, and ran after it");
             }
         }
     }

@@ -14,7 +14,7 @@ use super::super::state::{Applied, Leaving, State};
 use super::super::{Cx, Note};
 use super::Server;
 use crate::replication::{Index, Payload};
-use crate::waiting::Asked;
+use crate::waiting::RetryState;
 
 /// No more parts are asked for at a time.
 const ASKED_MAX: usize = 1_024;
@@ -39,13 +39,13 @@ pub(super) struct Exchange {
     /// Parts to be asked for together.
     asking: BTreeMap<NodeId, Vec<Turn>>,
     /// What waits for parts, and when they were asked for.
-    awaited: BTreeMap<Turn, Asked>,
+    awaited: BTreeMap<Turn, RetryState>,
     /// Who wants this share's part of what is not due here yet.
     wanted: BTreeMap<Turn, BTreeSet<NodeId>>,
     /// Servers that were asked and have not been heard of since, and since when.
     silent: BTreeMap<NodeId, Time>,
     /// One that is silent for so long is not asked.
-    patience: Duration,
+    timeout: Duration,
     /// What is in this server's durable checkpoint, and what is in the one under way.
     covered: BTreeMap<PartitionId, Index>,
     covering: Option<BTreeMap<PartitionId, Index>>,
@@ -66,7 +66,7 @@ pub(super) struct Exchange {
 struct Arriving {
     peer: NodeId,
     past: Turn,
-    asked: Asked,
+    asked: RetryState,
     staged: Option<Chunk>,
     cursor: Option<usize>,
 }
@@ -79,7 +79,7 @@ struct Gap {
 }
 
 impl Exchange {
-    pub fn new(node: NodeId, cluster: &Cluster, patience: Duration, now: Time) -> Self {
+    pub fn new(node: NodeId, cluster: &Cluster, timeout: Duration, now: Time) -> Self {
         let mut holders: BTreeMap<ShareId, Vec<NodeId>> = BTreeMap::new();
         let mut receivers = Vec::new();
         if cluster.shares() > 1 {
@@ -104,7 +104,7 @@ impl Exchange {
             awaited: BTreeMap::new(),
             wanted: BTreeMap::new(),
             silent: BTreeMap::new(),
-            patience,
+            timeout,
             covered: BTreeMap::new(),
             covering: None,
             told_at: now,
@@ -149,7 +149,7 @@ impl Exchange {
     }
 
     fn is_silent(&self, node: NodeId, now: Time) -> bool {
-        self.silent.get(&node).is_some_and(|&since| now.since(since) >= self.patience)
+        self.silent.get(&node).is_some_and(|&since| now.since(since) >= self.timeout)
     }
 
     /// The server to ask for a share that was asked for so many times: one that is not silent, another every second
@@ -228,7 +228,7 @@ impl Server {
             if missing.is_empty() {
                 continue;
             }
-            exchange.awaited.entry(turn).or_insert(Asked::new(cx.now()));
+            exchange.awaited.entry(turn).or_insert(RetryState::new(cx.now()));
             for share in missing {
                 let first = exchange.holders.get(&share).and_then(|all| all.first()).copied();
                 if first.is_some_and(|first| exchange.is_silent(first, cx.now())) {
@@ -315,11 +315,11 @@ impl Server {
 
     /// What is overdue between shares.
     pub(super) fn sweep_exchange(&mut self, cx: &mut Cx<'_>) {
-        let (now, patience) = (cx.now(), self.config.ask_after);
+        let (now, timeout) = (cx.now(), self.config.ask_after);
         let Self { exchange, state, .. } = self;
         exchange.awaited.retain(|turn, _| state.shares.is_due(turn.name));
         exchange.wanted.retain(|turn, _| !state.has_run(*turn));
-        let due = exchange.awaited.iter().filter(|(_, asked)| asked.is_due(patience, now));
+        let due = exchange.awaited.iter().filter(|(_, asked)| asked.is_due(timeout, now));
         let mut due: Vec<(Time, Turn)> = due.map(|(turn, asked)| (asked.at, *turn)).collect();
         due.sort_unstable();
         due.truncate(ASKED_MAX);
@@ -368,10 +368,10 @@ impl Server {
             return;
         }
         let Some(peer) = self.exchange.holder(self.placement.share(), 0, cx.now()) else { return };
-        self.begin_state(peer, past, Asked::new(cx.now()), cx);
+        self.begin_state(peer, past, RetryState::new(cx.now()), cx);
     }
 
-    fn begin_state(&mut self, peer: NodeId, past: Turn, asked: Asked, cx: &mut Cx<'_>) {
+    fn begin_state(&mut self, peer: NodeId, past: Turn, asked: RetryState, cx: &mut Cx<'_>) {
         self.exchange.number += 1;
         let number = self.exchange.number;
         self.exchange.arriving = Some(Arriving { peer, past, asked, staged: None, cursor: None });
@@ -380,9 +380,9 @@ impl Server {
 
     /// Nobody answered: another one is asked, unless there is no need any more.
     fn want_state_again(&mut self, cx: &mut Cx<'_>) {
-        let (now, patience) = (cx.now(), self.config.answer_after);
+        let (now, timeout) = (cx.now(), self.config.answer_after);
         let Some(Arriving { peer, past, asked, .. }) = &self.exchange.arriving else { return };
-        if !asked.is_due(patience, now) {
+        if !asked.is_due(timeout, now) {
             return;
         }
         let (peer, past, asked) = (*peer, *past, asked.again(now));
@@ -445,7 +445,7 @@ impl Server {
             // It came twice.
             Some(_) | None => return,
         }
-        arriving.asked = Asked::new(cx.now());
+        arriving.asked = RetryState::new(cx.now());
         if let Some(cursor) = next {
             arriving.cursor = Some(cursor);
             let past = arriving.past;
