@@ -216,7 +216,7 @@ async fn transactions_commit_at_one_gateway_and_are_read_at_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_protocol_of_the_registry_is_served() {
-    for row in registry::ROWS {
+    for row in registry::rows() {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
         let cluster = cluster(Plan { protocol: row.name, ..plan }).await;

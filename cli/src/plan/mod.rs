@@ -274,7 +274,7 @@ fn prices(
 
 /// The protocols to choose from: of those that servers run.
 fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static str>> {
-    let known = || registry::ROWS.iter().map(|row| row.name);
+    let known = || registry::rows().map(|row| row.name);
     if let Some(unknown) = names.iter().find(|name| *name != "all" && !known().any(|k| k == *name))
     {
         let known = known().collect::<Vec<_>>().join(", ");

@@ -7,6 +7,7 @@
 mod carousel;
 mod carousel_fast;
 mod deterministic;
+mod every;
 mod members;
 mod natto;
 mod ocean_vista;
