@@ -69,13 +69,13 @@ struct ComesBack;
 
 impl Check for ComesBack {
     fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
-    let mut rng = Rng::stream(1, of, 0);
-    for _ in 0..SAMPLES {
-        let value = T::sample(&mut rng);
-        let bytes = encode(&value);
-        assert_eq!(bytes.len(), value.size(), "{of}: {value:?}");
-        assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value), "{of}");
-    }
+        let mut rng = Rng::stream(1, of, 0);
+        for _ in 0..SAMPLES {
+            let value = T::sample(&mut rng);
+            let bytes = encode(&value);
+            assert_eq!(bytes.len(), value.size(), "{of}: {value:?}");
+            assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value), "{of}");
+        }
     }
 }
 
@@ -90,15 +90,15 @@ struct IsNeverTakenForWhole;
 
 impl Check for IsNeverTakenForWhole {
     fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
-    let mut rng = Rng::stream(2, of, 0);
-    for _ in 0..SAMPLES / 10 {
-        let value = T::sample(&mut rng);
-        let bytes = encode(&value);
-        for _ in 0..100 {
-            let cut = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
-            assert_ne!(decode::<T>(&bytes.slice(..cut)).as_ref(), Ok(&value), "{of} at {cut}");
+        let mut rng = Rng::stream(2, of, 0);
+        for _ in 0..SAMPLES / 10 {
+            let value = T::sample(&mut rng);
+            let bytes = encode(&value);
+            for _ in 0..100 {
+                let cut = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
+                assert_ne!(decode::<T>(&bytes.slice(..cut)).as_ref(), Ok(&value), "{of} at {cut}");
+            }
         }
-    }
     }
 }
 
@@ -111,22 +111,24 @@ struct IsRefusedOrRead;
 
 impl Check for IsRefusedOrRead {
     fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
-    let mut rng = Rng::stream(3, of, 0);
-    for _ in 0..SAMPLES {
-        let mut bytes = encode(&T::sample(&mut rng)).to_vec();
-        for _ in 0..1 + rng.below(4) {
-            let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
-            if let Some(byte) = bytes.get_mut(at) {
-                *byte = rng.next_u64().to_le_bytes()[0];
+        let mut rng = Rng::stream(3, of, 0);
+        for _ in 0..SAMPLES {
+            let mut bytes = encode(&T::sample(&mut rng)).to_vec();
+            for _ in 0..1 + rng.below(4) {
+                let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = rng.next_u64().to_le_bytes()[0];
+                }
             }
+            let _ = decode::<T>(&bytes.into());
+            let noise: Vec<u8> =
+                (0..rng.below(200)).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
+            let _ = decode::<T>(&noise.into());
         }
-        let _ = decode::<T>(&bytes.into());
-        let noise: Vec<u8> = (0..rng.below(200)).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
-        let _ = decode::<T>(&noise.into());
-    }
-    // A length that is longer than any memory.
-    let endless = Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
-    assert!(decode::<T>(&endless).is_err(), "{of}");
+        // A length that is longer than any memory.
+        let endless =
+            Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
+        assert!(decode::<T>(&endless).is_err(), "{of}");
     }
 }
 

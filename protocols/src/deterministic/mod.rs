@@ -107,8 +107,8 @@ use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::{self, Protocol};
 use orthodrome_core::rng::Rng;
 
-use crate::registry::{Guarantee, Registered, Row};
 use crate::hosting::{self, size, vary};
+use crate::registry::{Guarantee, Registered, Row};
 use crate::replication::{self, Mutation};
 pub use client::Client;
 pub use message::{

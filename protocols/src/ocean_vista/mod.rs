@@ -80,8 +80,8 @@ pub use server::Server;
 pub use state::{Fate, Image, Name, Phase, State};
 pub use tid::Tids;
 
-use crate::registry::{Guarantee, Registered, Row};
 use crate::hosting::{size, vary};
+use crate::registry::{Guarantee, Registered, Row};
 
 use std::time::Duration;
 
@@ -259,16 +259,14 @@ pub enum Timer {
 pub const NAME: &str = "ocean-vista";
 
 impl Registered for OceanVista {
-    const ROWS: &'static [Row] = &[
-        Row {
-            name: NAME,
-            paper: "Ocean Vista (VLDB 2019) §3, §4, §5",
-            guarantee: Guarantee::StrictSerializable,
-            conditions: "strictly serializable always",
-            model: "procedures natively; interactive and general by reconnaissance; read-only",
-            round_trips: "1 to store, and up to 1 more for watermarks; read-only at most 1",
-        },
-    ];
+    const ROWS: &'static [Row] = &[Row {
+        name: NAME,
+        paper: "Ocean Vista (VLDB 2019) §3, §4, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "strictly serializable always",
+        model: "procedures natively; interactive and general by reconnaissance; read-only",
+        round_trips: "1 to store, and up to 1 more for watermarks; read-only at most 1",
+    }];
 }
 
 impl Protocol for OceanVista {

@@ -229,16 +229,14 @@ pub enum Timer {
 pub const NAME: &str = "tapir";
 
 impl Registered for Tapir {
-    const ROWS: &'static [Row] = &[
-        Row {
-            name: NAME,
-            paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",
-            guarantee: Guarantee::StrictSerializable,
-            conditions: "serializable always; strictly so while clocks keep their stated error bound",
-            model: "interactive with fixed sets (2FI), procedures, read-only",
-            round_trips: "1 (fast path) or 2, and 1 more to read where no replica is near; read-only 1",
-        },
-    ];
+    const ROWS: &'static [Row] = &[Row {
+        name: NAME,
+        paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "1 (fast path) or 2, and 1 more to read where no replica is near; read-only 1",
+    }];
 }
 
 impl Protocol for Tapir {

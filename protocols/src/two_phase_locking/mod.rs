@@ -268,10 +268,7 @@ impl Registered for Locking {
     const ROWS: &'static [Row] = &[
         row(BY_AGE, "Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
         row(PREEMPT, "Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
-        row(
-            PREEMPT_ON_WAIT,
-            "Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait",
-        ),
+        row(PREEMPT_ON_WAIT, "Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait"),
     ];
 }
 
