@@ -403,9 +403,13 @@ impl<R: Replicated> Replica<R> {
                 if node == me { now } else { answer.unwrap_or(lead.since) }
             },
         );
-        let is_alone =
-            heard.is_none_or(|heard| heard.max(lead.since) + self.config.election_timeout < now);
+        let gap = heard.map(|heard| now.since(heard.max(lead.since)));
+        let is_alone = gap.is_none_or(|gap| gap > self.timeout.current());
+        if let Some(gap) = gap {
+            self.timeout.hear_after(gap, now);
+        }
         if is_alone && self.config.check_quorum {
+            self.timeout.give_up(self.term);
             self.step_down(self.term, None, io);
             return;
         }

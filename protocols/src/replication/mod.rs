@@ -65,6 +65,7 @@ mod orders;
 mod quorum;
 mod replica;
 mod snapshot;
+mod timeout;
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -211,6 +212,7 @@ pub struct Config {
     /// The least time without a leader after which a node campaigns; it draws from this to twice
     /// this. Voters that heard a leader within this time refuse other candidates, which is what a
     /// lease rests on; a leader that hears no quorum for this long steps down. Several round trips.
+    /// A node that gave up too early more than once waits longer than this, up to five seconds.
     pub election_timeout: Duration,
     /// How often a leader says that it still leads. At most a third of `election_timeout`.
     pub heartbeat_interval: Duration,

@@ -11,6 +11,7 @@ use super::message::{Beat, Message, Record};
 use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
+use super::timeout::Timeout;
 use super::{Config, Event, Group, Index, Io, Mutation, Replicated, Term, Timer};
 
 /// What a replica is doing in its term.
@@ -80,6 +81,8 @@ pub struct Replica<R: Replicated> {
     pub(super) quiet_until: Time,
     /// When to campaign; the timer may be set earlier and then only moves here.
     pub(super) election_at: Time,
+    /// How long to wait for a leader, for votes, or for answers.
+    pub(super) timeout: Timeout,
     /// The time-out drawn last.
     pub(super) drawn: orthodrome_core::Duration,
     /// The time of the last input; used by a deliberate bug only.
@@ -198,6 +201,7 @@ impl<R: Replicated> Replica<R> {
             heard_at: None,
             quiet_until,
             election_at: now,
+            timeout: Timeout::new(config.election_timeout, now),
             drawn: config.election_timeout,
             last_input: now,
             received: base,
