@@ -229,6 +229,7 @@ impl<R: Role> Server<R> {
             local,
             pending_writes,
             cx: cx.reborrow(),
+            effects: Digest::default(),
         };
         if let Some(partition) = partitions.get_mut(&id) {
             act(partition, &mut world);

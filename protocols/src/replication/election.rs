@@ -333,6 +333,7 @@ impl<R: Replicated> Replica<R> {
                 matched: Index(0),
                 received: Index(0),
                 beat: Beat::default(),
+                sum: None,
             };
             self.send_when_term_durable(from, reply, io);
             return false;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use orthodrome_core::{NodeId, Time, Wire as _};
 
 use super::change::Change;
+use super::checks::Sum;
 use super::log::Log;
 use super::message::{Beat, Message, Record};
 use super::replica::{Replica, Role};
@@ -42,6 +43,10 @@ pub(super) struct Leading<R: Replicated> {
     /// Snapshots begun in this term.
     pub(super) snapshots: u64,
     indexes: Vec<Index>,
+    /// The last entry of the span that members are comparing, and of the last one that they have
+    /// compared.
+    pub(super) comparing: Option<Index>,
+    pub(super) compared: Index,
 }
 
 #[derive(Debug)]
@@ -81,6 +86,8 @@ pub(super) struct Progress<R: Replicated> {
     sent_round: u64,
     /// The latest of the leader's messages that it answered.
     beat: Option<Beat>,
+    /// What it last answered to a sum.
+    pub(super) sum: Option<Sum>,
     /// When its last answer came, and since when answers have come without a long gap.
     pub(super) heard_at: Option<Time>,
     steady_since: Time,
@@ -107,6 +114,7 @@ impl<R: Replicated> Progress<R> {
             inflight: VecDeque::new(),
             sent_round: 0,
             beat: None,
+            sum: None,
             heard_at: None,
             steady_since: now,
         }
@@ -217,7 +225,7 @@ impl<R: Replicated> Progress<R> {
     }
 
     /// True if it has answered within an election time-out.
-    fn is_live(&self, now: Time, config: &Config) -> bool {
+    pub(super) fn is_live(&self, now: Time, config: &Config) -> bool {
         self.heard_at.is_some_and(|heard| now < heard + config.election_timeout)
     }
 }
@@ -285,6 +293,8 @@ impl<R: Replicated> Replica<R> {
             change: None,
             snapshots: 0,
             indexes: Vec::new(),
+            comparing: None,
+            compared: Index(0),
         }));
         io.cancel_timer(Timer::Election);
         let first =
@@ -380,11 +390,12 @@ impl<R: Replicated> Replica<R> {
 
     /// A round of heartbeats to everyone.
     pub(super) fn beat_all(&mut self, io: &mut impl Io<R>) {
+        let sum = self.compare(io.now());
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
         let beat = Beat { round: lead.round, sent_at: io.now() };
         for progress in &lead.progress {
-            let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat };
+            let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat, sum };
             io.send(progress.node, msg);
         }
     }

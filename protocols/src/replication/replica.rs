@@ -5,6 +5,7 @@ use std::fmt;
 
 use orthodrome_core::{NodeId, Ticket, Time, Wire};
 
+use super::checks::Checks;
 use super::leader::Leading;
 use super::log::Log;
 use super::message::{Beat, Message, Record};
@@ -107,6 +108,8 @@ pub struct Replica<R: Replicated> {
     pub(super) asks: Vec<Ask>,
     /// What became of orders to change the members.
     pub(super) orders: Orders,
+    /// What the entries came to.
+    pub(super) checks: Checks,
 }
 
 /// What the records of one replica add up to.
@@ -213,6 +216,7 @@ impl<R: Replicated> Replica<R> {
             installed: None,
             asks: Vec::new(),
             orders: Orders::default(),
+            checks: Checks::new(config.compared_entries),
             log,
             config,
         };
@@ -243,9 +247,9 @@ impl<R: Replicated> Replica<R> {
                     self.on_append_entries(from, (prev_index, prev_term), entries, chosen, io);
                 }
             }
-            Message::Heartbeat { term, chosen, beat } => {
+            Message::Heartbeat { term, chosen, beat, sum } => {
                 if self.follows(from, term, beat, io) {
-                    self.on_heartbeat(from, chosen, beat, io);
+                    self.on_heartbeat(from, chosen, beat, sum, io);
                 }
             }
             Message::SnapshotPiece { term, beat, .. } => {
@@ -258,8 +262,9 @@ impl<R: Replicated> Replica<R> {
                     self.on_append_reply(from, matched, received, beat, io);
                 }
             }
-            Message::HeartbeatReply { term, matched, received, beat } => {
+            Message::HeartbeatReply { term, matched, received, beat, sum } => {
                 if self.leads(term, io) {
+                    self.on_sum(from, sum);
                     self.on_heartbeat_reply(from, matched, received, beat, io);
                 }
             }

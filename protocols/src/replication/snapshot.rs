@@ -262,7 +262,7 @@ impl<R: Replicated> Replica<R> {
         }
         if !self.incomplete && self.pushed >= index {
             // The state has all of it already: the leader only needs to hear that.
-            self.on_heartbeat(from, Index(0), self.beat, io);
+            self.on_heartbeat(from, Index(0), self.beat, None, io);
             return;
         }
         let is_known = self

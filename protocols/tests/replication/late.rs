@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
-use orthodrome_protocols::replication::{Config, Group, Message, Term};
+use orthodrome_protocols::replication::{Config, Group, Index, Message, Term};
 
 use crate::node::{Node, Register};
 
@@ -31,7 +31,8 @@ impl Network {
         let ids = (1..=3).map(NodeId);
         let voters: Vec<NodeId> = ids.clone().collect();
         let group = Group { voters, learners: Vec::new(), preferred_leader: Some(NodeId(1)) };
-        let config = Config::with_election_timeout(TIMEOUT);
+        let mut config = Config::with_election_timeout(TIMEOUT);
+        config.compared_entries = 4;
         let nodes = ids.map(|id| (id, Node::new(id, group.clone(), config.clone(), seed)));
         let mut network = Self {
             now: Time::ZERO,
@@ -118,6 +119,44 @@ impl Network {
             }
         }
         panic!("nobody leads");
+    }
+}
+
+/// What the nodes panic with if these apply the fifth entry wrongly.
+fn difference(wrong: &[u32]) -> Option<String> {
+    let mut network = Network::new(1);
+    network.stalls = false;
+    for &id in wrong {
+        network.nodes.get_mut(&NodeId(id)).unwrap().wrong_at = Some(Index(5));
+    }
+    let run = std::panic::AssertUnwindSafe(|| {
+        for command in 0..20 {
+            network.run(Duration::from_secs(1));
+            let now = network.now;
+            let leader = network.nodes.get_mut(&NodeId(1)).unwrap();
+            let place = leader.with(now, |replica, out| replica.propose(command, out));
+            assert!(place.flatten().is_some(), "n1 leads");
+            network.collect(NodeId(1));
+        }
+    });
+    let panic = std::panic::catch_unwind(run).err()?;
+    panic.downcast_ref::<String>().cloned()
+}
+
+#[test]
+fn a_follower_that_came_to_something_else_stops() {
+    assert_eq!(difference(&[]), None);
+    let text = difference(&[3]).unwrap();
+    assert!(text.starts_with("n3 follower"), "{text}");
+    assert!(text.contains("entries 5 to 8 of the log came to different results"), "{text}");
+    assert!(text.contains("at n1"), "{text}");
+}
+
+#[test]
+fn a_leader_that_came_to_something_else_than_most_stops() {
+    for wrong in [&[1][..], &[2, 3]] {
+        let text = difference(wrong).unwrap();
+        assert!(text.starts_with("n1 leader"), "{text}");
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod carousel;
 mod carousel_fast;
+mod checks;
 mod deterministic;
 mod members;
 mod natto;
