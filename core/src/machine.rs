@@ -230,6 +230,8 @@ pub struct ReplicaDigest {
     pub position: u64,
     /// A hash of it, see [`crate::digest`].
     pub digest: u64,
+    /// How many nodes keep the state at this position, if that changes: who has left keeps an old copy.
+    pub members: Option<usize>,
 }
 
 /// A statement about the whole cluster on which a machine acts. Simulations hold all the claims of a

@@ -709,9 +709,13 @@ fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut R
             others.truncate(now.len());
             return others;
         }
-        3 if others.len() >= 2 && now.len() < 7 => next.extend(others.drain(..2)),
-        // A group of one would leave no second copy for its own to be compared with.
-        4 if now.len() > 3 => next.truncate(now.len() - 2),
+        3 if others.len() >= 2 && matches!(now.len(), 1 | 3 | 5) => next.extend(others.drain(..2)),
+        4 if now.len() > 2 => next.truncate(now.len() - 2),
+        // Groups of an even number are rare.
+        5 if now.len() < 4 && rng.chance(1, 2) => match others.pop() {
+            Some(new) if now.len() == 1 => next.push(new),
+            Some(_) | None => next.truncate((now.len() - 1).max(1)),
+        },
         _ => {
             // Rather one of the first than one that has come since.
             let leaving = next.iter().position(|id| first.contains(id)).unwrap_or(0);

@@ -530,10 +530,6 @@ impl Scenario {
             schedule.faults = draw_faults(&cluster, profile, &run.network, options, rng);
         }
         schedule.faults.extend(moves.draw(&cluster, options));
-        if sizes.replicas == Some(1) {
-            // The copy that a removed server keeps has no second copy to be equal to.
-            schedule.faults.retain(|e| !matches!(e.fault, Fault::ChangeMembers { .. }));
-        }
         let replaced = draw_replaced::<P>(seed, &cluster, options);
         let (mut down, mut lost) = (Vec::new(), Vec::new());
         for (server, entry) in replaced {

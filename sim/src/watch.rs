@@ -144,7 +144,7 @@ impl Copies {
     /// # Errors
     /// Two copies at one position that differ, or a group none of whose copies have met yet.
     pub fn compare(&mut self, now: &[(NodeId, ReplicaDigest)]) -> Result<(), Unrest> {
-        for &(node, ReplicaDigest { partition, position, digest }) in now {
+        for &(node, ReplicaDigest { partition, position, digest, .. }) in now {
             let (first, theirs) =
                 *self.first.entry((partition, position)).or_insert((node, digest));
             if theirs != digest {
@@ -152,7 +152,10 @@ impl Copies {
                     "{first} and {node} hold different states of {partition} at position {position}"
                 )));
             }
-            let is_alone = now.iter().filter(|(_, copy)| copy.partition == partition).count() == 1;
+            let held =
+                || now.iter().map(|(_, copy)| copy).filter(move |it| it.partition == partition);
+            let furthest = held().max_by_key(|copy| copy.position);
+            let is_alone = held().count() == 1 || furthest.is_some_and(|it| it.members == Some(1));
             *self.compared.entry(partition).or_default() |= is_alone || first != node;
         }
         match self.compared.iter().find(|(_, is_compared)| !**is_compared) {
@@ -233,7 +236,11 @@ mod tests {
 
     #[test]
     fn copies_at_one_position_are_equal_and_some_have_met() {
-        let copy = |position, digest| ReplicaDigest { partition: P, position, digest };
+        let of = |members, position, digest| {
+            let partition = P;
+            ReplicaDigest { partition, position, digest, members }
+        };
+        let copy = |position, digest| of(None, position, digest);
         let mut copies = Copies::default();
         assert_eq!(
             copies.compare(&[(A, copy(9, 1)), (B, copy(9, 1)), (NodeId(3), copy(8, 7))]),
@@ -249,5 +256,10 @@ mod tests {
         let differs = copies.compare(&[(A, copy(11, 1)), (B, copy(10, 4))]);
         assert!(matches!(differs, Err(Unrest::Differs(_))), "{differs:?}");
         assert_eq!(Copies::default().compare(&[(A, copy(9, 1))]), Ok(()));
+        // A group of one has no second copy; who was a member before has an old one.
+        let moved = [(A, of(Some(2), 8, 1)), (B, of(Some(1), 9, 2))];
+        assert_eq!(Copies::default().compare(&moved), Ok(()));
+        let lagging = [(A, of(Some(1), 8, 1)), (B, of(Some(2), 9, 2))];
+        assert!(Copies::default().compare(&lagging).is_err());
     }
 }

@@ -360,7 +360,7 @@ impl Machine<Deterministic> for Server {
         let position = self.state.position();
         let copy = |partition, digest: Digest| {
             let digest = digest.value();
-            ReplicaDigest { partition, position, digest }
+            ReplicaDigest { partition, position, digest, members: None }
         };
         // One copy of everything, under the name of the first stream.
         let first = self.streams.keys().next().copied().unwrap_or_default();

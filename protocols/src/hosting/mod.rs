@@ -86,6 +86,8 @@ pub struct Config {
     /// Messages that a leader holds back until it is ready to serve, and commands that it queues
     /// while its log takes none.
     pub early_max: usize,
+    /// Tests only: the first server does not apply some of the entries that it does not lead.
+    pub skips_entries: bool,
 }
 
 impl Config {
@@ -100,6 +102,7 @@ impl Config {
             batch_bytes: Limits::SERVER.batch_bytes(),
             kept_bytes: Limits::SERVER.record_bytes,
             early_max: 1_024,
+            skips_entries: false,
         }
     }
 
@@ -117,6 +120,8 @@ impl Config {
         replication.max_unchosen = size(256, 64 << 10, rng);
         replication.snapshot_window = size(1, 4, rng);
         replication.followers_act = self.replication.followers_act;
+        // Apart from the stream, so that what is drawn after it stays the same.
+        replication.compared_entries = size(4, 1_024, &mut rng.clone()) as u64;
         self.replication = replication;
     }
 

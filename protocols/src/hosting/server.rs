@@ -119,7 +119,8 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
                 digest.add_debug(&(key, versions.last()));
             }
             let position = R::applied(&held.state).0;
-            ReplicaDigest { partition, position, digest: digest.value() }
+            let members = Some(held.replica.members().all().len());
+            ReplicaDigest { partition, position, digest: digest.value(), members }
         };
         self.partitions.iter().map(copy).collect()
     }
@@ -228,6 +229,7 @@ impl<R: Role> Server<R> {
             local,
             pending_writes,
             cx: cx.reborrow(),
+            effects: Digest::default(),
         };
         if let Some(partition) = partitions.get_mut(&id) {
             act(partition, &mut world);

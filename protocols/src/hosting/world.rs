@@ -1,9 +1,11 @@
 //! What surrounds one partition while its handlers run.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::Store;
@@ -65,6 +67,8 @@ pub struct World<'a, R: Role> {
     pub(super) local: &'a mut VecDeque<R::Msg>,
     pub(super) pending_writes: &'a mut PendingWrites,
     pub cx: Context<'a, R>,
+    /// Of what the entry that is being applied has changed.
+    pub(super) effects: Digest,
 }
 
 /// The replicated log's way out.
@@ -156,6 +160,12 @@ impl<R: Role> World<'_, R> {
 
     pub(super) fn io(&mut self, partition: PartitionId) -> Io<'_, R> {
         Io { partition, pending_writes: self.pending_writes, cx: self.cx.reborrow() }
+    }
+
+    /// The entry that is being applied came to that, beside what it put into the store. Replicas of a
+    /// partition compare it, see [`replication::Replica::came_to`].
+    pub fn came_to(&mut self, effect: &impl Debug) {
+        self.effects.add_debug(effect);
     }
 
     /// The log of `partition` may have events and messages.

@@ -811,7 +811,8 @@ impl Replica {
                     digest.add_debug(&(key, version, value));
                 }
             }
-            ReplicaDigest { partition, position: newest.timestamp.0, digest: digest.value() }
+            let (position, digest) = (newest.timestamp.0, digest.value());
+            ReplicaDigest { partition, position, digest, members: None }
         };
         self.held.iter().map(copy).collect()
     }

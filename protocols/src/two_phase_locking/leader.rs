@@ -193,7 +193,9 @@ impl Role for Leader {
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
-        match partition.state.apply(partition.id, command, world.store) {
+        let applied = partition.state.apply(partition.id, command, world.store);
+        world.came_to(&applied);
+        match applied {
             Applied::Nothing => {}
             Applied::Prepared(txn) => partition.on_prepared(txn, world),
             Applied::Ended(txn, coordinator) => {

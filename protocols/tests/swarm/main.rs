@@ -6,6 +6,7 @@
 
 mod carousel;
 mod carousel_fast;
+mod checks;
 mod deterministic;
 mod every;
 mod members;
