@@ -12,7 +12,8 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Claim, Input, Leak, Machine, MembershipOrder, Message as _, ReplicaDigest, Setup,
+    Admin, Claim, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, Refusal,
+    ReplicaDigest, Setup,
 };
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Store, Versions};
@@ -27,6 +28,7 @@ use super::sequencer::{Sequencer, View};
 use super::state::{Applied, Leaving, Settings, State, visible};
 use super::{Config, Cx, Deterministic, Note, Ordering, Timer};
 use crate::functor::Functor;
+use crate::hosting::{change_refusal, group_view, transfer_refusal};
 use crate::replication::{self, Event, Group, Index, Payload, Replica};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
@@ -338,6 +340,22 @@ impl Machine<Deterministic> for Server {
 
     fn orders(&self) -> Vec<MembershipOrder> {
         self.streams.iter().flat_map(|(&stream, held)| held.replica.orders(stream)).collect()
+    }
+
+    fn refusal(&self, order: &Admin) -> Option<Refusal> {
+        let Some(held) = self.streams.get(&order.partition()) else {
+            return Some(Refusal::NotLeader(self.routes.learnt_leader(order.partition())));
+        };
+        match order {
+            Admin::TransferLeader { to, .. } => transfer_refusal(&held.replica, *to),
+            Admin::ChangeMembers { voters, .. } => change_refusal(&held.replica, voters),
+        }
+    }
+
+    fn groups(&self, now: Time) -> Vec<GroupView> {
+        let view =
+            |(&stream, held): (&PartitionId, &Stream)| group_view(stream, &held.replica, now);
+        self.streams.iter().map(view).collect()
     }
 
     fn replica_digests(&self) -> Vec<ReplicaDigest> {

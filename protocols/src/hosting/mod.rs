@@ -18,7 +18,7 @@ use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-pub use self::partition::Partition;
+pub use self::partition::{Partition, change_refusal, group_view, transfer_refusal};
 pub use self::server::Server;
 pub use self::world::World;
 use crate::replication::{self, Index, Replicated};

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leak, Machine, ReplicaDigest, Setup};
+use orthodrome_core::machine::{
+    Admin, Cx, Gauge, Input, Leak, Machine, Refusal, ReplicaDigest, Setup,
+};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
@@ -320,6 +322,14 @@ impl Machine<OceanVista> for Server {
         self.keep(cx, |keeper, io| keeper.flush(io));
         self.settle(cx);
         self.checkpoint_if_due(cx);
+    }
+
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never(
+            "the servers of a partition of Ocean Vista are those of the placement, and none of them \
+             leads; to replace a server that lost its data, start it with `serve --replace`"
+                .into(),
+        ))
     }
 
     fn leaks(&self) -> Vec<Leak> {

@@ -65,6 +65,7 @@ mod orders;
 mod quorum;
 mod replica;
 mod snapshot;
+mod transfer;
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -75,6 +76,7 @@ pub use change::ChangeError;
 pub use message::{Beat, Message, Record};
 pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
+pub use transfer::TransferError;
 
 /// What a group replicates.
 pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Setup};
+use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Refusal, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, VALUE_BYTES_MAX};
@@ -153,6 +153,14 @@ impl Machine<Tapir> for Server {
 
     fn flush(&mut self, cx: &mut Cx<'_, Tapir>) {
         self.checkpoint_if_due(cx);
+    }
+
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never(
+            "the members of a group of TAPIR are those of the placement for ever, and none of them \
+             leads; for a server that lost its data, restore the data directory"
+                .into(),
+        ))
     }
 
     fn leaks(&self) -> Vec<Leak> {
