@@ -9,8 +9,8 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, Refusal,
-    ReplicaDigest, Setup,
+    Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, Protocol,
+    Refusal, ReplicaDigest, Setup,
 };
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::Time;
@@ -438,7 +438,7 @@ impl<R: Role> Server<R> {
     fn checkpoint_if_due(&mut self, cx: &mut Context<'_, R>) {
         let config = R::hosting(&self.config);
         let is_due = !self.pending_writes.installed.is_empty()
-            || self.pending_writes.bytes >= config.checkpoint_bytes;
+            || self.pending_writes.pace.is_due(config.checkpoint_bytes);
         if !is_due || self.store.is_frozen() {
             return;
         }
@@ -459,7 +459,8 @@ impl<R: Role> Server<R> {
             records.extend(own.map(|record| Record::Own(id, Box::new(record))));
         }
         self.installed = take(&mut self.pending_writes.installed);
-        self.pending_writes.bytes = 0;
+        let bytes = records.iter().map(<R::Protocol as Protocol>::record_size).sum();
+        self.pending_writes.pace.made(bytes);
         self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
     }
 }

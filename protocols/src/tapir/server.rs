@@ -18,6 +18,7 @@ use super::message::{Answer, Ballot, Change, Image, Msg, Part, Record};
 use super::replica::{Replica, Status};
 use super::state::State;
 use super::{Config, Note, Tapir, Timer};
+use crate::checkpoint::CheckpointPace;
 use crate::ir::View;
 use crate::sizes::READ_BYTES_MAX;
 
@@ -41,8 +42,8 @@ pub struct Server {
 struct PendingWrites {
     last: Option<Ticket>,
     held: VecDeque<(Ticket, NodeId, Msg)>,
-    /// Size of the records since the last checkpoint.
-    bytes: usize,
+    /// When the next checkpoint is due.
+    pace: CheckpointPace,
 }
 
 /// Everything around one replica that its handlers need.
@@ -89,7 +90,7 @@ impl World<'_, '_> {
     /// Makes a change durable.
     pub(super) fn persist(&mut self, partition: PartitionId, change: Change) {
         let record = Record::Change(partition, change);
-        self.pending_writes.bytes += record.size();
+        self.pending_writes.pace.wrote(record.size());
         self.pending_writes.last = Some(self.cx.persist(record));
     }
 }
@@ -386,7 +387,7 @@ impl Server {
     /// must become durable.
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, Tapir>) {
         let must = self.replicas.values().any(|replica| replica.must_checkpoint);
-        let is_due = must || self.pending_writes.bytes >= self.config.checkpoint_bytes;
+        let is_due = must || self.pending_writes.pace.is_due(self.config.checkpoint_bytes);
         if !is_due || self.store.is_frozen() {
             return;
         }
@@ -398,7 +399,7 @@ impl Server {
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
-        self.pending_writes.bytes = 0;
+        self.pending_writes.pace.made(records.iter().map(Record::size).sum());
         let ticket = cx.checkpoint(self.store.freeze(), records);
         self.checkpoint = Some(ticket);
         self.pending_writes.last = Some(ticket);
