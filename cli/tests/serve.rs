@@ -218,6 +218,7 @@ fn a_node_without_its_data_starts_only_if_it_is_told_why() {
     // Its votes in the directory nobody else knows.
     let said = refusal(&["--replace"]);
     assert!(said.contains("cannot replace n1"), "{said}");
+    assert!(!said.contains("change-members"), "the protocol has no such orders: {said}");
     assert!(!data.exists(), "it was refused and made a data directory");
     let said = refusal(&["--replace", "--new-cluster"]);
     assert!(said.contains("cannot be used with"), "{said}");

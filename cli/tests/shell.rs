@@ -40,6 +40,16 @@ async fn shell(node: &Node, arguments: &[&str], script: &str) -> Output {
     .unwrap()
 }
 
+/// Runs the shell with these arguments and no script.
+async fn shell_of(arguments: Vec<&str>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+    command.arg("shell").args(arguments).stdin(Stdio::null());
+    for name in ["ORTHODROME_CONNECT", "ORTHODROME_TOKEN_FILE", "ORTHODROME_TLS_CA"] {
+        command.env_remove(name);
+    }
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
@@ -217,6 +227,26 @@ async fn a_cluster_describes_itself_and_help_is_there() {
         assert!(stdout.contains(expected), "{expected:?} is not in {stdout}");
     }
     assert_eq!(output.status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_one_command() {
+    let store = Arc::<Store>::default();
+    let (first, second) = (Node::start(&store, 0).await, Node::start(&store, 1).await);
+    *store.leader.lock().unwrap() = 2;
+    let both = format!("{},{}", first.address, second.address);
+    let arguments = ["--connect", &both, "-e", "transfer-leader p0 n3"];
+    let more = ["-e", "change-members p0 n1 n2 n3", "-e", "orders", "-e", "describe"];
+    let output = shell_of([&arguments[..], &more].concat()).await;
+    let stdout = text(&output.stdout);
+    let expected = "n2 leads p0 and hands leadership to n3\nn2 leads p0 and has taken the order; \
+                    `orders` shows what becomes of it\nno node has taken an order since it started\n";
+    assert!(stdout.starts_with(expected), "{stdout}{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
+    *store.leader.lock().unwrap() = 9;
+    let output = shell(&first, &["-e", "transfer-leader p0 n3"], "").await;
+    assert!(text(&output.stderr).contains("give the order to n9"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::txn::{Kind, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
@@ -80,6 +80,33 @@ impl GatewayError {
             | Self::NotUndecided(..)
             | Self::Lost(_) => false,
         }
+    }
+}
+
+/// Why a node did not take an operator's order.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OrderError {
+    /// The node's server side refused the order, which has no effect.
+    #[error("{}", refused(.0))]
+    Refused(Refusal),
+    /// The node does not serve. The order has no effect.
+    #[error(transparent)]
+    NotServing(GatewayError),
+    /// The node stopped before it answered. It may have taken the order.
+    #[error("this node stopped before it could say whether it takes the order")]
+    Lost,
+}
+
+/// A refusal as a sentence.
+fn refused(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NotLeader(Some(leader)) => {
+            format!("this node does not lead the partition; give the order to {leader}, which does")
+        }
+        Refusal::NotLeader(None) => "this node does not lead the partition and does not know who \
+                                     does; try again, or give the order to another node"
+            .into(),
+        Refusal::NotNow(why) | Refusal::Invalid(why) | Refusal::Never(why) => why.clone(),
     }
 }
 
@@ -154,8 +181,10 @@ pub(crate) enum Command {
 pub(crate) trait Backend: Send + Sync {
     /// Hands a command to the client machine's task; false if that task has ended.
     fn submit(&self, command: Command) -> bool;
-    /// Hands an order to the server machine's task.
-    fn admin(&self, order: Admin);
+    /// Hands an order to the server machine's task, which answers whether it takes the order.
+    fn admin(&self, order: Admin) -> oneshot::Receiver<Result<(), Refusal>>;
+    /// What the server machine knows of groups.
+    fn groups(&self) -> oneshot::Receiver<Vec<GroupView>>;
     /// Health, and everything else that can change.
     fn describe(&self) -> Description;
     /// What the client machine has to show, and what the server machine has.
@@ -334,10 +363,25 @@ impl Gateway {
         orders.into_iter().map(aged).collect()
     }
 
-    /// Hands an operator's order to the node's server side. It is carried out in the background: what
-    /// becomes of one to change members, [`Gateway::orders`] tells.
-    pub fn admin(&self, order: Admin) {
-        self.backend.admin(order);
+    /// Gives an operator's order to the node's server side. If that takes the order, it carries it
+    /// out in the background: what becomes of one to change members, [`Gateway::orders`] tells.
+    ///
+    /// # Errors
+    /// The order has no effect, except for [`OrderError::Lost`].
+    pub async fn admin(&self, order: Admin) -> Result<(), OrderError> {
+        self.serving().map_err(OrderError::NotServing)?;
+        match self.backend.admin(order).await {
+            Ok(answer) => answer.map_err(OrderError::Refused),
+            Err(_) => Err(OrderError::Lost),
+        }
+    }
+
+    /// What the node's server side knows of the members of partitions and who leads them. A
+    /// partition that is not in the answer is as placed, as far as the node knows; so is every one
+    /// if the server side does not answer within a second.
+    pub async fn groups(&self) -> Vec<GroupView> {
+        let answer = tokio::time::timeout(Duration::from_secs(1), self.backend.groups()).await;
+        answer.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     fn serving(&self) -> Result<(), GatewayError> {

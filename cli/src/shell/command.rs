@@ -1,6 +1,7 @@
 //! The shell's commands: their grammar and their help, in one table.
 
 use orthodrome_client::{Key, Op, Priority, Value};
+use orthodrome_core::{NodeId, PartitionId};
 
 use super::words::{Word, split};
 
@@ -25,6 +26,19 @@ pub(super) enum Command {
     Priority(Option<Priority>),
     Describe,
     Status,
+    /// Hands leadership of a partition to another of its voters.
+    TransferLeader {
+        partition: PartitionId,
+        to: NodeId,
+    },
+    /// Replaces the members of a partition.
+    ChangeMembers {
+        partition: PartitionId,
+        voters: Vec<NodeId>,
+        learners: Vec<NodeId>,
+    },
+    /// What became of orders to change members.
+    Orders,
     History,
     Help(Option<String>),
     Quit,
@@ -90,6 +104,28 @@ pub(super) const COMMANDS: &[Usage] = &[
     usage("priority", "[low|high]", "show or set the priority of what follows", ""),
     usage("describe", "", "the cluster: regions, distances, partitions, protocol, guarantee", ""),
     usage("status", "", "how the gateway in use does right now", ""),
+    usage(
+        "transfer-leader",
+        "PARTITION NODE",
+        "hand leadership of a partition to another of its voters",
+        "The order goes to the node that leads the partition, if its gateway is among --connect. It needs \
+         the role\nadmin. Example: transfer-leader p0 n2",
+    ),
+    usage(
+        "change-members",
+        "PARTITION VOTER… [learners NODE…]",
+        "replace the members of a partition",
+        "The order goes to the node that leads the partition, if its gateway is among --connect. It needs \
+         the role\nadmin, and an odd number of voters. New voters copy the data first; `orders` shows when \
+         the change is\nfinished. Example: change-members p0 n1 n2 n4",
+    ),
+    usage(
+        "orders",
+        "",
+        "orders to change members, and what became of them",
+        "Each node of --connect tells the latest orders that it took since it started. An order is \
+         pending, finished\nor failed. If the leader changes, an order may fail: give it again.",
+    ),
     usage("history", "", "what was typed", ""),
     usage("help", "[COMMAND]", "this list, or more about one command", ""),
     usage("quit", "", "leave (also: exit, Ctrl-D)", ""),
@@ -184,6 +220,23 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
         ("resolve", []) => Command::Resolve,
         ("describe", []) => Command::Describe,
         ("status", []) => Command::Status,
+        ("transfer-leader", [partition, to]) => Command::TransferLeader {
+            partition: text(partition).parse().ok()?,
+            to: text(to).parse().ok()?,
+        },
+        ("change-members", [partition, members @ ..]) => {
+            let ids = |words: &[Word]| -> Option<Vec<NodeId>> {
+                words.iter().map(|word| text(word).parse().ok()).collect()
+            };
+            let mut sides = members.split(|word| word.is("learners"));
+            let voters = ids(sides.next()?)?;
+            let learners = sides.next().map_or_else(|| Some(Vec::new()), ids)?;
+            if voters.is_empty() || sides.next().is_some() {
+                return None;
+            }
+            Command::ChangeMembers { partition: text(partition).parse().ok()?, voters, learners }
+        }
+        ("orders", []) => Command::Orders,
         ("history", []) => Command::History,
         ("quit", []) => Command::Quit,
         (_, _) => return None,
@@ -224,6 +277,27 @@ mod tests {
             ("begin -> c", Command::Begin { reads: vec![], writes: vec!["c".into()] }),
             ("begin", Command::Begin { reads: vec![], writes: vec![] }),
             ("priority high", Command::Priority(Some(Priority::HIGH))),
+            (
+                "transfer-leader p3 n2",
+                Command::TransferLeader { partition: PartitionId(3), to: NodeId(2) },
+            ),
+            (
+                "change-members p0 n1 n2 n4",
+                Command::ChangeMembers {
+                    partition: PartitionId(0),
+                    voters: [1, 2, 4].map(NodeId).into(),
+                    learners: vec![],
+                },
+            ),
+            (
+                "change-members p0 n1 learners n5 n6",
+                Command::ChangeMembers {
+                    partition: PartitionId(0),
+                    voters: vec![NodeId(1)],
+                    learners: [5, 6].map(NodeId).into(),
+                },
+            ),
+            ("orders", Command::Orders),
             ("exit", Command::Quit),
         ] {
             assert_eq!(parse(line), Ok(expected), "{line}");
@@ -242,6 +316,9 @@ mod tests {
             ("begin ->", "usage: begin [READ…] [-> WRITE…]"),
             ("begin a -> b -> c", "usage: begin"),
             ("commit now", "usage: commit"),
+            ("transfer-leader 0 n1", "usage: transfer-leader PARTITION NODE"),
+            ("change-members p0", "usage: change-members PARTITION VOTER…"),
+            ("change-members p0 learners n1", "usage: change-members PARTITION VOTER…"),
             ("priority urgent", "usage: priority [low|high]"),
         ] {
             let error = parse(line).unwrap_err();
@@ -253,9 +330,15 @@ mod tests {
     fn every_command_of_the_list_exists() {
         for usage in COMMANDS {
             let line = format!("{} a 1 2", usage.name);
-            let parsed =
-                [usage.name, &format!("{} a", usage.name), &line, &format!("{} a 1", usage.name)]
-                    .map(parse);
+            let order = format!("{} p0 n1", usage.name);
+            let parsed = [
+                usage.name,
+                &format!("{} a", usage.name),
+                &line,
+                &format!("{} a 1", usage.name),
+                &order,
+            ]
+            .map(parse);
             let known = parsed.iter().any(Result::is_ok);
             assert!(known || usage.name == "priority", "{}: {parsed:?}", usage.name);
         }

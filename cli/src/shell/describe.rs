@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table};
-use orthodrome_client::{ClusterInfo, MembershipOrder, NodeInfo, OrderState, StatusInfo};
+use orthodrome_client::{
+    ClusterInfo, Error, MembershipOrder, NodeInfo, OrderState, PartitionInfo, StatusInfo,
+};
 use orthodrome_core::NodeId;
 
 use crate::output;
@@ -71,12 +73,20 @@ fn placement(about: &ClusterInfo) -> Table {
         let region = node.map_or("?", |node| region_name(about, usize::from(node.region.0)));
         format!("{id} {region}")
     };
-    let rows = about.partitions.iter().map(|(partition, nodes)| {
-        let mut nodes = nodes.iter().map(|id| place(*id));
-        let leader = nodes.next().unwrap_or_default();
-        [partition.to_string(), leader, nodes.collect::<Vec<_>>().join(", ")]
+    let places = |ids: &[NodeId]| ids.iter().map(|id| place(*id)).collect::<Vec<_>>().join(", ");
+    let has_learners = about.partitions.iter().any(|partition| !partition.learners.is_empty());
+    let rows = about.partitions.iter().map(|partition| {
+        let PartitionInfo { id, placed, voters, learners, leader } = partition;
+        let preferred = placed.first().map(|id| place(*id)).unwrap_or_default();
+        let leader = leader.map(place).unwrap_or_default();
+        let members = if voters.is_empty() { placed } else { voters };
+        let mut row = vec![id.to_string(), leader, preferred, places(members)];
+        row.extend(has_learners.then(|| places(learners)));
+        row
     });
-    let mut table = output::table(&["partition", "leader prefers", "other replicas"], rows);
+    let mut header = vec!["partition", "leader", "preferred leader", "members"];
+    header.extend(has_learners.then_some("learners"));
+    let mut table = output::table(&header, rows);
     for column in table.column_iter_mut() {
         column.set_cell_alignment(CellAlignment::Left);
     }
@@ -120,7 +130,27 @@ pub(super) fn status(status: &StatusInfo) -> String {
     rows.into_iter().chain(gauges).chain(orders).collect()
 }
 
-/// One order to change members: `partition 0: voters n1 n2 n4: finished, 12 s ago`.
+/// The orders that each node took, and what became of them.
+pub(super) fn orders(statuses: &[(String, Result<StatusInfo, Error>)]) -> String {
+    let mut text = String::new();
+    for (endpoint, status) in statuses {
+        // Writing to a string cannot fail.
+        match status {
+            Ok(status) => {
+                for order in &status.orders {
+                    let _ =
+                        writeln!(text, "{:<6}{}", status.node.to_string(), describe_order(order));
+                }
+            }
+            Err(error) => {
+                let _ = writeln!(text, "{endpoint} does not say which orders it took: {error}");
+            }
+        }
+    }
+    if text.is_empty() { "no node has taken an order since it started".into() } else { text }
+}
+
+/// One order to change members: `p0: voters n1 n2 n4: finished, given 12 s ago`.
 fn describe_order(order: &MembershipOrder) -> String {
     let names = |ids: &[NodeId]| {
         let names: Vec<String> = ids.iter().map(NodeId::to_string).collect();
@@ -132,7 +162,7 @@ fn describe_order(order: &MembershipOrder) -> String {
         OrderState::Failed => "failed",
         OrderState::Unknown => "unknown to this version",
     };
-    let mut text = format!("partition {}: voters {}", order.partition.0, names(&order.voters));
+    let mut text = format!("{}: voters {}", order.partition, names(&order.voters));
     if !order.learners.is_empty() {
         text.push_str(&format!(", learners {}", names(&order.learners)));
     }

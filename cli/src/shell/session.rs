@@ -116,6 +116,19 @@ impl Session {
                 let status = self.client.status().await.map_err(|error| error.to_string())?;
                 Ok(describe::status(&status))
             }
+            Command::TransferLeader { partition, to } => {
+                let taken = self.client.transfer_leader(partition, to).await;
+                let by = taken.map_err(|error| error.to_string())?;
+                Ok(format!("{by} leads {partition} and hands leadership to {to}"))
+            }
+            Command::ChangeMembers { partition, voters, learners } => {
+                let taken = self.client.change_members(partition, &voters, &learners).await;
+                let by = taken.map_err(|error| error.to_string())?;
+                Ok(format!(
+                    "{by} leads {partition} and has taken the order; `orders` shows what becomes of it"
+                ))
+            }
+            Command::Orders => Ok(describe::orders(&self.client.statuses().await)),
             Command::Help(topic) => help(topic.as_deref()),
             // The shell itself answers these.
             Command::Nothing | Command::History | Command::Quit => Ok(String::new()),

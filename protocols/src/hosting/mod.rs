@@ -18,7 +18,7 @@ use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-pub use self::partition::Partition;
+pub use self::partition::{Partition, change_refusal, group_view, transfer_refusal};
 pub use self::server::Server;
 pub use self::world::World;
 use crate::replication::{self, Index, Replicated};
@@ -71,7 +71,8 @@ impl<R: Replicated, S, O> Record<R, S, O> {}
 pub struct Config {
     /// The replicated log's own settings.
     pub replication: replication::Config,
-    /// A node makes a checkpoint after this many bytes of records.
+    /// A node makes a checkpoint after this many bytes of records, or after as many as its last
+    /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
     /// Versions that are not the newest of their key are kept for this long.
     pub version_retention: Duration,

@@ -13,6 +13,7 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::{Context, Record, Role};
+use crate::checkpoint::CheckpointPace;
 use crate::replication;
 use crate::routes::Routes;
 use crate::sizes::READ_BYTES_MAX;
@@ -46,8 +47,8 @@ impl Few {
 pub(super) struct PendingWrites {
     /// Records under way, in order.
     pub tickets: VecDeque<(Ticket, PartitionId)>,
-    /// Size of the records since the last checkpoint.
-    pub bytes: usize,
+    /// When the next checkpoint is due.
+    pub pace: CheckpointPace,
     /// Partitions whose snapshots have been installed; they count once a checkpoint makes them
     /// durable.
     pub installed: Few,
@@ -92,7 +93,7 @@ impl<R: Role> replication::Io<R::Log> for Io<'_, R> {
     }
 
     fn persist(&mut self, record: replication::Record<R::Log>) -> Ticket {
-        self.pending_writes.bytes += record.size();
+        self.pending_writes.pace.wrote(record.size());
         let ticket = self.cx.persist(Record::Replication(self.partition, record));
         self.pending_writes.tickets.push_back((ticket, self.partition));
         ticket
@@ -146,7 +147,7 @@ impl<R: Role> World<'_, R> {
         record: R::OwnRecord,
         bytes: usize,
     ) -> Ticket {
-        self.pending_writes.bytes += bytes;
+        self.pending_writes.pace.wrote(bytes);
         let ticket = self.cx.persist(Record::Own(partition, Box::new(record)));
         self.pending_writes.tickets.push_back((ticket, partition));
         ticket

@@ -125,7 +125,8 @@ pub struct Config {
     pub lag_max: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
-    /// A node makes a checkpoint after this many bytes of records.
+    /// A node makes a checkpoint after this many bytes of records, or after as many as its last
+    /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
     /// Versions are kept for so long after they were replaced, for callers that think.
     pub version_retention: Duration,

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leak, Machine, ReplicaDigest, Setup};
+use orthodrome_core::machine::{
+    Admin, Cx, Gauge, Input, Leak, Machine, Refusal, ReplicaDigest, Setup,
+};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
@@ -28,6 +30,7 @@ use super::takeover::{self, Acceptor, Backup, Closed, Tellings};
 use super::tid::Tids;
 use super::watermark::{Members, Report, Watermarks};
 use super::{Config, Note, OceanVista, Timer};
+use crate::checkpoint::CheckpointPace;
 
 /// The server side of Ocean Vista: every role that one node plays.
 #[derive(Debug)]
@@ -90,14 +93,14 @@ pub(super) enum Local {
 pub(super) struct PendingWrites {
     last: Option<Ticket>,
     held: VecDeque<(Ticket, NodeId, Msg)>,
-    /// Size of the records since the last checkpoint.
-    bytes: usize,
+    /// When the next checkpoint is due.
+    pace: CheckpointPace,
 }
 
 impl PendingWrites {
     /// Makes a record durable.
     pub(super) fn persist(&mut self, record: Record, cx: &mut Cx<'_, OceanVista>) -> Ticket {
-        self.bytes += record.size();
+        self.pace.wrote(record.size());
         let ticket = cx.persist(record);
         self.last = Some(ticket);
         ticket
@@ -320,6 +323,14 @@ impl Machine<OceanVista> for Server {
         self.keep(cx, |keeper, io| keeper.flush(io));
         self.settle(cx);
         self.checkpoint_if_due(cx);
+    }
+
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never(
+            "the servers of a partition of Ocean Vista are those of the placement, and none of them \
+             leads; to replace a server that lost its data, start it with `serve --replace`"
+                .into(),
+        ))
     }
 
     fn leaks(&self) -> Vec<Leak> {
@@ -1157,7 +1168,7 @@ impl Server {
         let is_needed = self.control.keeper.as_ref().is_some_and(Keeper::needs_checkpoint);
         let is_due = is_needed
             || self.is_copy_volatile
-            || self.pending_writes.bytes >= self.config.checkpoint_bytes;
+            || self.pending_writes.pace.is_due(self.config.checkpoint_bytes);
         if !is_due || self.roles.replica.store.is_frozen() {
             return;
         }
@@ -1181,7 +1192,7 @@ impl Server {
         let pieces = roles.replica.state.pieces(CHECKPOINT_PIECE_BYTES);
         records.extend(pieces.into_iter().map(|piece| Record::State(Box::new(piece))));
         let frozen = roles.replica.store.freeze();
-        self.pending_writes.bytes = 0;
+        self.pending_writes.pace.made(records.iter().map(Record::size).sum());
         let ticket = cx.checkpoint(frozen, records);
         self.checkpoint = Some(ticket);
         self.pending_writes.last = Some(ticket);

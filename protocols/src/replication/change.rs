@@ -69,6 +69,24 @@ impl<R: Replicated> Replica<R> {
             .inspect_err(|why| self.orders.refuse(target, io.now(), why))
     }
 
+    /// Whether [`Replica::change_members`] would take an order for these voters now.
+    ///
+    /// # Errors
+    /// Why not, or why not now.
+    pub fn check_change(&self, voters: &[NodeId]) -> Result<(), ChangeError> {
+        let Role::Leader(lead) = &self.role else {
+            return Err(ChangeError::NotLeader { leader: self.leader });
+        };
+        if !lead.is_ready {
+            return Err(ChangeError::NotReady);
+        }
+        self.config.quorums.check(voters.len())?;
+        if self.log.members().is_joint() || self.log.members_index() > self.chosen {
+            return Err(ChangeError::UnderWay);
+        }
+        Ok(())
+    }
+
     /// Refuses an order because the embedder is not ready for it: ask again soon.
     pub fn refuse_change(
         &mut self,
@@ -81,17 +99,11 @@ impl<R: Replicated> Replica<R> {
     }
 
     fn accept_change(&mut self, target: Members, io: &mut impl Io<R>) -> Result<(), ChangeError> {
+        self.check_change(&target.voters)?;
         let Role::Leader(lead) = &mut self.role else {
             return Err(ChangeError::NotLeader { leader: self.leader });
         };
-        if !lead.is_ready {
-            return Err(ChangeError::NotReady);
-        }
-        self.config.quorums.check(target.voters.len())?;
         let members = self.log.members();
-        if members.is_joint() || self.log.members_index() > self.chosen {
-            return Err(ChangeError::UnderWay);
-        }
         let (goal, now) = (self.log.last(), io.now());
         let entrants = target.voters.iter().filter(|node| !members.voters.contains(node));
         let entrants =

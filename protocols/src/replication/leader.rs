@@ -35,7 +35,7 @@ pub(super) struct Leading<R: Replicated> {
     reads: VecDeque<Read>,
     /// The last of `reads` wait for a round that has not begun.
     has_new_reads: bool,
-    transfer: Option<Transfer>,
+    pub(super) transfer: Option<Transfer>,
     /// Nodes that `TimeoutNow` was sent to, and in which round: each may act on it at any time until
     /// it answers a later round, so there is no lease until all have. One for each node at most.
     yielded: Vec<Yielded>,
@@ -60,11 +60,11 @@ struct Read {
 }
 
 #[derive(Debug)]
-struct Transfer {
-    to: NodeId,
+pub(super) struct Transfer {
+    pub(super) to: NodeId,
     /// Given up then, if this node still leads.
-    until: Time,
-    is_asked: bool,
+    pub(super) until: Time,
+    pub(super) is_asked: bool,
 }
 
 #[derive(Debug)]
@@ -673,21 +673,6 @@ impl<R: Replicated> Replica<R> {
         );
         let length = self.config.election_timeout.saturating_sub(self.config.lease_margin);
         promised.flatten().is_some_and(|since| now < since + length)
-    }
-
-    /// Hands leadership to the voter `to` (thesis §3.10): takes no proposals until it has caught up
-    /// and was asked to campaign, or an election time-out has passed. Ignored if this node does not
-    /// lead, or `to` cannot.
-    pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
-        let is_voter = self.log.members().voters.contains(&to);
-        if let Role::Leader(lead) = &mut self.role
-            && to != self.me
-            && is_voter
-            && lead.transfer.is_none()
-        {
-            let until = io.now() + self.config.election_timeout;
-            lead.transfer = Some(Transfer { to, until, is_asked: false });
-        }
     }
 
     fn ask_target(&mut self, io: &mut impl Io<R>) {

@@ -68,6 +68,7 @@ mod quorum;
 mod replica;
 mod snapshot;
 mod timeout;
+mod transfer;
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -79,6 +80,7 @@ pub use checks::Sum;
 pub use message::{Beat, Message, Record};
 pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
+pub use transfer::TransferError;
 
 /// What a group replicates.
 pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {

@@ -126,7 +126,8 @@ pub struct Config {
     /// Bytes of a partition's record, with all that its transactions write, over which outcomes are not kept for
     /// clients that may ask.
     pub kept_bytes: usize,
-    /// A node makes a checkpoint after this many bytes of records.
+    /// A node makes a checkpoint after this many bytes of records, or after as many as its last
+    /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
     /// Versions that are not the newest of their key are kept for this long.
     pub version_retention: Duration,

@@ -18,13 +18,14 @@ mod workers;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
@@ -52,6 +53,10 @@ const BACKLOG_MAX: usize = 16_384;
 const BACKLOG_BYTES_MAX: usize = 64 << 20;
 /// How often the clock is checked, and its reading made durable.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
+/// How long leadership may take to go to another node, beside what the distances say.
+const HAND_OVER_EXTRA: Duration = Duration::from_millis(500);
+/// How often a node that ends looks whether it has handed its leadership over.
+const HAND_OVER_LOOK: Duration = Duration::from_millis(10);
 /// Bits of a client id below the gateway's number.
 const CLIENT_BITS: u32 = 40;
 
@@ -277,8 +282,16 @@ impl<P: WireProtocol> Backend for Shared<P> {
         self.gateway.push(Event::Command(command))
     }
 
-    fn admin(&self, order: Admin) {
-        self.server.push(Event::Admin(order));
+    fn admin(&self, order: Admin) -> oneshot::Receiver<Result<(), Refusal>> {
+        let (reply, answer) = oneshot::channel();
+        self.server.push(Event::Admin(order, reply));
+        answer
+    }
+
+    fn groups(&self) -> oneshot::Receiver<Vec<GroupView>> {
+        let (reply, groups) = oneshot::channel();
+        self.server.push(Event::Groups(reply));
+        groups
     }
 
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2] {
@@ -318,7 +331,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
 
     fn register(
         &self,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>> {
         Box::pin(async {
             let mut block = self.clients.block.lock().await;
             if block.0 == block.1 {
@@ -378,7 +391,11 @@ pub struct NodeHandle {
 /// What a handle needs of the node, whatever its protocol.
 trait Parts: Send + Sync + std::fmt::Debug {
     fn stop_accepting(&self);
-    fn hand_over(&self) -> Duration;
+    /// How long leadership may take to go to another node.
+    fn hand_over_within(&self) -> Duration;
+    /// Asks the server machine to hand on whatever it leads; how many groups those are. None if it
+    /// does not answer.
+    fn hand_over(&self) -> Pin<Box<dyn Future<Output = Option<usize>> + Send + '_>>;
     fn close_inboxes(&self);
     fn end(&self);
     fn transport(&self) -> Option<&Transport>;
@@ -400,21 +417,23 @@ impl<P: WireProtocol> Parts for Shared<P> {
         }
     }
 
-    /// Asks the server machine to hand leadership of whatever it leads to another replica. Returns
-    /// how long that may take.
-    fn hand_over(&self) -> Duration {
-        let me = self.me.node;
-        for partition in self.map.partitions().filter(|p| p.replicas.contains(&me)) {
-            let preferred = partition.preferred_leader;
-            let others = partition.replicas.iter().copied().filter(|&replica| replica != me);
-            let to = if preferred == me { others.min() } else { Some(preferred) };
-            if let Some(to) = to {
-                let order = Admin::TransferLeader { partition: partition.id, to };
-                self.server.push(Event::Admin(order));
+    fn hand_over_within(&self) -> Duration {
+        // A round trip or two, and what a busy machine adds.
+        self.map.topology.rtt_max() * 2 + HAND_OVER_EXTRA
+    }
+
+    fn hand_over(&self) -> Pin<Box<dyn Future<Output = Option<usize>> + Send + '_>> {
+        Box::pin(async {
+            let groups = Backend::groups(self).await.ok()?;
+            let led = groups.iter().filter(|group| group.leader == Some(self.me.node));
+            let successors = led.filter_map(|group| Some((group.partition, group.successor?)));
+            let successors: Vec<_> = successors.collect();
+            for &(partition, to) in &successors {
+                // One that is being handed over already refuses.
+                drop(Backend::admin(self, Admin::TransferLeader { partition, to }));
             }
-        }
-        // A hand-over takes a round trip or two; there is no event that says all are done.
-        self.map.topology.rtt_max() * 2 + Duration::from_millis(100)
+            Some(successors.len())
+        })
     }
 
     fn close_inboxes(&self) {
@@ -529,8 +548,7 @@ impl NodeHandle {
         if tokio::time::timeout_at(deadline, self.in_flight.none()).await.is_err() {
             warn!("shutting down with transactions in flight; their callers learn no outcome");
         }
-        let pause = tokio::time::Instant::now() + self.parts.hand_over();
-        tokio::time::sleep_until(pause.min(deadline)).await;
+        self.hand_over(deadline).await;
         self.parts.close_inboxes();
         let threads = std::mem::take(&mut self.threads);
         let writer = self.writer.take();
@@ -546,6 +564,20 @@ impl NodeHandle {
         if let Some(transport) = self.parts.transport() {
             transport.stop().await;
         }
+    }
+
+    /// Hands leadership to other nodes, and waits until this one leads nothing that another could
+    /// lead. Gives up at `deadline`, or sooner if nobody takes it.
+    async fn hand_over(&self, deadline: tokio::time::Instant) {
+        let until = tokio::time::Instant::now() + self.parts.hand_over_within();
+        let until = until.min(deadline);
+        let handed = async {
+            while self.parts.hand_over().await.is_some_and(|left| left > 0) {
+                tokio::time::sleep(HAND_OVER_LOOK).await;
+            }
+        };
+        // Those that did not take it elect a leader in time.
+        let _ = tokio::time::timeout_at(until, handed).await;
     }
 
     /// Ends the node at once, writing and sending nothing more, as `kill -9` would; returns when
@@ -780,9 +812,14 @@ async fn open<P: WireProtocol>(
     let node = settings.node;
     if settings.expected == Expected::Replacement && !P::replaceable(&settings.map).contains(&node)
     {
+        let instead = if P::MEMBERS {
+            ", or give its partitions to other nodes: `change-members` in `orthodrome shell`"
+        } else {
+            "; this protocol cannot give its partitions to other nodes"
+        };
         return Err(StartError::Settings(format!(
             "{protocol} cannot replace {node} while the cluster runs: others count on what it promised, and that was \
-             in its data. Restore its data directory, or give its partitions to other nodes (`ChangeMembers`)"
+             in its data. Restore its data directory{instead}"
         )));
     }
     let memory = MemoryEngine::default();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
 use orthodrome_core::txn::{Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health};
+use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
 
 mod access;
 mod admission;
@@ -56,6 +56,9 @@ mod api {
 
 /// The trailer of a status that refused a request.
 const EFFECT: &str = "orthodrome-effect";
+/// The trailer of a status that refused an order because another server leads the partition: the
+/// id of that server, or `unknown`.
+const LEADER: &str = "orthodrome-leader";
 
 /// Marks a status as a refusal: the request had no effect and never will. What carries no mark may
 /// have had any effect.
@@ -92,9 +95,11 @@ pub trait Transactions: Send + Sync + 'static {
         decision: Option<Decision>,
     ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
     /// See [`Gateway::admin`].
-    fn admin(&self, order: Admin);
+    fn admin(&self, order: Admin) -> impl Future<Output = Result<(), OrderError>> + Send;
     /// See [`Gateway::describe`].
     fn describe(&self) -> Description;
+    /// See [`Gateway::groups`].
+    fn groups(&self) -> impl Future<Output = Vec<GroupView>> + Send;
     /// See [`Gateway::gauges`].
     fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
     /// See [`Gateway::orders`].
@@ -127,8 +132,12 @@ impl Transactions for Gateway {
         Self::resolve(self, txn, reads, decision).await
     }
 
-    fn admin(&self, order: Admin) {
-        Self::admin(self, order);
+    async fn admin(&self, order: Admin) -> Result<(), OrderError> {
+        Self::admin(self, order).await
+    }
+
+    async fn groups(&self) -> Vec<GroupView> {
+        Self::groups(self).await
     }
 
     fn describe(&self) -> Description {
@@ -482,6 +491,14 @@ impl<T: Transactions> Service<T> {
         }
     }
 
+    /// Gives an operator's order to the node, and returns the node's id if it takes the order.
+    async fn order(&self, caller: &Principal, order: Admin) -> Result<u32, Status> {
+        let about = self.inner.transactions.describe();
+        let answer = self.inner.transactions.admin(order.clone()).await;
+        tracing::info!(by = caller.name, ?order, ?answer, "operator's order");
+        answer.map(|()| about.node.0).map_err(|error| answer::order_status(&about, &error))
+    }
+
     /// Keeps the health service in step with the node, for ever.
     async fn watch_health(self, reporter: HealthReporter) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
@@ -517,7 +534,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         Ok(Response::new(api::RegisterResponse {
             client: client.0,
             limits: Some(self.inner.limits.to_api()),
-            cluster: Some(answer::description(&about, &self.inner.cluster)),
+            // Without a look at the groups: a client must not wait for them before its first request.
+            cluster: Some(answer::description(&about, &self.inner.cluster, &[])),
         }))
     }
 
@@ -734,7 +752,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::DescribeResponse>, Status> {
         Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
         let about = self.inner.transactions.describe();
-        Ok(Response::new(answer::description(&about, &self.inner.cluster)))
+        let groups = self.inner.transactions.groups().await;
+        Ok(Response::new(answer::description(&about, &self.inner.cluster, &groups)))
     }
 
     async fn status(
@@ -782,9 +801,8 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         let caller = Self::caller(&request)?;
         caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
         let order = self.check().transfer_leader(request.get_ref())?;
-        tracing::info!(by = caller.name, ?order, "operator's order");
-        self.inner.transactions.admin(order);
-        Ok(Response::new(api::TransferLeaderResponse {}))
+        let node = self.order(&caller, order).await?;
+        Ok(Response::new(api::TransferLeaderResponse { node }))
     }
 
     async fn change_members(
@@ -794,8 +812,7 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         let caller = Self::caller(&request)?;
         caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
         let order = self.check().change_members(request.get_ref())?;
-        tracing::info!(by = caller.name, ?order, "operator's order");
-        self.inner.transactions.admin(order);
-        Ok(Response::new(api::ChangeMembersResponse {}))
+        let node = self.order(&caller, order).await?;
+        Ok(Response::new(api::ChangeMembersResponse { node }))
     }
 }
