@@ -56,6 +56,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// An operator may change the members of a partition's group ([`Admin::ChangeMembers`]). One that does
     /// not refuses such orders.
     const MEMBERS: bool = false;
+    /// Other nodes end the transactions of a gateway that never comes back. Two-phase commit cannot: what is
+    /// prepared waits for the gateway that decides. A swarm then lets every gateway come back at the end.
+    const OUTLIVES_GATEWAYS: bool = true;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;

@@ -555,7 +555,9 @@ impl Scenario {
                 unusual::draw_dead_region(seed, &cluster, options, &replaced_servers)
         {
             schedule.faults.push(entry);
-            down = dead;
+            if P::OUTLIVES_GATEWAYS {
+                down = dead;
+            }
         }
         let safety = options.safety;
         let options = run;

@@ -101,7 +101,8 @@ pub(crate) fn draw_disks(seed: u64, cluster: &Cluster, options: &SwarmOptions) -
 }
 
 /// A region that dies for good while faults go on, with its gateways, in one seed of 24: any whose
-/// servers leave a majority of each partition's replicas besides `lost`.
+/// servers leave a majority of each partition's replicas besides `lost`. It comes back when everything heals
+/// if the protocol does not outlive its gateways ([`Protocol::OUTLIVES_GATEWAYS`]).
 pub(crate) fn draw_dead_region(
     seed: u64,
     cluster: &Cluster,

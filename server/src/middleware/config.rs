@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use orthodrome_core::limits::Limits;
 use orthodrome_core::{NodeId, Protocol as _};
 use orthodrome_geotp::agent;
 use orthodrome_geotp::contract::Kind;
@@ -397,6 +398,7 @@ impl ProxyConfig {
         let agent = agent::Config {
             master_timeout: longest * 5 + Duration::from_secs(3),
             quarantine,
+            limits: Limits::SERVER,
             mutations: agent::Mutations::default(),
         };
         Ok(Self {
@@ -560,6 +562,7 @@ impl AgentConfig {
             agent: agent::Config {
                 master_timeout: longest * 5 + Duration::from_secs(3),
                 quarantine,
+                limits: Limits::SERVER,
                 mutations: agent::Mutations::default(),
             },
         })
