@@ -5,6 +5,7 @@
 
 mod acknowledged;
 pub mod carousel;
+pub mod commit;
 pub mod deterministic;
 pub mod functor;
 pub mod gateway;
