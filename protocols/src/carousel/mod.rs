@@ -121,12 +121,13 @@ mod message;
 mod participant;
 mod state;
 
+pub use crate::commit::Ended;
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use leader::Server;
 pub use message::{Command, Log, Msg, Record, Verdict, Vote};
-pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
+pub use state::{Coordinated, Prepared, Request, State, decide};
 
 use std::time::Duration;
 

@@ -91,6 +91,7 @@ mod state;
 
 use std::time::Duration;
 
+pub use crate::commit::Ended;
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use leader::Server;
@@ -101,7 +102,7 @@ use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
-pub use state::{Coordinated, Ended, Prepared, Request, State, decide, is_refuted};
+pub use state::{Coordinated, Prepared, Request, State, decide, is_refuted};
 
 use crate::registry::{Guarantee, Registered, Row};
 use crate::{hosting, replication};
