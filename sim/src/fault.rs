@@ -341,7 +341,7 @@ impl Schedule {
                 && until <= entry.at_ms
             {
                 return Err(names.value(format!(
-                    "it ends at {until} ms; `until_ms` must be later than `at_ms`"
+                    "until_ms = {until} is not later than at_ms; use a later end"
                 )));
             }
             entries.push(Planned {
@@ -836,7 +836,7 @@ impl Names<'_> {
 
     fn ppm(&self, percent: u8) -> Result<u32, ScheduleError> {
         if percent > 100 {
-            return Err(self.value(format!("{percent} per cent; use 0 to 100")));
+            return Err(self.value(format!("{percent} is not a percentage; use 0 to 100")));
         }
         Ok(u32::from(percent) * 10_000)
     }
@@ -904,8 +904,9 @@ impl Fault {
             }
             Self::Duplicate { from, to, percent } => {
                 if network.links == Links::Ordered {
-                    return Err(names
-                        .value("ordered links do not duplicate; run with unordered links".into()));
+                    return Err(names.value(
+                        "ordered links do not duplicate messages; run with unordered links".into(),
+                    ));
                 }
                 let by = Disturbance { duplicate_ppm: names.ppm(*percent)?, ..none };
                 links(names.pairs(from, to, false)?, by)
@@ -934,7 +935,7 @@ impl Fault {
             Self::FlipBit { nodes } => Ok(Action::FlipBit(names.nodes(nodes)?)),
             Self::SwapDisks { nodes } => match names.nodes(nodes)?.as_slice() {
                 &[a, b] => Ok(Action::SwapDisks(a, b)),
-                _ => Err(names.value("two disks are swapped; name two nodes".into())),
+                _ => Err(names.value("`swap-disks` needs exactly two nodes".into())),
             },
             Self::LyingFsync { nodes } => Ok(Action::LyingFsync(names.nodes(nodes)?)),
             Self::OldCopy { nodes } => Ok(Action::OldCopy(names.nodes(nodes)?)),

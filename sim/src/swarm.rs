@@ -211,7 +211,7 @@ pub fn run_seed_with<P: Protocol>(
         let second = run(&scenario)?;
         if second.trace_hash != first.trace_hash || second.failure.is_some() {
             let detail = format!(
-                "the same seed gave trace hash {:016x} first and {:016x} then",
+                "two runs of one seed differ: trace hash {:016x}, then {:016x}",
                 first.trace_hash, second.trace_hash
             );
             failure = Some(Failure { at: Time::ZERO, kind: FailureKind::Twins, detail });
@@ -237,7 +237,7 @@ pub fn run_seed_with<P: Protocol>(
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwarmError {
     /// No unsafe variant has that name.
-    #[error("{mutation:?} is no unsafe variant of this protocol; use one of {known}")]
+    #[error("{mutation:?} is not a mutation of this protocol; use one of {known}")]
     Mutation {
         /// The name.
         mutation: String,
@@ -245,10 +245,10 @@ pub enum SwarmError {
         known: String,
     },
     /// A drawn cluster contradicts itself.
-    #[error("a drawn cluster cannot be: {0}")]
+    #[error("the seed's cluster is invalid: {0}")]
     Cluster(#[from] ClusterError),
     /// A drawn workload cannot be had.
-    #[error("a drawn workload cannot be had: {0}")]
+    #[error("the seed's workload is invalid: {0}")]
     Workload(#[from] workload::WorkloadError),
     /// A schedule that does not fit the cluster.
     #[error(transparent)]

@@ -96,7 +96,7 @@ impl Watch {
     fn compare(&self, txn: TxnId) -> Result<(), String> {
         match (self.told.get(&txn), self.decided.get(&txn)) {
             (Some(&told), Some(&(decided, whose))) if !agree(told, decided) => {
-                Err(format!("{txn} was told {told} and decided {decided} at {whose}"))
+                Err(format!("{txn}: the client learned {told}, but {whose} decided {decided}"))
             }
             (Some(_) | None, Some(_) | None) => Ok(()),
         }
@@ -125,7 +125,7 @@ pub fn leaks<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<()
     if left.is_empty() {
         return Ok(());
     }
-    Err(Unrest::Left(format!("left over at {node}: {}", left.join(", "))))
+    Err(Unrest::Left(format!("leaks at {node}: {}", left.join(", "))))
 }
 
 /// Copies of state seen since nothing was left over.
@@ -149,7 +149,7 @@ impl Copies {
                 *self.first.entry((partition, position)).or_insert((node, digest));
             if theirs != digest {
                 return Err(Unrest::Differs(format!(
-                    "{first} and {node} hold different states of {partition} at position {position}"
+                    "replica digests differ: {first} and {node} have different states of {partition} at position {position}"
                 )));
             }
             let held =
@@ -160,9 +160,9 @@ impl Copies {
         }
         match self.compared.iter().find(|(_, is_compared)| !**is_compared) {
             None => Ok(()),
-            Some((partition, _)) => {
-                Err(Unrest::Left(format!("no two copies of {partition} have come equally far")))
-            }
+            Some((partition, _)) => Err(Unrest::Left(format!(
+                "no two replica digests of {partition} are at the same position"
+            ))),
         }
     }
 }
@@ -226,10 +226,10 @@ mod tests {
         let mut watch = Watch::default();
         watch.told(txn, Outcome::Unknown).unwrap();
         watch.told(txn, commit).unwrap();
-        assert!(watch.claim(A, decided(1, abort)).unwrap_err().contains("told committed@5"));
+        assert!(watch.claim(A, decided(1, abort)).unwrap_err().contains("learned committed@5"));
         let mut watch = Watch::default();
         watch.claim(A, decided(1, commit)).unwrap();
-        assert!(watch.told(txn, abort).unwrap_err().contains("decided committed@5 at n1"));
+        assert!(watch.told(txn, abort).unwrap_err().contains("n1 decided committed@5"));
         assert!(watch.told(txn, Outcome::Committed(Timestamp(6))).is_err());
         watch.told(txn, commit).unwrap();
     }
