@@ -184,7 +184,7 @@ impl Gateways {
         let endpoint = self.endpoint(at);
         if *known != about.cluster {
             return Err(Failure::Never(Error::Config(format!(
-                "endpoint {endpoint:?} belongs to cluster {:?}, the others to {known:?}",
+                "endpoint {endpoint:?} belongs to cluster {:?}, but the others to {known:?}; use gateways of one cluster",
                 about.cluster
             ))));
         }
@@ -228,7 +228,7 @@ impl Gateways {
         F: Future<Output = Result<Response<A>, Status>>,
     {
         let Some(gateway) = self.list.get(at) else {
-            return Err(Some(Status::internal(format!("there is no gateway {at}"))));
+            return Err(Some(Status::internal(format!("gateway {at} does not exist"))));
         };
         let mut request = Request::new(message);
         if let Some(bearer) = &self.bearer {

@@ -215,7 +215,7 @@ async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
             Outcome::Unknown(doubt) => doubt,
             other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
         };
-        assert!(doubt.trouble().contains("cannot tell"), "{}", doubt.trouble());
+        assert!(doubt.trouble().contains("does not know the outcome"), "{}", doubt.trouble());
         // Meanwhile it is not acknowledged, however many transactions come after it.
         let after = committed(client.execute([Op::Put("b".into(), "1".into())]).await);
         assert!(after.timestamp > Timestamp::ZERO);

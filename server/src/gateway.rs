@@ -42,7 +42,7 @@ pub enum Begun {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GatewayError {
     /// Too many transactions in flight. Retry later, with a pause that grows.
-    #[error("{limit} transactions are in flight at this node, its limit; try again later")]
+    #[error("{limit} transactions are pending at this node, which is its limit; try again later")]
     Overloaded {
         /// The configured bound.
         limit: usize,
@@ -55,14 +55,14 @@ pub enum GatewayError {
     Failed(String),
     /// No such transaction is in flight here: it was never begun here, it ended, or the node
     /// restarted. [`Gateway::resolve`] finds out what became of it.
-    #[error("transaction {0} is not in flight at this node; ask for its outcome instead")]
+    #[error("transaction {0} is not pending at this node; ask for its outcome instead")]
     UnknownTransaction(TxnId),
     /// A transaction of this name is in flight here. A name is used once; a retry after a known
     /// abort counts up the attempt, and a retry after no answer asks for the outcome.
-    #[error("transaction {0} was begun already; ask for its outcome, or use the next attempt")]
+    #[error("transaction {0} was already submitted; ask for its outcome, or use the next attempt")]
     AlreadyBegun(TxnId),
     /// [`Gateway::decide`] or [`Gateway::read`] on a transaction that is not waiting for it.
-    #[error("transaction {0} is not waiting for its caller: {1}")]
+    #[error("transaction {0} does not wait for its client: {1}")]
     NotUndecided(TxnId, &'static str),
     /// The node stopped while the call was under way; the outcome is unknown.
     #[error("this node stopped before transaction {0} finished; its outcome is unknown")]

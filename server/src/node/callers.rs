@@ -115,9 +115,9 @@ impl Callers {
                 }
                 return None;
             }
-            State::Undecided { .. } => "its keys were declared when it began",
+            State::Undecided { .. } => "it declared its keys when it began",
             State::Reading(_) => "it is reading",
-            State::Ending { .. } => "it was decided already",
+            State::Ending { .. } => "it is already decided",
         };
         answer(reply, Err(GatewayError::NotUndecided(txn, why)));
         None
@@ -145,8 +145,8 @@ impl Callers {
                 }
                 return None;
             }
-            State::Reading(_) => "it has not read yet",
-            State::Ending { .. } => "it was decided already",
+            State::Reading(_) => "it has not finished its reads",
+            State::Ending { .. } => "it is already decided",
         };
         answer(reply, Err(GatewayError::NotUndecided(txn, why)));
         None

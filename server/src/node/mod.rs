@@ -364,7 +364,8 @@ impl<P: WireProtocol> Receiver<P> {
 impl<P: WireProtocol> Deliver for Receiver<P> {
     async fn deliver(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<(), String> {
         let inbox = self.shared.local(to);
-        let inbox = inbox.ok_or_else(|| format!("a message for {to}, who is not here"))?;
+        let inbox = inbox
+            .ok_or_else(|| format!("a message for {to}, which does not run in this process"))?;
         let [of_server, of_gateway] = &self.room;
         let room = if to == self.shared.me.gateway { of_gateway } else { of_server };
         let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
@@ -546,7 +547,7 @@ impl NodeHandle {
         self.parts.stop_accepting();
         let deadline = tokio::time::Instant::now() + within;
         if tokio::time::timeout_at(deadline, self.in_flight.none()).await.is_err() {
-            warn!("shutting down with transactions in flight; their callers learn no outcome");
+            warn!("shutting down with pending transactions; their clients learn no outcome");
         }
         self.hand_over(deadline).await;
         self.parts.close_inboxes();
@@ -741,8 +742,8 @@ impl<P: WireProtocol> Drop for Guard<P> {
         if std::thread::panicking() {
             let name = self.name;
             self.shared.fail(&format!(
-                "its {name} machine contradicted itself (the panic is on standard error); restart \
-                 the node, and report this"
+                "an assertion failed in its {name} (see the panic on standard error); restart the \
+                 node, and report this"
             ));
         }
     }
@@ -754,7 +755,9 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
     for Endpoint { node, gateway, .. } in &settings.endpoints {
         for id in [node, gateway] {
             if settings.map.node(*id).is_none() {
-                return Err(StartError::Settings(format!("{id} is not on the map of the cluster")));
+                return Err(StartError::Settings(format!(
+                    "{id} is in `nodes`, but not in the cluster"
+                )));
             }
         }
         let process = Process { node: *node, gateway: *gateway, region: region(*node) };
@@ -762,7 +765,7 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
     }
     let me = processes.remove(&settings.node);
     let me = me.ok_or_else(|| {
-        StartError::Settings(format!("{} is not in the list of nodes", settings.node))
+        StartError::Settings(format!("node {} is not in `nodes`; add it", settings.node))
     })?;
     Ok(Introduction {
         cluster: settings.cluster.clone(),
@@ -818,8 +821,8 @@ async fn open<P: WireProtocol>(
             "; this protocol cannot give its partitions to other nodes"
         };
         return Err(StartError::Settings(format!(
-            "{protocol} cannot replace {node} while the cluster runs: others count on what it promised, and that was \
-             in its data. Restore its data directory{instead}"
+            "{protocol} cannot replace {node} while the cluster runs: other nodes rely on votes that were in its data. \
+             Restore its data directory{instead}"
         )));
     }
     let memory = MemoryEngine::default();
@@ -857,7 +860,7 @@ async fn open<P: WireProtocol>(
     let (storage, recovered) =
         opened.map_err(|error| StartError::Settings(error.to_string()))??;
     if let Some(torn) = &recovered.torn {
-        warn!(node = %settings.node, "the log ended in a write that a crash cut short: {torn}");
+        warn!(node = %settings.node, "the log ended in an incomplete write, as after a crash: {torn}");
     }
     let decode = |records: Vec<Bytes>| -> Result<Vec<P::Record>, StorageError> {
         let bad = |why: String| StorageError::Record { node: identity.node, why };

@@ -81,7 +81,7 @@ async fn run_until(
     stop: Going<()>,
 ) -> Result<(), RunError> {
     if config.node.tls.is_none() {
-        warn!("no `tls`: nodes talk in the clear, on loopback only");
+        warn!("no `tls`: nodes communicate without encryption, on loopback only");
     }
     let peers = listen("listen.peer", &config.listen_peer).await?;
     let clients = listen("listen.client", &config.listen_client).await?;
@@ -99,7 +99,7 @@ async fn run_until(
         () = stop => Ok(()),
         why = node.failed() => Err(RunError::Failed(why)),
         served = &mut serving => Err(match served {
-            Ok(Ok(())) => RunError::Failed("the service for clients ended by itself".into()),
+            Ok(Ok(())) => RunError::Failed("the service for clients stopped unexpectedly".into()),
             Ok(Err(error)) => RunError::Failed(error.to_string()),
             Err(panicked) => RunError::Failed(panicked.to_string()),
         }),

@@ -452,7 +452,7 @@ impl<T: Transactions> Service<T> {
             Err(error) => Self::finished(Err(error)),
             Ok(Begun::Reads(_)) => {
                 // A defect of the gateway; it must not leave the transaction open.
-                tracing::error!(txn = %id, "a transaction of one round asked for a decision");
+                tracing::error!(txn = %id, "a transaction of one round requested a decision");
                 Self::finished(self.inner.transactions.decide(id, Decision::Abort).await)
             }
         }
@@ -484,7 +484,7 @@ impl<T: Transactions> Service<T> {
                 tokio::spawn(async move {
                     let ended = service.inner.transactions.decide(id, Decision::Abort).await;
                     if let Err(error) = ended {
-                        tracing::warn!(txn = %id, %error, "could not abort after its lease ran out");
+                        tracing::warn!(txn = %id, %error, "cannot abort it after its lease expired");
                     }
                 });
             }
@@ -591,7 +591,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let keys = self.check().read_round(keys)?;
         let round = self.inner.open.read(id, &caller, |open| match &open.scope {
             Scope::Declared(_) => Err(refuse(Status::failed_precondition(format!(
-                "transaction {id} declared its keys when it began; only a general one reads on"
+                "transaction {id} declared its keys when it began; only a general transaction can read more"
             )))),
             Scope::General { keys: before, .. } => {
                 let new = keys.iter().filter(|key| !before.contains(*key)).count();
