@@ -60,7 +60,7 @@ pub trait Visitor {
 
 /// A name that no protocol has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no protocol {name:?}; there are: {known}")]
+#[error("unknown protocol {name:?}; use one of {known}")]
 pub struct UnknownProtocol {
     name: String,
     known: String,

@@ -58,7 +58,7 @@ impl Planet {
             tls: false,
             in_flight_max: IN_FLIGHT_MAX,
         };
-        let nodes = EmbeddedCluster::start(plan).await.context("cannot start")?;
+        let nodes = EmbeddedCluster::start(plan).await.context("cannot start the nodes")?;
         let mut planet = Self { map, nodes, doors: Vec::new() };
         let servers: Vec<NodeId> = planet.nodes.nodes().collect();
         for node in servers {
@@ -73,7 +73,7 @@ impl Planet {
 
     /// Lets clients in at a door.
     fn open(&self, door: &mut Door) -> anyhow::Result<()> {
-        let gateway = self.nodes.gateway(door.node).context("the node does not run")?;
+        let gateway = self.nodes.gateway(door.node).context("the node is not running")?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -94,7 +94,7 @@ impl Planet {
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = served {
-                note!("a gateway ended: {error}");
+                note!("a gateway stopped: {error}");
             }
         });
         door.runtime = Some(runtime);
@@ -132,13 +132,17 @@ impl Planet {
         };
         let waiting = self.map.topology.regions().map(|region| tokio::spawn(one(region)));
         for ended in waiting.collect::<Vec<_>>() {
-            match ended.await.context("a client failed")?.context("the regions are not ready")? {
+            match ended
+                .await
+                .context("a client of the demonstration failed")?
+                .context("the regions did not become ready")?
+            {
                 Outcome::Committed(_) => {}
                 Outcome::Aborted(aborted) => {
-                    return Err(anyhow!("the regions are not ready: {}", aborted.reason));
+                    return Err(anyhow!("the regions did not become ready: {}", aborted.reason));
                 }
                 Outcome::Unknown(doubt) => {
-                    return Err(anyhow!("the regions are not ready: {}", doubt.trouble()));
+                    return Err(anyhow!("the regions did not become ready: {}", doubt.trouble()));
                 }
             }
         }
@@ -176,9 +180,8 @@ impl Planet {
             };
         }
         self.doors = doors;
-        outcome.with_context(|| {
-            format!("{} could not be started again", self.map.topology.name_of(region))
-        })
+        outcome
+            .with_context(|| format!("cannot restart region {}", self.map.topology.name_of(region)))
     }
 
     /// Ends everything in good order.

@@ -26,7 +26,7 @@ pub(super) fn welcome(about: &ClusterInfo) -> String {
     let (protocol, guarantee) =
         keyspace.map_or(("?", "?"), |space| (space.protocol.as_str(), space.guarantee.as_str()));
     format!(
-        "Cluster {:?}: {} regions, {} partitions, {protocol} ({guarantee}). You are in {}.\n\
+        "Cluster {:?}: {} regions, {} partitions, {protocol} ({guarantee}). The gateway is in {}.\n\
          `help` lists the commands.",
         about.cluster,
         about.regions.len(),
@@ -50,7 +50,7 @@ pub(super) fn cluster(about: &ClusterInfo, style: Style) -> String {
             space.name, space.protocol, space.guarantee
         );
     }
-    let _ = writeln!(text, "\n{}", style.bold("round trips, ms"));
+    let _ = writeln!(text, "\n{}", style.bold("round-trip times, ms"));
     let _ = writeln!(text, "{}", distances(about));
     let _ = writeln!(text, "\n{}", style.bold("partitions"));
     let _ = writeln!(text, "{}", placement(about));
@@ -109,24 +109,24 @@ pub(super) fn status(status: &StatusInfo) -> String {
         row("node", status.node.to_string()),
         row("state", trouble),
         row("up for", format!("{:.1} s", status.uptime.as_secs_f64())),
-        row("requests now", format!("{} of {}", status.requests, status.requests_max)),
+        row("pending requests", format!("{} of {}", status.requests, status.requests_max)),
         row(
-            "transactions now",
+            "pending transactions",
             format!("{} of {}", status.txns_in_flight, status.txns_in_flight_max),
         ),
-        row("open for a client", format!("{} of {}", status.txns_open, status.txns_open_max)),
+        row("open interactive", format!("{} of {}", status.txns_open, status.txns_open_max)),
         row(
-            "told so far",
+            "outcomes so far",
             format!(
                 "{} committed, {} aborted, {} unknown",
                 status.committed, status.aborted, status.unknown
             ),
         ),
-        row("refused for room", status.refused.to_string()),
-        row("leases run out", status.leases_expired.to_string()),
-        row("demoted by quota", status.demoted.to_string()),
+        row("refused (overload)", status.refused.to_string()),
+        row("expired leases", status.leases_expired.to_string()),
+        row("demoted (quota)", status.demoted.to_string()),
     ];
-    let orders = status.orders.iter().map(|order| row("order to change", describe_order(order)));
+    let orders = status.orders.iter().map(|order| row("member change", describe_order(order)));
     rows.into_iter().chain(gauges).chain(orders).collect()
 }
 
@@ -166,7 +166,7 @@ fn describe_order(order: &MembershipOrder) -> String {
     if !order.learners.is_empty() {
         text.push_str(&format!(", learners {}", names(&order.learners)));
     }
-    text.push_str(&format!(": {state}, given {:.0} s ago", order.age.as_secs_f64()));
+    text.push_str(&format!(": {state}, requested {:.0} s ago", order.age.as_secs_f64()));
     if !order.detail.is_empty() {
         text.push_str(&format!("; {}", order.detail));
     }

@@ -90,7 +90,7 @@ impl Session {
     pub(super) async fn welcome(&self) -> String {
         match self.client.describe().await {
             Ok(about) => describe::welcome(&about),
-            Err(error) => format!("connected, but the cluster does not describe itself: {error}"),
+            Err(error) => format!("connected, but the cluster did not describe itself: {error}"),
         }
     }
 
@@ -151,7 +151,7 @@ impl Session {
         if let Some(open) = &self.open {
             let id = open.txn.id();
             return Err(format!(
-                "{id} is open, and reads no old state; `commit` or `abort` it first"
+                "{id} is open, and `get-stale` is not possible in a transaction; `commit` or `abort` it first"
             ));
         }
         let query = self.client.read(keys.to_vec()).priority(self.priority).stale();
@@ -166,7 +166,7 @@ impl Session {
         let unknown = keys.iter().filter(|key| !is_written(key)).cloned();
         if let Err(error) = txn.read(unknown).await {
             self.open = None;
-            return Err(format!("{error}; the transaction is over"));
+            return Err(format!("{error}; the transaction has ended"));
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ impl Session {
     }
 
     async fn resolve(&mut self) -> Result<String, String> {
-        let doubt = self.doubt.take().ok_or("no outcome is unknown")?;
+        let doubt = self.doubt.take().ok_or("no transaction has an unknown outcome")?;
         let outcome = doubt.resolve().await;
         self.ended(Ok(outcome))
     }
@@ -238,7 +238,7 @@ impl Session {
             Outcome::Aborted(aborted) => Err(format!("aborted: {}", reason(aborted.reason))),
             Outcome::Unknown(doubt) => {
                 let text = format!(
-                    "unknown: {} may have committed or not ({}); `resolve` asks again",
+                    "unknown: {} may have committed or not ({}); use `resolve` to ask again",
                     doubt.txn(),
                     doubt.trouble()
                 );
@@ -253,7 +253,7 @@ impl Session {
         let open = self.open.take()?;
         let (id, is_idle) = (open.txn.id(), open.ops.is_empty());
         open.txn.abort().await;
-        (!is_idle).then(|| format!("{id} was not committed; it is aborted"))
+        (!is_idle).then(|| format!("{id} was still open at the end of the shell; it is aborted"))
     }
 }
 
@@ -300,9 +300,9 @@ impl Open {
         if let Err(reason) = self.pending() {
             self.ops.truncate(kept);
             let why = if reason == orthodrome_core::txn::AbortReason::TooLarge {
-                "the value would be longer than 1 MiB"
+                "the value would exceed the limit of 1 MiB"
             } else {
-                "the key does not hold what that needs"
+                "the current value of the key does not allow the operation"
             };
             return Err(format!("refused: {why}; the transaction is still open"));
         }
@@ -312,7 +312,7 @@ impl Open {
 
 fn undeclared(key: &Key, what: &str, side: &str) -> String {
     let key = quote(&key.0);
-    format!("{key} was not declared to be {what}; name it to the {side} of -> in `begin`")
+    format!("{key} is not declared as {what}; name it to the {side} of -> in `begin`")
 }
 
 fn value_of(reads: &Reads, key: &Key) -> Option<Vec<u8>> {
@@ -336,13 +336,13 @@ fn show(keys: &[Key], value: impl Fn(&Key) -> Option<Vec<u8>>) -> String {
 /// An abort in words a person can act on.
 fn reason(reason: AbortReason) -> String {
     let advice = match reason {
-        AbortReason::Guard => "the key does not hold what that needs",
-        AbortReason::TooLarge => "the value would be longer than 1 MiB",
-        AbortReason::StaleRead => "what it read has changed; begin again",
-        AbortReason::Conflict => "another transaction was faster; try again",
+        AbortReason::Guard => "the value of a key does not allow the operation",
+        AbortReason::TooLarge => "the value would exceed the limit of 1 MiB",
+        AbortReason::StaleRead => "a value that it read has changed; begin again",
+        AbortReason::Conflict => "it conflicts with another transaction; try again",
         AbortReason::Abandoned => "it was open for too long; begin again",
         AbortReason::Overload => "the cluster is busy; try again later",
-        AbortReason::Recovery => "a failure interrupted it; try again",
+        AbortReason::Recovery => "a failure in the cluster interrupted it; try again",
         AbortReason::Client | AbortReason::Invalid | AbortReason::Other(_) => "",
         // The list of reasons may grow.
         _ => "",
@@ -353,7 +353,8 @@ fn reason(reason: AbortReason) -> String {
 fn help(topic: Option<&str>) -> Result<String, String> {
     let mut text = String::new();
     if let Some(topic) = topic {
-        let usage = find(topic).ok_or_else(|| format!("there is no command {topic:?}"))?;
+        let usage = find(topic)
+            .ok_or_else(|| format!("unknown command {topic:?}; `help` lists all commands"))?;
         let _ = writeln!(text, "{} {}", usage.name, usage.arguments);
         let _ = writeln!(text, "  {}", usage.summary);
         for line in usage.details.lines() {
@@ -366,8 +367,10 @@ fn help(topic: Option<&str>) -> Result<String, String> {
         // The width is counted in characters, for some of them are not ASCII.
         let _ = writeln!(text, "  {form:<30}{}", usage.summary);
     }
-    let _ =
-        writeln!(text, "`help COMMAND` says more. Quote what contains blanks; # starts a comment.");
+    let _ = writeln!(
+        text,
+        "`help COMMAND` shows details. Quote keys and values that contain blanks; # starts a comment."
+    );
     Ok(text)
 }
 

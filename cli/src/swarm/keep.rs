@@ -75,10 +75,10 @@ impl Kept {
         let folder = failures.join(format!("{}-{mutation}{}", options.name, scenario.seed));
         let kept = Self::new(scenario, &found.failure, folder.clone(), options);
         fs::create_dir_all(&folder)
-            .with_context(|| format!("--failures: {} cannot be made", folder.display()))?;
+            .with_context(|| format!("--failures: cannot create {}", folder.display()))?;
         let path = folder.join("schedule.toml");
         fs::write(&path, scenario.schedule.to_toml())
-            .with_context(|| format!("--failures: {} cannot be written", path.display()))?;
+            .with_context(|| format!("--failures: cannot write {}", path.display()))?;
         let trace = Recording::create(&folder.join("trace")).context("--failures")?;
         let history = Recording::create(&folder.join("history.jsonl")).context("--failures")?;
         subject.record(

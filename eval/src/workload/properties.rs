@@ -71,7 +71,7 @@ pub fn read_properties(text: &str) -> Result<Description, WorkloadError> {
         return Err(wrong("readmodifywriteproportion", problem));
     };
     if reads + updates + modifies == 0.0 {
-        return Err(wrong("readproportion", "there is nothing to do"));
+        return Err(wrong("readproportion", "the proportions are all 0; use a proportion above 0"));
     }
     Ok(Description {
         workload: workload.into(),
