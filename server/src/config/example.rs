@@ -215,9 +215,9 @@ const LIMITS: &str = r#"# Bounds. What is over one is refused with an error that
 # Largest request as sent, and most bytes of keys and values in an answer.
 #request_bytes_max = 4194304
 #response_bytes_max = 16777216
-# Requests at once, and their bytes together.
+# Requests at once, and their bytes together, until their transactions have ended.
 #requests_max = 10000
-#request_bytes_in_flight_max = 268435456
+#request_bytes_in_flight_max = 67108864
 # How long one request may take.
 #request_timeout_ms = 60000
 # Connections of clients at once.
