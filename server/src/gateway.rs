@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use orthodrome_core::Wire as _;
+use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::txn::{Kind, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
@@ -47,6 +49,17 @@ pub enum GatewayError {
         /// The configured bound.
         limit: usize,
     },
+    /// The transactions in flight have too many bytes for one more. Retry later, with a pause that grows.
+    #[error(
+        "busy: with its {bytes} bytes, transactions in flight at this node would have more than the {limit} bytes \
+         that limits.request_bytes_in_flight_max allows; try again after a pause, or at another gateway"
+    )]
+    OverloadedBytes {
+        /// The bytes of the transaction.
+        bytes: usize,
+        /// The configured bound.
+        limit: usize,
+    },
     /// The node is shutting down. Retry at another node.
     #[error("this node is shutting down; use another one")]
     Stopping,
@@ -74,7 +87,10 @@ impl GatewayError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Overloaded { .. } | Self::Stopping | Self::Failed(_) => true,
+            Self::Overloaded { .. }
+            | Self::OverloadedBytes { .. }
+            | Self::Stopping
+            | Self::Failed(_) => true,
             Self::UnknownTransaction(_)
             | Self::AlreadyBegun(_)
             | Self::NotUndecided(..)
@@ -164,6 +180,7 @@ pub(crate) enum Command {
     Decide {
         txn: TxnId,
         decision: Decision,
+        held: HeldBytes,
         reply: oneshot::Sender<Result<Finished, GatewayError>>,
     },
     Resolve {
@@ -203,7 +220,16 @@ pub(crate) trait Backend: Send + Sync {
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     count: AtomicUsize,
+    /// Bytes of their requests.
+    bytes: AtomicUsize,
     freed: Notify,
+}
+
+/// How much may be in flight at one gateway.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlightMax {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
 }
 
 impl InFlight {
@@ -221,12 +247,37 @@ impl InFlight {
 
 /// A place among the transactions in flight; dropping it frees the place.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<InFlight>);
+pub(crate) struct Slot {
+    in_flight: Arc<InFlight>,
+    /// Those of the request that began the transaction, and of later ones about it.
+    bytes: Vec<HeldBytes>,
+}
+
+impl Slot {
+    /// Keeps the bytes of a later request until the transaction has ended.
+    pub(crate) fn hold(&mut self, bytes: HeldBytes) {
+        self.bytes.push(bytes);
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_waiters();
+        self.bytes.clear();
+        self.in_flight.count.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight.freed.notify_waiters();
+    }
+}
+
+/// Bytes of one request, which count until this is dropped.
+#[derive(Debug)]
+pub(crate) struct HeldBytes {
+    in_flight: Arc<InFlight>,
+    bytes: usize,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.in_flight.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -235,7 +286,7 @@ impl Drop for Slot {
 pub struct Gateway {
     backend: Arc<dyn Backend>,
     in_flight: Arc<InFlight>,
-    in_flight_max: usize,
+    max: InFlightMax,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -263,9 +314,9 @@ impl Gateway {
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
         in_flight: Arc<InFlight>,
-        in_flight_max: usize,
+        max: InFlightMax,
     ) -> Self {
-        Self { backend, in_flight, in_flight_max }
+        Self { backend, in_flight, max }
     }
 
     /// A new client incarnation: an id that no other client of the cluster has, had or will have.
@@ -284,7 +335,7 @@ impl Gateway {
     /// See [`GatewayError`]; the transaction was not begun, except for [`GatewayError::Lost`].
     pub async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
         self.serving()?;
-        let slot = self.slot()?;
+        let slot = self.slot(txn.size())?;
         let id = txn.id;
         let (reply, answer) = oneshot::channel();
         self.call(id, Command::Begin { txn, slot, reply }, answer).await
@@ -313,8 +364,10 @@ impl Gateway {
         if let Health::Failed(why) = self.backend.health() {
             return Err(GatewayError::Failed(why));
         }
+        // A transaction that is in flight may always end, and then frees all that it holds.
+        let held = self.hold(decision_bytes(&decision));
         let (reply, answer) = oneshot::channel();
-        self.call(txn, Command::Decide { txn, decision, reply }, answer).await
+        self.call(txn, Command::Decide { txn, decision, held, reply }, answer).await
     }
 
     /// Finds out what became of a transaction begun here or elsewhere, ending it if it has no
@@ -329,7 +382,7 @@ impl Gateway {
         decision: Option<Decision>,
     ) -> Result<Finished, GatewayError> {
         self.serving()?;
-        let slot = self.slot()?;
+        let slot = self.slot(txn.size() + decision.as_ref().map_or(0, decision_bytes))?;
         let id = txn.id;
         let (reply, answer) = oneshot::channel();
         self.call(id, Command::Resolve { txn, reads, decision, slot, reply }, answer).await
@@ -339,7 +392,7 @@ impl Gateway {
     #[must_use]
     pub fn describe(&self) -> Description {
         let in_flight = self.in_flight.count.load(Ordering::Relaxed);
-        Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
+        Description { in_flight, in_flight_max: self.max.count, ..self.backend.describe() }
     }
 
     /// What the protocol's two sides have to show an operator; nothing of one that has ended, or is so busy
@@ -392,15 +445,25 @@ impl Gateway {
         }
     }
 
-    fn slot(&self) -> Result<Slot, GatewayError> {
-        let limit = self.in_flight_max;
-        self.in_flight
-            .count
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-                (held < limit).then_some(held + 1)
-            })
-            .map(|_| Slot(self.in_flight.clone()))
-            .map_err(|_| GatewayError::Overloaded { limit })
+    /// A place for a transaction whose request has so many bytes.
+    fn slot(&self, bytes: usize) -> Result<Slot, GatewayError> {
+        let limit = self.max.bytes;
+        let fits = |held: usize| Some(held.saturating_add(bytes)).filter(|all| *all <= limit);
+        let relaxed = Ordering::Relaxed;
+        let taken = self.in_flight.bytes.try_update(relaxed, relaxed, fits);
+        taken.map_err(|_| GatewayError::OverloadedBytes { bytes, limit })?;
+        let held = HeldBytes { in_flight: self.in_flight.clone(), bytes };
+        let limit = self.max.count;
+        let fits = |held: usize| (held < limit).then_some(held + 1);
+        let taken = self.in_flight.count.try_update(relaxed, relaxed, fits);
+        taken.map_err(|_| GatewayError::Overloaded { limit })?;
+        Ok(Slot { in_flight: self.in_flight.clone(), bytes: vec![held] })
+    }
+
+    /// Counts the bytes of a request about a transaction that is in flight.
+    fn hold(&self, bytes: usize) -> HeldBytes {
+        self.in_flight.bytes.fetch_add(bytes, Ordering::Relaxed);
+        HeldBytes { in_flight: self.in_flight.clone(), bytes }
     }
 
     async fn call<T>(
@@ -419,6 +482,14 @@ impl Gateway {
         let answer = answer.await;
         guard.armed = false;
         answer.unwrap_or(Err(GatewayError::Lost(txn)))
+    }
+}
+
+/// Bytes of the keys and values that a decision writes.
+fn decision_bytes(decision: &Decision) -> usize {
+    match decision {
+        Decision::Commit(writes) => bytes_of(writes),
+        Decision::Abort => 0,
     }
 }
 

@@ -60,6 +60,7 @@ fn plan(dir: &Path, map: Arc<Cluster>) -> Plan {
         emulate_wan: false,
         tls: false,
         in_flight_max: 1_000,
+        bytes_in_flight_max: 64 << 20,
     }
 }
 
@@ -388,6 +389,45 @@ async fn a_gateway_over_its_limit_says_so() {
         assert!(matches!(finished.outcome, Outcome::Aborted(_)));
     }
     client.run(&[Op::Put("k9".into(), "1".into())]).await;
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_bytes_of_transactions_in_flight_are_bounded_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run(&[Op::Put("k".into(), "1".into())]).await;
+    let value = Value::from(vec![b'x'; 1 << 20]);
+    for _ in 0..3 {
+        let mut callers = Vec::new();
+        for number in 0..100 {
+            let puts = vec![Op::Put(format!("k{number}").into(), value.clone())];
+            let txn = Txn::procedure(client.next(), RegionId(0), puts);
+            let gateway = client.gateway.clone();
+            // The first step of each takes its place before the next one's.
+            let mut caller = Box::pin(async move { gateway.begin(txn).await });
+            let first = std::future::poll_fn(|cx| std::task::Poll::Ready(caller.as_mut().poll(cx)));
+            match first.await {
+                std::task::Poll::Ready(answer) => callers.push(tokio::spawn(async { answer })),
+                std::task::Poll::Pending => callers.push(tokio::spawn(caller)),
+            }
+        }
+        let mut refused = 0;
+        for caller in callers {
+            match within("every caller has an answer", caller).await.unwrap() {
+                Ok(Begun::Finished(finished)) => assert_ne!(finished.outcome, Outcome::Unknown),
+                Err(GatewayError::OverloadedBytes { bytes, limit }) => {
+                    refused += 1;
+                    assert!(bytes > value.len() && limit == 64 << 20);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        println!("{refused} of 100 were refused");
+        assert!(refused > 0, "100 MiB were in flight at once");
+    }
+    client.run(&[Op::Put("k".into(), value)]).await;
     cluster.shutdown(Duration::from_secs(5)).await;
 }
 

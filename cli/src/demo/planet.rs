@@ -17,6 +17,8 @@ use tokio::runtime::Runtime;
 
 /// Transactions in flight at each gateway at once.
 const IN_FLIGHT_MAX: usize = 10_000;
+/// Bytes of the requests of these.
+const BYTES_IN_FLIGHT_MAX: usize = 64 << 20;
 /// How long the regions have to find each other and elect leaders.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 /// How long one gateway may take to answer; longer than the slowest transaction that nothing
@@ -57,6 +59,7 @@ impl Planet {
             // Everything stays on loopback.
             tls: false,
             in_flight_max: IN_FLIGHT_MAX,
+            bytes_in_flight_max: BYTES_IN_FLIGHT_MAX,
         };
         let nodes = EmbeddedCluster::start(plan).await.context("cannot start the nodes")?;
         let mut planet = Self { map, nodes, doors: Vec::new() };

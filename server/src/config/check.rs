@@ -63,6 +63,7 @@ impl Checker<'_> {
         };
         check_address(client_field, &listen_client)?;
         let tls = self.tls(me, &listen_peer)?;
+        let bytes_in_flight_max = limits.request_bytes_in_flight_max;
         let service = ServiceConfig { access: self.access()?, tls: self.client_tls()?, limits };
         if !is_loopback(&listen_client) {
             if service.access.is_open() {
@@ -96,6 +97,7 @@ impl Checker<'_> {
             clock_error: Duration::from_millis(file.clock_error_ms),
             clock_skew: Arc::default(),
             in_flight_max,
+            bytes_in_flight_max,
             workers: NonZero::new(usize::from(file.workers)),
             queue_bytes_max,
         };

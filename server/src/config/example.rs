@@ -215,9 +215,9 @@ const LIMITS: &str = r#"# Limits. A request that exceeds a limit is refused with
 # Maximum size of a request as sent, and of the keys and values in an answer, in bytes.
 #request_bytes_max = 4194304
 #response_bytes_max = 16777216
-# Maximum number of pending requests, and their total size in bytes.
+# Maximum number of pending requests, and their total size in bytes; a request counts until its transaction has ended.
 #requests_max = 10000
-#request_bytes_in_flight_max = 268435456
+#request_bytes_in_flight_max = 67108864
 # Time limit of one request, in milliseconds.
 #request_timeout_ms = 60000
 # Maximum number of client connections.

@@ -34,6 +34,8 @@ pub struct Plan {
     pub tls: bool,
     /// Transactions in flight at each gateway.
     pub in_flight_max: usize,
+    /// Bytes of their requests.
+    pub bytes_in_flight_max: usize,
 }
 
 /// A running cluster.
@@ -101,6 +103,7 @@ impl EmbeddedCluster {
             clock_error: Duration::from_millis(10),
             clock_skew: self.skew(node),
             in_flight_max: self.plan.in_flight_max,
+            bytes_in_flight_max: self.plan.bytes_in_flight_max,
             workers: None,
             queue_bytes_max: 64 << 20,
         }

@@ -39,7 +39,9 @@ pub use self::clock::ClockError;
 use self::clock::NodeClock;
 use self::driver::{Counters, Driver, Event, Persistence};
 use self::workers::Threads;
-use crate::gateway::{Backend, Command, Description, Gateway, GatewayError, Health, InFlight};
+use crate::gateway::{
+    Backend, Command, Description, Gateway, GatewayError, Health, InFlight, InFlightMax,
+};
 use crate::inbox::Inbox;
 use crate::storage::{self, Expected, Identity, Report, Storage, StorageError, Tag, Work, Writer};
 use crate::tls::Tls;
@@ -111,6 +113,8 @@ pub struct Settings {
     pub clock_skew: Arc<AtomicI64>,
     /// Transactions in flight at this gateway at once.
     pub in_flight_max: usize,
+    /// Bytes of their requests at once.
+    pub bytes_in_flight_max: usize,
     /// Threads that run what does not depend on each other; none: one for each processor.
     pub workers: Option<NonZero<usize>>,
     /// Bytes that may wait for each other process.
@@ -669,7 +673,8 @@ pub async fn start<P: WireProtocol>(
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
     info!(node = %shared.me.node, cluster = settings.cluster, protocol, "serving");
     let in_flight: Arc<InFlight> = Arc::default();
-    let gateway = Gateway::new(shared.clone(), in_flight.clone(), settings.in_flight_max);
+    let max = InFlightMax { count: settings.in_flight_max, bytes: settings.bytes_in_flight_max };
+    let gateway = Gateway::new(shared.clone(), in_flight.clone(), max);
     Ok(NodeHandle { gateway, parts: shared, in_flight, failure: failed, threads, writer })
 }
 

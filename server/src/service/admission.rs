@@ -47,7 +47,8 @@ impl Admission {
         self.refused.load(Ordering::Relaxed)
     }
 
-    fn busy(&self, what: &str) -> Status {
+    /// Counts a refusal for lack of room, and says why.
+    pub(super) fn busy(&self, what: &str) -> Status {
         self.refused.fetch_add(1, Ordering::Relaxed);
         refuse(Status::resource_exhausted(format!(
             "busy: {what}; try again after a pause, or at another gateway"

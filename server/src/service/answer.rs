@@ -70,7 +70,9 @@ pub(super) fn txn_id(id: TxnId) -> api::TxnId {
 pub(super) fn status(error: &GatewayError) -> Status {
     let text = error.to_string();
     match error {
-        GatewayError::Overloaded { .. } => refuse(Status::resource_exhausted(text)),
+        GatewayError::Overloaded { .. } | GatewayError::OverloadedBytes { .. } => {
+            refuse(Status::resource_exhausted(text))
+        }
         GatewayError::Stopping | GatewayError::Failed(_) => refuse(Status::unavailable(text)),
         GatewayError::UnknownTransaction(_) => refuse(Status::not_found(text)),
         GatewayError::AlreadyBegun(_) => refuse(Status::already_exists(text)),

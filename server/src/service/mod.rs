@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
-use orthodrome_core::txn::{Kind, Priority, Reads, Writes};
+use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -448,13 +448,28 @@ impl<T: Transactions> Service<T> {
     async fn run(&self, txn: Txn) -> Result<Finished, Status> {
         let id = txn.id;
         match self.inner.transactions.begin(txn).await {
-            Ok(Begun::Finished(finished)) => Ok(finished),
+            Ok(Begun::Finished(finished)) => {
+                self.check_shed(finished.outcome)?;
+                Ok(finished)
+            }
             Err(error) => Self::finished(Err(error)),
             Ok(Begun::Reads(_)) => {
                 // A defect of the gateway; it must not leave the transaction open.
                 tracing::error!(txn = %id, "a transaction of one round requested a decision");
                 Self::finished(self.inner.transactions.decide(id, Decision::Abort).await)
             }
+        }
+    }
+
+    /// Refuses a request whose transaction the cluster had no room for: it was told by one call, so it may
+    /// be repeated by one.
+    fn check_shed(&self, outcome: Outcome) -> Result<(), Status> {
+        match outcome {
+            Outcome::Aborted(AbortReason::Overload) => Err(self
+                .inner
+                .admission
+                .busy("the protocol has as many bytes or transactions under way as it can take")),
+            Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown => Ok(()),
         }
     }
 
@@ -569,6 +584,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }
             Ok(Begun::Finished(finished)) => {
+                self.check_shed(finished.outcome)?;
                 Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
             }
             Err(error) => {

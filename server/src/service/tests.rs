@@ -287,6 +287,7 @@ async fn a_gateway_that_refuses_says_so_in_the_trailer() {
     let running = start(Limits::default()).await;
     for (error, code) in [
         (GatewayError::Overloaded { limit: 1 }, Code::ResourceExhausted),
+        (GatewayError::OverloadedBytes { bytes: 9, limit: 1 }, Code::ResourceExhausted),
         (GatewayError::Stopping, Code::Unavailable),
         (GatewayError::AlreadyBegun(TxnId::default()), Code::AlreadyExists),
     ] {
@@ -296,6 +297,22 @@ async fn a_gateway_that_refuses_says_so_in_the_trailer() {
         assert_eq!(status.code(), code);
         assert!(refused(&status), "{status}");
     }
+}
+
+/// A protocol has no room for a transaction: for one call that is a refusal, which a client repeats.
+#[tokio::test]
+async fn what_a_protocol_has_no_room_for_is_refused() {
+    let running = start(Limits::default()).await;
+    *running.script.outcome.lock().unwrap() = Ok(Outcome::Aborted(AbortReason::Overload));
+    let status = running.call_as::<_, api::ExecuteResponse>(TOKEN, EXECUTE, add()).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(refused(&status) && status.message().starts_with("busy: the protocol"), "{status}");
+    // The transaction of a commit has ended, and its client hears how.
+    running.begin(1).await.unwrap();
+    let outcome = running.commit(1).await.unwrap().outcome.unwrap().result.unwrap();
+    let api::outcome::Result::Aborted(aborted) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(aborted.reason(), api::AbortReason::Overload);
 }
 
 #[tokio::test]
