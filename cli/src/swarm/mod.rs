@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use orthodrome_lab::Subject;
-use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions};
+use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions, Unusual};
 use serde::Serialize;
 
 use crate::workers::Pool;
@@ -22,8 +22,8 @@ use tally::Tally;
 ///
 /// Each seed draws a map, a cluster, a workload, models of network, clocks, disks and processors,
 /// and a fault schedule. While faults go on everything must stay safe; after they have healed
-/// everything must end; every history is checked. A seed that fails is shrunk to few faults and
-/// transactions and kept in a folder, with the command that repeats it.
+/// everything must end; every history is checked. A seed that fails is shrunk to few unusual draws,
+/// faults and transactions and kept in a folder, with the command that repeats it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -77,9 +77,17 @@ pub struct Args {
     /// With --schedule: at most so many transactions
     #[arg(long, value_name = "N", requires = "schedule", help_heading = "Repeating a failure")]
     transactions: Option<u64>,
+    /// Leave these unusual draws out, whatever the seed; a kept failure names those that it does not need
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = unusual, help_heading = "Repeating a failure")]
+    without: Vec<Unusual>,
     /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn unusual(name: &str) -> Result<Unusual, String> {
+    let known = || Unusual::ALL.map(Unusual::name).join(", ");
+    Unusual::named(name).ok_or_else(|| format!("use some of {}", known()))
 }
 
 fn minutes(text: &str) -> Result<Duration, String> {
@@ -136,6 +144,7 @@ fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
         model: subject.model(),
         mutation: args.mutation.clone(),
         twins: args.twice,
+        without: args.without.iter().copied().collect(),
         ..SwarmOptions::of(row.name)
     };
     if args.schedule.is_some() {
