@@ -27,6 +27,8 @@ pub struct Kept {
     pub faults: usize,
     /// See `faults`.
     pub transactions: u64,
+    /// What it draws that not every seed does, and the failure needs.
+    pub unusual: Vec<&'static str>,
     /// Where schedule, trace and history are.
     pub folder: PathBuf,
     /// The command that repeats it at this commit.
@@ -43,8 +45,15 @@ impl Kept {
     ) -> Self {
         let (seed, transactions) = (scenario.seed, scenario.options.load.transactions_max);
         let mutation = options.mutation.iter().map(|mutation| format!(" --mutation {mutation}"));
+        let without: Vec<&str> = scenario.without.iter().map(|draw| draw.name()).collect();
+        let without = if without.is_empty() {
+            String::new()
+        } else {
+            format!(" --without {}", without.join(","))
+        };
         let replay = format!(
-            "swarm --protocol {}{} --seeds {seed}..{} --schedule {} --transactions {transactions}",
+            "swarm --protocol {}{} --seeds {seed}..{}{without} --schedule {} \
+             --transactions {transactions}",
             options.name,
             mutation.collect::<String>(),
             seed.saturating_add(1),
@@ -57,6 +66,7 @@ impl Kept {
             detail: failure.detail.trim_end().into(),
             faults: scenario.schedule.faults.len(),
             transactions,
+            unusual: scenario.unusual.iter().map(|draw| draw.name()).collect(),
             folder,
             replay,
         }

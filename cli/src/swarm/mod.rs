@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use orthodrome_lab::Subject;
-use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions};
+use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions, Unusual};
 use serde::Serialize;
 
 use crate::workers::Pool;
@@ -23,7 +23,8 @@ use tally::Tally;
 /// Each seed decides a topology, a cluster, a workload, models of network, clocks, disks and processors,
 /// and a fault schedule. The swarm checks safety during the faults and liveness after they have healed:
 /// every transaction must end. It checks every history. When a seed fails, the swarm shrinks the run to
-/// few faults and transactions and writes it to a folder, with the command that repeats it.
+/// few unusual draws, faults and transactions and writes it to a folder, with the command that
+/// repeats it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -80,9 +81,17 @@ pub struct Args {
     /// With --schedule: maximum number of transactions
     #[arg(long, value_name = "N", requires = "schedule", help_heading = "Repeating a failure")]
     transactions: Option<u64>,
+    /// Leave these unusual draws out, whatever the seed draws; a kept failure names those that it does not need
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = unusual, help_heading = "Repeating a failure")]
+    without: Vec<Unusual>,
     /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn unusual(name: &str) -> Result<Unusual, String> {
+    let known = || Unusual::ALL.map(Unusual::name).join(", ");
+    Unusual::named(name).ok_or_else(|| format!("use some of {}", known()))
 }
 
 fn minutes(text: &str) -> Result<Duration, String> {
@@ -139,6 +148,7 @@ fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
         model: subject.model(),
         mutation: args.mutation.clone(),
         twins: args.twice,
+        without: args.without.iter().copied().collect(),
         ..SwarmOptions::of(row.name)
     };
     if args.schedule.is_some() {

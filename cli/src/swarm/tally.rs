@@ -1,5 +1,6 @@
 //! What a swarm amounts to.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use orthodrome_sim::swarm::{ScenarioResult, SeedResult};
@@ -177,8 +178,6 @@ impl Tally {
 
     fn rows(&self) -> Vec<(&'static str, String)> {
         let ratio = self.simulated_hours * 3_600.0 / self.wall_seconds.max(1e-6);
-        let list =
-            |pairs: Vec<String>| if pairs.is_empty() { "none".into() } else { pairs.join(", ") };
         let counted = |name: &str, count: u64| format!("{name} {}", output::count(count));
         let twice = if self.twice {
             ", each run twice; the traces are equal unless a seed below failed"
@@ -206,9 +205,18 @@ impl Tally {
             ),
             ("anomalies", output::count(self.anomalies)),
             ("liveness failures", output::count(self.stuck)),
-            ("failed", list(self.failed.iter().map(|(name, n)| counted(name, *n)).collect())),
-            ("faults", list(self.faults.iter().map(|(name, n)| counted(name, *n)).collect())),
-            ("notes", list(self.notes.iter().map(|(name, n)| counted(name, *n)).collect())),
+            (
+                "failed",
+                list(&self.failed.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
+            (
+                "faults",
+                list(&self.faults.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
+            (
+                "notes",
+                list(&self.notes.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
         ];
         if self.fail_anyway > 0 {
             let text = format!("{} seeds, which also fail without the mutation", self.fail_anyway);
@@ -233,6 +241,10 @@ impl Tally {
     }
 }
 
+fn list<T: Borrow<str>>(names: &[T]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
 /// The result for people.
 pub fn describe(tallies: &[Tally]) -> String {
     let mut text = String::new();
@@ -245,13 +257,14 @@ pub fn describe(tallies: &[Tally]) -> String {
         }
         for kept in &tally.failures {
             text.push_str(&format!(
-                "\nseed {}: {} at {:.3} ms with {} faults and at most {} transactions; files in {}\n{}\n  \
-                 repeat it: orthodrome {}\n",
+                "\nseed {}: {} at {:.3} ms with {} faults, at most {} transactions, and unusual draws: {}; \
+                 files in {}\n{}\n  repeat it: orthodrome {}\n",
                 kept.seed,
                 kept.kind,
                 kept.at_ms,
                 kept.faults,
                 kept.transactions,
+                list(&kept.unusual),
                 kept.folder.display(),
                 kept.detail,
                 kept.replay,
