@@ -256,7 +256,7 @@ async fn write_at_last(caller: &mut Caller, number: usize) {
 fn topology(regions: u32) -> String {
     let names = ["A", "B", "C"];
     let names = &names[..regions as usize];
-    let mut text = format!("name = \"flood\"\nsource = \"a test\"\nlocal_rtt_ms = 0.5\n");
+    let mut text = String::from("name = \"flood\"\nsource = \"a test\"\nlocal_rtt_ms = 0.5\n");
     text += &format!("regions = {names:?}\n[rtt_ms]\n");
     if regions == 3 {
         text += "A = { B = 1, C = 1 }\nB = { C = 1 }\n";
