@@ -528,8 +528,8 @@ async fn change_members(cluster: &EmbeddedCluster, voters: &[NodeId]) {
         loop {
             let at = cluster.gateway(taken(cluster, &order).await).unwrap();
             loop {
-                let orders = at.orders().await.into_iter().map(|(order, _)| order);
-                match orders.filter(|order| order.voters == voters).last().unwrap().state {
+                let mut orders = at.orders().await.into_iter().map(|(order, _)| order);
+                match orders.rfind(|order| order.voters == voters).unwrap().state {
                     OrderState::Finished => return,
                     OrderState::Failed(why) => {
                         println!("given again: {why}");
