@@ -271,6 +271,17 @@ impl Client {
         cx.send(self.routes.leader(partition), prepare);
     }
 
+    /// Somebody who was asked does not lead. On the fast path the others have been asked already: if
+    /// they were asked again, one of them that does not vote would say the same, for ever.
+    fn send_prepare_to_leader(&self, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
+        if !self.config.is_fast {
+            self.send_prepare(open, partition, cx);
+        } else if let Some(participant) = open.participants.get(&partition) {
+            let leader = self.routes.leader(partition);
+            self.send_fast_prepare_to(leader, true, open, participant, cx);
+        }
+    }
+
     fn send_coordinator_prepare(&self, open: &Open, cx: &mut Context<'_>) {
         // What the client knows is for those who read, not for the log.
         let participants = open.participants.values().cloned();
@@ -644,7 +655,7 @@ impl Client {
         match &open.phase {
             Phase::Reading => {
                 if open.silent.contains(&partition) {
-                    self.send_prepare(open, partition, cx);
+                    self.send_prepare_to_leader(open, partition, cx);
                 }
                 if open.coordinator == partition {
                     self.send_coordinator_prepare(open, cx);
