@@ -362,7 +362,7 @@ fn mistakes_in_the_files_are_named_before_anything_starts() {
         ("\"azure5\"", "\"azure9\"", "topology: \"azure9\""),
         ("replicas = 3", "replicas = 2", "placement: partition p0 has 2 replicas"),
         ("id = \"n5\"", "id = \"n4\"", "nodes: n4 is listed twice"),
-        (":7409", ":7408", "address of n4 already"),
+        (":7409", ":7408", "is already an address of n4"),
         ("cluster = \"dev\"", "cluster = \"D E\"", "n1.toml:6: cluster: "),
         ("#keys_max = 1000", "keys_max = 0", "limits.keys_max: 0 is out of range"),
     ] {
