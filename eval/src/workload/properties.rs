@@ -115,7 +115,7 @@ mod tests {
             ("requestdistribution=latest", "requestdistribution=latest: use uniform or zipfian"),
             ("readmodifywriteproportion=0.5", "not both"),
             ("readproportion=many", "readproportion=many: use a number"),
-            ("readproportion=0\nupdateproportion=0", "nothing to do"),
+            ("readproportion=0\nupdateproportion=0", "the proportions are all 0"),
             ("what", "line 1: \"what\""),
         ] {
             let error = read_properties(text).unwrap_err().to_string();

@@ -256,7 +256,7 @@ fn errors_name_the_field_and_the_remedy() {
         |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().options;
     for (spec, options, expected) in [
         ("tpcx", "", "unknown workload \"tpcx\"; use one of ycsbt, ycsb, retwis"),
-        ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
+        ("ycsbt:x", "", "\"ycsbt:x\": the parameter must be"),
         ("ycsbt:0", "", "use a whole number from 1 to 100"),
         ("ycsbt:", "", "use a whole number from 1 to 100"),
         ("tpcc:x", "", "tpcc has no variant \"x\"; use \"tpcc\", \"tpcc:new-order\" or"),
@@ -299,7 +299,7 @@ fn errors_name_the_field_and_the_remedy() {
         (
             "ycsbt",
             "distribution = \"contention-index\"\nkeys = 100",
-            "`contention_index`: 0.001 of 100 keys makes 0",
+            "`contention_index`: a share of 0.001 of 100 keys is 0",
         ),
         (
             "smallbank",

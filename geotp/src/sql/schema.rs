@@ -204,7 +204,7 @@ mod tests {
         );
         assert!(to_maria("CREATE TABLE t (id serial)").contains("give values in the client"));
         assert!(to_maria("CREATE TABLE t (a point)").contains("no type POINT"));
-        assert!(to_maria("CREATE INDEX ON t (a)").contains("name it"));
+        assert!(to_maria("CREATE INDEX ON t (a)").contains("needs a name"));
         assert!(to_postgres("CREATE TABLE t (a INT, KEY k (a))").contains("CREATE INDEX"));
     }
 }

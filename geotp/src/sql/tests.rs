@@ -290,7 +290,7 @@ fn each_source_is_told_in_its_own_words() {
         text("SELECT n FROM orders WHERE id = 1 ORDER BY n", MARIA),
         "SELECT n FROM orders WHERE id = 1 ORDER BY n NULLS FIRST"
     );
-    refused("SELECT a / 2 FROM audit", PG, RR, "quotient");
+    refused("SELECT a / 2 FROM audit", PG, RR, "division of integers");
 }
 
 #[test]
@@ -403,7 +403,12 @@ fn keys_at_postgresql_are_seen_to() {
         keys("SELECT * FROM orders WHERE id = 1", Isolation::ReadCommitted)[0].1.sought.is_empty()
     );
     let ids: Vec<String> = (-300..0).map(|id| id.to_string()).collect();
-    refused(&format!("SELECT * FROM orders WHERE id IN ({})", ids.join(",")), PG, SER, "seen to");
+    refused(
+        &format!("SELECT * FROM orders WHERE id IN ({})", ids.join(",")),
+        PG,
+        SER,
+        "must lock each",
+    );
 }
 
 /// What is inserted and what is looked for must be called the same.
