@@ -106,7 +106,7 @@ pub struct Course {
     pub verify: bool,
     /// Enable an injected bug: a mutation of the protocol, by its name in docs/protocols/. The run shows which guarantee or
     /// figure depends on the mechanism that the mutation removes
-    #[arg(long, alias = "tooth", value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     pub mutation: Option<String>,
 }
 

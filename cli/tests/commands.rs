@@ -355,11 +355,8 @@ fn swarm_counts_what_it_did() {
     assert_eq!((&tally["protocol"], &tally["seeds"]), (&PROTOCOL.into(), &3.into()));
     assert!(tally["transactions_checked"].as_u64().unwrap() > 100, "{tally}");
     assert!(tally["simulated_hours"].as_f64().unwrap() > 0.005, "{tally}");
-    // The second name is what the option was called before.
-    for option in ["--mutation", "--tooth"] {
-        let line = refused(&["swarm", "--protocol", PROTOCOL, option, "wisdom"]);
-        assert!(line.contains("--mutation wisdom: carousel-basic has no such mutation"), "{line}");
-    }
+    let line = refused(&["swarm", "--protocol", PROTOCOL, "--mutation", "wisdom"]);
+    assert!(line.contains("--mutation wisdom: carousel-basic has no such mutation"), "{line}");
 }
 
 #[test]

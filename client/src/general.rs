@@ -409,7 +409,7 @@ impl OpenGeneral {
                 Ok(ended)
             }
             Some(Stop::Error(error)) => Err(error),
-            None => Err(Error::Unexpected("the transaction has not ended".into())),
+            None => Err(Error::Unexpected("the transaction is still pending".into())),
         }
     }
 

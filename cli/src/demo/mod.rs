@@ -73,7 +73,7 @@ pub struct Args {
     #[arg(long)]
     no_fault: bool,
     /// Clients in each region, half of them for each of the two workloads; with --middleware: clients of the proxy
-    #[arg(long, alias = "callers", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     clients: u32,
     /// Start the clients one after the other until the end; the live table shows how latency changes for transactions of
     /// high priority as the load rises

@@ -65,7 +65,6 @@ pub struct Args {
     /// seed that catches it
     #[arg(
         long,
-        alias = "tooth",
         value_name = "NAME",
         requires = "protocol",
         help_heading = "Testing the swarm itself"

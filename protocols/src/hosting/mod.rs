@@ -64,8 +64,6 @@ pub enum Record<R: Replicated, S, O = Infallible> {
     Own(PartitionId, Box<O>),
 }
 
-impl<R: Replicated, S, O> Record<R, S, O> {}
-
 /// Settings of hosting.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {

@@ -1085,8 +1085,6 @@ impl Message {
     }
 }
 
-impl Record {}
-
 impl fmt::Display for Message {
     /// One short line; lives are not shown, for they are random.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

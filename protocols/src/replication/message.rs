@@ -231,8 +231,6 @@ pub enum Record<R: Replicated> {
     },
 }
 
-impl<R: Replicated> Record<R> {}
-
 impl<R: Replicated> fmt::Display for Message<R> {
     /// One short line; entries as `index:term`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -204,8 +204,6 @@ const OUTCOME: usize = TXN + 16;
 /// Encoded size of what a client has acknowledged.
 const ACKNOWLEDGED: usize = 16;
 
-impl Decided {}
-
 impl Divisible for State {
     fn divide(self, bytes_max: usize) -> Vec<Self> {
         let State { applied, prepared, ended, decided, .. } = self;
