@@ -240,7 +240,7 @@ async fn an_order_is_one_command() {
     let output = shell_of([&arguments[..], &more].concat()).await;
     let stdout = text(&output.stdout);
     let expected = "n2 leads p0 and hands leadership to n3\nn2 leads p0 and has taken the order; \
-                    `orders` shows what becomes of it\nno node has taken an order since it started\n";
+                    `orders` shows its state\nno node has taken an order since it started\n";
     assert!(stdout.starts_with(expected), "{stdout}{}", text(&output.stderr));
     assert_eq!(output.status.code(), Some(0));
     *store.leader.lock().unwrap() = 9;

@@ -1,7 +1,8 @@
 //! The shell's commands: their grammar and their help, in one table.
 
 use orthodrome_client::{Key, Op, Priority, Value};
-use orthodrome_core::{NodeId, PartitionId};
+use orthodrome_core::NodeId;
+use orthodrome_core::machine::Admin;
 
 use super::words::{Word, split};
 
@@ -26,18 +27,9 @@ pub(super) enum Command {
     Priority(Option<Priority>),
     Describe,
     Status,
-    /// Hands leadership of a partition to another of its voters.
-    TransferLeader {
-        partition: PartitionId,
-        to: NodeId,
-    },
-    /// Replaces the members of a partition.
-    ChangeMembers {
-        partition: PartitionId,
-        voters: Vec<NodeId>,
-        learners: Vec<NodeId>,
-    },
-    /// What became of orders to change members.
+    /// Asks the leader of a partition to carry this out.
+    Order(Admin),
+    /// Shows orders to change members, and their states.
     Orders,
     History,
     Help(Option<String>),
@@ -225,10 +217,10 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
         ("resolve", []) => Command::Resolve,
         ("describe", []) => Command::Describe,
         ("status", []) => Command::Status,
-        ("transfer-leader", [partition, to]) => Command::TransferLeader {
+        ("transfer-leader", [partition, to]) => Command::Order(Admin::TransferLeader {
             partition: text(partition).parse().ok()?,
             to: text(to).parse().ok()?,
-        },
+        }),
         ("change-members", [partition, members @ ..]) => {
             let ids = |words: &[Word]| -> Option<Vec<NodeId>> {
                 words.iter().map(|word| text(word).parse().ok()).collect()
@@ -239,7 +231,8 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
             if voters.is_empty() || sides.next().is_some() {
                 return None;
             }
-            Command::ChangeMembers { partition: text(partition).parse().ok()?, voters, learners }
+            let partition = text(partition).parse().ok()?;
+            Command::Order(Admin::ChangeMembers { partition, voters, learners })
         }
         ("orders", []) => Command::Orders,
         ("history", []) => Command::History,
@@ -250,6 +243,8 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::PartitionId;
+
     use super::*;
 
     #[test]
@@ -284,23 +279,23 @@ mod tests {
             ("priority high", Command::Priority(Some(Priority::HIGH))),
             (
                 "transfer-leader p3 n2",
-                Command::TransferLeader { partition: PartitionId(3), to: NodeId(2) },
+                Command::Order(Admin::TransferLeader { partition: PartitionId(3), to: NodeId(2) }),
             ),
             (
                 "change-members p0 n1 n2 n4",
-                Command::ChangeMembers {
+                Command::Order(Admin::ChangeMembers {
                     partition: PartitionId(0),
                     voters: [1, 2, 4].map(NodeId).into(),
                     learners: vec![],
-                },
+                }),
             ),
             (
                 "change-members p0 n1 learners n5 n6",
-                Command::ChangeMembers {
+                Command::Order(Admin::ChangeMembers {
                     partition: PartitionId(0),
                     voters: vec![NodeId(1)],
                     learners: [5, 6].map(NodeId).into(),
-                },
+                }),
             ),
             ("orders", Command::Orders),
             ("exit", Command::Quit),

@@ -6,6 +6,7 @@ use orthodrome_client::{
     AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenGeneral, OpenTransaction, Outcome,
     Priority, Reads, Writes,
 };
+use orthodrome_core::machine::Admin;
 use orthodrome_core::{Txn, TxnId};
 
 use super::command::{COMMANDS, Command, find};
@@ -116,16 +117,16 @@ impl Session {
                 let status = self.client.status().await.map_err(|error| error.to_string())?;
                 Ok(describe::status(&status))
             }
-            Command::TransferLeader { partition, to } => {
+            Command::Order(Admin::TransferLeader { partition, to }) => {
                 let taken = self.client.transfer_leader(partition, to).await;
                 let by = taken.map_err(|error| error.to_string())?;
                 Ok(format!("{by} leads {partition} and hands leadership to {to}"))
             }
-            Command::ChangeMembers { partition, voters, learners } => {
+            Command::Order(Admin::ChangeMembers { partition, voters, learners }) => {
                 let taken = self.client.change_members(partition, &voters, &learners).await;
                 let by = taken.map_err(|error| error.to_string())?;
                 Ok(format!(
-                    "{by} leads {partition} and has taken the order; `orders` shows what becomes of it"
+                    "{by} leads {partition} and has taken the order; `orders` shows its state"
                 ))
             }
             Command::Orders => Ok(describe::orders(&self.client.statuses().await)),

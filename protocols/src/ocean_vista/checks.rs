@@ -6,7 +6,7 @@
 //! settled, its sum is the same everywhere. Spans in which a replica settled nothing itself, because it
 //! copied a peer's versions or started from a checkpoint, it does not judge.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
@@ -32,12 +32,16 @@ pub(super) struct Checks {
     /// How long a span is, in nanoseconds. All servers have the same.
     length: u64,
     sums: checks::Checks,
+    /// What was added of spans that are not closed. A transaction that a server takes from a peer for one
+    /// partition puts its versions of another into the store again, which changes nothing there.
+    added: BTreeMap<PartitionId, BTreeSet<Timestamp>>,
 }
 
 impl Checks {
     /// Nothing is settled. Spans are so long.
     pub(super) fn new(span: Duration) -> Self {
-        Self { length: nanos(span).max(1), sums: checks::Checks::new(1) }
+        let length = nanos(span).max(1);
+        Self { length, sums: checks::Checks::new(1), added: BTreeMap::new() }
     }
 
     fn index(&self, ts: Timestamp) -> Index {
@@ -50,16 +54,25 @@ impl Checks {
         self.sums.begin(partition, index);
     }
 
-    /// A version was put into the store, with this digest.
+    /// The versions of a transaction were put into the store, with this digest; perhaps not for the first
+    /// time.
     pub(super) fn add(&mut self, partition: PartitionId, ts: Timestamp, digest: u64) {
         let index = self.index(ts);
-        self.sums.add(partition, index, digest);
+        if !self.sums.is_closed(partition, index)
+            && self.added.entry(partition).or_default().insert(ts)
+        {
+            self.sums.add(partition, index, digest);
+        }
     }
 
     /// Everything of a partition below this version is settled.
     pub(super) fn close(&mut self, partition: PartitionId, below: Timestamp) {
         let Index(open) = self.index(below);
         self.sums.close(partition, Index(open.saturating_sub(1)));
+        let first = Timestamp(open.saturating_sub(1).saturating_mul(self.length));
+        if let Some(added) = self.added.get_mut(&partition) {
+            *added = added.split_off(&first);
+        }
     }
 
     /// What others have not been told, by partition.
@@ -132,6 +145,23 @@ mod tests {
         let text = three.unwrap();
         assert!(text.contains("p2") && text.contains("n0"), "{text}");
         assert!(text.contains("from @104000000000 to @105000000000"), "{text}");
+    }
+
+    #[test]
+    fn versions_that_are_put_again_count_once() {
+        let (mut once, mut again) = (checks(104), checks(104));
+        for checks in [&mut once, &mut again] {
+            checks.add(P, Timestamp(110 * SECOND + 9), 7);
+        }
+        // Of a span that is open, and of one that is closed.
+        again.add(P, Timestamp(110 * SECOND + 9), 7);
+        again.add(P, Timestamp(104 * SECOND + 7), 104);
+        let news = [&mut once, &mut again].map(|checks| {
+            checks.close(P, Timestamp(112 * SECOND));
+            checks.take_news()
+        });
+        assert_eq!(news[0], news[1]);
+        assert!(again.added[&P].is_empty(), "what is closed is forgotten");
     }
 
     #[test]

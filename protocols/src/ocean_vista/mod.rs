@@ -142,9 +142,7 @@ pub struct Config {
     /// A transaction that reads more than this, or reads and writes more, aborts: what it comes to has to fit
     /// into one message.
     pub read_bytes_max: usize,
-    /// How often nodes tell each other what their replicas' settled versions came to. `Duration::MAX`, the
-    /// default, is never: digests of replicas that nothing is known to be wrong with have differed
-    /// (`docs/defects.md`), and a server whose digest differs stops.
+    /// How often nodes tell each other what their replicas' settled versions came to.
     pub compare_interval: Duration,
     /// Versions of so long a time are compared at once.
     pub compared_span: Duration,
@@ -340,7 +338,7 @@ impl Protocol for OceanVista {
             piece_bytes: PIECE_BYTES,
             batch_bytes: 1 << 20,
             read_bytes_max: 12 << 20,
-            compare_interval: Duration::MAX,
+            compare_interval: Duration::from_secs(5),
             compared_span: Duration::from_secs(1),
             directory: directory::Config::for_round_trip(round_trip),
             mutations: Mutations::default(),
@@ -393,6 +391,7 @@ impl Protocol for OceanVista {
         if rng.chance(1, 8) {
             config.in_flight_bytes_max = size(1_000, 100_000, rng);
         }
+        config.compare_interval = vary(config.compare_interval, 2, 100, rng);
         config.compared_span = vary(config.compared_span, 5, 100, rng);
     }
 
