@@ -9,7 +9,7 @@ use orthodrome_client::{
 use orthodrome_core::machine::Admin;
 use orthodrome_core::{Txn, TxnId};
 
-use super::command::{COMMANDS, Command, find};
+use super::command::{COMMANDS, Command, Usage, find};
 use super::describe;
 use super::words::quote;
 use crate::style::Style;
@@ -363,10 +363,11 @@ fn help(topic: Option<&str>) -> Result<String, String> {
         }
         return Ok(text);
     }
+    let form = |usage: &Usage| format!("{} {}", usage.name, usage.arguments);
+    // The width is counted in characters, for some of them are not ASCII.
+    let width = COMMANDS.iter().map(|usage| form(usage).chars().count()).max().unwrap_or(0) + 2;
     for usage in COMMANDS {
-        let form = format!("{} {}", usage.name, usage.arguments);
-        // The width is counted in characters, for some of them are not ASCII.
-        let _ = writeln!(text, "  {form:<30}{}", usage.summary);
+        let _ = writeln!(text, "  {:<width$}{}", form(usage), usage.summary);
     }
     let _ = writeln!(
         text,

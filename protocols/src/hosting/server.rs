@@ -236,6 +236,8 @@ impl<R: Role> Server<R> {
             return None;
         }
         let voters = self.routes.voters(id).to_vec();
+        // Who led before the members changed does not lead now.
+        let leader = leader.filter(|leader| voters.contains(leader));
         Some(GroupView { partition: id, voters, learners: Vec::new(), leader, successor: None })
     }
 

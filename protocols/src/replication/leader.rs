@@ -454,6 +454,7 @@ impl<R: Replicated> Replica<R> {
             self.start_election(true, io);
             return;
         }
+        self.pursue_change_of_silent(io);
         io.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
         self.beat_all(io);
         self.resend_pieces(io);

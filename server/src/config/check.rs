@@ -23,6 +23,9 @@ use crate::service::{self, Access, Credential, Limits, Principal, ServiceConfig}
 use crate::storage::{Expected, Identity};
 use crate::tls::{self, Tls, TlsFiles};
 
+/// Longest time that a node may wait for pending transactions when it ends, in seconds: a day.
+const SHUTDOWN_S_MAX: u64 = 24 * 60 * 60;
+
 /// Checks a file whose form is right. Paths in it are relative to `base`.
 ///
 /// # Errors
@@ -51,6 +54,10 @@ impl Checker<'_> {
         if file.clock_error_ms == 0 || file.clock_error_ms > 10_000 {
             let value = file.clock_error_ms;
             return Err(format!("clock_error_ms: {value} is out of range; use 1 to 10000"));
+        }
+        if file.shutdown_s > SHUTDOWN_S_MAX {
+            let value = file.shutdown_s;
+            return Err(format!("shutdown_s: {value} is out of range; use 0 to {SHUTDOWN_S_MAX}"));
         }
         let (limits, in_flight_max, queue_bytes_max) = self.limits()?;
         let listen_peer = file.listen.peer.clone().unwrap_or_else(|| own.peer.clone());

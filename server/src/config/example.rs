@@ -99,7 +99,7 @@ emulate_wan = {emulate_wan}
 #workers = 0
 # Check every page of the data before the node starts.
 #verify_state = true
-# Time limit in seconds for pending transactions at shutdown.
+# Time limit in seconds for pending transactions at shutdown, at most 86400.
 #shutdown_s = 30
 # Increase this number with each change of `[[nodes]]` or `[placement]`; nodes with different numbers do not connect.
 #map_epoch = 1
