@@ -1,6 +1,6 @@
 //! What machines claim about the whole cluster, held against each other and against what callers
 //! were told; and what they still hold when everything should be over. Knows no protocol: machines
-//! speak for themselves ([`Claim`], [`Machine::leaks`], [`Machine::copies`]).
+//! speak for themselves ([`Claim`], [`Machine::leaks`], [`Machine::replica_digests`]).
 
 use std::collections::BTreeMap;
 
