@@ -1,0 +1,695 @@
+//! The middleware (DM of GeoTP §III-A): coordinates global transactions over the agents of their sources.
+//!
+//! A plain state machine. Its host calls [`Middleware::begin`], [`Middleware::round`], [`Middleware::commit`] and
+//! [`Middleware::rollback`] for a session, hands it messages, timers and durable tickets, and carries out the
+//! effects in order. A session has one call under way at a time.
+//!
+//! What it promises: [`Effect::Finished`] says committed only after the decision is durable and every branch can
+//! only commit, or the only branch has committed at its source. What it says is aborted has no commit record and never
+//! will, and without one recovery rolls back.
+
+mod abort;
+mod commit;
+mod execute;
+mod sources;
+mod waits;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use orthodrome_core::id::{ClientId, NodeId, Ticket, TxnId};
+use orthodrome_core::machine::Leak;
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::txn::Key;
+
+use self::waits::Seen;
+use crate::contract::{
+    Effect, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record, Then, Timer,
+    ToAgent, Work, Xid,
+};
+use crate::hotspot::{Hotspots, Place, Spot};
+use crate::schedule::{Average, postpone};
+
+/// The optimizations of the paper; each can be switched while transactions run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Optimizations {
+    /// O1: agents prepare after the last statement by themselves, and tell each other of failures.
+    pub decentralized_prepare: bool,
+    /// O2: statements of nearer sources start later.
+    pub latency_aware: bool,
+    /// O3: with forecasts of how long records take, and transactions on hot records held back.
+    pub high_contention: bool,
+}
+
+/// How transactions of several sources commit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Commit {
+    /// Two phases, with a durable decision.
+    TwoPhase,
+    /// Each branch by itself, at once: not atomic if one fails. A baseline, to show what atomicity costs.
+    Local,
+}
+
+/// Settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Every source, and what it is.
+    pub sources: BTreeMap<NodeId, Kind>,
+    /// At the start.
+    pub optimizations: Optimizations,
+    /// How transactions of several sources commit.
+    pub commit: Commit,
+    /// Statements of sources that are nearer than this start when those of all others have been executed (Chiller).
+    pub inner_below: Option<Duration>,
+    /// A `COMMIT` in the text of a transaction of one source goes to the source in the same text.
+    pub commit_in_text: bool,
+    /// The session is told when the decision is durable; otherwise when every branch has committed, as
+    /// ShardingSphere does.
+    pub answers_at_decision: bool,
+    /// How often each agent is measured, and told that this middleware lives.
+    pub ping_interval: Duration,
+    /// How much one measurement counts in the average, in per cent.
+    pub rtt_weight_percent: u64,
+    /// How many records are watched.
+    pub hot_records: usize,
+    /// α of Eq. 4, in per cent.
+    pub hot_keep_percent: u64,
+    /// How much of a forecast is believed, in per cent (GeoTP §IV-C: scale down).
+    pub forecast_percent: u32,
+    /// No forecast is longer: what would be postponed for longer than others can wait would be lost to them.
+    pub forecast_max: Duration,
+    /// A transaction that is held back is looked at again after this.
+    pub admission_wait: Duration,
+    /// It is refused when it has been held back so often.
+    pub admission_tries: u32,
+    /// What is not answered is sent again after this.
+    pub resend_after: Duration,
+    /// A transaction whose statements or votes are not there after this is aborted. Longer than sources wait for locks.
+    pub give_up_after: Duration,
+    /// How often agents are asked for prepared branches that nobody ended.
+    pub scan_interval: Duration,
+    /// Deadlocks across sources are looked for; otherwise they end by the sources' lock time-out.
+    pub finds_deadlocks: bool,
+    /// How long an agent lets nothing run after its source, or itself, has started: what it had confirmed less than
+    /// this ago still holds everywhere. The same at every agent.
+    pub quarantine: Duration,
+    /// The decision log is replaced by what still matters after so many records.
+    pub checkpoint_records: u32,
+    /// Unsafe variants, for tests.
+    pub mutations: Mutations,
+}
+
+/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Mutations {
+    /// G3: restarts between a branch's first statement and the last vote go unnoticed.
+    pub no_fence: bool,
+    /// The outcome is told before the decision is durable.
+    pub tells_early: bool,
+    /// After a restart decisions are not looked up: what is prepared is rolled back.
+    pub forgets_decisions: bool,
+    /// A branch without a vote is taken to be prepared.
+    pub skips_vote: bool,
+}
+
+/// A source, as the middleware sees it.
+#[derive(Clone, Debug, Default)]
+struct Source {
+    rtt: Average,
+    /// Its agent's and its own life, as last heard.
+    fence: Option<Fence>,
+    /// When the ping was sent that was answered last, in that life.
+    confirmed: Time,
+    /// It knows this life of the middleware.
+    is_attached: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Its statements are postponed.
+    Waiting,
+    /// Its statements are under way.
+    Running(Then),
+    /// Nothing is under way.
+    Idle,
+    /// Its vote is.
+    Preparing,
+    /// It can only commit, or be rolled back.
+    Prepared,
+}
+
+#[derive(Clone, Debug)]
+struct Branch<W: Work> {
+    stage: Stage,
+    /// What was sent and not answered.
+    outbox: Option<ToAgent<W>>,
+    /// Rounds so far here.
+    rounds: u32,
+    /// The life of source and agent that it began in.
+    fence: Option<Fence>,
+    /// It has statements that write.
+    writes: bool,
+    /// It changed something, as its vote says.
+    wrote: bool,
+    floor: Timestamp,
+    /// Records whose counts it raised, and those of the round under way.
+    places: Vec<Place>,
+    recent: Vec<Place>,
+    /// The source has heard of it.
+    is_sent: bool,
+}
+
+impl<W: Work> Branch<W> {
+    fn new() -> Self {
+        Self {
+            stage: Stage::Waiting,
+            outbox: None,
+            rounds: 0,
+            fence: None,
+            writes: false,
+            wrote: false,
+            floor: Timestamp::ZERO,
+            places: Vec::new(),
+            recent: Vec::new(),
+            is_sent: false,
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Phase<W: Work> {
+    /// The session's turn.
+    Idle,
+    /// It is held back.
+    HeldBack { parts: BTreeMap<NodeId, Part<W>>, last: Last },
+    /// A round is under way.
+    Executing,
+    /// The session wants to commit; votes are missing.
+    Voting,
+    /// The only branch commits; or all, each by itself.
+    Committing,
+    /// The decision is on its way to the disk.
+    Logging(Ticket, Timestamp),
+}
+
+#[derive(Clone, Debug)]
+struct Open<W: Work> {
+    label: Option<TxnId>,
+    isolation: Isolation,
+    branches: BTreeMap<NodeId, Branch<W>>,
+    phase: Phase<W>,
+    /// Of the round under way.
+    last: Last,
+    answers: BTreeMap<NodeId, Vec<W::Answer>>,
+    /// Sources of the round under way that have not answered.
+    unanswered: BTreeSet<NodeId>,
+    /// Parts that start when every other has been answered (Chiller).
+    inner: BTreeMap<NodeId, Part<W>>,
+    /// How often it was held back.
+    tries: u32,
+    /// Since when it waits for something.
+    since: Time,
+    /// Agents prepare by themselves.
+    is_decentralized: bool,
+}
+
+/// A decision to commit that some branch has not acknowledged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Decided<W: Work> {
+    label: Option<TxnId>,
+    at: Timestamp,
+    branches: BTreeMap<NodeId, bool>,
+    unacknowledged: BTreeSet<NodeId>,
+    /// What the session is told when every branch has committed.
+    news: Option<Effect<W>>,
+}
+
+/// What is known of a transaction that a caller asks about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Known {
+    /// It is under way here.
+    Open(Xid),
+    /// It has aborted. Its session is told once the branch that failed first has said why.
+    Untold(Xid),
+    /// It committed.
+    Committed(Timestamp),
+    /// It is not known here: it is not under way, and no decision to commit it was ever logged here.
+    Nothing,
+}
+
+/// A transaction in doubt, for operators.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InDoubt {
+    /// Its name.
+    pub xid: Xid,
+    /// It will commit; otherwise it will be rolled back.
+    pub commits: bool,
+    /// Sources that have not acknowledged.
+    pub sources: Vec<NodeId>,
+}
+
+/// How a round would start, for `EXPLAIN` and for operators.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Planned {
+    /// The source.
+    pub source: NodeId,
+    /// Its average round trip.
+    pub rtt: Option<Duration>,
+    /// The forecast of its local execution.
+    pub forecast: Duration,
+    /// How long its statements would be postponed.
+    pub postponed: Duration,
+}
+
+/// The middleware.
+#[derive(Debug)]
+pub struct Middleware<W: Work> {
+    node: NodeId,
+    config: Config,
+    optimizations: Optimizations,
+    epoch: u64,
+    /// The record of this life, until it is durable. Nothing is sent before.
+    starting: Option<Ticket>,
+    held: Vec<(NodeId, ToAgent<W>)>,
+    number: u64,
+    ticket: Ticket,
+    sources: BTreeMap<NodeId, Source>,
+    open: BTreeMap<Xid, Open<W>>,
+    decided: BTreeMap<Xid, Decided<W>>,
+    /// Sources that have not said that they have rolled back.
+    aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
+    /// Of those, transactions whose session has not been told, because the branch that failed first has not said why.
+    untold: BTreeMap<Xid, Effect<W>>,
+    /// What committed, by its caller's name for it.
+    labels: BTreeMap<TxnId, Timestamp>,
+    by_label: BTreeMap<TxnId, Xid>,
+    hot: Hotspots,
+    /// Who waits for whom at each source, as its agent said last.
+    waits: BTreeMap<NodeId, Seen>,
+    /// The last commit timestamp.
+    last_at: Timestamp,
+    /// Records since the last checkpoint, and whether one is under way.
+    records: u32,
+    checkpoint: Option<Ticket>,
+}
+
+type Out<'a, 'b, W> = &'a mut Io<'b, Effect<W>>;
+
+impl<W: Work> Middleware<W> {
+    /// Starts, or starts again, with every durable record in order.
+    #[must_use]
+    pub fn new(node: NodeId, config: Config, recovered: Vec<Record>, io: Out<'_, '_, W>) -> Self {
+        let mut epoch = 0;
+        let mut decided: BTreeMap<Xid, Decided<W>> = BTreeMap::new();
+        let mut labels = BTreeMap::new();
+        for record in recovered {
+            match record {
+                Record::Epoch(begun) => epoch = begun.max(epoch),
+                Record::Commit { xid, label, at, branches } => {
+                    labels.extend(label.map(|label| (label, at)));
+                    let unacknowledged = branches.keys().copied().collect();
+                    decided
+                        .insert(xid, Decided { label, at, branches, unacknowledged, news: None });
+                }
+                Record::Ended(xid) => drop(decided.remove(&xid)),
+            }
+        }
+        if config.mutations.forgets_decisions {
+            decided.clear();
+        }
+        let sources = config.sources.keys().map(|&source| (source, Source::default())).collect();
+        let last_at = decided.values().map(|decided| decided.at).max().unwrap_or_default();
+        let mut middleware = Self {
+            node,
+            optimizations: config.optimizations,
+            hot: Hotspots::new(config.hot_records, config.hot_keep_percent),
+            epoch: epoch + 1,
+            starting: None,
+            held: Vec::new(),
+            number: 0,
+            ticket: Ticket(0),
+            sources,
+            open: BTreeMap::new(),
+            decided,
+            aborting: BTreeMap::new(),
+            untold: BTreeMap::new(),
+            labels,
+            by_label: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            last_at,
+            records: 0,
+            checkpoint: None,
+            config,
+        };
+        let ticket = middleware.persist(Record::Epoch(middleware.epoch), io);
+        middleware.starting = Some(ticket);
+        for source in middleware.config.sources.keys().copied().collect::<Vec<_>>() {
+            middleware.send(source, ToAgent::Attach { epoch: middleware.epoch }, io);
+        }
+        for xid in middleware.decided.keys().copied().collect::<Vec<_>>() {
+            middleware.send_commit(xid, io);
+            let again = io.now + middleware.config.resend_after;
+            io.push(Effect::SetTimer(Timer::Resend(xid), again));
+        }
+        middleware.on_ping_timeout(io);
+        middleware.on_scan_timeout(io);
+        middleware
+    }
+
+    /// Its life.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Switches optimizations, for what begins from now on and for later rounds of what is under way.
+    pub fn optimize(&mut self, optimizations: Optimizations) {
+        self.optimizations = optimizations;
+    }
+
+    /// Which optimizations are on.
+    #[must_use]
+    pub fn optimizations(&self) -> Optimizations {
+        self.optimizations
+    }
+
+    /// Records that transactions are on, hottest first.
+    #[must_use]
+    pub fn hottest(&self, count: usize) -> Vec<(Place, Spot)> {
+        self.hot.hottest(count)
+    }
+
+    /// Transactions that are decided or ended here and not yet everywhere.
+    #[must_use]
+    pub fn in_doubt(&self) -> Vec<InDoubt> {
+        let commits = self.decided.iter().map(|(&xid, decided)| InDoubt {
+            xid,
+            commits: true,
+            sources: decided.unacknowledged.iter().copied().collect(),
+        });
+        let aborts = self.aborting.iter().map(|(&xid, sources)| InDoubt {
+            xid,
+            commits: false,
+            sources: sources.iter().copied().collect(),
+        });
+        commits.chain(aborts).collect()
+    }
+
+    /// How parts of a round on these records would start now.
+    #[must_use]
+    pub fn plan(&self, parts: &BTreeMap<NodeId, Vec<Key>>) -> Vec<Planned> {
+        let expected = |(&source, records): (&NodeId, &Vec<Key>)| {
+            let places: Vec<Place> = records.iter().map(|key| (source, key.clone())).collect();
+            (source, self.latency(source, &places))
+        };
+        let delays = postpone(&parts.iter().map(expected).collect());
+        let planned = |(&source, records): (&NodeId, &Vec<Key>)| {
+            let places: Vec<Place> = records.iter().map(|key| (source, key.clone())).collect();
+            let rtt = self.sources.get(&source).and_then(|source| source.rtt.get());
+            let postponed =
+                delays.get(&source).copied().filter(|_| self.optimizations.latency_aware);
+            let forecast = self.hot.forecast(places.iter());
+            Planned { source, rtt, forecast, postponed: postponed.unwrap_or_default() }
+        };
+        parts.iter().map(planned).collect()
+    }
+
+    /// What is known of the transaction that its caller calls `label`.
+    #[must_use]
+    pub fn known(&self, label: TxnId) -> Known {
+        match (self.by_label.get(&label), self.labels.get(&label)) {
+            (Some(&xid), _) => Known::Open(xid),
+            (None, Some(&at)) => Known::Committed(at),
+            (None, None) => self.untold(label).map_or(Known::Nothing, Known::Untold),
+        }
+    }
+
+    fn untold(&self, wanted: TxnId) -> Option<Xid> {
+        let is_wanted = |news: &Effect<W>| matches!(news, Effect::Finished { label, .. } if *label == Some(wanted));
+        self.untold.iter().find(|(_, news)| is_wanted(news)).map(|(&xid, _)| xid)
+    }
+
+    /// This caller will never ask about any of its transactions with a smaller count.
+    pub fn forget(&mut self, client: ClientId, below: u64) {
+        let from = TxnId { client, counter: 0, attempt: 0 };
+        let to = TxnId { client, counter: below, attempt: 0 };
+        let old: Vec<TxnId> = self.labels.range(from..to).map(|(&label, _)| label).collect();
+        for label in old {
+            self.labels.remove(&label);
+        }
+    }
+
+    /// Begins a transaction. Nothing is sent before its first round.
+    pub fn begin(&mut self, label: Option<TxnId>, isolation: Isolation, io: Out<'_, '_, W>) -> Xid {
+        self.number += 1;
+        let xid = Xid { middleware: self.node, epoch: self.epoch, number: self.number };
+        self.by_label.extend(label.map(|label| (label, xid)));
+        let open = Open {
+            label,
+            isolation,
+            branches: BTreeMap::new(),
+            phase: Phase::Idle,
+            last: Last::No,
+            answers: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
+            inner: BTreeMap::new(),
+            tries: 0,
+            since: io.now,
+            is_decentralized: false,
+        };
+        self.open.insert(xid, open);
+        xid
+    }
+
+    /// A message from the agent of a source.
+    pub fn on_message(&mut self, from: NodeId, msg: FromAgent<W>, io: Out<'_, '_, W>) {
+        match msg {
+            FromAgent::Attached { epoch, fence } => self.on_attached(from, epoch, fence, io),
+            FromAgent::Pong { sent, fence, is_attached } => {
+                self.on_pong(from, sent, fence, is_attached, io)
+            }
+            FromAgent::Answered { xid, round, answers, fence, took } => {
+                self.on_answered(from, xid, round, answers, fence, took, io);
+            }
+            FromAgent::StatementFailed { xid, round, statement, failure } => {
+                self.on_statement_failed(from, xid, round, statement, failure, io);
+            }
+            FromAgent::Failed { xid, failure } => self.on_failed(from, xid, failure, io),
+            FromAgent::Prepared { xid, fence, wrote, floor } => {
+                self.on_prepared(from, xid, fence, wrote, floor, io)
+            }
+            FromAgent::Committed { xid, at } => self.on_committed(from, xid, at, io),
+            FromAgent::Lost { xid } => self.on_lost(xid, io),
+            FromAgent::RolledBack { xid } => self.on_rolled_back(from, xid, io),
+            FromAgent::Scanned { epoch, prepared } => self.on_scanned(from, epoch, prepared, io),
+            FromAgent::Waits { look, waits } => self.on_waits(from, look, waits, io),
+        }
+    }
+
+    fn branch(&mut self, xid: Xid, source: NodeId) -> Option<&mut Branch<W>> {
+        self.open.get_mut(&xid)?.branches.get_mut(&source)
+    }
+
+    /// A timer expired.
+    pub fn on_timer(&mut self, timer: Timer, io: Out<'_, '_, W>) {
+        match timer {
+            Timer::Ping => self.on_ping_timeout(io),
+            Timer::Scan => self.on_scan_timeout(io),
+            Timer::Start(xid, source) => self.on_start_timeout(xid, source, io),
+            Timer::Admit(xid) => self.on_admit_timeout(xid, io),
+            Timer::Resend(xid) => self.on_resend_timeout(xid, io),
+        }
+    }
+
+    /// Nobody answered for a while: the messages may be lost, or their receivers are down.
+    fn on_resend_timeout(&mut self, xid: Xid, io: Out<'_, '_, W>) {
+        io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
+        if self.decided.contains_key(&xid) {
+            io.push(Effect::Note(Note::Resent));
+            self.send_commit(xid, io);
+            return;
+        }
+        if let Some(sources) = self.aborting.get(&xid).cloned() {
+            io.push(Effect::Note(Note::Resent));
+            for source in sources {
+                self.send(source, ToAgent::Rollback { xid }, io);
+            }
+            // Whoever failed first may be gone.
+            self.tell(xid, io);
+            return;
+        }
+        let Some(open) = self.open.get(&xid) else {
+            io.push(Effect::CancelTimer(Timer::Resend(xid)));
+            return;
+        };
+        let is_overdue = io.now.since(open.since) > self.config.give_up_after;
+        let is_committing =
+            open.branches.values().any(|branch| branch.is_committing() && branch.is_sent);
+        match open.phase {
+            Phase::Idle | Phase::Logging(..) | Phase::HeldBack { .. } => {}
+            Phase::Committing | Phase::Executing if is_overdue && is_committing => {
+                self.on_lost(xid, io)
+            }
+            Phase::Executing | Phase::Voting | Phase::Committing if is_overdue => {
+                self.abort(xid, None, Reason::Timeout.into(), io);
+            }
+            Phase::Executing | Phase::Voting | Phase::Committing => {
+                let is_due =
+                    |branch: &Branch<W>| branch.outbox.is_some() && branch.stage != Stage::Waiting;
+                let silent: Vec<NodeId> = open
+                    .branches
+                    .iter()
+                    .filter(|(_, branch)| is_due(branch))
+                    .map(|(&at, _)| at)
+                    .collect();
+                for source in silent {
+                    io.push(Effect::Note(Note::Resent));
+                    self.transmit(xid, source, io);
+                }
+                self.count_votes(xid, io);
+            }
+        }
+    }
+
+    fn persist(&mut self, record: Record, io: Out<'_, '_, W>) -> Ticket {
+        self.ticket.0 += 1;
+        self.records += 1;
+        io.push(Effect::Persist { ticket: self.ticket, record });
+        self.ticket
+    }
+
+    fn checkpoint_if_due(&mut self, io: Out<'_, '_, W>) {
+        if self.records < self.config.checkpoint_records || self.checkpoint.is_some() {
+            return;
+        }
+        let mut records = vec![Record::Epoch(self.epoch)];
+        for (&label, &at) in &self.labels {
+            // Ended, but its caller may still ask: a name of an earlier life that no branch can have.
+            let xid = Xid { middleware: self.node, epoch: 0, number: records.len() as u64 };
+            records.push(Record::Commit { xid, label: Some(label), at, branches: BTreeMap::new() });
+            records.push(Record::Ended(xid));
+        }
+        for (&xid, decided) in &self.decided {
+            let Decided { label, at, branches, .. } = decided.clone();
+            records.push(Record::Commit { xid, label, at, branches });
+        }
+        for (&xid, open) in &self.open {
+            if let Phase::Logging(_, at) = open.phase {
+                let branches =
+                    open.branches.iter().map(|(&at, branch)| (at, branch.wrote)).collect();
+                records.push(Record::Commit { xid, label: open.label, at, branches });
+            }
+        }
+        self.ticket.0 += 1;
+        self.records = 0;
+        self.checkpoint = Some(self.ticket);
+        io.push(Effect::Note(Note::Checkpoint));
+        io.push(Effect::Checkpoint { ticket: self.ticket, records });
+    }
+
+    fn send(&mut self, to: NodeId, msg: ToAgent<W>, io: Out<'_, '_, W>) {
+        if self.starting.is_some() {
+            self.held.push((to, msg));
+        } else {
+            io.push(Effect::Send { to, msg });
+        }
+    }
+
+    /// What must be gone when every transaction has ended.
+    #[must_use]
+    pub fn leaks(&self) -> Vec<Leak> {
+        vec![
+            ("open", self.open.len()),
+            ("decided and not committed everywhere", self.decided.len()),
+            ("aborted and not rolled back everywhere", self.aborting.len()),
+            ("aborted and not told", self.untold.len()),
+            ("on hot records", usize::try_from(self.hot.active()).unwrap_or(usize::MAX)),
+        ]
+    }
+
+    /// Panics if the state contradicts itself.
+    ///
+    /// # Panics
+    /// If a transaction is in two states, or a round waits for a source without a branch.
+    pub fn assert_invariants(&self) {
+        for (xid, open) in &self.open {
+            assert!(!self.decided.contains_key(xid), "{xid} is open and decided");
+            assert!(!self.aborting.contains_key(xid), "{xid} is open and aborted");
+            assert!(
+                xid.epoch == self.epoch && xid.number <= self.number,
+                "{xid} is of another life"
+            );
+            for source in &open.unanswered {
+                let is_known =
+                    open.branches.contains_key(source) || open.inner.contains_key(source);
+                assert!(
+                    is_known || matches!(open.phase, Phase::HeldBack { .. }),
+                    "{xid} waits for {source}, which it has nothing at"
+                );
+            }
+            if let Phase::Logging(..) = open.phase {
+                let all = open.branches.values().all(|branch| branch.stage == Stage::Prepared);
+                assert!(
+                    all || self.config.mutations.skips_vote,
+                    "{xid} is decided without every vote"
+                );
+            }
+        }
+        for (xid, decided) in &self.decided {
+            assert!(!decided.unacknowledged.is_empty(), "{xid} is kept for nobody");
+            assert!(!self.aborting.contains_key(xid), "{xid} is decided and aborted");
+        }
+        for xid in self.untold.keys() {
+            assert!(
+                self.aborting.contains_key(xid),
+                "{xid} ended everywhere and its session waits"
+            );
+        }
+        for (label, xid) in &self.by_label {
+            assert!(self.open.contains_key(xid), "{label} names {xid}, which is not open");
+        }
+    }
+}
+
+impl<W: Work> Branch<W> {
+    fn is_committing(&self) -> bool {
+        self.stage == Stage::Running(Then::Commit)
+    }
+}
+
+impl<W: Work> fmt::Display for Middleware<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "life {}", self.epoch)?;
+        for (xid, open) in &self.open {
+            let phase = match open.phase {
+                Phase::Idle => "idle",
+                Phase::HeldBack { .. } => "held back",
+                Phase::Executing => "executing",
+                Phase::Voting => "voting",
+                Phase::Committing => "committing",
+                Phase::Logging(..) => "logging",
+            };
+            write!(f, " | {xid} {phase}")?;
+            for (source, branch) in &open.branches {
+                let stage = match branch.stage {
+                    Stage::Waiting => "postponed",
+                    Stage::Running(_) => "running",
+                    Stage::Idle => "idle",
+                    Stage::Preparing => "preparing",
+                    Stage::Prepared => "prepared",
+                };
+                write!(f, " {source} {stage}")?;
+            }
+        }
+        for (xid, decided) in &self.decided {
+            write!(f, " | {xid} committed, not at {:?}", decided.unacknowledged)?;
+        }
+        for (xid, sources) in &self.aborting {
+            write!(f, " | {xid} aborted, not at {sources:?}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

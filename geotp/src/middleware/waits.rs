@@ -1,0 +1,61 @@
+//! Deadlocks across sources.
+
+use std::collections::BTreeSet;
+
+use orthodrome_core::id::NodeId;
+
+use super::{Branch, Middleware, Out, Phase};
+use crate::contract::{Effect, Note, Reason, Wait, Work, Xid};
+use crate::deadlock::cycle;
+
+impl<W: Work> Middleware<W> {
+    /// Ends deadlocks across sources: the youngest of each cycle that can still be rolled back.
+    pub(super) fn on_waits(
+        &mut self,
+        from: NodeId,
+        look: u64,
+        waits: Vec<Wait>,
+        io: Out<'_, '_, W>,
+    ) {
+        if !self.config.finds_deadlocks {
+            return;
+        }
+        let seen = self.waits.entry(from).or_default();
+        if look < seen.look {
+            return;
+        }
+        // Agents of an earlier version do not count.
+        if look > seen.look || look == 0 {
+            *seen = Seen { look, waits: BTreeSet::new() };
+        }
+        seen.waits.extend(waits);
+        loop {
+            let is_open = |xid: &Xid| xid.middleware != self.node || self.open.contains_key(xid);
+            let known = self.waits.values().flat_map(|seen| &seen.waits);
+            let waits: Vec<Wait> = known
+                .filter(|wait| is_open(&wait.waiter) && is_open(&wait.holder))
+                .copied()
+                .collect();
+            let Some(cycle) = cycle(&waits) else { return };
+            let victim = cycle.into_iter().filter(|xid| self.can_abort(*xid)).max();
+            // Another middleware, which sees the same cycle, has the youngest; or it comes out as its source decides.
+            let Some(victim) = victim.filter(|xid| xid.middleware == self.node) else { return };
+            io.push(Effect::Note(Note::GlobalDeadlock));
+            self.abort(victim, None, Reason::Deadlock.into(), io);
+        }
+    }
+
+    /// Nothing of it commits by itself. What others have is taken to be so.
+    pub(super) fn can_abort(&self, xid: Xid) -> bool {
+        let Some(open) = self.open.get(&xid) else { return xid.middleware != self.node };
+        let is_committing = |branch: &Branch<W>| branch.is_committing() && branch.is_sent;
+        !matches!(open.phase, Phase::Logging(..)) && !open.branches.values().any(is_committing)
+    }
+}
+
+/// Who waits for whom at one source.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    look: u64,
+    waits: BTreeSet<Wait>,
+}
