@@ -10,21 +10,23 @@ use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
 
-use super::cpc::{FastVote, Listed};
+use super::cpc::Listed;
 use super::fast::Fast;
 use super::message::{Command, Log, Msg, Vote};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Ended};
+use crate::commit::{Applied, Coordination, Ended};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{CommitWait, RetryState};
+use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
+/// The same while it leads.
+pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 /// The way out of a node or a gateway.
@@ -68,15 +70,8 @@ pub struct Leader {
     /// Prepares that wait for commits of which their clients know (R11), and their clients.
     pub waiting: BTreeMap<TxnId, (NodeId, Prepare)>,
 
-    // As coordinator.
-    /// Transactions under way.
-    pub coordinating: BTreeMap<TxnId, Coordinating>,
-    /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
-    pub settling: BTreeSet<TxnId>,
-    /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
-    pub settled_since: BTreeMap<TxnId, Time>,
+    /// As coordinator.
+    pub coordination: Coordination<Leader>,
 }
 
 /// How many transactions whose abort is in the log and not chosen yet read and write each key. They may conflict with
@@ -131,33 +126,6 @@ pub struct WaitingRead {
     pub txn: TxnId,
     pub keys: Vec<Key>,
     pub at_least: Timestamp,
-}
-
-/// A leader's view of a transaction that it coordinates.
-#[derive(Debug)]
-pub struct Coordinating {
-    /// Who wants to know.
-    pub client: Option<NodeId>,
-    /// Votes so far.
-    pub votes: BTreeMap<PartitionId, Vote>,
-    /// Votes of single replicas, as long as their partition's is open.
-    pub fast: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
-    /// Partitions whose vote the fast path gave.
-    pub by_fast: BTreeSet<PartitionId>,
-    /// A commit request has been proposed.
-    pub is_requested: bool,
-    /// A decision has been proposed.
-    pub is_decision_proposed: bool,
-    /// What the facts decide, from the moment they do.
-    pub outcome: Option<Outcome>,
-    /// The outcome has been told and written back: its timestamp has passed.
-    pub is_told: bool,
-    /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
-    /// When the client was last heard of.
-    pub heard: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: RetryState,
 }
 
 impl Role for Leader {
@@ -219,7 +187,7 @@ impl Role for Leader {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
             Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
-                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+                server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
             Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
         }
@@ -247,16 +215,22 @@ impl Role for Leader {
                 partition.on_ended(txn, world);
                 partition.on_recovered(txn, world);
             }
-            Applied::Requested(txn) => partition.try_decide(txn, world),
+            Applied::Requested(txn) => {
+                if let Some(mut leading) = partition.leading() {
+                    leading.try_decide(txn, world);
+                }
+            }
             Applied::Decided(txn) => {
                 if let Some(outcome) = partition.state.decision(txn) {
                     world.cx.claim(Claim::Decided { txn, outcome });
                 }
-                partition.on_decided(txn, world);
+                if let Some(mut leading) = partition.leading() {
+                    leading.on_decided(txn, world);
+                }
             }
             Applied::Settled => {
-                if let Command::Settle(txns) = command {
-                    partition.on_settled(txns, world);
+                if let (Command::Settle(txns), Some(mut leading)) = (command, partition.leading()) {
+                    leading.on_settled(txns, world);
                 }
             }
             Applied::Ceiling => partition.on_ceiling(world),
@@ -330,7 +304,7 @@ impl Role for Leader {
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
-        vec![
+        let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("coordinated transactions", state.coordinated.len()),
             ("endings with a questioner", state.ended.values().filter(has_questioner).count()),
@@ -346,10 +320,9 @@ impl Role for Leader {
             ("unforgotten endings", self.unforgotten.len()),
             ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
             ("waiting prepares", self.waiting.len()),
-            ("coordinations", self.coordinating.len()),
-            ("waiting commits", self.commit_wait.len()),
-            ("unsettled decisions", self.settling.len()),
-        ]
+        ];
+        leaks.extend(self.coordination.leaks());
+        leaks
     }
 
     fn own_leaks(own: &Fast) -> Vec<Leak> {
@@ -428,30 +401,40 @@ impl Partition {
                 }
             }
             Msg::FastPrepareResult { txn, partition, vote, .. } => {
-                self.on_fast_prepare_result(from, txn, partition, vote, world);
+                self.led().on_fast_prepare_result(from, txn, partition, vote, world);
             }
             Msg::QueryPending { txns, .. } => self.on_query_pending(txns, world),
             Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
-                self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
+                self.led().on_coordinator_prepare(
+                    from,
+                    txn,
+                    participants,
+                    acknowledged_below,
+                    world,
+                );
             }
             Msg::Commit { txn, participants, writes, versions, .. } => {
-                self.on_commit(from, txn, participants, writes, versions, world);
+                self.led().on_commit(from, txn, participants, writes, versions, world);
             }
             Msg::Abort { txn, participants, .. } => {
-                self.on_abort(from, txn, &participants, world);
+                self.led().on_abort(from, txn, participants, world);
             }
-            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
+            Msg::Heartbeat { txns, .. } => self.led().on_heartbeat(&txns, world),
             Msg::Resolve { txn, participants, .. } => {
-                self.on_resolve(from, txn, participants, world);
+                self.led().on_resolve(from, txn, participants, world);
             }
             Msg::PrepareResult { txn, partition, vote, .. } => {
-                self.on_prepare_result(txn, partition, vote, world);
+                self.led().on_slow_vote(txn, partition, vote, world);
             }
-            Msg::WritebackAck { txn, partition, .. } => self.on_writeback_ack(txn, partition),
+            Msg::WritebackAck { txn, partition, .. } => {
+                self.led().on_decision_ack(txn, partition);
+            }
             Msg::QueryDecision { txn, partition, vote, .. } => {
-                self.on_query_decision(txn, partition, vote, world);
+                self.led().on_query_decision(txn, partition, vote, world);
             }
-            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
+            Msg::MayForget { partition, txns, .. } => {
+                self.led().on_may_forget(partition, txns, world)
+            }
             Msg::QueryPrepare { txn, participant, coordinator } => {
                 self.on_query_prepare(txn, participant, coordinator, world);
             }
@@ -490,7 +473,7 @@ impl Partition {
             floor: self.state.ceiling.max(self.state.floor),
             logged: self.state.ceiling.max(self.state.floor),
             ceiling_proposed: self.state.ceiling,
-            settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
+            coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
         if world.config.mutations.no_lease {
@@ -507,7 +490,7 @@ impl Partition {
             self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
         self.replicate_recovered(examined, world);
-        self.take_over_coordination(world);
+        self.led().take_over_coordination(world);
         self.set_sweep_timer(world);
         self.reserve(world.cx.clock().now, world);
     }
@@ -539,13 +522,7 @@ impl Partition {
         {
             self.send_vote(txn, partition, Vote::Refused(*reason), world);
         }
-        if let Some(coordinating) = leader.coordinating.get(&txn) {
-            if coordinating.is_told {
-                self.write_back(txn, Some(partition), world);
-            } else if coordinating.is_requested {
-                self.ask_for_votes(txn, Some(partition), world);
-            }
-        }
+        self.led().ask_new_leader(txn, partition, world);
     }
 
     /// The leader looks for overdue work; a follower, for what its list should not hold any more.
@@ -556,7 +533,7 @@ impl Partition {
         }
         if self.leader.is_some() {
             self.sweep_participant(world);
-            self.sweep_coordinator(world);
+            self.led().sweep_coordinator(world);
         } else if self.own.recovery.is_none() && self.own.list.len() == 0 {
             return;
         }

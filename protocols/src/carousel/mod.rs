@@ -121,12 +121,12 @@ mod message;
 mod participant;
 mod state;
 
-pub use crate::commit::Ended;
+pub use crate::commit::{Ended, Verdict};
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use leader::Server;
-pub use message::{Command, Log, Msg, Record, Verdict, Vote};
+pub use message::{Command, Log, Msg, Record, Vote};
 pub use state::{Coordinated, Prepared, Request, State, decide};
 
 use std::time::Duration;
@@ -138,7 +138,7 @@ use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 
-use crate::{hosting, replication};
+use crate::{commit, hosting, replication};
 
 /// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
 /// decides.
@@ -268,6 +268,20 @@ pub enum Note {
 impl From<hosting::Note> for Note {
     fn from(note: hosting::Note) -> Self {
         Self::Hosting(note)
+    }
+}
+
+impl From<commit::Note> for Note {
+    fn from(note: commit::Note) -> Self {
+        match note {
+            commit::Note::QueryAborted => Self::QueryAborted,
+            commit::Note::Abandoned => Self::Abandoned,
+            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
+            commit::Note::Resolved => Self::Resolved,
+            commit::Note::Forgotten => Self::Forgotten,
+            commit::Note::CommitWait => Self::CommitWait,
+            commit::Note::StaleVersions => Self::StaleVersions,
+        }
     }
 }
 

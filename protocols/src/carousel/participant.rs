@@ -9,8 +9,9 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
 use super::Note;
 use super::leader::{Leader, Partition, WaitingRead, World};
-use super::message::{Command, Msg, Verdict, Vote};
+use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
+use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::{BATCH, RetryState, take_due};
 

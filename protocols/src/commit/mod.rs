@@ -8,7 +8,21 @@
 //! | module | what it has | who uses it |
 //! |---|---|---|
 //! | `state` | what every replica of a group knows: prepared, ended, coordinated and settled transactions | Carousel, Natto |
+//! | `votes` | the coordinator until it is decided: who takes part, commit requests, votes, aborts, takeover | Carousel, Natto |
+//! | `coordinator` | the coordinator once it is decided: commit-wait, telling, acknowledgements, settling | Carousel, Natto, two-phase locking |
+//!
+//! A protocol implements [`Coordinator`], and [`Gathering`] if its participants vote unasked: the traits
+//! build its messages and commands, and have hooks for what it does beside. In two-phase locking the
+//! coordinator asks for votes, and nothing is in its log before the decision, so it has its own way to
+//! one.
+//!
+//! Handlers of leaders are methods of [`Leading`](crate::hosting::Leading): where no replica leads, they
+//! cannot be called.
 
+mod coordinator;
 mod state;
+mod votes;
 
-pub use state::{Applied, Coordinated, Ended, Part, Request, State};
+pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Patience};
+pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
+pub(crate) use votes::Gathering;

@@ -2,6 +2,7 @@
 //! one store, one stream of durable records, checkpoints, snapshots, and the way in and out of each
 //! replicated log. A protocol gives its [`Role`]: what a partition's leader does.
 
+mod leading;
 mod partition;
 mod server;
 mod world;
@@ -18,6 +19,7 @@ use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
+pub use self::leading::Leading;
 pub use self::partition::Partition;
 pub use self::server::Server;
 pub use self::world::World;
@@ -156,6 +158,9 @@ pub enum Note {
 
 /// The context of a machine that hosts partitions in the role `R`.
 pub type Context<'a, R> = Cx<'a, <R as Role>::Protocol>;
+
+/// What partitions in the role `R` replicate.
+pub type CommandOf<R> = <<R as Role>::Log as Replicated>::Command;
 
 /// What a node that hosts partitions in the role `R` remembers.
 pub type RecordOf<R> = Record<<R as Role>::Log, <R as Role>::State, <R as Role>::OwnRecord>;

@@ -9,6 +9,7 @@ use orthodrome_core::machine::{Claim, Message as _};
 use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time};
 
+use super::leading::propose_backlog;
 use super::{Chunk, Config, Cursor, Divisible as _, Note, Role, World};
 use crate::replication::{Event, Index, Payload, Replica, Replicated};
 
@@ -141,11 +142,7 @@ impl<R: Role> Partition<R> {
     }
 
     fn propose_backlog(&mut self, world: &mut World<'_, R>) {
-        while self.replica.takes_commands()
-            && let Some(command) = self.backlog.pop_front()
-        {
-            self.replica.propose(command, &mut world.io(self.id));
-        }
+        propose_backlog(self.id, &mut self.replica, &mut self.backlog, world);
     }
 
     /// An operator's order. What becomes of it is told when the operator asks.

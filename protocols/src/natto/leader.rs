@@ -15,11 +15,11 @@ use super::message::{Command, Elsewhere, Log, Msg, Vote};
 use super::queue::{Letter, Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Ended};
+use crate::commit::{Applied, Coordination, Ended};
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{CommitWait, RetryState};
+use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -27,6 +27,8 @@ pub type Server = hosting::Server<Leader>;
 pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
+/// The same while it leads.
+pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 
@@ -73,15 +75,8 @@ pub struct Leader {
     /// Numbers leadership checks.
     pub next_read: u64,
 
-    // As coordinator.
-    /// Transactions under way.
-    pub coordinating: BTreeMap<TxnId, Coordinating>,
-    /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
-    pub settling: BTreeSet<TxnId>,
-    /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
-    pub settled_since: BTreeMap<TxnId, Time>,
+    /// As coordinator.
+    pub coordination: Coordination<Leader>,
 }
 
 /// A transaction that has arrived and is not prepared.
@@ -121,33 +116,6 @@ pub struct WaitingRead {
     /// Transactions that were prepared when it came, may write its keys, and have not ended; none if
     /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
     pub behind: Option<BTreeSet<TxnId>>,
-}
-
-/// A leader's view of a transaction that it coordinates.
-#[derive(Debug)]
-pub struct Coordinating {
-    /// Who wants to know.
-    pub client: Option<NodeId>,
-    /// Votes so far.
-    pub votes: BTreeMap<PartitionId, Vote>,
-    /// The last of the client's commit requests that was proposed, or is in the log; 0 if there is none.
-    pub requested: u32,
-    /// The client has given up what it asked for, because its reads did not hold, or its caller did.
-    pub withdrawn: Option<AbortReason>,
-    /// Clients that wait for what this transaction writes (§3.4, RECSF).
-    pub forwards: Vec<Forward>,
-    /// A decision has been proposed.
-    pub is_decision_proposed: bool,
-    /// What the facts decide, from the moment they do.
-    pub outcome: Option<Outcome>,
-    /// The outcome has been told and written back: its timestamp has passed.
-    pub is_told: bool,
-    /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
-    /// When the client was last heard of.
-    pub heard: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: RetryState,
 }
 
 impl Role for Leader {
@@ -213,7 +181,7 @@ impl Role for Leader {
             Timer::Turn(id) => server.with(id, cx, |p, world| p.on_turn(world)),
             Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
-                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+                server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
             Timer::Resend(_) | Timer::Heartbeat | Timer::Probe => {
                 unreachable!("a client's timer at a server")
@@ -272,16 +240,22 @@ impl Role for Leader {
                     partition.on_condition(dependent, coordinator, world);
                 }
             }
-            Applied::Requested(txn) => partition.try_decide(txn, world),
+            Applied::Requested(txn) => {
+                if let Some(mut leading) = partition.leading() {
+                    leading.try_decide(txn, world);
+                }
+            }
             Applied::Decided(txn) => {
                 if let Some(outcome) = partition.state.decision(txn) {
                     world.cx.claim(Claim::Decided { txn, outcome });
                 }
-                partition.on_decided(txn, world);
+                if let Some(mut leading) = partition.leading() {
+                    leading.on_decided(txn, world);
+                }
             }
             Applied::Settled => {
-                if let Command::Settle(txns) = command {
-                    partition.on_settled(txns, world);
+                if let (Command::Settle(txns), Some(mut leading)) = (command, partition.leading()) {
+                    leading.on_settled(txns, world);
                 }
             }
             Applied::Ceiling => partition.on_ceiling(world),
@@ -354,7 +328,7 @@ impl Role for Leader {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
         let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
-        vec![
+        let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("coordinated transactions", state.coordinated.len()),
             ("endings with a questioner", state.ended.values().filter(has_questioner).count()),
@@ -372,10 +346,9 @@ impl Role for Leader {
             ("doubtful prepares", self.asked.len()),
             ("unforgotten endings", self.unforgotten.len()),
             ("waiting reads", reads),
-            ("coordinations", self.coordinating.len()),
-            ("waiting commits", self.commit_wait.len()),
-            ("unsettled decisions", self.settling.len()),
-        ]
+        ];
+        leaks.extend(self.coordination.leaks());
+        leaks
     }
 }
 
@@ -407,31 +380,41 @@ impl Partition {
                 self.on_read_and_prepare(txn, turn, arrived, world);
             }
             Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
-                self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
+                self.led().on_coordinator_prepare(
+                    from,
+                    txn,
+                    participants,
+                    acknowledged_below,
+                    world,
+                );
             }
             Msg::Commit { txn, participants, writes, versions, round, is_provisional, .. } => {
                 let request = Request { writes, versions, round, is_provisional };
-                self.on_commit(from, txn, participants, request, world);
+                self.led().on_commit(from, txn, participants, request, world);
             }
             Msg::Abort { txn, participants, round, is_stale, .. } => {
                 let reason = if is_stale { AbortReason::StaleRead } else { AbortReason::Client };
-                self.on_abort(from, (txn, round), participants, reason, world);
+                self.led().on_abort(from, (txn, round), participants, reason, world);
             }
             Msg::ForwardRead { txn, client, partition, of, reads, .. } => {
-                self.on_forward_read(of, Forward { txn, client, partition, reads }, world);
+                self.led().on_forward_read(of, Forward { txn, client, partition, reads }, world);
             }
-            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
+            Msg::Heartbeat { txns, .. } => self.led().on_heartbeat(&txns, world),
             Msg::Resolve { txn, participants, .. } => {
-                self.on_resolve(from, txn, participants, world);
+                self.led().on_resolve(from, txn, participants, world);
             }
             Msg::PrepareResult { txn, partition, vote, .. } => {
-                self.on_prepare_result(txn, partition, vote, world);
+                self.led().on_prepare_result(txn, partition, vote, world);
             }
-            Msg::WritebackAck { txn, partition, .. } => self.on_writeback_ack(txn, partition),
+            Msg::WritebackAck { txn, partition, .. } => {
+                self.led().on_decision_ack(txn, partition);
+            }
             Msg::QueryDecision { txn, partition, vote, .. } => {
-                self.on_query_decision(txn, partition, vote, world);
+                self.led().on_query_decision(txn, partition, vote, world);
             }
-            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
+            Msg::MayForget { partition, txns, .. } => {
+                self.led().on_may_forget(partition, txns, world)
+            }
             Msg::QueryPrepare { txn, coordinator, .. } => {
                 self.on_query_prepare(txn, coordinator, world);
             }
@@ -472,7 +455,7 @@ impl Partition {
             // C12, R8: a predecessor may have promised anything up to its ceiling.
             floor: self.state.ceiling.max(self.state.floor),
             ceiling_proposed: self.state.ceiling,
-            settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
+            coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
         for (&txn, prepared) in &self.state.prepared {
@@ -489,7 +472,7 @@ impl Partition {
         leader.unforgotten =
             self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
-        self.take_over_coordination(world);
+        self.led().take_over_coordination(world);
         world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
         self.reserve(world.cx.clock().now, world);
     }
@@ -516,13 +499,7 @@ impl Partition {
         {
             self.send_vote(txn, partition, Vote::Refused(*reason), world);
         }
-        if let Some(coordinating) = leader.coordinating.get(&txn) {
-            if coordinating.is_told {
-                self.write_back(txn, Some(partition), world);
-            } else if coordinating.requested > 0 {
-                self.ask_for_votes(txn, Some(partition), world);
-            }
-        }
+        self.led().ask_new_leader(txn, partition, world);
     }
 
     /// The leader looks for overdue work.
@@ -533,7 +510,7 @@ impl Partition {
         // Also in case the clock was set forward.
         self.on_turn(world);
         self.sweep_participant(world);
-        self.sweep_coordinator(world);
+        self.led().sweep_coordinator(world);
         let next = world.cx.now() + world.config.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
     }

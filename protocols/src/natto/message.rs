@@ -13,7 +13,7 @@ use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
 use super::state::State;
-use crate::carousel::Verdict;
+use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};

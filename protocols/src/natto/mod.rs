@@ -104,7 +104,7 @@ use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 pub use state::{Coordinated, Prepared, Request, State, decide, is_refuted};
 
-use crate::{hosting, replication};
+use crate::{commit, hosting, replication};
 
 /// How much of the paper a protocol does: each includes those before it (§5.1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -287,6 +287,20 @@ pub enum Note {
 impl From<hosting::Note> for Note {
     fn from(note: hosting::Note) -> Self {
         Self::Hosting(note)
+    }
+}
+
+impl From<commit::Note> for Note {
+    fn from(note: commit::Note) -> Self {
+        match note {
+            commit::Note::QueryAborted => Self::QueryAborted,
+            commit::Note::Abandoned => Self::Abandoned,
+            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
+            commit::Note::Resolved => Self::Resolved,
+            commit::Note::Forgotten => Self::Forgotten,
+            commit::Note::CommitWait => Self::CommitWait,
+            commit::Note::StaleVersions => Self::StaleVersions,
+        }
     }
 }
 

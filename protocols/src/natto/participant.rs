@@ -12,7 +12,7 @@ use super::message::{Command, Elsewhere, Msg, Turn, Vote};
 use super::queue;
 use super::state::Prepared;
 use super::{Level, Note, Timer};
-use crate::carousel::Verdict;
+use crate::commit::Verdict;
 use crate::gateway::Participant;
 use crate::waiting::{BATCH, RetryState, take_due};
 

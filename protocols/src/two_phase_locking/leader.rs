@@ -8,21 +8,23 @@ use std::fmt;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome, Version, Writes};
+use orthodrome_core::txn::{Key, Version, Writes};
 
 use super::locks::LockTable;
 use super::message::{Command, Log, Msg, Vote};
 use super::state::{Applied, Prepared, State};
 use super::{Config, Note, Timer};
-use crate::acknowledged::overdue;
+use crate::commit::Coordination;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{CommitWait, RetryState};
+use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
+/// The same while it leads.
+pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 /// The way out of a node or a gateway.
@@ -55,16 +57,8 @@ pub struct Leader {
     /// Numbers leadership checks.
     pub next_read: u64,
 
-    // As coordinator.
-    /// Transactions under way.
-    pub coordinating: BTreeMap<TxnId, Coordinating>,
-    /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
-    pub settling: BTreeSet<TxnId>,
-
-    /// When this leader first saw outcomes that are kept for clients to acknowledge.
-    pub kept_since: BTreeMap<TxnId, Time>,
+    /// As coordinator.
+    pub coordination: Coordination<Leader>,
 }
 
 /// A transaction that holds locks, or waits for some, and is not prepared.
@@ -90,29 +84,6 @@ pub struct WaitingRead {
     /// Transactions that were prepared when it came, write its keys, and have not ended; none if
     /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
     pub behind: Option<BTreeSet<TxnId>>,
-}
-
-/// A leader's view of a transaction that it coordinates.
-#[derive(Debug)]
-pub struct Coordinating {
-    /// Who wants to know.
-    pub client: Option<NodeId>,
-    /// What the client asked to commit, if it did.
-    pub request: Option<Request>,
-    /// Votes so far.
-    pub votes: BTreeMap<PartitionId, Vote>,
-    /// A decision has been proposed.
-    pub is_decision_proposed: bool,
-    /// The decision, once it is chosen.
-    pub outcome: Option<Outcome>,
-    /// The outcome has been told: its timestamp has passed.
-    pub is_told: bool,
-    /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
-    /// When the request came.
-    pub since: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: RetryState,
 }
 
 /// What a client asked to commit.
@@ -182,7 +153,7 @@ impl Role for Leader {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
             Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
-                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+                server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
             Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
         }
@@ -206,9 +177,15 @@ impl Role for Leader {
                 if let Some(outcome) = partition.state.decision(txn) {
                     world.cx.claim(Claim::Decided { txn, outcome });
                 }
-                partition.on_decided(txn, world);
+                if let Some(mut leading) = partition.leading() {
+                    leading.on_decided(txn, world);
+                }
             }
-            Applied::Settled => partition.on_settled(world),
+            Applied::Settled => {
+                if let (Command::Settle(txns), Some(mut leading)) = (command, partition.leading()) {
+                    leading.on_settled(txns, world);
+                }
+            }
             Applied::Ceiling => partition.on_ceiling(world),
         }
     }
@@ -240,7 +217,7 @@ impl Role for Leader {
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
-        vec![
+        let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("decisions with an audience", state.decided.len()),
             ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
@@ -251,10 +228,9 @@ impl Role for Leader {
             ("endings under way", self.ending.len()),
             ("doubtful prepares", self.asked.len()),
             ("waiting reads", reads),
-            ("coordinations", self.coordinating.len()),
-            ("waiting commits", self.commit_wait.len()),
-            ("unsettled decisions", self.settling.len()),
-        ]
+        ];
+        leaks.extend(self.coordination.leaks());
+        leaks
     }
 
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -322,15 +298,17 @@ impl Partition {
             }
             Msg::Commit { txn, participants, versions, writes, acknowledged_below, .. } => {
                 let request = Request { participants, versions, writes, acknowledged_below };
-                self.on_commit(from, txn, request, world);
+                self.led().on_commit(from, txn, request, world);
             }
-            Msg::Vote { txn, partition, vote, .. } => self.on_vote(txn, partition, vote, world),
-            Msg::DecisionAck { txn, partition, .. } => self.on_decision_ack(txn, partition),
+            Msg::Vote { txn, partition, vote, .. } => {
+                self.led().on_vote(txn, partition, vote, world)
+            }
+            Msg::DecisionAck { txn, partition, .. } => self.led().on_decision_ack(txn, partition),
             Msg::QueryDecision { txn, partition, proposal, .. } => {
-                self.on_query_decision(txn, partition, Vote::Prepared { proposal }, world);
+                self.led().on_query_decision(txn, partition, Vote::Prepared { proposal }, world);
             }
             Msg::Resolve { txn, participants, .. } => {
-                self.on_resolve(from, txn, participants, world);
+                self.led().on_resolve(from, txn, participants, world);
             }
             Msg::Locked { .. }
             | Msg::Waiting { .. }
@@ -356,7 +334,10 @@ impl Partition {
             // C12, R8: a predecessor may have promised anything up to its ceiling.
             floor: state.ceiling.max(state.floor),
             ceiling_proposed: state.ceiling,
-            kept_since: state.ended.keys().chain(state.settled.keys()).map(|&t| (t, now)).collect(),
+            coordination: Coordination::new(
+                state.ended.keys().chain(state.settled.keys()).copied(),
+                now,
+            ),
             ..Leader::default()
         };
         for (&txn, prepared) in &state.prepared {
@@ -372,7 +353,7 @@ impl Partition {
             world.cx.note(Note::ParticipantTakeover);
         }
         self.leader = Some(leader);
-        self.take_over_coordination(world);
+        self.led().take_over_coordination(world);
         world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
         self.reserve(world.cx.clock().now, world);
     }
@@ -388,8 +369,10 @@ impl Partition {
         {
             self.query_decision(txn, world);
         }
-        self.ask_for_votes(txn, Some(other), world);
-        self.tell_participants(txn, Some(other), world);
+        if let Some(mut leading) = self.leading() {
+            leading.ask_for_votes(txn, Some(other), world);
+            leading.tell_participants(txn, Some(other), world);
+        }
     }
 
     /// The leader looks for overdue work.
@@ -398,25 +381,8 @@ impl Partition {
             return;
         }
         self.sweep_participant(world);
-        self.sweep_coordinator(world);
-        self.sweep_kept(world);
+        self.led().sweep_coordinator(world);
         let next = world.cx.now() + world.config.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
-    }
-
-    /// R6: outcomes are kept until their clients acknowledge them; for clients that have been
-    /// silent for too long, the leader does.
-    fn sweep_kept(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let retention = world.config.retention;
-        let Some(leader) = &mut self.leader else { return };
-        let state = &self.state;
-        let is_kept =
-            |txn: &TxnId| state.ended.contains_key(txn) || state.settled.contains_key(txn);
-        let silent = overdue(&mut leader.kept_since, is_kept, retention, now);
-        if !silent.is_empty() {
-            world.cx.note(Note::Retired);
-            self.propose(Command::Acknowledge(silent), world);
-        }
     }
 }

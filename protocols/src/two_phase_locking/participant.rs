@@ -361,7 +361,7 @@ impl Partition {
         leader.preparing.remove(&txn);
         leader.sessions.remove(&txn);
         leader.floor = leader.floor.max(self.state.floor);
-        leader.kept_since.insert(txn, world.cx.now());
+        leader.coordination.kept_since.insert(txn, world.cx.now());
         leader.locks.release(txn);
         if leader.ending.remove(&txn) {
             self.acknowledge(txn, coordinator, world);
