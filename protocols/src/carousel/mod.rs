@@ -285,6 +285,15 @@ impl From<commit::Note> for Note {
     }
 }
 
+impl From<commit::GatewayNote> for Note {
+    fn from(note: commit::GatewayNote) -> Self {
+        match note {
+            commit::GatewayNote::SecondRound => Self::SecondRound,
+            commit::GatewayNote::Resent => Self::Resent,
+        }
+    }
+}
+
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -298,6 +307,15 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
+}
+
+impl From<commit::GatewayTimer> for Timer {
+    fn from(timer: commit::GatewayTimer) -> Self {
+        match timer {
+            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
+            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+        }
+    }
 }
 
 impl Protocol for Carousel {

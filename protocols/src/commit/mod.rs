@@ -10,6 +10,7 @@
 //! | `state` | what every replica of a group knows: prepared, ended, coordinated and settled transactions | Carousel, Natto |
 //! | `votes` | the coordinator until it is decided: who takes part, commit requests, votes, aborts, takeover | Carousel, Natto |
 //! | `coordinator` | the coordinator once it is decided: commit-wait, telling, acknowledgements, settling | Carousel, Natto, two-phase locking |
+//! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto |
 //!
 //! A protocol implements [`Coordinator`], and [`Gathering`] if its participants vote unasked: the traits
 //! build its messages and commands, and have hooks for what it does beside. In two-phase locking the
@@ -20,9 +21,12 @@
 //! cannot be called.
 
 mod coordinator;
+mod gateway;
 mod state;
 mod votes;
 
 pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Patience};
+pub use gateway::{Client, GatewayNote, GatewayTimer};
+pub(crate) use gateway::{Gateway, Open, Phase};
 pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
 pub(crate) use votes::Gathering;

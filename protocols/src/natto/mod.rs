@@ -304,6 +304,15 @@ impl From<commit::Note> for Note {
     }
 }
 
+impl From<commit::GatewayNote> for Note {
+    fn from(note: commit::GatewayNote) -> Self {
+        match note {
+            commit::GatewayNote::SecondRound => Self::SecondRound,
+            commit::GatewayNote::Resent => Self::Resent,
+        }
+    }
+}
+
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -321,6 +330,15 @@ pub enum Timer {
     Heartbeat,
     /// A client probes those who lead.
     Probe,
+}
+
+impl From<commit::GatewayTimer> for Timer {
+    fn from(timer: commit::GatewayTimer) -> Self {
+        match timer {
+            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
+            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+        }
+    }
 }
 
 impl Protocol for Natto {
