@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::NodeId;
+use orthodrome_core::limits::{Limits, Pieces};
 use orthodrome_core::machine::Leak;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
@@ -24,6 +25,8 @@ pub struct Config {
     /// Nothing new runs for so long after the source or the agent has started. The same at every agent, and in every
     /// middleware's settings.
     pub quarantine: Duration,
+    /// Where a message about several transactions ends and another begins.
+    pub limits: Limits,
     /// Unsafe variants, for tests.
     pub mutations: Mutations,
 }
@@ -106,7 +109,12 @@ pub struct Agent<W: Work> {
     scanners: BTreeMap<NodeId, u64>,
     /// Who was told last that somebody waits here.
     watchers: BTreeSet<NodeId>,
+    /// How often they were told who waits.
+    looks: u64,
 }
+
+/// About how many bytes a message takes for one branch that it names.
+const XID_BYTES: usize = 24;
 
 type Out<'a, 'b, W> = &'a mut Io<'b, AgentEffect<W>>;
 
@@ -126,6 +134,7 @@ impl<W: Work> Agent<W> {
             held: Vec::new(),
             scanners: BTreeMap::new(),
             watchers: BTreeSet::new(),
+            looks: 0,
             config,
         }
     }
@@ -718,9 +727,18 @@ impl<W: Work> Agent<W> {
             }
         }
         for (to, epoch) in std::mem::take(&mut self.scanners) {
-            let prepared = left.iter().copied().filter(|xid| xid.middleware == to).collect();
-            io.push(AgentEffect::Send { to, msg: FromAgent::Scanned { epoch, prepared } });
+            let of = left.iter().copied().filter(|xid| xid.middleware == to);
+            for prepared in self.in_pieces(XID_BYTES, of) {
+                io.push(AgentEffect::Send { to, msg: FromAgent::Scanned { epoch, prepared } });
+            }
         }
+    }
+
+    /// What goes into one message each, if one item takes so many bytes: at least one message.
+    fn in_pieces<T: Clone>(&self, bytes: usize, items: impl Iterator<Item = T>) -> Vec<Vec<T>> {
+        let mut pieces = Pieces::new(Vec::new(), self.config.limits.piece_bytes());
+        items.for_each(|item| pieces.of(bytes).push(item));
+        pieces.finish()
     }
 
     /// Whoever has a transaction among them is told of all: a cycle may go through others'.
@@ -728,9 +746,13 @@ impl<W: Work> Agent<W> {
         let of = |wait: &Wait| [wait.waiter.middleware, wait.holder.middleware];
         let watchers: BTreeSet<NodeId> = waits.iter().flat_map(of).collect();
         let before = std::mem::replace(&mut self.watchers, watchers.clone());
+        self.looks += 1;
+        let look = self.looks;
+        let pieces = self.in_pieces(2 * XID_BYTES, waits.iter().copied());
         for &to in before.union(&watchers) {
-            let msg = FromAgent::Waits { waits: waits.to_vec() };
-            io.push(AgentEffect::Send { to, msg });
+            for waits in pieces.clone() {
+                io.push(AgentEffect::Send { to, msg: FromAgent::Waits { look, waits } });
+            }
         }
     }
 
@@ -851,5 +873,86 @@ impl<W: Work> fmt::Display for Agent<W> {
             write!(f, "; ended {:?}", self.ended.keys())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::machine::Message as _;
+    use orthodrome_core::rng::Rng;
+
+    use super::*;
+    use crate::simulated::Msg;
+    use crate::source::Model;
+
+    const MIDDLEWARE: NodeId = NodeId(1);
+
+    fn xid(number: u64) -> Xid {
+        Xid { middleware: MIDDLEWARE, epoch: 1, number }
+    }
+
+    /// What an agent with small messages sends of what its source says.
+    fn sent(scans: bool, said: &[FromSource<Model>]) -> Vec<FromAgent<Model>> {
+        let limits = Limits { record_bytes: 40 << 10, message_bytes: 40 << 10 };
+        let second = Duration::from_secs(1);
+        let config = Config {
+            master_timeout: second,
+            quarantine: second,
+            limits,
+            mutations: Mutations::default(),
+        };
+        let (mut rng, mut effects) = (Rng::stream(1, "test", 1), Vec::new());
+        let clock = Timestamp::ZERO;
+        let mut io = Io { now: Time::ZERO, clock, rng: &mut rng, effects: &mut effects };
+        let mut agent: Agent<Model> = Agent::new(config, 1, &mut io);
+        if scans {
+            agent.on_message(MIDDLEWARE, ToAgent::Scan { epoch: 1 }, &mut io);
+        }
+        for said in said {
+            agent.on_source(said.clone(), &mut io);
+        }
+        let of = |effect| match effect {
+            AgentEffect::Send { msg, .. } => Some(msg),
+            AgentEffect::Peer { .. }
+            | AgentEffect::Source(_)
+            | AgentEffect::SetTimer(..)
+            | AgentEffect::Note(_) => None,
+        };
+        let sent: Vec<FromAgent<Model>> = effects.into_iter().filter_map(of).collect();
+        for msg in &sent {
+            let bytes = Msg::FromAgent(msg.clone()).wire_size();
+            assert!(bytes <= limits.batch_bytes(), "{bytes} bytes in one message");
+        }
+        sent
+    }
+
+    #[test]
+    fn many_who_wait_are_reported_in_several_messages_of_one_look() {
+        let pair = |waiter| (0..waiter).map(move |holder| (xid(waiter), xid(holder)));
+        let of = |(waiter, holder)| Wait { waiter, holder };
+        let waits: Vec<Wait> = (0..100).flat_map(pair).map(of).collect();
+        let said = [waits.clone(), Vec::new()].map(|waits| FromSource::Waits { waits });
+        let mut found = Vec::new();
+        let mut last = 0;
+        for msg in sent(false, &said) {
+            let FromAgent::Waits { look, waits } = msg else { panic!("{msg:?}") };
+            found.extend(waits);
+            last = look;
+        }
+        assert_eq!(found, waits);
+        // That nobody waits any more is another look.
+        assert_eq!(last, 2);
+    }
+
+    #[test]
+    fn many_prepared_branches_are_reported_in_several_messages() {
+        let prepared: Vec<Xid> = (0..5_000).map(xid).collect();
+        let said = [FromSource::Listed { prepared: prepared.clone() }];
+        let mut found = Vec::new();
+        for msg in sent(true, &said) {
+            let FromAgent::Scanned { prepared, .. } = msg else { panic!("{msg:?}") };
+            found.extend(prepared);
+        }
+        assert_eq!(found, prepared);
     }
 }

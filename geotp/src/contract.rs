@@ -362,17 +362,19 @@ pub enum FromAgent<W: Work> {
         /// Which transaction.
         xid: Xid,
     },
-    /// To `Scan`.
+    /// To `Scan`: one or several, each with some of the branches.
     Scanned {
         /// As in the request.
         epoch: u64,
         /// Prepared branches of this middleware.
         prepared: Vec<Xid>,
     },
-    /// Unasked: who waits for whom at this source now, all that is known. Sent to the middlewares of those, and once more when it is
-    /// nobody of theirs.
+    /// Unasked: who waits for whom at this source now, all that is known, in one or several messages. Sent to the
+    /// middlewares of those, and once more when it is nobody of theirs.
     Waits {
-        /// Instead of what was said before.
+        /// The look at the source that this was seen in. What an earlier look saw is no longer so. From 1.
+        look: u64,
+        /// Some of what it saw.
         waits: Vec<Wait>,
     },
 }

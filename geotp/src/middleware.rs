@@ -218,6 +218,13 @@ struct Decided<W: Work> {
     news: Option<Effect<W>>,
 }
 
+/// Who waits for whom at one source.
+#[derive(Debug, Default)]
+struct Seen {
+    look: u64,
+    waits: BTreeSet<Wait>,
+}
+
 /// What is known of a transaction that a caller asks about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Known {
@@ -279,7 +286,7 @@ pub struct Middleware<W: Work> {
     by_label: BTreeMap<TxnId, Xid>,
     hot: Hotspots,
     /// Who waits for whom at each source, as its agent said last.
-    waits: BTreeMap<NodeId, Vec<Wait>>,
+    waits: BTreeMap<NodeId, Seen>,
     /// The last commit timestamp.
     last_at: Timestamp,
     /// Records since the last checkpoint, and whether one is under way.
@@ -739,19 +746,27 @@ impl<W: Work> Middleware<W> {
             FromAgent::Lost { xid } => self.on_lost(xid, io),
             FromAgent::RolledBack { xid } => self.on_rolled_back(from, xid, io),
             FromAgent::Scanned { epoch, prepared } => self.on_scanned(from, epoch, prepared, io),
-            FromAgent::Waits { waits } => self.on_waits(from, waits, io),
+            FromAgent::Waits { look, waits } => self.on_waits(from, look, waits, io),
         }
     }
 
     /// Ends deadlocks across sources: the youngest of each cycle that can still be rolled back.
-    fn on_waits(&mut self, from: NodeId, waits: Vec<Wait>, io: Out<'_, '_, W>) {
+    fn on_waits(&mut self, from: NodeId, look: u64, waits: Vec<Wait>, io: Out<'_, '_, W>) {
         if !self.config.finds_deadlocks {
             return;
         }
-        self.waits.insert(from, waits);
+        let seen = self.waits.entry(from).or_default();
+        if look < seen.look {
+            return;
+        }
+        // Agents of an earlier version do not count.
+        if look > seen.look || look == 0 {
+            *seen = Seen { look, waits: BTreeSet::new() };
+        }
+        seen.waits.extend(waits);
         loop {
             let is_open = |xid: &Xid| xid.middleware != self.node || self.open.contains_key(xid);
-            let known = self.waits.values().flatten();
+            let known = self.waits.values().flat_map(|seen| &seen.waits);
             let waits: Vec<Wait> = known
                 .filter(|wait| is_open(&wait.waiter) && is_open(&wait.holder))
                 .copied()
@@ -1716,6 +1731,21 @@ mod tests {
             assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), [Reason::Statement]);
             // Said again, it is not told again.
             assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), []);
+        }
+    }
+
+    /// A deadlock whose ends came in two messages is seen; one that an earlier look saw is not.
+    #[test]
+    fn waits_of_one_look_add_up_and_those_of_an_earlier_one_are_forgotten() {
+        for (looks, is_found) in [([3, 3], true), ([3, 4], false), ([4, 3], false)] {
+            let (mut rig, xid) = under_way();
+            let other = Xid { middleware: NodeId(0), ..xid };
+            let [first, second] = looks;
+            let wait = |waiter, holder| vec![Wait { waiter, holder }];
+            let told = rig.hear(NEAR, FromAgent::Waits { look: first, waits: wait(xid, other) });
+            assert_eq!(told, []);
+            let told = rig.hear(NEAR, FromAgent::Waits { look: second, waits: wait(other, xid) });
+            assert_eq!(told.is_empty(), !is_found, "{looks:?}");
         }
     }
 

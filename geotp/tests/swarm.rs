@@ -14,22 +14,11 @@ fn seeds(default: u64) -> u64 {
     std::env::var("ORTHODROME_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// What the seeds of every build draw. GeoTP's middleware leaves a prepared branch behind in some seeds with
-/// unusual sizes, links or disks (`orthodrome swarm --protocol geotp --seeds 80..81`), and why is not known
-/// yet: `docs/defects.md` lists it as open.
-fn known_to_hold(name: &'static str) -> SwarmOptions {
-    let all = SwarmOptions::of(name);
-    if [SCALARDB, SCALARDB_PLUS].contains(&name) {
-        return all;
-    }
-    SwarmOptions { unordered: false, bad_disks: false, unusual: false, ..all }
-}
-
 /// Runs these seeds, each of which must hold every promise; every fourth one twice, for the same seed gives the same run.
 fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>) -> BTreeMap<String, u64> {
     let mut notes = BTreeMap::new();
     for seed in seeds {
-        let options = SwarmOptions { twins: seed % 4 == 0, ..known_to_hold(name) };
+        let options = SwarmOptions { twins: seed % 4 == 0, ..SwarmOptions::of(name) };
         let result = run_seed::<P>(seed, &options).unwrap();
         for (note, count) in result.notes {
             *notes.entry(note).or_insert(0) += count;

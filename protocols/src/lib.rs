@@ -5,6 +5,7 @@
 
 mod acknowledged;
 pub mod carousel;
+mod checkpoint;
 pub mod commit;
 pub mod deterministic;
 pub mod functor;

@@ -109,7 +109,7 @@ impl Message for Msg {
                 answers.iter().map(row).sum()
             }
             Self::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
-            Self::FromAgent(FromAgent::Waits { waits }) => 48 * waits.len(),
+            Self::FromAgent(FromAgent::Waits { waits, .. }) => 48 * waits.len(),
             Self::ToAgent(_)
             | Self::FromAgent(_)
             | Self::Peer(_)

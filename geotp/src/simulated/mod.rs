@@ -24,8 +24,8 @@
 //! | `Commit`, `Committed` | middleware ↔ agent | 2PC, second phase; or the only branch |
 //! | `Lost` | agent → middleware | whether the only branch committed is not known |
 //! | `Rollback`, `RolledBack` | middleware ↔ agent | the transaction is over |
-//! | `Scan`, `Scanned` | middleware ↔ agent | what is prepared here that nobody ended (§V-A) |
-//! | `Waits` | agent → middleware | who waits for whom at the source has changed |
+//! | `Scan`, `Scanned` | middleware ↔ agent | what is prepared here that nobody ended (§V-A), in one or several messages |
+//! | `Waits` | agent → middleware | who waits for whom at the source has changed, in one or several messages |
 //! | `Ask`, `Told` | middleware ↔ middleware | a caller lost track of a transaction that it began elsewhere |
 //!
 //! # Deviations
@@ -56,6 +56,7 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
@@ -131,6 +132,8 @@ impl Protocol for GeoTp {
     const QUEUES: bool = true;
     const GENERAL: bool = true;
     const REPLICATED: bool = false;
+    // A branch that is prepared waits for its middleware, which alone knows the decision.
+    const OUTLIVES_GATEWAYS: bool = false;
     // Locks order transactions; clocks only schedule subtransactions.
     const NEEDS_CLOCKS: bool = false;
 
@@ -203,6 +206,7 @@ impl Protocol for GeoTp {
             agent: agent::Config {
                 master_timeout: round_trip * 5 + Duration::from_secs(3),
                 quarantine,
+                limits: Limits::SERVER,
                 mutations: agent::Mutations::default(),
             },
             source: source::Config {
@@ -268,6 +272,11 @@ impl Protocol for GeoTp {
         }
         config.source.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
         config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        config.agent.limits = limits;
+        true
     }
 
     fn record_size(record: &Record) -> usize {

@@ -265,7 +265,7 @@ impl<'a> Scan<'a> {
             let body = rest.get(tag.len()..).unwrap_or_default();
             let end = body
                 .find(tag)
-                .ok_or_else(|| Refusal::syntax(format!("the text quoted by {tag} does not end")))?;
+                .ok_or_else(|| Refusal::syntax(format!("the string quoted by {tag} has no end")))?;
             self.at += tag.len() * 2 + end;
             return Ok(Some(Lexeme::Quoted));
         }
@@ -277,7 +277,7 @@ impl<'a> Scan<'a> {
                 first == '\'' && matches!(before, Some('e' | 'E'))
             };
             self.at += quoted(rest, first, has_escapes)
-                .ok_or_else(|| Refusal::syntax(format!("a text quoted by {first} does not end")))?;
+                .ok_or_else(|| Refusal::syntax(format!("a string quoted by {first} has no end")))?;
             return Ok(Some(Lexeme::Quoted));
         }
         self.at += first.len_utf8();
@@ -290,7 +290,7 @@ impl<'a> Scan<'a> {
         let (mut depth, mut at) = (1, 2);
         while depth > 0 {
             let left = rest.get(at..).unwrap_or_default();
-            let end = left.find("*/").ok_or_else(|| Refusal::syntax("a comment does not end"))?;
+            let end = left.find("*/").ok_or_else(|| Refusal::syntax("a comment has no end"))?;
             match left.find("/*").filter(|&inner| nests && inner < end) {
                 Some(inner) => (depth, at) = (depth + 1, at + inner + 2),
                 None => (depth, at) = (depth - 1, at + end + 2),
@@ -490,7 +490,7 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
         | Statement::Delete(_) => Verb::Data(Box::new(statement)),
         Statement::CreateTable(create) if create.temporary => {
             return Err(Refusal::unsupported(
-                "a temporary table belongs to one session at one source; use a table of the catalogue",
+                "temporary tables are not supported; use a table of the catalogue",
             ));
         }
         Statement::CreateTable(_)
@@ -528,7 +528,7 @@ fn copy(text: &str) -> Result<Option<Verb>, Refusal> {
         let words: Vec<&str> = option.split_whitespace().collect();
         if !matches!(words.as_slice(), ["freeze", ..] | ["format", "text" | "'text'"]) {
             return Err(Refusal::unsupported(format!(
-                "COPY takes rows in the text format as it is by default; leave `{option}` out",
+                "COPY supports only the default text format; omit `{option}`",
             )));
         }
     }
@@ -541,7 +541,7 @@ fn several_settings(text: &str) -> Result<Verb, Refusal> {
     let lower = text.to_lowercase();
     let matters = ["autocommit", "isolation", "global"];
     match matters.into_iter().find(|word| lower.contains(word)) {
-        Some(word) => Err(Refusal::unsupported(format!("set {word} in a statement of its own"))),
+        Some(word) => Err(Refusal::unsupported(format!("set {word} in a separate statement"))),
         None => Ok(Verb::Several(names_of_settings(&lower))),
     }
 }

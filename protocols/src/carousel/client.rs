@@ -14,6 +14,7 @@ use super::message::Msg;
 use super::{Carousel, Config, Note, Timer};
 use crate::commit::{self, Gateway, GatewayTimer, Phase};
 use crate::gateway::{Participant, set_floors};
+use crate::replication::Index;
 
 /// The client side of Carousel.
 pub type Client = commit::Client<Own>;
@@ -59,6 +60,22 @@ impl Gateway for Own {
             acknowledged_below: open.txn.acknowledged_below,
         };
         cx.send(client.routes.leader(partition), prepare);
+    }
+
+    /// On the fast path the others have been asked already: if they were asked again, one of them that
+    /// does not vote would say the same, for ever.
+    fn send_prepare_to_leader(
+        client: &Client,
+        open: &Open,
+        partition: PartitionId,
+        cx: &mut Context<'_>,
+    ) {
+        if !client.config.is_fast {
+            Self::send_prepare(client, open, partition, cx);
+        } else if let Some(participant) = open.participants.get(&partition) {
+            let leader = client.routes.leader(partition);
+            client.send_fast_prepare_to(leader, true, open, participant, cx);
+        }
     }
 
     fn coordinator_message(open: &Open) -> Msg {
@@ -199,7 +216,7 @@ impl Client {
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
             Msg::Members { partition, since, voters } => {
-                self.routes.learn_voters(partition, since, &voters);
+                self.on_members(partition, since, &voters, cx);
             }
             Msg::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
@@ -273,6 +290,39 @@ impl Client {
         }
         if !reads.is_empty() {
             self.on_read_result(txn, partition, reads, cx);
+        }
+    }
+
+    /// These vote in `partition`. On the fast path every voter must be asked to prepare, so those that
+    /// were not known when transactions under way began are asked now.
+    fn on_members(
+        &mut self,
+        partition: PartitionId,
+        since: Index,
+        voters: &[NodeId],
+        cx: &mut Context<'_>,
+    ) {
+        let mut asked = self.routes.voters(partition).to_vec();
+        asked.push(self.routes.leader(partition));
+        self.routes.learn_voters(partition, since, voters);
+        if !self.config.is_fast {
+            return;
+        }
+        let voters = self.routes.voters(partition).iter();
+        let new: Vec<NodeId> = voters.copied().filter(|node| !asked.contains(node)).collect();
+        for open in self.open.values() {
+            let may_commit = match &open.phase {
+                Phase::Reading | Phase::Deciding | Phase::Ending(Decision::Commit(_)) => {
+                    !open.is_resolved
+                }
+                Phase::Ending(Decision::Abort) | Phase::Resolving | Phase::Snapshotting(_) => false,
+            };
+            let Some(participant) = open.participants.get(&partition).filter(|_| may_commit) else {
+                continue;
+            };
+            for &node in &new {
+                self.send_fast_prepare_to(node, false, open, participant, cx);
+            }
         }
     }
 }

@@ -202,7 +202,9 @@ impl Role for Leader {
             let keeps_ended = world.config.mutations.lists_keep_the_ended;
             partition.own.before_apply(command, &partition.state, keeps_ended);
         }
-        match partition.state.apply(partition.id, command, world.store) {
+        let applied = partition.state.apply(partition.id, command, world.store);
+        world.came_to(&applied);
+        match applied {
             Applied::Nothing => {}
             Applied::Prepared(txn) => {
                 partition.on_prepared(txn, world);

@@ -65,7 +65,7 @@ impl commit::Request for Request {
 pub type Coordinated = commit::Coordinated<Participant, Request>;
 
 /// A partition's replicated state, data apart.
-pub type State = commit::State<Prepared, Participant, Request>;
+pub type State = commit::State<Prepared, commit::Ended, Coordinated>;
 
 impl State {
     /// Applies one log entry. The same entries give the same state on every replica.
@@ -100,7 +100,8 @@ impl State {
                     // Committed here before; the entry is a repetition by a later leader.
                     return Applied::Ended(*txn);
                 }
-                self.commit(partition, (*txn, *coordinator), (*timestamp, writes), store)
+                self.commit(partition, *txn, (*timestamp, writes), store);
+                self.end(*txn, *coordinator, Outcome::Committed(*timestamp))
             }
             Command::End { txn, coordinator, verdict: Verdict::Abort(reason) } => {
                 self.prepared.remove(txn);

@@ -85,6 +85,15 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
     // For protocols that do something more.
 
+    /// Asks a participant again, because somebody who was asked does not lead.
+    fn send_prepare_to_leader(
+        client: &Client<Self>,
+        open: &Open<Self>,
+        partition: PartitionId,
+        cx: &mut Context<'_, Self>,
+    ) {
+        Self::send_prepare(client, open, partition, cx);
+    }
     /// Says to participants what the client knows of their keys (R11).
     fn set_floors(_participants: &mut BTreeMap<PartitionId, Participant>, _txn: &Txn) {}
     /// True if what the caller was told does not hold, so that it has to begin again.
@@ -560,7 +569,7 @@ impl<G: Gateway> Client<G> {
         match &open.phase {
             Phase::Reading => {
                 if open.silent.contains(&partition) {
-                    G::send_prepare(self, open, partition, cx);
+                    G::send_prepare_to_leader(self, open, partition, cx);
                 }
                 if open.coordinator == partition {
                     self.send_coordinator_prepare(open, cx);

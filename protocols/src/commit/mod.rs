@@ -2,12 +2,12 @@
 //!
 //! A partition's group plays two roles, and one log serves both. As *participant* it prepares a
 //! transaction, votes, and carries out the decision. As *coordinator* it collects the votes,
-//! decides, and tells everybody. Carousel and Natto say the rest in their own folders: when a
+//! decides, and tells everybody. Each protocol says the rest in its own folder: when a
 //! partition prepares, what a vote says, and when votes decide.
 //!
 //! | module | what it has | who uses it |
 //! |---|---|---|
-//! | `state` | what every replica of a group knows: prepared, ended, coordinated and settled transactions | Carousel, Natto |
+//! | `state` | what every replica of a group knows: prepared, ended, coordinated and settled transactions | Carousel, Natto, two-phase locking |
 //! | `votes` | the coordinator until it is decided: who takes part, commit requests, votes, aborts, takeover | Carousel, Natto |
 //! | `coordinator` | the coordinator once it is decided: commit-wait, telling, acknowledgements, settling | Carousel, Natto, two-phase locking |
 //! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto |

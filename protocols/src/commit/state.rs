@@ -118,17 +118,17 @@ impl<A: Part, Q: Request> Coordinated<A, Q> {
 }
 
 /// A partition's replicated state, data apart. `P` is a transaction as this partition prepared it,
-/// `A` a participant as the coordinator's group knows it, and `Q` a commit request.
+/// `E` how one ended at this participant, and `C` one as its coordinator's group knows it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
-pub struct State<P, A, Q> {
+pub struct State<P, E, C> {
     /// Index of the last log entry applied.
     pub applied: Index,
     /// Prepared, decision unknown.
     pub prepared: BTreeMap<TxnId, P>,
     /// Ended here as participant.
-    pub ended: BTreeMap<TxnId, Ended>,
+    pub ended: BTreeMap<TxnId, E>,
     /// Coordinated here, not yet acknowledged by all.
-    pub coordinated: BTreeMap<TxnId, Coordinated<A, Q>>,
+    pub coordinated: BTreeMap<TxnId, C>,
     /// Coordinated here and acknowledged by all; kept for clients that ask again.
     pub settled: BTreeMap<TxnId, Outcome>,
     /// At or above every commit timestamp applied here, for reads and for writes (C11).
@@ -139,7 +139,7 @@ pub struct State<P, A, Q> {
     pub acknowledged: BTreeMap<ClientId, u64>,
 }
 
-impl<P, A, Q> Default for State<P, A, Q> {
+impl<P, E, C> Default for State<P, E, C> {
     fn default() -> Self {
         Self {
             applied: Index::default(),
@@ -173,8 +173,8 @@ pub enum Applied {
     Ceiling,
 }
 
-/// As participant.
-impl<P, A, Q> State<P, A, Q> {
+/// In both roles, whatever is known of transactions that have ended.
+impl<P, E, C> State<P, E, C> {
     /// The partition has prepared a transaction.
     pub(crate) fn prepare(&mut self, txn: TxnId, prepared: impl FnOnce() -> P) -> Applied {
         if self.ended.contains_key(&txn) || self.prepared.contains_key(&txn) {
@@ -184,14 +184,14 @@ impl<P, A, Q> State<P, A, Q> {
         Applied::Prepared(txn)
     }
 
-    /// A transaction that was prepared here until now commits.
+    /// A transaction that was prepared here until now commits: its writes are put into the store.
     pub(crate) fn commit(
         &mut self,
         partition: PartitionId,
-        (txn, coordinator): (TxnId, PartitionId),
+        txn: TxnId,
         (timestamp, writes): (Timestamp, &Writes),
         store: &mut Store,
-    ) -> Applied {
+    ) {
         let version = Version { timestamp, writer: txn };
         for (key, value) in writes {
             store.put(partition, key.clone(), version, value.clone());
@@ -200,9 +200,23 @@ impl<P, A, Q> State<P, A, Q> {
         // larger timestamp, or a snapshot could see that writer and not this (C11).
         self.floor = self.floor.max(timestamp);
         self.ceiling = self.ceiling.max(timestamp);
-        self.end(txn, coordinator, Outcome::Committed(timestamp))
     }
 
+    /// True if the transaction's client knows its outcome.
+    #[must_use]
+    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+    }
+
+    /// Later timestamps may be promised.
+    pub(crate) fn raise_ceiling(&mut self, ceiling: Timestamp) -> Applied {
+        self.ceiling = self.ceiling.max(ceiling);
+        Applied::Ceiling
+    }
+}
+
+/// As participant, of transactions that everybody who took part must forget together.
+impl<P, C> State<P, Ended, C> {
     /// A transaction that is not prepared here, or not any more, ends.
     pub(crate) fn end(
         &mut self,
@@ -248,7 +262,7 @@ impl<P, A, Q> State<P, A, Q> {
 }
 
 /// As coordinator.
-impl<P, A: Part, Q: Request> State<P, A, Q> {
+impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
     /// A client has said who takes part in its transaction.
     pub(crate) fn coordinate(&mut self, txn: TxnId, participants: &[A]) {
         if !self.is_acknowledged(txn) && !self.settled.contains_key(&txn) {
@@ -338,7 +352,7 @@ impl<P, A: Part, Q: Request> State<P, A, Q> {
     }
 }
 
-impl<P, A: Part, Q: Request> Outcomes for State<P, A, Q> {
+impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
     fn decision(&self, txn: TxnId) -> Option<Outcome> {
         self.decision(txn)
     }
@@ -353,13 +367,7 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, A, Q> {
 }
 
 /// In both roles.
-impl<P, A, Q> State<P, A, Q> {
-    /// True if the transaction's client knows its outcome.
-    #[must_use]
-    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
-        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
-    }
-
+impl<P, C> State<P, Ended, C> {
     /// `client` knows what became of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
@@ -376,12 +384,6 @@ impl<P, A, Q> State<P, A, Q> {
             self.settled.remove(&txn);
         }
     }
-
-    /// Later timestamps may be promised.
-    pub(crate) fn raise_ceiling(&mut self, ceiling: Timestamp) -> Applied {
-        self.ceiling = self.ceiling.max(ceiling);
-        Applied::Ceiling
-    }
 }
 
 /// Encoded size of an outcome with its transaction's name.
@@ -389,11 +391,11 @@ const OUTCOME: usize = TXN + 16;
 /// Encoded size of what a client has acknowledged.
 const ACKNOWLEDGED: usize = 16;
 
-impl<P, A, Q> Divisible for State<P, A, Q>
+impl<P, E, C> Divisible for State<P, E, C>
 where
     P: Wire + Clone,
-    A: Wire + Clone,
-    Q: Wire + Clone,
+    E: Wire + Clone,
+    C: Wire + Clone,
 {
     fn divide(self, bytes_max: usize) -> Vec<Self> {
         let State { applied, prepared, ended, coordinated, .. } = self;

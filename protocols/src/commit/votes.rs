@@ -10,7 +10,7 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::txn::{AbortReason, Outcome};
 
 use super::coordinator::{Coordinating, Coordinator, Note};
-use super::state::{Part, Request, State};
+use super::state::{Coordinated, Ended, Part, Request, State};
 use crate::hosting::{CommandOf, Leading, World};
 
 /// How a protocol whose participants vote unasked fills in the coordinator.
@@ -18,8 +18,8 @@ pub trait Gathering:
     Coordinator<
     State = State<
         <Self as Gathering>::Prepared,
-        <Self as Gathering>::Part,
-        <Self as Gathering>::Request,
+        Ended,
+        Coordinated<<Self as Gathering>::Part, <Self as Gathering>::Request>,
     >,
 >
 {

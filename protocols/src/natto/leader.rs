@@ -223,7 +223,9 @@ impl Role for Leader {
             | Command::Acknowledge(_)
             | Command::Ceiling(_) => Vec::new(),
         };
-        match partition.state.apply(partition.id, command, world.store) {
+        let applied = partition.state.apply(partition.id, command, world.store);
+        world.came_to(&applied);
+        match applied {
             Applied::Nothing => {}
             Applied::Prepared(txn) => partition.on_prepared(txn, world),
             Applied::Ended(txn) => {

@@ -81,7 +81,7 @@ impl commit::Request for Request {
 pub type Coordinated = commit::Coordinated<PartitionId, Request>;
 
 /// A partition's replicated state, data apart.
-pub type State = commit::State<Prepared, PartitionId, Request>;
+pub type State = commit::State<Prepared, commit::Ended, Coordinated>;
 
 impl State {
     /// Applies one log entry. The same entries give the same state on every replica.
@@ -128,7 +128,8 @@ impl State {
                 }
                 // And whatever stood on the condition that it does not is void.
                 self.prepared.retain(|_, prepared| !prepared.unless.contains(txn));
-                self.commit(partition, (*txn, *coordinator), (*timestamp, writes), store)
+                self.commit(partition, *txn, (*timestamp, writes), store);
+                self.end(*txn, *coordinator, Outcome::Committed(*timestamp))
             }
             Command::End { txn, coordinator, verdict: Verdict::Abort(reason) } => {
                 self.prepared.remove(txn);

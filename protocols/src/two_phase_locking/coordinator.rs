@@ -20,7 +20,7 @@ impl Outcomes for State {
     }
 
     fn participants(&self, txn: TxnId) -> Option<Vec<PartitionId>> {
-        self.decided.get(&txn).map(|decided| decided.participants.clone())
+        self.coordinated.get(&txn).map(|decided| decided.participants.clone())
     }
 
     /// Also those of this partition as participant: nobody asks about them but their clients.
@@ -237,7 +237,7 @@ impl Leading<'_> {
         vote: Vote,
         world: &mut World<'_>,
     ) {
-        let is_open = self.under_way(txn).is_some() || self.state.decided.contains_key(&txn);
+        let is_open = self.under_way(txn).is_some() || self.state.coordinated.contains_key(&txn);
         let is_over = self.state.settled.contains_key(&txn) || self.state.is_acknowledged(txn);
         if !is_open && is_over {
             // Everybody who took part has acknowledged the decision. Whoever still holds the
@@ -269,10 +269,10 @@ impl Leading<'_> {
     /// want to know: the client, who asks to commit again, or a participant, for whom it is aborted.
     pub(super) fn take_over_coordination(&mut self, world: &mut World<'_>) {
         let state = self.state;
-        if !state.decided.is_empty() {
+        if !state.coordinated.is_empty() {
             world.cx.note(Note::CoordinatorTakeover);
         }
-        for txn in state.decided.keys() {
+        for txn in state.coordinated.keys() {
             self.on_decided(*txn, world);
         }
     }

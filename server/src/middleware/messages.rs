@@ -451,9 +451,10 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
                     prepared: prepared.iter().map(|xid| (*xid).into()).collect(),
                     ..empty
                 },
-                FromAgent::Waits { waits } => {
+                FromAgent::Waits { look, waits } => {
                     let ends = waits.iter().flat_map(|wait| [wait.waiter, wait.holder]);
-                    LinkMessage { what: 30, prepared: ends.map(Into::into).collect(), ..empty }
+                    let prepared = ends.map(Into::into).collect();
+                    LinkMessage { what: 30, epoch: *look, prepared, ..empty }
                 }
             }
         }
@@ -524,7 +525,8 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
                 &[waiter, holder] => Some(Wait { waiter, holder }),
                 _ => None,
             };
-            word(FromAgent::Waits { waits: ends.chunks(2).map(wait).collect::<Option<_>>()? })
+            let waits = ends.chunks(2).map(wait).collect::<Option<_>>()?;
+            word(FromAgent::Waits { look: m.epoch, waits })
         }
         _ => None,
     }
@@ -599,6 +601,7 @@ mod tests {
             Link::Word(FromAgent::RolledBack { xid }),
             Link::Word(FromAgent::Scanned { epoch: 3, prepared: vec![xid] }),
             Link::Word(FromAgent::Waits {
+                look: 6,
                 waits: vec![Wait { waiter: xid, holder: Xid { number: 8, ..xid } }],
             }),
         ] {

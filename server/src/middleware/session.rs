@@ -98,7 +98,7 @@ impl Engine {
             Self::Xa(middleware) => Ok(middleware),
             Self::ByKey(_) => Err(SqlError::new(
                 "0A000",
-                "the mode of this proxy controls concurrency record by record and has no such thing; choose another `mode` in its file",
+                "the `mode` of this proxy does not support this; use another `mode` in its configuration file",
             )),
         }
     }
@@ -313,7 +313,7 @@ impl Session {
             return Err(SqlError::new(
                 "0A000",
                 format!(
-                    "{name}: the proxy keeps no variables of users; keep the value in the client"
+                    "{name}: the proxy does not support user variables; keep the value in the client"
                 ),
             ));
         }
@@ -465,7 +465,7 @@ impl Session {
 
     fn planned(&self, parsed: &Parsed, values: &[Value]) -> Result<Plan, SqlError> {
         let (Verb::Data(statement) | Verb::Schema(statement)) = &parsed.verb else {
-            return Err(SqlError::new("XX000", "this statement has no plan"));
+            return Err(SqlError::new("XX000", "internal error: the statement has no plan"));
         };
         let isolation = self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
         let by_key = matches!(self.proxy.engine, Engine::ByKey(_));
@@ -616,7 +616,7 @@ impl Session {
         let cancelled = self.cancelled.clone();
         let client = self.client;
         let Some(open) = self.open.as_mut() else {
-            return Err(SqlError::new("XX000", "no transaction").into());
+            return Err(SqlError::new("XX000", "internal error: no transaction is open").into());
         };
         open.touched
             .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
@@ -636,7 +636,7 @@ impl Session {
             match heard {
                 None => {
                     self.open = None;
-                    let why = "the proxy stopped; whether the transaction committed is not known";
+                    let why = "the proxy stopped; the outcome of the transaction is unknown";
                     return Err(SqlError::new("08007", why).into());
                 }
                 Some(Heard::Answers(found)) => {
@@ -695,28 +695,27 @@ impl Session {
         let name = self.source_name(source);
         let (sqlstate, why) = match failure.reason {
             Reason::Marked => {
-                ("25000", "a statement came after the one that was marked as the last".to_owned())
+                ("25000", "a statement followed the one that was marked as the last".to_owned())
             }
-            Reason::Session => ("40000", "it was rolled back".to_owned()),
+            Reason::Session => ("40000", "the session rolled it back".to_owned()),
             Reason::Restarted => {
-                ("40001", format!("source {name} started again, so its locks may be gone"))
+                ("40001", format!("source {name} restarted, so its locks may be lost"))
             }
             Reason::Connection | Reason::Unknown => {
                 ("40001", format!("the connection to source {name} broke"))
             }
             Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
             Reason::Peer => {
-                ("40001", "another transaction was in its way at another source".to_owned())
+                ("40001", "it conflicts with another transaction at another source".to_owned())
             }
-            Reason::Deadlock if !self.proxy.nodes.values().any(|node| *node == source) => (
-                "40P01",
-                "it and others waited for each other at several sources (deadlock)".to_owned(),
-            ),
+            Reason::Deadlock if !self.proxy.nodes.values().any(|node| *node == source) => {
+                ("40P01", "deadlock with other transactions across several sources".to_owned())
+            }
             Reason::Deadlock | Reason::Serialization | Reason::LockTimeout => {
-                ("40001", format!("another transaction was in its way at source {name}"))
+                ("40001", format!("it conflicts with another transaction at source {name}"))
             }
             Reason::Refused => {
-                ("40001", "too many transactions are on the same records".to_owned())
+                ("40001", "too many transactions access the same hot records".to_owned())
             }
             Reason::Timeout => ("40001", format!("source {name} did not answer in time")),
             reason => ("40001", format!("source {name}: {reason:?}")),
@@ -733,7 +732,7 @@ impl Session {
         match (outcome, failure) {
             (Outcome::Unknown, _) => SqlError::new(
                 "08007",
-                "the connection to the source broke while it committed; whether the transaction took place is not known",
+                "the connection to the source broke during the commit; the outcome of the transaction is unknown",
             ),
             (_, Some((source, failure))) => self.error(source, failure, sources),
             (outcome, None) => {
@@ -760,10 +759,7 @@ impl Session {
                 };
             }
         }
-        Err(SqlError::new(
-            "08007",
-            "the proxy stopped; whether the transaction committed is not known",
-        ))
+        Err(SqlError::new("08007", "the proxy stopped; the outcome of the transaction is unknown"))
     }
 
     /// Everything that is not about rows.
@@ -865,11 +861,11 @@ impl Session {
             }
             Verb::Savepoint(..) => Err(SqlError::new(
                 "0A000",
-                "savepoints are not supported: a branch that fails ends its transaction; begin a new one",
+                "savepoints are not supported: a failed branch ends its transaction; begin a new transaction",
             )),
             Verb::Copy { .. } => Err(SqlError::new(
                 "0A000",
-                "COPY must be a text of its own, of PostgreSQL's simple protocol",
+                "COPY must be the only statement of its batch, in the simple protocol",
             )),
             Verb::Other => {
                 self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT"))
@@ -911,7 +907,7 @@ impl Session {
             return Ok(answer);
         }
         let (home, kind) =
-            self.home().ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+            self.home().ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let mut at = home;
         let text = match &parsed.verb {
             Verb::Data(statement) => {
@@ -935,7 +931,7 @@ impl Session {
                         return Err(SqlError::new(
                             "0A000",
                             format!(
-                                "this statement about \"{}\" cannot be read; put it more plainly",
+                                "the proxy cannot parse this statement about \"{}\"; use simpler SQL",
                                 table.name
                             ),
                         ));
@@ -951,7 +947,7 @@ impl Session {
                     return Err(SqlError::new(
                         "0A000",
                         format!(
-                            "this statement is not supported by the proxy; send it to a source: {}",
+                            "the proxy does not support this statement; send it to a source directly: {}",
                             parsed.text.chars().take(100).collect::<String>()
                         ),
                     ));
@@ -959,7 +955,10 @@ impl Session {
                 if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
                     return Err(SqlError::new(
                         "0A000",
-                        format!("no source speaks {}, so this cannot be answered", self.client),
+                        format!(
+                            "no {} source is configured, so the proxy cannot answer this",
+                            self.client
+                        ),
                     ));
                 }
                 parsed.text.clone()
@@ -969,7 +968,7 @@ impl Session {
             .proxy
             .direct
             .get(&at)
-            .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+            .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let outcome = source.ask(&text).await?;
         match outcome.fault {
             Some(fault) => Err(fault.into()),
@@ -1006,7 +1005,7 @@ impl Session {
         } else if self.in_block {
             return Err(SqlError::new(
                 "25001",
-                "a change of the schema cannot be part of a distributed transaction; send it outside of one",
+                "a schema change cannot be part of a distributed transaction; send it outside of a transaction",
             ));
         }
         if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
@@ -1023,7 +1022,7 @@ impl Session {
                 .proxy
                 .direct
                 .get(&part.source)
-                .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+                .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
             if let Some(fault) = source.ask(&part.text).await?.fault {
                 let name = self.proxy.catalogue.source(part.source).map(|s| s.name.as_str());
                 return Err(translated(fault, self.client, name.unwrap_or_default()));
@@ -1139,7 +1138,7 @@ impl Session {
                 let optimizations = optimizations(name).ok_or_else(|| {
                     SqlError::new(
                         "22023",
-                        format!("`{name}` is not known; use xa, geotp-o1, geotp-o2 or geotp"),
+                        format!("unknown mode `{name}`; use xa, geotp-o1, geotp-o2 or geotp"),
                     )
                 })?;
                 proxy
@@ -1157,9 +1156,8 @@ impl Session {
                     .catalogue
                     .find_source(source)
                     .and_then(|id| proxy.nodes.get(&id).copied());
-                let node = id.ok_or_else(|| {
-                    SqlError::new("22023", format!("there is no source `{source}`"))
-                })?;
+                let node =
+                    id.ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
                 proxy.engine.xa()?.settle(xid, node, *verb == "commit");
                 return Ok(Reply::done("RESOLVE"));
             }
@@ -1215,14 +1213,14 @@ impl Session {
             // RETURNING: asking would change rows.
             return Err(SqlError::new(
                 "0A000",
-                "RETURNING cannot be described before it runs; use the simple protocol",
+                "RETURNING cannot be described before execution; use the simple protocol",
             ));
         }
         let source = self
             .proxy
             .direct
             .get(&part.source)
-            .ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+            .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let text = part.text.trim_end_matches(" FOR UPDATE");
         let outcome =
             source.ask(&format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0")).await?;
