@@ -6,7 +6,7 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
-use orthodrome_core::machine::{Claim, Leak, Message as _};
+use orthodrome_core::machine::{Leak, Message as _};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
 
@@ -193,8 +193,8 @@ impl Role for Leader {
         }
     }
 
-    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        partition.serve(from, msg, world);
+    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
@@ -202,40 +202,17 @@ impl Role for Leader {
             let keeps_ended = world.config.mutations.lists_keep_the_ended;
             partition.own.before_apply(command, &partition.state, keeps_ended);
         }
+        let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
-        match applied {
-            Applied::Nothing => {}
-            Applied::Prepared(txn) => {
-                partition.on_prepared(txn, world);
-                partition.on_recovered(txn, world);
-            }
-            Applied::Ended(txn) => {
-                if let Some(&Ended { outcome, .. }) = partition.state.ended.get(&txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_ended(txn, world);
-                partition.on_recovered(txn, world);
-            }
-            Applied::Requested(txn) => {
-                if let Some(mut leading) = partition.leading() {
-                    leading.try_decide(txn, world);
-                }
-            }
-            Applied::Decided(txn) => {
-                if let Some(outcome) = partition.state.decision(txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                if let Some(mut leading) = partition.leading() {
-                    leading.on_decided(txn, world);
-                }
-            }
-            Applied::Settled => {
-                if let (Command::Settle(txns), Some(mut leading)) = (command, partition.leading()) {
-                    leading.on_settled(txns, world);
-                }
-            }
-            Applied::Ceiling => partition.on_ceiling(world),
+        if let Some(outcome) = partition.state.told_by(applied) {
+            world.cx.claim(outcome);
+        }
+        if let Some(mut leading) = partition.leading() {
+            leading.on_applied(applied, settled, world);
+        }
+        if let Applied::Prepared(txn) | Applied::Ended(txn) = applied {
+            partition.on_recovered(txn, world);
         }
     }
 
@@ -255,17 +232,17 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
-        partition.on_read_index(id, is_leader, world);
+    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
+        leading.on_read_index(id, is_leader, world);
     }
 
     fn on_not_leader(
-        partition: &mut Partition,
+        leading: &mut Leading<'_>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_>,
     ) {
-        partition.on_not_leader(other, txn, world);
+        leading.on_not_leader(other, txn, world);
     }
 
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -380,7 +357,19 @@ impl Role for Leader {
     }
 }
 
-impl Partition {
+impl Leading<'_> {
+    /// What this leader does about an entry that is applied.
+    fn on_applied(&mut self, applied: Applied, settled: &[TxnId], world: &mut World<'_>) {
+        match applied {
+            Applied::Prepared(txn) => self.on_prepared(txn, world),
+            Applied::Ended(txn) => self.on_ended(txn, world),
+            Applied::Ceiling => self.on_ceiling(world),
+            Applied::Nothing | Applied::Requested(_) | Applied::Decided(_) | Applied::Settled => {
+                self.on_coordinated(applied, settled, world)
+            }
+        }
+    }
+
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
         if let Some(led) = msg.led_by_sender() {
             world.routes.learn(led, from, world.cx.now());
@@ -403,40 +392,32 @@ impl Partition {
                 }
             }
             Msg::FastPrepareResult { txn, partition, vote, .. } => {
-                self.led().on_fast_prepare_result(from, txn, partition, vote, world);
+                self.on_fast_prepare_result(from, txn, partition, vote, world);
             }
             Msg::QueryPending { txns, .. } => self.on_query_pending(txns, world),
             Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
-                self.led().on_coordinator_prepare(
-                    from,
-                    txn,
-                    participants,
-                    acknowledged_below,
-                    world,
-                );
+                self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
             }
             Msg::Commit { txn, participants, writes, versions, .. } => {
-                self.led().on_commit(from, txn, participants, writes, versions, world);
+                self.on_commit(from, txn, participants, writes, versions, world);
             }
             Msg::Abort { txn, participants, .. } => {
-                self.led().on_abort(from, txn, participants, world);
+                self.on_abort(from, txn, participants, world);
             }
-            Msg::Heartbeat { txns, .. } => self.led().on_heartbeat(&txns, world),
+            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
             Msg::Resolve { txn, participants, .. } => {
-                self.led().on_resolve(from, txn, participants, world);
+                self.on_resolve(from, txn, participants, world);
             }
             Msg::PrepareResult { txn, partition, vote, .. } => {
-                self.led().on_slow_vote(txn, partition, vote, world);
+                self.on_slow_vote(txn, partition, vote, world);
             }
             Msg::WritebackAck { txn, partition, .. } => {
-                self.led().on_decision_ack(txn, partition);
+                self.on_decision_ack(txn, partition);
             }
             Msg::QueryDecision { txn, partition, vote, .. } => {
-                self.led().on_query_decision(txn, partition, vote, world);
+                self.on_query_decision(txn, partition, vote, world);
             }
-            Msg::MayForget { partition, txns, .. } => {
-                self.led().on_may_forget(partition, txns, world)
-            }
+            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
             Msg::QueryPrepare { txn, participant, coordinator } => {
                 self.on_query_prepare(txn, participant, coordinator, world);
             }
@@ -462,6 +443,37 @@ impl Partition {
         }
     }
 
+    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
+    /// there what this replica, as leader, wants of it.
+    pub(super) fn on_not_leader(
+        &mut self,
+        partition: PartitionId,
+        txn: TxnId,
+        world: &mut World<'_>,
+    ) {
+        if let Some(prepared) = self.state.prepared.get(&txn)
+            && prepared.coordinator == partition
+        {
+            let vote = prepared.vote();
+            if self.leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
+                let query =
+                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
+                world.send_to_leader(partition, query);
+            } else {
+                self.send_vote(txn, partition, vote, world);
+            }
+        }
+        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
+            self.state.ended.get(&txn)
+            && *coordinator == partition
+        {
+            self.send_vote(txn, partition, Vote::Refused(*reason), world);
+        }
+        self.ask_new_leader(txn, partition, world);
+    }
+}
+
+impl Partition {
     /// This replica leads, and everything that earlier leaders left has been applied. On the fast
     /// path, what the lists of the group show comes first.
     pub(super) fn on_leading(
@@ -491,40 +503,11 @@ impl Partition {
         leader.unforgotten =
             self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
-        self.replicate_recovered(examined, world);
-        self.led().take_over_coordination(world);
+        let mut leading = self.led();
+        leading.replicate_recovered(examined, world);
+        leading.take_over_coordination(world);
         self.set_sweep_timer(world);
-        self.reserve(world.cx.clock().now, world);
-    }
-
-    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
-    /// there what this replica, as leader, wants of it.
-    pub(super) fn on_not_leader(
-        &mut self,
-        partition: PartitionId,
-        txn: TxnId,
-        world: &mut World<'_>,
-    ) {
-        let Some(leader) = &self.leader else { return };
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == partition
-        {
-            let vote = prepared.vote();
-            if leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
-                let query =
-                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
-                world.send_to_leader(partition, query);
-            } else {
-                self.send_vote(txn, partition, vote, world);
-            }
-        }
-        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
-            self.state.ended.get(&txn)
-            && *coordinator == partition
-        {
-            self.send_vote(txn, partition, Vote::Refused(*reason), world);
-        }
-        self.led().ask_new_leader(txn, partition, world);
+        self.led().reserve(world.cx.clock().now, world);
     }
 
     /// The leader looks for overdue work; a follower, for what its list should not hold any more.
@@ -533,9 +516,9 @@ impl Partition {
             self.collect(world);
             self.sweep_list(world);
         }
-        if self.leader.is_some() {
-            self.sweep_participant(world);
-            self.led().sweep_coordinator(world);
+        if let Some(mut leading) = self.leading() {
+            leading.sweep_participant(world);
+            leading.sweep_coordinator(world);
         } else if self.own.recovery.is_none() && self.own.list.len() == 0 {
             return;
         }

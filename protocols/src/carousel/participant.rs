@@ -8,7 +8,8 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
 use super::Note;
-use super::leader::{Leader, Partition, WaitingRead, World};
+use super::fast::{Ballot, versions};
+use super::leader::{Leader, Leading, WaitingRead, World};
 use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
 use crate::commit::Verdict;
@@ -51,7 +52,7 @@ impl Prepare {
     }
 }
 
-impl Partition {
+impl Leading<'_> {
     /// §4.1.1 and §4.1.4: check for conflicts, answer with the values, replicate the vote.
     pub(super) fn on_read_and_prepare(
         &mut self,
@@ -74,8 +75,7 @@ impl Partition {
             }
             return;
         }
-        let Some(leader) = &self.leader else { return };
-        if self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn) {
+        if self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn) {
             // Its keys are held since the first time, so these are the versions it prepared with.
             world.cx.note(Note::RepeatedPrepare);
             if prepare.wants_reads {
@@ -86,7 +86,7 @@ impl Partition {
             }
             return;
         }
-        if leader.refusing.contains(&txn) {
+        if self.leader.refusing.contains(&txn) {
             return;
         }
         if world.is_too_much(self.id, &prepare.participant.reads) {
@@ -108,21 +108,19 @@ impl Partition {
     /// so it writes one of these keys; and it is decided, so it waits for nobody.
     fn is_behind_client(&self, participant: &Participant, world: &World<'_>) -> bool {
         let Participant { reads, writes, floor, .. } = participant;
-        let Some(leader) = &self.leader else { return false };
         *floor != Timestamp::ZERO
             && reads.iter().chain(writes).any(|key| {
-                leader.pending.writer_of(key).is_some()
+                self.leader.pending.writer_of(key).is_some()
                     && world.store.read(self.id, key).version.timestamp < *floor
             })
     }
 
     /// Lets a prepare wait until the transaction in its way has ended.
     fn wait_for_known(&mut self, client: NodeId, prepare: Prepare, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
         let (txn, coordinator) = (prepare.txn, prepare.coordinator);
-        if leader.waiting.len() < WAITING_MAX || leader.waiting.contains_key(&txn) {
+        if self.leader.waiting.len() < WAITING_MAX || self.leader.waiting.contains_key(&txn) {
             world.cx.note(Note::WaitedForKnown);
-            leader.waiting.insert(txn, (client, prepare));
+            self.leader.waiting.insert(txn, (client, prepare));
         } else {
             self.refuse(txn, coordinator, AbortReason::Conflict, world);
         }
@@ -130,8 +128,7 @@ impl Partition {
 
     /// A transaction has given its keys back: whoever waited for it goes on.
     fn serve_waiting(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for (client, prepare) in std::mem::take(&mut leader.waiting).into_values() {
+        for (client, prepare) in std::mem::take(&mut self.leader.waiting).into_values() {
             self.on_read_and_prepare(client, prepare, world);
         }
     }
@@ -139,23 +136,23 @@ impl Partition {
     /// Prepares a transaction, or refuses it for a conflict, in the log.
     fn prepare(&mut self, prepare: Prepare, world: &mut World<'_>) {
         let Prepare { txn, participant, coordinator, acknowledged_below, timestamp, .. } = prepare;
-        let Some(leader) = &self.leader else { return };
         // The fast path counts on the log: whatever this leader votes for stands in its log before any
         // later change of members, so that a new leader with other voters finds it there. A prepare
         // that would have to wait for the log has no fast vote.
         let is_taken = timestamp.is_some() && self.log_takes_commands();
         let voters = self.replica.settled_voters().filter(|_| is_taken).map(<[_]>::to_vec);
-        if leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
+        if self.leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
             self.refuse(txn, coordinator, AbortReason::Conflict, world);
             if let Some(voters) = voters {
-                self.refuse_fast(txn, coordinator, AbortReason::Conflict, Some(voters), world);
+                let ballot = Ballot::new(self.id, self.replica, Some(voters));
+                ballot.refuse(txn, coordinator, AbortReason::Conflict, world);
             }
             return;
         }
         // Keys of an abort that is not chosen yet: the slow path stands behind it in the log, but
         // votes of the fast path would not.
         let is_clear = voters.is_some() && self.is_clear_of_endings(&participant);
-        let versions = self.versions(participant.reads, world);
+        let versions = versions(self.id, participant.reads, world);
         let writes = participant.writes;
         let proposal = self.propose_timestamp(timestamp, &versions, &writes, world);
         let prepared = Prepared { coordinator, versions, writes, proposal };
@@ -163,7 +160,8 @@ impl Partition {
         let by_fast = voters.map(|voters| (voters, prepared.clone()));
         self.prepare_in_log(txn, prepared, acknowledged_below, world);
         if let Some((voters, prepared)) = by_fast {
-            self.vote_fast(txn, prepared, Some(voters), world);
+            let ballot = Ballot::new(self.id, self.replica, Some(voters));
+            ballot.vote(txn, prepared, self.own, world);
         }
     }
 
@@ -176,7 +174,6 @@ impl Partition {
         writes: &[Key],
         world: &World<'_>,
     ) -> Timestamp {
-        let Some(leader) = &self.leader else { return Timestamp::ZERO };
         let now = world.cx.clock().now;
         let (floor, logged) = if world.config.mutations.no_floor {
             let written = writes.iter().map(|key| world.store.read(self.id, key).version);
@@ -184,7 +181,7 @@ impl Partition {
             let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
             (latest, latest)
         } else {
-            (leader.floor, leader.logged)
+            (self.leader.floor, self.leader.logged)
         };
         let latest = now + world.config.ahead_max;
         let is_fit = |wanted: &Timestamp| (floor.max(logged) < *wanted) && *wanted <= latest;
@@ -193,15 +190,13 @@ impl Partition {
 
     /// True if no transaction whose abort is in the log and not chosen yet had any of these keys.
     fn is_clear_of_endings(&self, participant: &Participant) -> bool {
-        let Some(leader) = &self.leader else { return false };
-        leader.freed.is_clear_of(&participant.reads, &participant.writes)
+        self.leader.freed.is_clear_of(&participant.reads, &participant.writes)
     }
 
     /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
     /// long that this group acknowledged it.
     fn has_forgotten(&self, txn: TxnId) -> bool {
-        let is_preparing =
-            self.leader.as_ref().is_some_and(|leader| leader.preparing.contains_key(&txn));
+        let is_preparing = self.leader.preparing.contains_key(&txn);
         !is_preparing && self.state.has_forgotten(txn)
     }
 
@@ -219,8 +214,7 @@ impl Partition {
         acknowledged_below: u64,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.hold(txn, &prepared);
+        self.leader.hold(txn, &prepared);
         let command = Command::Prepare {
             txn,
             coordinator: prepared.coordinator,
@@ -230,7 +224,7 @@ impl Partition {
             acknowledged_below,
         };
         let proposal = prepared.proposal;
-        leader.preparing.insert(txn, prepared);
+        self.leader.preparing.insert(txn, prepared);
         if !world.config.is_fast {
             self.reserve(proposal, world);
         }
@@ -245,8 +239,7 @@ impl Partition {
         reason: AbortReason,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        if leader.refusing.insert(txn) {
+        if self.leader.refusing.insert(txn) {
             self.propose(Command::Refuse { txn, coordinator, reason }, world);
         }
     }
@@ -254,7 +247,6 @@ impl Partition {
     /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
     /// decision, and nothing need wait for the coordinator's word of it.
     fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
         if txn.attempt == 0 {
             return;
         }
@@ -263,9 +255,9 @@ impl Partition {
             .state
             .prepared
             .range(earlier.clone())
-            .chain(leader.preparing.range(earlier))
+            .chain(self.leader.preparing.range(earlier))
             .map(|(txn, prepared)| (*txn, prepared.coordinator))
-            .filter(|(txn, _)| !leader.ending.contains(txn))
+            .filter(|(txn, _)| !self.leader.ending.contains(txn))
             .collect();
         for (old, coordinator) in open {
             world.cx.note(Note::AttemptSuperseded);
@@ -294,10 +286,9 @@ impl Partition {
 
     /// A prepare or a refusal is chosen: vote (⑨⑩).
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.preparing.remove(&txn);
+        self.leader.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -326,8 +317,7 @@ impl Partition {
             self.refuse_forgotten(txn, coordinator, world);
             return;
         }
-        let Some(leader) = &self.leader else { return };
-        if leader.preparing.contains_key(&txn) {
+        if self.leader.preparing.contains_key(&txn) {
             return;
         }
         if world.config.mutations.recovery_prepares || world.config.mutations.abort_told_at_once {
@@ -355,11 +345,11 @@ impl Partition {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &self.leader else { return };
-        if leader.ending.contains(&txn) {
+        if self.leader.ending.contains(&txn) {
             return;
         }
-        let is_open = self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn);
+        let is_open =
+            self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn);
         let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
@@ -394,21 +384,20 @@ impl Partition {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        if !leader.ending.insert(txn) {
+        if !self.leader.ending.insert(txn) {
             return;
         }
         match verdict {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
             Verdict::Abort(_) => {
-                let prepared = self.state.prepared.get(&txn).or(leader.preparing.get(&txn));
+                let prepared = self.state.prepared.get(&txn).or(self.leader.preparing.get(&txn));
                 if let Some(prepared) = prepared.filter(|_| world.config.is_fast).cloned() {
-                    leader.freed.insert(txn, prepared);
+                    self.leader.freed.insert(txn, prepared);
                 }
-                leader.free(txn);
+                self.leader.free(txn);
             }
-            Verdict::Commit(timestamp, _) => leader.logged = leader.logged.max(timestamp),
+            Verdict::Commit(timestamp, _) => self.leader.logged = self.leader.logged.max(timestamp),
         }
         self.propose(Command::End { txn, coordinator, verdict }, world);
         self.serve_waiting(world);
@@ -422,15 +411,14 @@ impl Partition {
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted.
     pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.free(txn);
-        leader.asked.remove(&txn);
-        leader.preparing.remove(&txn);
-        leader.floor = leader.floor.max(self.state.floor);
-        let by_decision = leader.ending.remove(&txn);
-        leader.freed.remove(txn);
-        leader.refusing.remove(&txn);
-        leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.free(txn);
+        self.leader.asked.remove(&txn);
+        self.leader.preparing.remove(&txn);
+        self.leader.floor = self.leader.floor.max(self.state.floor);
+        let by_decision = self.leader.ending.remove(&txn);
+        self.leader.freed.remove(txn);
+        self.leader.refusing.remove(&txn);
+        self.leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
         self.serve_waiting(world);
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
@@ -447,11 +435,10 @@ impl Partition {
         txns: Vec<TxnId>,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.forget_asked.remove(&coordinator);
+        self.leader.forget_asked.remove(&coordinator);
         let known: Vec<TxnId> = txns
             .into_iter()
-            .filter(|txn| leader.unforgotten.remove(txn).is_some())
+            .filter(|txn| self.leader.unforgotten.remove(txn).is_some())
             .filter(|txn| self.state.ended.get(txn).is_some_and(|ended| !ended.is_forgettable))
             .collect();
         if !known.is_empty() {
@@ -470,18 +457,17 @@ impl Partition {
     ) {
         let now = world.cx.now();
         let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease;
-        let Some(leader) = &mut self.leader else { return };
         let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
             // A leader that lost its group must not answer from the past (C12).
             world.cx.note(Note::ReadIndex);
-            let id = leader.next_read;
-            leader.next_read += 1;
-            leader.reads.insert(id, read);
+            let id = self.leader.next_read;
+            self.leader.next_read += 1;
+            self.leader.reads.insert(id, read);
             self.read_index(id, world);
         } else if at_least > self.state.ceiling {
             // The promise must be within what the group has agreed to honour (R8).
-            leader.reads_above_ceiling.push(read);
+            self.leader.reads_above_ceiling.push(read);
             self.raise_ceiling(at_least + world.config.ceiling_ahead, world);
         } else {
             self.serve_read(read, world);
@@ -490,14 +476,13 @@ impl Partition {
 
     /// The answer to a leadership check.
     pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        let Some(read) = leader.reads.remove(&id) else { return };
+        let Some(read) = self.leader.reads.remove(&id) else { return };
         if !is_leader {
             let (partition, txn) = (self.id, Some(read.txn));
             world.send(read.client, Msg::NotLeader { partition, leader: None, txn });
         } else if read.at_least > self.state.ceiling {
             let at_least = read.at_least;
-            leader.reads_above_ceiling.push(read);
+            self.leader.reads_above_ceiling.push(read);
             self.reserve(at_least, world);
         } else {
             self.serve_read(read, world);
@@ -508,14 +493,13 @@ impl Partition {
     pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
         let WaitingRead { client, txn, keys, at_least } = read;
         let is_too_much = world.is_too_much(self.id, &keys);
-        let Some(leader) = &mut self.leader else { return };
-        let snapshot = if is_too_much || leader.pending.conflict(txn, &keys, &[]).is_some() {
+        let snapshot = if is_too_much || self.leader.pending.conflict(txn, &keys, &[]).is_some() {
             None
         } else {
-            let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
+            let wanted = world.cx.clock().now.max(at_least).max(self.leader.floor);
             let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
             if !world.config.mutations.no_floor {
-                leader.floor = leader.floor.max(valid_until);
+                self.leader.floor = self.leader.floor.max(valid_until);
             }
             let read = |key: Key| {
                 let read = world.store.read(self.id, &key);
@@ -529,8 +513,7 @@ impl Partition {
 
     /// A later ceiling is chosen: answer who waited for it.
     pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for read in std::mem::take(&mut leader.reads_above_ceiling) {
+        for read in std::mem::take(&mut self.leader.reads_above_ceiling) {
             self.on_read_only(read.client, read.txn, read.keys, read.at_least, world);
         }
     }
@@ -538,18 +521,16 @@ impl Partition {
     /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
     /// is chosen, and extends it well before it is reached.
     pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
         let ahead = world.config.ceiling_ahead;
-        if leader.ceiling_proposed < timestamp + ahead / 2 {
+        if self.leader.ceiling_proposed < timestamp + ahead / 2 {
             self.raise_ceiling(timestamp + ahead, world);
         }
     }
 
     fn raise_ceiling(&mut self, ceiling: Timestamp, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        if leader.ceiling_proposed < ceiling {
-            leader.ceiling_proposed = ceiling;
-            leader.logged = leader.logged.max(ceiling);
+        if self.leader.ceiling_proposed < ceiling {
+            self.leader.ceiling_proposed = ceiling;
+            self.leader.logged = self.leader.logged.max(ceiling);
             self.propose(Command::Ceiling(ceiling), world);
         }
     }
@@ -559,11 +540,10 @@ impl Partition {
     pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         self.reserve(world.cx.clock().now, world);
-        let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
         // The paper's participants never ask (C9 is about them).
         let due = match world.config.mutations.no_tombstones {
-            false => take_due(&mut leader.asked, after, now),
+            false => take_due(&mut self.leader.asked, after, now),
             true => vec![],
         };
         for (txn, last) in due {
@@ -580,10 +560,9 @@ impl Partition {
 
     fn ask_to_forget(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
         let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
-        let Leader { unforgotten, forget_asked, .. } = leader;
+        let Leader { unforgotten, forget_asked, .. } = &mut *self.leader;
         unforgotten.retain(|txn, asked| {
             let Some(ended) = self.state.ended.get(txn) else { return false };
             if asked.is_due(after, now) {

@@ -9,6 +9,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::machine::Claim;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Version, Writes};
@@ -343,6 +344,20 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
             Outcome::Aborted(reason) => Verdict::Abort(reason),
             Outcome::Unknown => unreachable!("a decision is a commit or an abort"),
         }
+    }
+
+    /// How a transaction ended, if an entry that is applied says so.
+    pub(crate) fn told_by(&self, applied: Applied) -> Option<Claim> {
+        let (txn, outcome) = match applied {
+            Applied::Ended(txn) => (txn, self.ended.get(&txn)?.outcome),
+            Applied::Decided(txn) => (txn, self.decision(txn)?),
+            Applied::Nothing
+            | Applied::Prepared(_)
+            | Applied::Requested(_)
+            | Applied::Settled
+            | Applied::Ceiling => return None,
+        };
+        Some(Claim::Decided { txn, outcome })
     }
 
     /// What this group knows of a transaction's outcome, as its coordinator.

@@ -10,7 +10,7 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::txn::{AbortReason, Outcome};
 
 use super::coordinator::{Coordinating, Coordinator, Note};
-use super::state::{Coordinated, Ended, Part, Request, State};
+use super::state::{Applied, Coordinated, Ended, Part, Request, State};
 use crate::hosting::{CommandOf, Leading, World};
 
 /// How a protocol whose participants vote unasked fills in the coordinator.
@@ -84,6 +84,22 @@ pub trait Gathering:
 }
 
 impl<R: Gathering> Leading<'_, R> {
+    /// What this leader does, as coordinator, about an entry that is applied; `settled` are those that
+    /// it settles.
+    pub fn on_coordinated(
+        &mut self,
+        applied: Applied,
+        settled: &[TxnId],
+        world: &mut World<'_, R>,
+    ) {
+        match applied {
+            Applied::Requested(txn) => self.try_decide(txn, world),
+            Applied::Decided(txn) => self.on_decided(txn, world),
+            Applied::Settled => self.on_settled(settled, world),
+            Applied::Nothing | Applied::Prepared(_) | Applied::Ended(_) | Applied::Ceiling => {}
+        }
+    }
+
     /// A client begins a transaction: replicate who takes part (Carousel §4.1.4).
     pub fn on_coordinator_prepare(
         &mut self,

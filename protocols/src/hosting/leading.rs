@@ -12,18 +12,19 @@ pub struct Leading<'p, R: Role> {
     pub id: PartitionId,
     pub state: &'p R::State,
     pub leader: &'p mut R,
-    replica: &'p mut Replica<R::Log>,
+    pub own: &'p mut R::Own,
+    pub replica: &'p mut Replica<R::Log>,
     backlog: &'p mut VecDeque<CommandOf<R>>,
 }
 
 impl<R: Role> Partition<R> {
     /// This replica as a leader, if it is one and has applied all that earlier leaders left.
     pub fn leading(&mut self) -> Option<Leading<'_, R>> {
-        let Self { id, state, leader, replica, backlog, .. } = self;
-        leader.as_mut().map(|leader| Leading { id: *id, state, leader, replica, backlog })
+        let Self { id, state, leader, own, replica, backlog, .. } = self;
+        leader.as_mut().map(|leader| Leading { id: *id, state, leader, own, replica, backlog })
     }
 
-    /// The same for a request: those are handed to leaders only.
+    /// The same where only a leader can be: what comes is a request, or a leader's timer.
     pub fn led(&mut self) -> Leading<'_, R> {
         let id = self.id;
         let Some(leading) = self.leading() else { unreachable!("{id} serves without leading") };
@@ -32,10 +33,23 @@ impl<R: Role> Partition<R> {
 }
 
 impl<R: Role> Leading<'_, R> {
-    /// Proposes a command, see [`Partition::propose`].
+    /// Proposes a command. While the log takes none, because leadership is being handed over or too
+    /// much waits to be chosen, commands queue up in order: a leader that stays has to propose what
+    /// it acted on. One that is deposed loses them, like one that crashes.
     pub fn propose(&mut self, command: CommandOf<R>, world: &mut World<'_, R>) {
         self.backlog.push_back(command);
         propose_backlog(self.id, self.replica, self.backlog, world);
+        world.touch(self.id);
+    }
+
+    /// True if a command proposed now goes into the log at once.
+    pub fn log_takes_commands(&self) -> bool {
+        self.backlog.is_empty() && self.replica.takes_commands()
+    }
+
+    /// Asks the group whether this replica still leads; [`Role::on_read_index`] has the answer.
+    pub fn read_index(&mut self, id: u64, world: &mut World<'_, R>) {
+        self.replica.read_index(id, &mut world.io(self.id));
         world.touch(self.id);
     }
 }

@@ -212,7 +212,7 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn on_timer(server: &mut Server<Self>, timer: Self::Timer, cx: &mut Context<'_, Self>);
     /// A message for this partition's leader.
     fn serve(
-        partition: &mut Partition<Self>,
+        leading: &mut Leading<'_, Self>,
         from: NodeId,
         msg: Self::Msg,
         world: &mut World<'_, Self>,
@@ -229,14 +229,15 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn on_deposed(partition: &mut Partition<Self>, world: &mut World<'_, Self>);
     /// A leadership check that was asked for has been answered.
     fn on_read_index(
-        partition: &mut Partition<Self>,
+        leading: &mut Leading<'_, Self>,
         id: u64,
         is_leader: bool,
         world: &mut World<'_, Self>,
     );
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does.
+    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
+    /// what this leader wants of it.
     fn on_not_leader(
-        partition: &mut Partition<Self>,
+        leading: &mut Leading<'_, Self>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_, Self>,

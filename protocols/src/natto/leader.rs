@@ -178,8 +178,8 @@ impl Role for Leader {
     fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
-            Timer::Turn(id) => server.with(id, cx, |p, world| p.on_turn(world)),
-            Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
+            Timer::Turn(id) => server.with(id, cx, |p, world| p.led().on_turn(world)),
+            Timer::Sweep(id) => server.with(id, cx, |p, world| p.led().on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
                 server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
@@ -205,8 +205,8 @@ impl Role for Leader {
         Ok(())
     }
 
-    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        partition.serve(from, msg, world);
+    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
@@ -223,44 +223,32 @@ impl Role for Leader {
             | Command::Acknowledge(_)
             | Command::Ceiling(_) => Vec::new(),
         };
+        let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
+        for &txn in others.iter().filter(|_| matches!(applied, Applied::Ended(_))) {
+            let outcome = Outcome::Aborted(AbortReason::Conflict);
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
+        if let Some(outcome) = partition.state.told_by(applied) {
+            world.cx.claim(outcome);
+        }
+        let Some(mut leading) = partition.leading() else { return };
         match applied {
-            Applied::Nothing => {}
-            Applied::Prepared(txn) => partition.on_prepared(txn, world),
+            Applied::Prepared(txn) => leading.on_prepared(txn, world),
             Applied::Ended(txn) => {
                 for other in others {
-                    let outcome = Outcome::Aborted(AbortReason::Conflict);
-                    world.cx.claim(Claim::Decided { txn: other, outcome });
-                    partition.on_ended(other, world);
+                    leading.on_ended(other, world);
                 }
-                if let Some(&Ended { outcome, .. }) = partition.state.ended.get(&txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_ended(txn, world);
+                leading.on_ended(txn, world);
                 for (dependent, coordinator) in dependents {
-                    partition.on_condition(dependent, coordinator, world);
+                    leading.on_condition(dependent, coordinator, world);
                 }
             }
-            Applied::Requested(txn) => {
-                if let Some(mut leading) = partition.leading() {
-                    leading.try_decide(txn, world);
-                }
+            Applied::Ceiling => leading.on_ceiling(world),
+            Applied::Nothing | Applied::Requested(_) | Applied::Decided(_) | Applied::Settled => {
+                leading.on_coordinated(applied, settled, world)
             }
-            Applied::Decided(txn) => {
-                if let Some(outcome) = partition.state.decision(txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                if let Some(mut leading) = partition.leading() {
-                    leading.on_decided(txn, world);
-                }
-            }
-            Applied::Settled => {
-                if let (Command::Settle(txns), Some(mut leading)) = (command, partition.leading()) {
-                    leading.on_settled(txns, world);
-                }
-            }
-            Applied::Ceiling => partition.on_ceiling(world),
         }
     }
 
@@ -274,17 +262,17 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
-        partition.on_read_index(id, is_leader, world);
+    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
+        leading.on_read_index(id, is_leader, world);
     }
 
     fn on_not_leader(
-        partition: &mut Partition,
+        leading: &mut Leading<'_>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_>,
     ) {
-        partition.on_not_leader(other, txn, world);
+        leading.on_not_leader(other, txn, world);
     }
 
     fn assert_invariants(partition: &Partition) {
@@ -354,7 +342,7 @@ impl Role for Leader {
     }
 }
 
-impl Partition {
+impl Leading<'_> {
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
         if let Some(led) = msg.led_by_sender() {
             world.routes.learn(led, from, world.cx.now());
@@ -382,41 +370,33 @@ impl Partition {
                 self.on_read_and_prepare(txn, turn, arrived, world);
             }
             Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
-                self.led().on_coordinator_prepare(
-                    from,
-                    txn,
-                    participants,
-                    acknowledged_below,
-                    world,
-                );
+                self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
             }
             Msg::Commit { txn, participants, writes, versions, round, is_provisional, .. } => {
                 let request = Request { writes, versions, round, is_provisional };
-                self.led().on_commit(from, txn, participants, request, world);
+                self.on_commit(from, txn, participants, request, world);
             }
             Msg::Abort { txn, participants, round, is_stale, .. } => {
                 let reason = if is_stale { AbortReason::StaleRead } else { AbortReason::Client };
-                self.led().on_abort(from, (txn, round), participants, reason, world);
+                self.on_abort(from, (txn, round), participants, reason, world);
             }
             Msg::ForwardRead { txn, client, partition, of, reads, .. } => {
-                self.led().on_forward_read(of, Forward { txn, client, partition, reads }, world);
+                self.on_forward_read(of, Forward { txn, client, partition, reads }, world);
             }
-            Msg::Heartbeat { txns, .. } => self.led().on_heartbeat(&txns, world),
+            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
             Msg::Resolve { txn, participants, .. } => {
-                self.led().on_resolve(from, txn, participants, world);
+                self.on_resolve(from, txn, participants, world);
             }
             Msg::PrepareResult { txn, partition, vote, .. } => {
-                self.led().on_prepare_result(txn, partition, vote, world);
+                self.on_prepare_result(txn, partition, vote, world);
             }
             Msg::WritebackAck { txn, partition, .. } => {
-                self.led().on_decision_ack(txn, partition);
+                self.on_decision_ack(txn, partition);
             }
             Msg::QueryDecision { txn, partition, vote, .. } => {
-                self.led().on_query_decision(txn, partition, vote, world);
+                self.on_query_decision(txn, partition, vote, world);
             }
-            Msg::MayForget { partition, txns, .. } => {
-                self.led().on_may_forget(partition, txns, world)
-            }
+            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
             Msg::QueryPrepare { txn, coordinator, .. } => {
                 self.on_query_prepare(txn, coordinator, world);
             }
@@ -443,6 +423,42 @@ impl Partition {
         }
     }
 
+    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
+    /// there what this replica, as leader, wants of it.
+    fn on_not_leader(&mut self, partition: PartitionId, txn: TxnId, world: &mut World<'_>) {
+        if let Some(prepared) = self.state.prepared.get(&txn)
+            && prepared.coordinator == partition
+        {
+            let vote = prepared.vote();
+            if self.leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
+                let query =
+                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
+                world.send_to_leader(partition, query);
+            } else {
+                self.send_vote(txn, partition, vote, world);
+            }
+        }
+        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
+            self.state.ended.get(&txn)
+            && *coordinator == partition
+        {
+            self.send_vote(txn, partition, Vote::Refused(*reason), world);
+        }
+        self.ask_new_leader(txn, partition, world);
+    }
+
+    /// The leader looks for overdue work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
+        // Also in case the clock was set forward.
+        self.on_turn(world);
+        self.sweep_participant(world);
+        self.sweep_coordinator(world);
+        let next = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+}
+
+impl Partition {
     /// This replica leads, and everything that earlier leaders left has been applied. Their queues
     /// are gone (N10): clients ask again, late, and those that are prepared go first.
     fn on_leading(&mut self, world: &mut World<'_>) {
@@ -474,46 +490,9 @@ impl Partition {
         leader.unforgotten =
             self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
-        self.led().take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
-        self.reserve(world.cx.clock().now, world);
-    }
-
-    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
-    /// there what this replica, as leader, wants of it.
-    fn on_not_leader(&mut self, partition: PartitionId, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == partition
-        {
-            let vote = prepared.vote();
-            if leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
-                let query =
-                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
-                world.send_to_leader(partition, query);
-            } else {
-                self.send_vote(txn, partition, vote, world);
-            }
-        }
-        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
-            self.state.ended.get(&txn)
-            && *coordinator == partition
-        {
-            self.send_vote(txn, partition, Vote::Refused(*reason), world);
-        }
-        self.led().ask_new_leader(txn, partition, world);
-    }
-
-    /// The leader looks for overdue work.
-    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
-        if self.leader.is_none() {
-            return;
-        }
-        // Also in case the clock was set forward.
-        self.on_turn(world);
-        self.sweep_participant(world);
-        self.led().sweep_coordinator(world);
-        let next = world.cx.now() + world.config.sweep_interval;
-        world.cx.set_timer(Timer::Sweep(self.id), next);
+        let mut leading = self.led();
+        leading.take_over_coordination(world);
+        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.sweep_interval);
+        leading.reserve(world.cx.clock().now, world);
     }
 }

@@ -7,11 +7,11 @@ use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Timestamp;
 
 use super::Note;
-use super::leader::{Partition, WaitingRead, World};
+use super::leader::{Leading, WaitingRead, World};
 use super::message::{Command, Msg};
 use crate::gateway::Snapshot;
 
-impl Partition {
+impl Leading<'_> {
     /// A read-only transaction's part: the newest values, and how long they are promised to be the
     /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
     /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
@@ -23,18 +23,15 @@ impl Partition {
             return;
         }
         world.cx.note(Note::ReadIndex);
-        let Some(leader) = &mut self.leader else { return };
-        let id = leader.next_read;
-        leader.next_read += 1;
-        leader.reads.insert(id, read);
+        let id = self.leader.next_read;
+        self.leader.next_read += 1;
+        self.leader.reads.insert(id, read);
         self.read_index(id, world);
     }
 
     /// The answer to a leadership check.
     pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
-        let Some(read) = self.leader.as_mut().and_then(|leader| leader.reads.remove(&id)) else {
-            return;
-        };
+        let Some(read) = self.leader.reads.remove(&id) else { return };
         if is_leader {
             self.read_as_leader(read, world);
         } else {
@@ -45,19 +42,18 @@ impl Partition {
     }
 
     fn read_as_leader(&mut self, mut read: WaitingRead, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
         if read.at_least > self.state.ceiling {
             let ceiling = read.at_least + world.config.ceiling_ahead;
-            leader.reads_above_ceiling.push(read);
-            if leader.ceiling_proposed < ceiling {
-                leader.ceiling_proposed = ceiling;
+            self.leader.reads_above_ceiling.push(read);
+            if self.leader.ceiling_proposed < ceiling {
+                self.leader.ceiling_proposed = ceiling;
                 self.propose(Command::Ceiling(ceiling), world);
             }
             return;
         }
         // Whoever prepares from here on commits later than what is promised at least.
-        leader.floor = leader.floor.max(read.at_least);
-        let writers = leader.writers(&read.keys);
+        self.leader.floor = self.leader.floor.max(read.at_least);
+        let writers = self.leader.writers(&read.keys);
         let behind: BTreeSet<TxnId> = match read.behind.take() {
             None => writers,
             Some(known) => known.intersection(&writers).copied().collect(),
@@ -68,22 +64,21 @@ impl Partition {
         }
         world.cx.note(Note::ReadWait);
         read.behind = Some(behind);
-        leader.reads_behind.push(read);
+        self.leader.reads_behind.push(read);
     }
 
     /// Answers a read-only request.
     fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
         let WaitingRead { client, txn, keys, at_least, .. } = read;
-        let Some(leader) = &mut self.leader else { return };
-        let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
+        let wanted = world.cx.clock().now.max(at_least).max(self.leader.floor);
         let mut valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
         // Writers that prepared since the request came will not commit below their proposals.
-        for writer in leader.writers(&keys) {
-            let prepared = self.state.prepared.get(&writer).or(leader.preparing.get(&writer));
+        for writer in self.leader.writers(&keys) {
+            let prepared = self.state.prepared.get(&writer).or(self.leader.preparing.get(&writer));
             let proposal = prepared.map_or(Timestamp::MAX, |prepared| prepared.proposal);
             valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
         }
-        leader.floor = leader.floor.max(valid_until);
+        self.leader.floor = self.leader.floor.max(valid_until);
         let is_too_much = world.is_too_much(self.id, &keys);
         let told = if is_too_much { vec![] } else { keys };
         let reads = told.into_iter().map(|key| {
@@ -97,9 +92,8 @@ impl Partition {
 
     /// `txn` has ended: read-only requests need not wait for it any more.
     pub(super) fn release_reads(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
         let mut free = Vec::new();
-        leader.reads_behind.retain_mut(|read| {
+        self.leader.reads_behind.retain_mut(|read| {
             let waits = read.behind.as_mut().is_some_and(|behind| {
                 behind.remove(&txn);
                 !behind.is_empty()
@@ -116,8 +110,7 @@ impl Partition {
 
     /// A later ceiling is chosen: answer who waited for it.
     pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for read in std::mem::take(&mut leader.reads_above_ceiling) {
+        for read in std::mem::take(&mut self.leader.reads_above_ceiling) {
             self.on_read_only(read, world);
         }
     }

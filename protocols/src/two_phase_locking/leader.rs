@@ -151,7 +151,7 @@ impl Role for Leader {
     fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
-            Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
+            Timer::Sweep(id) => server.with(id, cx, |p, world| p.led().on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
                 server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
@@ -159,36 +159,32 @@ impl Role for Leader {
         }
     }
 
-    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        partition.serve(from, msg, world);
+    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
+        let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
+        let told = match applied {
+            Applied::Ended(txn, _) => {
+                partition.state.ended.get(&txn).map(|&outcome| (txn, outcome))
+            }
+            Applied::Decided(txn) => partition.state.decision(txn).map(|outcome| (txn, outcome)),
+            Applied::Nothing | Applied::Prepared(_) | Applied::Settled | Applied::Ceiling => None,
+        };
+        if let Some((txn, outcome)) = told {
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
+        let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Nothing => {}
-            Applied::Prepared(txn) => partition.on_prepared(txn, world),
-            Applied::Ended(txn, coordinator) => {
-                if let Some(&outcome) = partition.state.ended.get(&txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_ended(txn, coordinator, world);
-            }
-            Applied::Decided(txn) => {
-                if let Some(outcome) = partition.state.decision(txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                if let Some(mut leading) = partition.leading() {
-                    leading.on_decided(txn, world);
-                }
-            }
-            Applied::Settled => {
-                if let (Command::Settle(txns), Some(mut leading)) = (command, partition.leading()) {
-                    leading.on_settled(txns, world);
-                }
-            }
-            Applied::Ceiling => partition.on_ceiling(world),
+            Applied::Prepared(txn) => leading.on_prepared(txn, world),
+            Applied::Ended(txn, coordinator) => leading.on_ended(txn, coordinator, world),
+            Applied::Decided(txn) => leading.on_decided(txn, world),
+            Applied::Settled => leading.on_settled(settled, world),
+            Applied::Ceiling => leading.on_ceiling(world),
         }
     }
 
@@ -201,17 +197,17 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
-        partition.on_read_index(id, is_leader, world);
+    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
+        leading.on_read_index(id, is_leader, world);
     }
 
     fn on_not_leader(
-        partition: &mut Partition,
+        leading: &mut Leading<'_>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_>,
     ) {
-        partition.on_not_leader(other, txn, world);
+        leading.on_not_leader(other, txn, world);
     }
 
     /// R6 allows endings and outcomes to stay only above what their clients are known here to have
@@ -276,7 +272,7 @@ impl Role for Leader {
     }
 }
 
-impl Partition {
+impl Leading<'_> {
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
         if let Some(led) = msg.led_by_sender() {
             world.routes.learn(led, from, world.cx.now());
@@ -300,17 +296,15 @@ impl Partition {
             }
             Msg::Commit { txn, participants, versions, writes, acknowledged_below, .. } => {
                 let request = Request { participants, versions, writes, acknowledged_below };
-                self.led().on_commit(from, txn, request, world);
+                self.on_commit(from, txn, request, world);
             }
-            Msg::Vote { txn, partition, vote, .. } => {
-                self.led().on_vote(txn, partition, vote, world)
-            }
-            Msg::DecisionAck { txn, partition, .. } => self.led().on_decision_ack(txn, partition),
+            Msg::Vote { txn, partition, vote, .. } => self.on_vote(txn, partition, vote, world),
+            Msg::DecisionAck { txn, partition, .. } => self.on_decision_ack(txn, partition),
             Msg::QueryDecision { txn, partition, proposal, .. } => {
-                self.led().on_query_decision(txn, partition, Vote::Prepared { proposal }, world);
+                self.on_query_decision(txn, partition, Vote::Prepared { proposal }, world);
             }
             Msg::Resolve { txn, participants, .. } => {
-                self.led().on_resolve(from, txn, participants, world);
+                self.on_resolve(from, txn, participants, world);
             }
             Msg::Locked { .. }
             | Msg::Waiting { .. }
@@ -325,6 +319,28 @@ impl Partition {
         }
     }
 
+    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
+    /// what this replica, as leader, wants of it.
+    fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_>) {
+        if let Some(prepared) = self.state.prepared.get(&txn)
+            && prepared.coordinator == other
+        {
+            self.query_decision(txn, world);
+        }
+        self.ask_for_votes(txn, Some(other), world);
+        self.tell_participants(txn, Some(other), world);
+    }
+
+    /// The leader looks for overdue work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
+        self.sweep_participant(world);
+        self.sweep_coordinator(world);
+        let next = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+}
+
+impl Partition {
     /// Locks of prepared transactions are in the state, so they are the first in the new table;
     /// all others are gone, and their transactions must show at their prepare that nothing they
     /// read has changed (T4).
@@ -355,36 +371,9 @@ impl Partition {
             world.cx.note(Note::ParticipantTakeover);
         }
         self.leader = Some(leader);
-        self.led().take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
-        self.reserve(world.cx.clock().now, world);
-    }
-
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
-    /// what this replica, as leader, wants of it.
-    fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_>) {
-        if self.leader.is_none() {
-            return;
-        }
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == other
-        {
-            self.query_decision(txn, world);
-        }
-        if let Some(mut leading) = self.leading() {
-            leading.ask_for_votes(txn, Some(other), world);
-            leading.tell_participants(txn, Some(other), world);
-        }
-    }
-
-    /// The leader looks for overdue work.
-    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
-        if self.leader.is_none() {
-            return;
-        }
-        self.sweep_participant(world);
-        self.led().sweep_coordinator(world);
-        let next = world.cx.now() + world.config.sweep_interval;
-        world.cx.set_timer(Timer::Sweep(self.id), next);
+        let mut leading = self.led();
+        leading.take_over_coordination(world);
+        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.sweep_interval);
+        leading.reserve(world.cx.clock().now, world);
     }
 }
