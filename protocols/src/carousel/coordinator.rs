@@ -97,14 +97,6 @@ impl Gathering for Leader {
         Command::Decide { txn, outcome, unilateral: only_after.is_some(), participants }
     }
 
-    fn query_message(txn: TxnId, participant: &Participant, coordinator: PartitionId) -> Msg {
-        Msg::QueryPrepare { txn, participant: participant.clone(), coordinator }
-    }
-
-    fn forget_message(partition: PartitionId, coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
-        Msg::Forget { partition, coordinator, txns }
-    }
-
     fn judge(
         participants: &[PartitionId],
         request: Option<&Request>,

@@ -399,7 +399,7 @@ impl Partition {
             && world.config.mutations.lists_keep_the_ended
             && let Some(leader) = &mut self.leader
         {
-            leader.asked.remove(&txn);
+            leader.participation.asked.remove(&txn);
         }
         self.finish_recovery(world);
     }
@@ -507,8 +507,8 @@ impl Leading<'_> {
         for (txn, coordinator) in txns {
             let is_known = self.state.prepared.contains_key(&txn)
                 || self.state.is_over(txn)
-                || self.leader.preparing.contains_key(&txn)
-                || self.leader.ending.contains(&txn);
+                || self.leader.participation.preparing.contains_key(&txn)
+                || self.leader.participation.ending.contains(&txn);
             if !is_known {
                 world.cx.note(Note::Orphan);
                 self.refuse(txn, coordinator, AbortReason::Recovery, world);

@@ -1,25 +1,24 @@
 //! What only a partition's leader knows, and how its messages and its log's commands find their
 //! handlers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::machine::{Leak, Message as _};
-use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::Key;
 
 use super::cpc::Listed;
 use super::fast::Fast;
-use super::message::{Command, Log, Msg, Vote};
+use super::message::{Command, Log, Msg};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Ended};
+use crate::commit::{Applied, Coordination, Ended, Participation};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -40,20 +39,10 @@ pub struct Leader {
     pub pending: PendingKeys,
     /// The keys that each of them holds.
     pub held: BTreeMap<TxnId, Vec<Key>>,
-    /// Prepares proposed, not yet chosen.
-    pub preparing: BTreeMap<TxnId, Prepared>,
-    /// Refusals proposed, not yet chosen.
-    pub refusing: BTreeSet<TxnId>,
-    /// Decisions proposed, not yet chosen.
-    pub ending: BTreeSet<TxnId>,
-    /// The keys of those that are aborts: free, but for the fast path.
+    /// What is under way, and what is remembered of it.
+    pub participation: Participation<Prepared>,
+    /// The keys of aborts that are proposed and not chosen: free, but for the fast path.
     pub freed: Freed,
-    /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, RetryState>,
-    /// Endings that the coordinator's group may still ask about, and when it was last asked.
-    pub unforgotten: BTreeMap<TxnId, RetryState>,
-    /// Coordinators that were asked what may be forgotten and have not answered, and since when.
-    pub forget_asked: BTreeMap<PartitionId, Time>,
     /// Proposals must be larger (C11).
     pub floor: Timestamp,
     /// At or above every ceiling and commit timestamp that this leader or one before it has put into
@@ -269,7 +258,8 @@ impl Role for Leader {
         let Some(leader) = &partition.leader else { return };
         for txn in leader.held.keys() {
             assert!(
-                state.prepared.contains_key(txn) || leader.preparing.contains_key(txn),
+                state.prepared.contains_key(txn)
+                    || leader.participation.preparing.contains_key(txn),
                 "{txn} holds keys of {id} after its end"
             );
         }
@@ -291,15 +281,11 @@ impl Role for Leader {
             ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
             ("pending keys", self.pending.len()),
             ("holders of keys", self.held.len()),
-            ("prepares under way", self.preparing.len()),
-            ("refusals under way", self.refusing.len()),
-            ("endings under way", self.ending.len()),
             ("keys of endings under way", self.freed.len()),
-            ("doubtful prepares", self.asked.len()),
-            ("unforgotten endings", self.unforgotten.len()),
             ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
             ("waiting prepares", self.waiting.len()),
         ];
+        leaks.extend(self.participation.leaks());
         leaks.extend(self.coordination.leaks());
         leaks
     }
@@ -442,35 +428,6 @@ impl Leading<'_> {
             }
         }
     }
-
-    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
-    /// there what this replica, as leader, wants of it.
-    pub(super) fn on_not_leader(
-        &mut self,
-        partition: PartitionId,
-        txn: TxnId,
-        world: &mut World<'_>,
-    ) {
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == partition
-        {
-            let vote = prepared.vote();
-            if self.leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
-                let query =
-                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
-                world.send_to_leader(partition, query);
-            } else {
-                self.send_vote(txn, partition, vote, world);
-            }
-        }
-        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
-            self.state.ended.get(&txn)
-            && *coordinator == partition
-        {
-            self.send_vote(txn, partition, Vote::Refused(*reason), world);
-        }
-        self.ask_new_leader(txn, partition, world);
-    }
 }
 
 impl Partition {
@@ -487,6 +444,11 @@ impl Partition {
             floor: self.state.ceiling.max(self.state.floor),
             logged: self.state.ceiling.max(self.state.floor),
             ceiling_proposed: self.state.ceiling,
+            participation: Participation::new(
+                self.state.prepared.keys(),
+                self.state.ended.keys(),
+                now,
+            ),
             coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
@@ -495,13 +457,10 @@ impl Partition {
         }
         for (&txn, prepared) in &self.state.prepared {
             leader.hold(txn, prepared);
-            leader.asked.insert(txn, RetryState::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten =
-            self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
         let mut leading = self.led();
         leading.replicate_recovered(examined, world);
@@ -517,7 +476,8 @@ impl Partition {
             self.sweep_list(world);
         }
         if let Some(mut leading) = self.leading() {
-            leading.sweep_participant(world);
+            leading.reserve(world.cx.clock().now, world);
+            leading.sweep_participation(world);
             leading.sweep_coordinator(world);
         } else if self.own.recovery.is_none() && self.own.list.len() == 0 {
             return;

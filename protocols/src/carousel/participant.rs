@@ -1,20 +1,18 @@
 //! A partition's leader as participant: read, prepare, vote, and carry out the decision (§4.1.1,
 //! §4.1.3, §4.1.4), and read-only transactions (§4.4.2).
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
-use super::Note;
 use super::fast::{Ballot, versions};
 use super::leader::{Leader, Leading, WaitingRead, World};
 use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
-use crate::commit::Verdict;
+use super::{Config, Note};
+use crate::commit::{Participating, Participation, Verdict};
 use crate::gateway::{Participant, Snapshot};
-use crate::waiting::{BATCH, RetryState, take_due};
+use crate::waiting::RetryState;
 
 /// Prepares that one leader lets wait, at most.
 const WAITING_MAX: usize = 1_024;
@@ -52,6 +50,33 @@ impl Prepare {
     }
 }
 
+impl Participating for Leader {
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// The paper's participants never ask (C9 is about them).
+    fn never_asks(config: &Config) -> bool {
+        config.mutations.no_tombstones
+    }
+}
+
 impl Leading<'_> {
     /// §4.1.1 and §4.1.4: check for conflicts, answer with the values, replicate the vote.
     pub(super) fn on_read_and_prepare(
@@ -75,7 +100,9 @@ impl Leading<'_> {
             }
             return;
         }
-        if self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn) {
+        if self.state.prepared.contains_key(&txn)
+            || self.leader.participation.preparing.contains_key(&txn)
+        {
             // Its keys are held since the first time, so these are the versions it prepared with.
             world.cx.note(Note::RepeatedPrepare);
             if prepare.wants_reads {
@@ -86,7 +113,7 @@ impl Leading<'_> {
             }
             return;
         }
-        if self.leader.refusing.contains(&txn) {
+        if self.leader.participation.refusing.contains(&txn) {
             return;
         }
         if world.is_too_much(self.id, &prepare.participant.reads) {
@@ -193,19 +220,6 @@ impl Leading<'_> {
         self.leader.freed.is_clear_of(&participant.reads, &participant.writes)
     }
 
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
-    fn has_forgotten(&self, txn: TxnId) -> bool {
-        let is_preparing = self.leader.preparing.contains_key(&txn);
-        !is_preparing && self.state.has_forgotten(txn)
-    }
-
-    /// It will never be prepared here, which the log says already; nor will another attempt of that name.
-    /// A coordinator that has decided needs no vote; one that has not would ask for ever.
-    fn refuse_forgotten(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        self.send_vote(txn, coordinator, Vote::Refused(AbortReason::Invalid), world);
-    }
-
     /// Puts a prepare into the log, and holds its keys from now on.
     pub(super) fn prepare_in_log(
         &mut self,
@@ -224,7 +238,7 @@ impl Leading<'_> {
             acknowledged_below,
         };
         let proposal = prepared.proposal;
-        self.leader.preparing.insert(txn, prepared);
+        self.leader.participation.preparing.insert(txn, prepared);
         if !world.config.is_fast {
             self.reserve(proposal, world);
         }
@@ -239,7 +253,7 @@ impl Leading<'_> {
         reason: AbortReason,
         world: &mut World<'_>,
     ) {
-        if self.leader.refusing.insert(txn) {
+        if self.leader.participation.refusing.insert(txn) {
             self.propose(Command::Refuse { txn, coordinator, reason }, world);
         }
     }
@@ -250,15 +264,7 @@ impl Leading<'_> {
         if txn.attempt == 0 {
             return;
         }
-        let earlier = TxnId { attempt: 0, ..txn }..txn;
-        let open: Vec<(TxnId, PartitionId)> = self
-            .state
-            .prepared
-            .range(earlier.clone())
-            .chain(self.leader.preparing.range(earlier))
-            .map(|(txn, prepared)| (*txn, prepared.coordinator))
-            .filter(|(txn, _)| !self.leader.ending.contains(txn))
-            .collect();
+        let open = self.earlier_attempts(txn);
         for (old, coordinator) in open {
             world.cx.note(Note::AttemptSuperseded);
             self.end(old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
@@ -273,22 +279,11 @@ impl Leading<'_> {
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads });
     }
 
-    pub(super) fn send_vote(
-        &self,
-        txn: TxnId,
-        coordinator: PartitionId,
-        vote: Vote,
-        world: &mut World<'_>,
-    ) {
-        let result = Msg::PrepareResult { txn, coordinator, partition: self.id, vote };
-        world.send_to_leader(coordinator, result);
-    }
-
     /// A prepare or a refusal is chosen: vote (⑨⑩).
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
-        self.leader.preparing.remove(&txn);
+        self.leader.participation.preparing.remove(&txn);
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        self.leader.asked.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.participation.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -300,24 +295,7 @@ impl Leading<'_> {
         coordinator: PartitionId,
         world: &mut World<'_>,
     ) {
-        if let Some(prepared) = self.state.prepared.get(&txn) {
-            self.send_vote(txn, coordinator, prepared.vote(), world);
-            return;
-        }
-        if let Some(ended) = self.state.ended.get(&txn) {
-            let vote = match ended.outcome {
-                Outcome::Aborted(reason) => Vote::Refused(reason),
-                Outcome::Committed(timestamp) => Vote::Committed(timestamp),
-                Outcome::Unknown => unreachable!("{txn} ended at {} without an outcome", self.id),
-            };
-            self.send_vote(txn, coordinator, vote, world);
-            return;
-        }
-        if self.has_forgotten(txn) {
-            self.refuse_forgotten(txn, coordinator, world);
-            return;
-        }
-        if self.leader.preparing.contains_key(&txn) {
+        if self.answer_query_prepare(txn, coordinator, world) {
             return;
         }
         if world.config.mutations.recovery_prepares || world.config.mutations.abort_told_at_once {
@@ -345,11 +323,11 @@ impl Leading<'_> {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        if self.leader.ending.contains(&txn) {
+        if self.leader.participation.ending.contains(&txn) {
             return;
         }
-        let is_open =
-            self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn);
+        let is_open = self.state.prepared.contains_key(&txn)
+            || self.leader.participation.preparing.contains_key(&txn);
         let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
@@ -384,14 +362,15 @@ impl Leading<'_> {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        if !self.leader.ending.insert(txn) {
+        if !self.leader.participation.ending.insert(txn) {
             return;
         }
         match verdict {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
             Verdict::Abort(_) => {
-                let prepared = self.state.prepared.get(&txn).or(self.leader.preparing.get(&txn));
+                let prepared =
+                    self.state.prepared.get(&txn).or(self.leader.participation.preparing.get(&txn));
                 if let Some(prepared) = prepared.filter(|_| world.config.is_fast).cloned() {
                     self.leader.freed.insert(txn, prepared);
                 }
@@ -403,47 +382,15 @@ impl Leading<'_> {
         self.serve_waiting(world);
     }
 
-    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        let ack = Msg::WritebackAck { txn, coordinator, partition: self.id };
-        world.send_to_leader(coordinator, ack);
-    }
-
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted.
     pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let by_decision = self.take_ended(txn, world.cx.now());
         self.leader.free(txn);
-        self.leader.asked.remove(&txn);
-        self.leader.preparing.remove(&txn);
-        self.leader.floor = self.leader.floor.max(self.state.floor);
-        let by_decision = self.leader.ending.remove(&txn);
         self.leader.freed.remove(txn);
-        self.leader.refusing.remove(&txn);
-        self.leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.floor = self.leader.floor.max(self.state.floor);
         self.serve_waiting(world);
-        let Some(ended) = self.state.ended.get(&txn).copied() else { return };
-        if by_decision {
-            self.acknowledge(txn, ended.coordinator, world);
-        } else if let Outcome::Aborted(reason) = ended.outcome {
-            self.send_vote(txn, ended.coordinator, Vote::Refused(reason), world);
-        }
-    }
-
-    /// R6: these need not be remembered for the coordinator's sake any more.
-    pub(super) fn on_forget(
-        &mut self,
-        coordinator: PartitionId,
-        txns: Vec<TxnId>,
-        world: &mut World<'_>,
-    ) {
-        self.leader.forget_asked.remove(&coordinator);
-        let known: Vec<TxnId> = txns
-            .into_iter()
-            .filter(|txn| self.leader.unforgotten.remove(txn).is_some())
-            .filter(|txn| self.state.ended.get(txn).is_some_and(|ended| !ended.is_forgettable))
-            .collect();
-        if !known.is_empty() {
-            self.propose(Command::Forget(known), world);
-        }
+        self.answer_ended(txn, by_decision, world);
     }
 
     /// §4.4.2 with C11–C13: the latest values, and how long they are promised to be the latest.
@@ -532,54 +479,6 @@ impl Leading<'_> {
             self.leader.ceiling_proposed = ceiling;
             self.leader.logged = self.leader.logged.max(ceiling);
             self.propose(Command::Ceiling(ceiling), world);
-        }
-    }
-
-    /// Overdue work as participant: ask what became of prepared transactions, and which endings
-    /// may be forgotten.
-    pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        self.reserve(world.cx.clock().now, world);
-        let after = world.config.query_after;
-        // The paper's participants never ask (C9 is about them).
-        let due = match world.config.mutations.no_tombstones {
-            false => take_due(&mut self.leader.asked, after, now),
-            true => vec![],
-        };
-        for (txn, last) in due {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
-            let coordinator = prepared.coordinator;
-            let vote = prepared.vote();
-            // Silence may mean that the caller still thinks, or that nobody is there.
-            world.suspect(coordinator, last.at);
-            let query = Msg::QueryDecision { txn, coordinator, partition: self.id, vote };
-            world.send_to_leader(coordinator, query);
-        }
-        self.ask_to_forget(world);
-    }
-
-    fn ask_to_forget(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let after = world.config.query_after;
-        let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
-        let Leader { unforgotten, forget_asked, .. } = &mut *self.leader;
-        unforgotten.retain(|txn, asked| {
-            let Some(ended) = self.state.ended.get(txn) else { return false };
-            if asked.is_due(after, now) {
-                let batch = batches.entry(ended.coordinator).or_default();
-                if batch.len() < BATCH {
-                    *asked = asked.again(now);
-                    batch.push(*txn);
-                }
-            }
-            true
-        });
-        for (coordinator, txns) in batches {
-            if let Some(asked) = forget_asked.insert(coordinator, now) {
-                world.suspect(coordinator, asked);
-            }
-            let ask = Msg::MayForget { coordinator, partition: self.id, txns };
-            world.send_to_leader(coordinator, ask);
         }
     }
 }

@@ -22,11 +22,17 @@
 
 mod coordinator;
 mod gateway;
+mod message;
+mod participant;
+mod reading;
 mod state;
 mod votes;
 
 pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Patience};
 pub use gateway::{Client, GatewayNote, GatewayTimer};
 pub(crate) use gateway::{Gateway, Open, Phase};
+pub(crate) use message::{ToCoordinator, ToParticipant};
+pub(crate) use participant::{Participating, Participation};
+pub(crate) use reading::{Reader, Reading, WaitingRead};
 pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
 pub(crate) use votes::Gathering;

@@ -10,18 +10,20 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::txn::{AbortReason, Outcome};
 
 use super::coordinator::{Coordinating, Coordinator, Note};
+use super::message::ToParticipant;
 use super::state::{Applied, Coordinated, Ended, Part, Request, State};
 use crate::hosting::{CommandOf, Leading, World};
 
 /// How a protocol whose participants vote unasked fills in the coordinator.
 pub trait Gathering:
     Coordinator<
-    State = State<
-        <Self as Gathering>::Prepared,
-        Ended,
-        Coordinated<<Self as Gathering>::Part, <Self as Gathering>::Request>,
-    >,
->
+        State = State<
+            <Self as Gathering>::Prepared,
+            Ended,
+            Coordinated<<Self as Gathering>::Part, <Self as Gathering>::Request>,
+        >,
+        Msg: From<ToParticipant<<Self as Gathering>::Part>>,
+    >
 {
     /// A transaction as a participant prepared it.
     type Prepared;
@@ -43,14 +45,6 @@ pub trait Gathering:
         only_after: Option<u32>,
         participants: Vec<PartitionId>,
     ) -> CommandOf<Self>;
-    /// To a participant: how did you vote?
-    fn query_message(txn: TxnId, part: &Self::Part, coordinator: PartitionId) -> Self::Msg;
-    /// To a participant: these need not be remembered for the coordinator's sake.
-    fn forget_message(
-        partition: PartitionId,
-        coordinator: PartitionId,
-        txns: Vec<TxnId>,
-    ) -> Self::Msg;
     /// The decision of these participants' votes; none while they leave it open.
     fn judge(
         participants: &[PartitionId],
@@ -321,7 +315,8 @@ impl<R: Gathering> Leading<'_, R> {
             }
         }
         // Also when there are none: silence would make the participant look elsewhere.
-        world.send_to_leader(partition, R::forget_message(partition, self.id, done));
+        let forget = ToParticipant::Forget { partition, coordinator: self.id, txns: done };
+        world.send_to_leader(partition, forget.into());
         for txn in unknown {
             // A refusal whose vote was lost together with everything else about the transaction.
             world.cx.note(Note::QueryAborted.into());
@@ -357,7 +352,9 @@ impl<R: Gathering> Leading<'_, R> {
         for part in &known.participants {
             let partition = part.partition();
             if !R::has_voted(coordinating, partition) && only.is_none_or(|only| only == partition) {
-                world.send_to_leader(partition, R::query_message(txn, part, id));
+                let (participant, coordinator) = (part.clone(), id);
+                let query = ToParticipant::QueryPrepare { txn, participant, coordinator };
+                world.send_to_leader(partition, query.into());
             }
         }
     }

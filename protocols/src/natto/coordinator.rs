@@ -101,14 +101,6 @@ impl Gathering for Leader {
         Command::Decide { txn, outcome, only_after, participants }
     }
 
-    fn query_message(txn: TxnId, &partition: &PartitionId, coordinator: PartitionId) -> Msg {
-        Msg::QueryPrepare { txn, partition, coordinator }
-    }
-
-    fn forget_message(partition: PartitionId, coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
-        Msg::Forget { partition, coordinator, txns }
-    }
-
     fn judge(
         participants: &[PartitionId],
         request: Option<&Request>,

@@ -7,19 +7,18 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
-use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
 use super::delays::difference;
-use super::message::{Command, Elsewhere, Log, Msg, Vote};
+use super::message::{Command, Elsewhere, Log, Msg};
 use super::queue::{Letter, Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Ended};
+use crate::commit::{Applied, Coordination, Ended, Participation, Reading, WaitingRead};
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -45,35 +44,15 @@ pub struct Leader {
     pub conditional: BTreeMap<TxnId, BTreeSet<TxnId>>,
     /// What those that are prepared touch elsewhere, and how long they last here, if it was said.
     pub known: BTreeMap<TxnId, (Vec<Elsewhere>, Duration)>,
-    /// Prepares proposed, not yet chosen.
-    pub preparing: BTreeMap<TxnId, Prepared>,
+    /// What is under way, and what is remembered of it.
+    pub participation: Participation<Prepared>,
     /// Commits proposed, not yet applied, whose keys others may have had since (LECSF): what each
     /// writes here.
     pub leaving: BTreeMap<TxnId, Vec<Key>>,
     /// The newest values of those.
     pub forwarded: BTreeMap<Key, Read>,
-    /// Refusals proposed, not yet chosen.
-    pub refusing: BTreeSet<TxnId>,
-    /// Decisions proposed, not yet chosen.
-    pub ending: BTreeSet<TxnId>,
-    /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, RetryState>,
-    /// Endings that the coordinator's group may still ask about, and when it was last asked.
-    pub unforgotten: BTreeMap<TxnId, RetryState>,
-    /// Coordinators that were asked what may be forgotten and have not answered, and since when.
-    pub forget_asked: BTreeMap<PartitionId, Time>,
-    /// Proposals must be larger (C11).
-    pub floor: Timestamp,
-    /// The highest ceiling proposed.
-    pub ceiling_proposed: Timestamp,
-    /// Read-only requests that wait for a leadership check.
-    pub reads: BTreeMap<u64, WaitingRead>,
-    /// Read-only requests that wait for a higher ceiling.
-    pub reads_above_ceiling: Vec<WaitingRead>,
-    /// Read-only requests that wait for prepared transactions to end.
-    pub reads_behind: Vec<WaitingRead>,
-    /// Numbers leadership checks.
-    pub next_read: u64,
+    /// What was promised to readers, and which of them wait.
+    pub reading: Reading,
 
     /// As coordinator.
     pub coordination: Coordination<Leader>,
@@ -104,18 +83,6 @@ pub struct Forward {
     pub client: NodeId,
     pub partition: PartitionId,
     pub reads: Vec<(Key, Read)>,
-}
-
-/// A read-only request that cannot be served yet.
-#[derive(Clone, Debug)]
-pub struct WaitingRead {
-    pub client: NodeId,
-    pub txn: TxnId,
-    pub keys: Vec<Key>,
-    pub at_least: Timestamp,
-    /// Transactions that were prepared when it came, may write its keys, and have not ended; none if
-    /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
-    pub behind: Option<BTreeSet<TxnId>>,
 }
 
 impl Role for Leader {
@@ -288,7 +255,8 @@ impl Role for Leader {
                 Some(Stage::Queued | Stage::Waiting) => leader.arrived.contains_key(&txn),
                 Some(Stage::Conditional) => leader.conditional.contains_key(&txn),
                 Some(Stage::Prepared) => {
-                    state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn)
+                    state.prepared.contains_key(&txn)
+                        || leader.participation.preparing.contains_key(&txn)
                 }
                 None => false,
             };
@@ -317,7 +285,6 @@ impl Role for Leader {
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
-        let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
         let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("coordinated transactions", state.coordinated.len()),
@@ -328,15 +295,11 @@ impl Role for Leader {
             ("waiting transactions", self.arrived.len()),
             ("conditional prepares", self.conditional.len()),
             ("known holders", self.known.len()),
-            ("prepares under way", self.preparing.len()),
             ("commits under way", self.leaving.len()),
             ("forwarded values", self.forwarded.len()),
-            ("refusals under way", self.refusing.len()),
-            ("endings under way", self.ending.len()),
-            ("doubtful prepares", self.asked.len()),
-            ("unforgotten endings", self.unforgotten.len()),
-            ("waiting reads", reads),
+            ("waiting reads", self.reading.len()),
         ];
+        leaks.extend(self.participation.leaks());
         leaks.extend(self.coordination.leaks());
         leaks
     }
@@ -423,35 +386,12 @@ impl Leading<'_> {
         }
     }
 
-    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
-    /// there what this replica, as leader, wants of it.
-    fn on_not_leader(&mut self, partition: PartitionId, txn: TxnId, world: &mut World<'_>) {
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == partition
-        {
-            let vote = prepared.vote();
-            if self.leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
-                let query =
-                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
-                world.send_to_leader(partition, query);
-            } else {
-                self.send_vote(txn, partition, vote, world);
-            }
-        }
-        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
-            self.state.ended.get(&txn)
-            && *coordinator == partition
-        {
-            self.send_vote(txn, partition, Vote::Refused(*reason), world);
-        }
-        self.ask_new_leader(txn, partition, world);
-    }
-
     /// The leader looks for overdue work.
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
         // Also in case the clock was set forward.
         self.on_turn(world);
-        self.sweep_participant(world);
+        self.reserve(world.cx.clock().now, world);
+        self.sweep_participation(world);
         self.sweep_coordinator(world);
         let next = world.cx.now() + world.config.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
@@ -470,9 +410,12 @@ impl Partition {
         };
         let mut leader = Leader {
             queue: Queue::new(letter),
-            // C12, R8: a predecessor may have promised anything up to its ceiling.
-            floor: self.state.ceiling.max(self.state.floor),
-            ceiling_proposed: self.state.ceiling,
+            participation: Participation::new(
+                self.state.prepared.keys(),
+                self.state.ended.keys(),
+                now,
+            ),
+            reading: Reading::new(&self.state),
             coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
@@ -482,13 +425,10 @@ impl Partition {
                 leader.queue.prepare_conditionally(txn);
                 leader.conditional.insert(txn, prepared.unless.iter().copied().collect());
             }
-            leader.asked.insert(txn, RetryState::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten =
-            self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
         let mut leading = self.led();
         leading.take_over_coordination(world);

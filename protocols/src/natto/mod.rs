@@ -86,7 +86,6 @@ mod leader;
 mod message;
 mod participant;
 mod queue;
-mod reading;
 mod state;
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A partition's leader as participant: wait for the turn, read, prepare, vote, and carry out the
 //! decision (§3.2; Carousel §4.1).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -11,10 +11,77 @@ use super::leader::{Arrived, Leader, Leading, World};
 use super::message::{Command, Elsewhere, Msg, Turn, Vote};
 use super::queue;
 use super::state::Prepared;
-use super::{Level, Note, Timer};
-use crate::commit::Verdict;
-use crate::gateway::Participant;
-use crate::waiting::{BATCH, RetryState, take_due};
+use super::{Config, Level, Note, Timer};
+use crate::commit::{Participating, Participation, Reader, Reading, Verdict};
+use crate::gateway::{Participant, Snapshot};
+use crate::waiting::RetryState;
+
+impl Participating for Leader {
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// While a transaction waits for its turn or a lock, the vote will follow.
+    fn is_arriving(&mut self, txn: TxnId) -> bool {
+        self.participation.preparing.contains_key(&txn) || self.arrived.contains_key(&txn)
+    }
+}
+
+impl Reader for Leader {
+    const READ_INDEX: Note = Note::ReadIndex;
+    const READ_WAIT: Note = Note::ReadWait;
+
+    fn reading(&mut self) -> &mut Reading {
+        &mut self.reading
+    }
+
+    fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+        let mut writers = self.queue.writers(keys);
+        let writes = |written: &Vec<Key>| written.iter().any(|key| keys.contains(key));
+        let leaving = self.leaving.iter().filter(|(_, written)| writes(written));
+        writers.extend(leaving.map(|(txn, _)| *txn));
+        writers
+    }
+
+    fn proposal(leading: &Leading<'_>, writer: TxnId) -> Option<Timestamp> {
+        let preparing = &leading.leader.participation.preparing;
+        let prepared = leading.state.prepared.get(&writer).or(preparing.get(&writer));
+        prepared.map(|prepared| prepared.proposal)
+    }
+
+    fn ceiling_command(ceiling: Timestamp) -> Command {
+        Command::Ceiling(ceiling)
+    }
+
+    fn snapshot_message(
+        txn: TxnId,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        is_too_much: bool,
+    ) -> Msg {
+        Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
+    }
+
+    fn ceiling_ahead(config: &Config) -> Duration {
+        config.ceiling_ahead
+    }
+}
 
 impl Leading<'_> {
     /// §3.2: a transaction arrives, early as it should or late, and waits for its turn.
@@ -39,7 +106,9 @@ impl Leading<'_> {
             }
             return;
         }
-        if self.leader.refusing.contains(&txn) || self.leader.ending.contains(&txn) {
+        if self.leader.participation.refusing.contains(&txn)
+            || self.leader.participation.ending.contains(&txn)
+        {
             return;
         }
         if let Some(known) = self.leader.arrived.get_mut(&txn) {
@@ -48,7 +117,9 @@ impl Leading<'_> {
             world.send(arrived.client, Msg::Waiting { txn, partition: self.id });
             return;
         }
-        if self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn) {
+        if self.state.prepared.contains_key(&txn)
+            || self.leader.participation.preparing.contains_key(&txn)
+        {
             // Its keys are held since the first time, so these are the versions it prepared with.
             world.cx.note(Note::RepeatedPrepare);
             self.send_reads(arrived.client, txn, &arrived.participant.reads, false, world);
@@ -231,7 +302,7 @@ impl Leading<'_> {
             world.cx.note(Note::Forwarded);
         }
         let turn = self.leader.queue.turn(txn).unwrap_or_default();
-        let proposal = self.leader.floor.next().max(world.cx.clock().now);
+        let proposal = self.leader.reading.floor.next().max(world.cx.clock().now);
         self.send_reads(client, txn, &participant.reads, !unless.is_empty(), world);
         let version = |key: Key| {
             let version = self.read(&key, world).version;
@@ -251,7 +322,7 @@ impl Leading<'_> {
             refused: prepared.refused.clone(),
             acknowledged_below,
         };
-        self.leader.preparing.insert(txn, prepared);
+        self.leader.participation.preparing.insert(txn, prepared);
         self.reserve(proposal, world);
         self.propose(command, world);
     }
@@ -270,7 +341,8 @@ impl Leading<'_> {
         let keys = &arrived.participant.reads;
         let is_of_use = self.leader.queue.written(of, keys).next().is_some();
         let is_unasked = arrived.forwarded_to != Some(of);
-        let prepared = self.state.prepared.get(&of).or_else(|| self.leader.preparing.get(&of));
+        let prepared =
+            self.state.prepared.get(&of).or_else(|| self.leader.participation.preparing.get(&of));
         let Some(prepared) = prepared.filter(|_| is_of_use && is_unasked) else { return };
         world.cx.note(Note::ReadForwarded);
         let coordinator = prepared.coordinator;
@@ -291,7 +363,7 @@ impl Leading<'_> {
         reason: AbortReason,
         world: &mut World<'_>,
     ) {
-        if self.leader.refusing.insert(txn) {
+        if self.leader.participation.refusing.insert(txn) {
             self.propose(Command::Refuse { txn, coordinator, reason }, world);
             self.free(txn, Fate::Aborted, world);
         }
@@ -353,9 +425,9 @@ impl Leading<'_> {
             }
             Some(_) => {}
             None => {
-                self.leader.asked.remove(&txn);
+                self.leader.participation.asked.remove(&txn);
                 let is_known = self.leader.arrived.contains_key(&txn)
-                    || self.leader.preparing.contains_key(&txn)
+                    || self.leader.participation.preparing.contains_key(&txn)
                     || self.state.ended.contains_key(&txn);
                 if !is_known {
                     self.refuse(txn, coordinator, AbortReason::Recovery, world);
@@ -371,16 +443,8 @@ impl Leading<'_> {
             return;
         }
         let earlier = TxnId { attempt: 0, ..txn }..txn;
-        let waiting: Vec<TxnId> =
-            self.leader.arrived.range(earlier.clone()).map(|(t, _)| *t).collect();
-        let open: Vec<(TxnId, PartitionId)> = self
-            .state
-            .prepared
-            .range(earlier.clone())
-            .chain(self.leader.preparing.range(earlier))
-            .map(|(txn, prepared)| (*txn, prepared.coordinator))
-            .filter(|(txn, _)| !self.leader.ending.contains(txn))
-            .collect();
+        let waiting: Vec<TxnId> = self.leader.arrived.range(earlier).map(|(t, _)| *t).collect();
+        let open = self.earlier_attempts(txn);
         for old in waiting {
             world.cx.note(Note::AttemptSuperseded);
             self.free(old, Fate::Aborted, world);
@@ -412,40 +476,21 @@ impl Leading<'_> {
         forwarded.unwrap_or_else(|| world.store.read(self.id, key))
     }
 
-    pub(super) fn send_vote(
-        &self,
-        txn: TxnId,
-        coordinator: PartitionId,
-        vote: Vote,
-        world: &mut World<'_>,
-    ) {
-        let result = Msg::PrepareResult { txn, coordinator, partition: self.id, vote };
-        world.send_to_leader(coordinator, result);
-    }
-
     /// A prepare is chosen: vote.
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(prepared) = self.state.prepared.get(&txn) else { return };
         // A conditional prepare may be followed by one without the condition.
-        if self.leader.preparing.get(&txn).is_some_and(|last| last.unless == prepared.unless) {
-            self.leader.preparing.remove(&txn);
+        if self
+            .leader
+            .participation
+            .preparing
+            .get(&txn)
+            .is_some_and(|last| last.unless == prepared.unless)
+        {
+            self.leader.participation.preparing.remove(&txn);
         }
-        self.leader.asked.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.participation.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
-    }
-
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
-    fn has_forgotten(&self, txn: TxnId) -> bool {
-        let Leader { preparing, arrived, .. } = &*self.leader;
-        let is_open = preparing.contains_key(&txn) || arrived.contains_key(&txn);
-        !is_open && self.state.has_forgotten(txn)
-    }
-
-    /// It will never be prepared here, which the log says already; nor will another attempt of that name.
-    /// A coordinator that has decided needs no vote; one that has not would ask for ever.
-    fn refuse_forgotten(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        self.send_vote(txn, coordinator, Vote::Refused(AbortReason::Invalid), world);
     }
 
     /// Carousel §4.3.3, as corrected by R1: how did this partition vote? While a transaction waits for
@@ -456,24 +501,7 @@ impl Leading<'_> {
         coordinator: PartitionId,
         world: &mut World<'_>,
     ) {
-        if let Some(prepared) = self.state.prepared.get(&txn) {
-            self.send_vote(txn, coordinator, prepared.vote(), world);
-            return;
-        }
-        if let Some(ended) = self.state.ended.get(&txn) {
-            let vote = match ended.outcome {
-                Outcome::Aborted(reason) => Vote::Refused(reason),
-                Outcome::Committed(timestamp) => Vote::Committed(timestamp),
-                Outcome::Unknown => unreachable!("{txn} ended at {} without an outcome", self.id),
-            };
-            self.send_vote(txn, coordinator, vote, world);
-            return;
-        }
-        if self.has_forgotten(txn) {
-            self.refuse_forgotten(txn, coordinator, world);
-            return;
-        }
-        if self.leader.preparing.contains_key(&txn) || self.leader.arrived.contains_key(&txn) {
+        if self.answer_query_prepare(txn, coordinator, world) {
             return;
         }
         world.cx.note(Note::QueryRefused);
@@ -488,11 +516,11 @@ impl Leading<'_> {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        if self.leader.ending.contains(&txn) {
+        if self.leader.participation.ending.contains(&txn) {
             return;
         }
-        let is_open =
-            self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn);
+        let is_open = self.state.prepared.contains_key(&txn)
+            || self.leader.participation.preparing.contains_key(&txn);
         let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
@@ -521,7 +549,7 @@ impl Leading<'_> {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        if !self.leader.ending.insert(txn) {
+        if !self.leader.participation.ending.insert(txn) {
             return;
         }
         let fate = match &verdict {
@@ -549,106 +577,20 @@ impl Leading<'_> {
         }
     }
 
-    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        let ack = Msg::WritebackAck { txn, coordinator, partition: self.id };
-        world.send_to_leader(coordinator, ack);
-    }
-
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted. Read-only transactions that waited for it go on, then
     /// those that wait for its keys.
     pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
-        self.leader.asked.remove(&txn);
-        self.leader.preparing.remove(&txn);
-        self.leader.floor = self.leader.floor.max(self.state.floor);
+        let by_decision = self.take_ended(txn, world.cx.now());
+        self.leader.reading.floor = self.leader.reading.floor.max(self.state.floor);
         self.leader.on_applied(txn);
-        let by_decision = self.leader.ending.remove(&txn);
-        self.leader.refusing.remove(&txn);
-        self.leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
-        let mut fate = Fate::Aborted;
-        if let Some(ended) = self.state.ended.get(&txn).copied() {
-            if let Outcome::Committed(_) = ended.outcome {
-                fate = Fate::Committed;
-            }
-            if by_decision {
-                self.acknowledge(txn, ended.coordinator, world);
-            } else if let Outcome::Aborted(reason) = ended.outcome {
-                self.send_vote(txn, ended.coordinator, Vote::Refused(reason), world);
-            }
-        }
+        let fate = match self.state.ended.get(&txn).map(|ended| ended.outcome) {
+            Some(Outcome::Committed(_)) => Fate::Committed,
+            Some(Outcome::Aborted(_) | Outcome::Unknown) | None => Fate::Aborted,
+        };
+        self.answer_ended(txn, by_decision, world);
         self.free(txn, fate, world);
         self.release_reads(txn, world);
-    }
-
-    /// R6: these need not be remembered for the coordinator's sake any more.
-    pub(super) fn on_forget(
-        &mut self,
-        coordinator: PartitionId,
-        txns: Vec<TxnId>,
-        world: &mut World<'_>,
-    ) {
-        self.leader.forget_asked.remove(&coordinator);
-        let known: Vec<TxnId> = txns
-            .into_iter()
-            .filter(|txn| self.leader.unforgotten.remove(txn).is_some())
-            .filter(|txn| self.state.ended.get(txn).is_some_and(|ended| !ended.is_forgettable))
-            .collect();
-        if !known.is_empty() {
-            self.propose(Command::Forget(known), world);
-        }
-    }
-
-    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
-    /// is chosen, and extends it well before it is reached.
-    pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
-        let ahead = world.config.ceiling_ahead;
-        if self.leader.ceiling_proposed < timestamp + ahead / 2 {
-            self.leader.ceiling_proposed = timestamp + ahead;
-            self.propose(Command::Ceiling(timestamp + ahead), world);
-        }
-    }
-
-    /// Overdue work as participant: ask what became of prepared transactions, and which endings
-    /// may be forgotten.
-    pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        self.reserve(world.cx.clock().now, world);
-        let after = world.config.query_after;
-        for (txn, last) in take_due(&mut self.leader.asked, after, now) {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
-            let coordinator = prepared.coordinator;
-            let vote = prepared.vote();
-            // Silence may mean that the caller still thinks, or that nobody is there.
-            world.suspect(coordinator, last.at);
-            let query = Msg::QueryDecision { txn, coordinator, partition: self.id, vote };
-            world.send_to_leader(coordinator, query);
-        }
-        self.ask_to_forget(world);
-    }
-
-    fn ask_to_forget(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let after = world.config.query_after;
-        let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
-        let Leader { unforgotten, forget_asked, .. } = &mut *self.leader;
-        unforgotten.retain(|txn, asked| {
-            let Some(ended) = self.state.ended.get(txn) else { return false };
-            if asked.is_due(after, now) {
-                let batch = batches.entry(ended.coordinator).or_default();
-                if batch.len() < BATCH {
-                    *asked = asked.again(now);
-                    batch.push(*txn);
-                }
-            }
-            true
-        });
-        for (coordinator, txns) in batches {
-            if let Some(asked) = forget_asked.insert(coordinator, now) {
-                world.suspect(coordinator, asked);
-            }
-            let ask = Msg::MayForget { coordinator, partition: self.id, txns };
-            world.send_to_leader(coordinator, ask);
-        }
     }
 }
 
@@ -685,7 +627,7 @@ impl Leader {
         }
         self.leaving.insert(txn, writes.keys().cloned().collect());
         // Whoever prepares from here on commits later (C11).
-        self.floor = self.floor.max(timestamp);
+        self.reading.floor = self.reading.floor.max(timestamp);
     }
 
     /// What `txn` wrote is in the store.
@@ -695,15 +637,5 @@ impl Leader {
                 self.forwarded.remove(&key);
             }
         }
-    }
-
-    /// Those that may write one of these keys, or have committed such a write, and have not ended in
-    /// the log.
-    pub(super) fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
-        let mut writers = self.queue.writers(keys);
-        let writes = |written: &Vec<Key>| written.iter().any(|key| keys.contains(key));
-        let leaving = self.leaving.iter().filter(|(_, written)| writes(written));
-        writers.extend(leaving.map(|(txn, _)| *txn));
-        writers
     }
 }

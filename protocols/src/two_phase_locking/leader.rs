@@ -7,14 +7,14 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, Version, Writes};
 
 use super::locks::LockTable;
 use super::message::{Command, Log, Msg, Vote};
 use super::state::{Applied, Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::Coordination;
+use crate::commit::{Coordination, Reading, WaitingRead};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
 use crate::waiting::RetryState;
@@ -44,18 +44,8 @@ pub struct Leader {
     pub ending: BTreeSet<TxnId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
     pub asked: BTreeMap<TxnId, RetryState>,
-    /// Proposals must be larger (C11).
-    pub floor: Timestamp,
-    /// The highest ceiling proposed.
-    pub ceiling_proposed: Timestamp,
-    /// Read-only requests that wait for a leadership check.
-    pub reads: BTreeMap<u64, WaitingRead>,
-    /// Read-only requests that wait for a higher ceiling.
-    pub reads_above_ceiling: Vec<WaitingRead>,
-    /// Read-only requests that wait for prepared transactions to end.
-    pub reads_behind: Vec<WaitingRead>,
-    /// Numbers leadership checks.
-    pub next_read: u64,
+    /// What was promised to readers, and which of them wait.
+    pub reading: Reading,
 
     /// As coordinator.
     pub coordination: Coordination<Leader>,
@@ -72,18 +62,6 @@ pub struct Session {
     pub reads: Vec<Key>,
     /// When its client was last heard of.
     pub heard: Time,
-}
-
-/// A read-only request that cannot be served yet.
-#[derive(Clone, Debug)]
-pub struct WaitingRead {
-    pub client: NodeId,
-    pub txn: TxnId,
-    pub keys: Vec<Key>,
-    pub at_least: Timestamp,
-    /// Transactions that were prepared when it came, write its keys, and have not ended; none if
-    /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
-    pub behind: Option<BTreeSet<TxnId>>,
 }
 
 /// What a client asked to commit.
@@ -214,7 +192,6 @@ impl Role for Leader {
     /// acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
-        let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
         let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("decisions with an audience", state.coordinated.len()),
@@ -225,7 +202,7 @@ impl Role for Leader {
             ("prepares under way", self.preparing.len()),
             ("endings under way", self.ending.len()),
             ("doubtful prepares", self.asked.len()),
-            ("waiting reads", reads),
+            ("waiting reads", self.reading.len()),
         ];
         leaks.extend(self.coordination.leaks());
         leaks
@@ -349,9 +326,7 @@ impl Partition {
         let (config, state) = (world.config, &self.state);
         let mut leader = Leader {
             locks: LockTable::new(config.preemption, config.mutations.wounds_prepared),
-            // C12, R8: a predecessor may have promised anything up to its ceiling.
-            floor: state.ceiling.max(state.floor),
-            ceiling_proposed: state.ceiling,
+            reading: Reading::new(state),
             coordination: Coordination::new(
                 state.ended.keys().chain(state.settled.keys()).copied(),
                 now,
