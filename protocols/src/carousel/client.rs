@@ -47,7 +47,7 @@ impl Gateway for Own {
     }
 
     fn send_prepare(client: &Client, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
-        let Some(participant) = open.participants.get(&partition) else { return };
+        let participant = open.participant(partition);
         if client.config.is_fast {
             client.send_fast_prepare(open, participant, cx);
             return;
@@ -72,9 +72,9 @@ impl Gateway for Own {
     ) {
         if !client.config.is_fast {
             Self::send_prepare(client, open, partition, cx);
-        } else if let Some(participant) = open.participants.get(&partition) {
+        } else {
             let leader = client.routes.leader(partition);
-            client.send_fast_prepare_to(leader, true, open, participant, cx);
+            client.send_fast_prepare_to(leader, true, open, open.participant(partition), cx);
         }
     }
 

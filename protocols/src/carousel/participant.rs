@@ -264,8 +264,7 @@ impl Leading<'_> {
         if txn.attempt == 0 {
             return;
         }
-        let open = self.earlier_attempts(txn);
-        for (old, coordinator) in open {
+        for (old, coordinator) in self.earlier_attempts(txn) {
             world.cx.note(Note::AttemptSuperseded);
             self.end(old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
         }
@@ -282,7 +281,9 @@ impl Leading<'_> {
     /// A prepare or a refusal is chosen: vote (⑨⑩).
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
         self.leader.participation.preparing.remove(&txn);
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
+        let Some(prepared) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {} by its prepare", self.id);
+        };
         self.leader.participation.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
@@ -423,7 +424,9 @@ impl Leading<'_> {
 
     /// The answer to a leadership check.
     pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
-        let Some(read) = self.leader.reads.remove(&id) else { return };
+        let Some(read) = self.leader.reads.remove(&id) else {
+            unreachable!("{} was asked for no leadership check {id}", self.id);
+        };
         if !is_leader {
             let (partition, txn) = (self.id, Some(read.txn));
             world.send(read.client, Msg::NotLeader { partition, leader: None, txn });

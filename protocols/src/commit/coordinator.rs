@@ -197,13 +197,9 @@ impl<R: Coordinator> Leading<'_, R> {
     pub fn announce(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let clock = world.cx.clock();
         let now = world.cx.now();
-        if self.under_way(txn).is_none_or(|coordinating| coordinating.outcome.is_none()) {
-            return;
-        }
+        let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else { return };
         R::before_telling(self, txn, world);
         let coordination = self.leader.coordination();
-        let Some(coordinating) = coordination.transactions.get_mut(&txn) else { return };
-        let Some(outcome) = coordinating.outcome else { return };
         if let Outcome::Committed(timestamp) = outcome
             && !clock.has_passed_everywhere(timestamp)
             && R::waits_for_timestamps(world.config)
@@ -213,6 +209,7 @@ impl<R: Coordinator> Leading<'_, R> {
             self.set_commit_wait_timer(world);
             return;
         }
+        let coordinating = self.coordinating(txn, now);
         coordinating.is_told = true;
         coordinating.asked = RetryState::new(now);
         if let Some(client) = coordinating.client {
@@ -249,7 +246,9 @@ impl<R: Coordinator> Leading<'_, R> {
     ) {
         let mut audience = self.audience(txn);
         let Some(coordinating) = self.under_way(txn).filter(|known| known.is_told) else { return };
-        let Some(outcome) = coordinating.outcome else { return };
+        let Some(outcome) = coordinating.outcome else {
+            unreachable!("{txn} was told without an outcome");
+        };
         audience.retain(|partition| {
             !coordinating.acks.contains(partition) && only.is_none_or(|only| only == *partition)
         });

@@ -219,7 +219,29 @@ impl<G: Gateway> Machine<G::Protocol> for Client<G> {
     }
 }
 
+impl<G: Gateway> Open<G> {
+    /// What a participant is asked for.
+    pub(crate) fn participant(&self, partition: PartitionId) -> &Participant {
+        let Some(participant) = self.participants.get(&partition) else {
+            unreachable!("{partition} takes no part in {}", self.txn.id);
+        };
+        participant
+    }
+}
+
 impl<G: Gateway> Client<G> {
+    /// A transaction that has not finished. What comes from elsewhere may be late, and looks first.
+    fn at(&self, id: TxnId) -> &Open<G> {
+        let Some(open) = self.open.get(&id) else { unreachable!("{id} has finished") };
+        open
+    }
+
+    /// The same, to change it.
+    fn at_mut(&mut self, id: TxnId) -> &mut Open<G> {
+        let Some(open) = self.open.get_mut(&id) else { unreachable!("{id} has finished") };
+        open
+    }
+
     fn open(&self, txn: Txn, now: Time) -> Open<G> {
         let mut participants = split(&self.cluster, &txn.reads, &txn.writes);
         G::set_floors(&mut participants, &txn);
@@ -278,7 +300,7 @@ impl<G: Gateway> Client<G> {
 
     /// Sends what a transaction begins with.
     fn send_first(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get(&id) else { return };
+        let open = self.at(id);
         if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
             self.send_outstanding(id, cx);
             return;
@@ -291,7 +313,7 @@ impl<G: Gateway> Client<G> {
 
     /// Sends whatever has not been answered yet.
     fn send_outstanding(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get(&id) else { return };
+        let open = self.at(id);
         match &open.phase {
             Phase::Reading if !open.participants.is_empty() => {
                 for partition in &open.silent {
@@ -316,8 +338,7 @@ impl<G: Gateway> Client<G> {
         partition: PartitionId,
         cx: &mut Context<'_, G>,
     ) {
-        let Some(participant) = open.participants.get(&partition) else { return };
-        let (keys, at_least) = (participant.reads.clone(), snapshots.at_least);
+        let (keys, at_least) = (open.participant(partition).reads.clone(), snapshots.at_least);
         let read = G::read_only_message(open.txn.id, partition, keys, at_least);
         cx.send(self.routes.leader(partition), read);
     }
@@ -360,7 +381,7 @@ impl<G: Gateway> Client<G> {
 
     /// The read round is complete: ask the caller, or compute in its stead.
     pub(crate) fn on_all_answered(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
+        let open = self.at_mut(id);
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
             (_, Kind::Interactive) => {
@@ -378,8 +399,8 @@ impl<G: Gateway> Client<G> {
 
     /// Computes a procedure from what was read, and asks to commit what it writes.
     pub(crate) fn end_procedure(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get(&id) else { return };
-        let Kind::Procedure(ops) = &open.txn.kind else { return };
+        let open = self.at(id);
+        let Kind::Procedure(ops) = &open.txn.kind else { unreachable!("{id} is no procedure") };
         let decision = match Txn::execute(ops, &open.reads) {
             Ok(writes) => Decision::Commit(writes),
             Err(_) => Decision::Abort,
@@ -418,7 +439,7 @@ impl<G: Gateway> Client<G> {
 
     /// Asks the coordinator to commit or abort (Carousel §4.1.2).
     pub(crate) fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
+        let open = self.at_mut(id);
         G::on_ending(open, &decision);
         open.phase = Phase::Ending(decision);
         self.ask(id, cx);
@@ -426,8 +447,7 @@ impl<G: Gateway> Client<G> {
 
     /// Sends what a new phase or round asks for.
     fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
-        open.asked = RetryState::new(cx.now());
+        self.at_mut(id).asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
         let (resend_after, _) = G::intervals(&self.config);
         self.set_resend_timer(id, resend_after, cx);
@@ -503,8 +523,10 @@ impl<G: Gateway> Client<G> {
 
     /// Every part is here: done, or some are asked again.
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        let open = self.at_mut(id);
+        let Phase::Snapshotting(snapshots) = &mut open.phase else {
+            unreachable!("{id} reads no snapshots");
+        };
         match snapshots.complete(&open.txn) {
             Ok((reads, outcome)) => {
                 let path = snapshots.path();
@@ -527,7 +549,7 @@ impl<G: Gateway> Client<G> {
         path: &'static str,
         cx: &mut Context<'_, G>,
     ) {
-        let Some(open) = self.open.remove(&id) else { return };
+        let Some(open) = self.open.remove(&id) else { unreachable!("{id} has finished twice") };
         G::on_finished(self, id);
         cx.cancel_timer(GatewayTimer::Resend(id).into());
         let mut outcome = outcome;

@@ -66,7 +66,7 @@ impl Gateway for Own {
     }
 
     fn send_prepare(client: &Client, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
-        let Some(participant) = open.participants.get(&partition) else { return };
+        let participant = open.participant(partition);
         let prepare = Msg::ReadAndPrepare {
             txn: open.txn.id,
             participant: participant.clone(),

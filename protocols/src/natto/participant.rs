@@ -204,7 +204,9 @@ impl Leading<'_> {
     /// §3.2: its turn has come. One that matters waits for those before it; any other gives up at
     /// once if anybody is in its way. Nobody waits for one whose turn is later (N1).
     fn process(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(arrived) = self.leader.arrived.get(&txn) else { return };
+        let Some(arrived) = self.leader.arrived.get(&txn) else {
+            unreachable!("{txn} has not arrived at {}", self.id);
+        };
         let coordinator = arrived.coordinator;
         let priority = self.leader.queue.turn(txn).unwrap_or_default().priority;
         if world.is_too_much(self.id, &arrived.participant.reads) {
@@ -275,7 +277,9 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         world.cx.note(Note::Conditional);
-        let Some(arrived) = self.leader.arrived.get(&txn).cloned() else { return };
+        let Some(arrived) = self.leader.arrived.get(&txn).cloned() else {
+            unreachable!("{txn} has not arrived at {}", self.id);
+        };
         self.leader.queue.prepare_conditionally(txn);
         self.leader.conditional.insert(txn, unless.clone());
         self.prepare_in_log(txn, arrived, unless.into_iter().collect(), world);
@@ -284,7 +288,9 @@ impl Leading<'_> {
     /// Answers with the values, and puts the prepare into the log. The transaction holds its keys from
     /// now on.
     fn prepare(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(mut arrived) = self.leader.arrived.remove(&txn) else { return };
+        let Some(mut arrived) = self.leader.arrived.remove(&txn) else {
+            unreachable!("{txn} has not arrived at {}", self.id);
+        };
         self.leader.queue.prepare(txn);
         self.leader.hold(txn, &mut arrived);
         self.prepare_in_log(txn, arrived, Vec::new(), world);
@@ -478,7 +484,9 @@ impl Leading<'_> {
 
     /// A prepare is chosen: vote.
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
+        let Some(prepared) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {} by its prepare", self.id);
+        };
         // A conditional prepare may be followed by one without the condition.
         if self
             .leader

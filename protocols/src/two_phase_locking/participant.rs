@@ -325,7 +325,9 @@ impl Leading<'_> {
     /// A prepare is chosen: vote.
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
         self.leader.preparing.remove(&txn);
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
+        let Some(prepared) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {} by its prepare", self.id);
+        };
         self.leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
