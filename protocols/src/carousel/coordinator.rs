@@ -1,88 +1,125 @@
-//! A partition's leader as coordinator: gather the commit request and the votes, decide, tell, and
-//! see the decision through (§4.1.2, §4.1.3, §4.3.1, §4.3.3).
+//! A partition's leader as coordinator: what [`commit`](crate::commit) leaves to Carousel. The commit
+//! request, what the client gives up, and votes of the fast path (§4.1.2, §4.2).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::Time;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
-use super::leader::{Coordinating, Leader, Partition, World};
-use super::message::{Command, Msg, Verdict, Vote};
-use super::state::{Coordinated, Request, decide};
-use super::{Note, Timer};
-use crate::acknowledged::overdue;
+use super::leader::{Leader, Leading, World};
+use super::message::{Command, Msg, Vote};
+use super::state::{Prepared, Request, decide};
+use super::{Config, Note, Timer};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Patience};
 use crate::gateway::Participant;
-use crate::waiting::{RetryState, take_batch};
 
-impl Coordinating {
-    fn new(now: Time) -> Self {
-        Self {
-            client: None,
-            votes: BTreeMap::new(),
-            fast: BTreeMap::new(),
-            by_fast: BTreeSet::new(),
-            is_requested: false,
-            is_decision_proposed: false,
-            outcome: None,
-            is_told: false,
-            acks: BTreeSet::new(),
-            heard: now,
-            asked: RetryState::new(now),
+type Coordinating = commit::Coordinating<Leader>;
+
+/// Votes of the fast path, beside the others.
+#[derive(Debug, Default)]
+pub struct FastVotes {
+    /// Votes of single replicas, as long as their partition's is open.
+    open: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
+    /// Partitions whose vote the fast path gave.
+    given: BTreeSet<PartitionId>,
+}
+
+impl Coordinator for Leader {
+    type Vote = Vote;
+    type More = FastVotes;
+
+    fn coordination(&mut self) -> &mut Coordination<Self> {
+        &mut self.coordination
+    }
+
+    fn outcome_message(txn: TxnId, outcome: Outcome, coordinating: Option<&Coordinating>) -> Msg {
+        let is_fast = coordinating.is_some_and(|Coordinating { votes, more, .. }| {
+            !votes.is_empty() && votes.keys().all(|partition| more.given.contains(partition))
+        });
+        match is_fast {
+            true => Msg::FastDecided { txn, outcome },
+            false => Msg::Decided { txn, outcome },
         }
     }
-}
 
-/// Who takes part in a transaction, as far as this group's log says.
-fn partitions_of(known: Option<&Coordinated>) -> Vec<PartitionId> {
-    let participants = known.into_iter().flat_map(|known| &known.participants);
-    participants.map(|participant| participant.partition).collect()
-}
+    fn decision_message(
+        leading: &Leading<'_>,
+        (txn, partition): (TxnId, PartitionId),
+        outcome: Outcome,
+        world: &World<'_>,
+    ) -> Msg {
+        let verdict = leading.state.verdict((txn, partition), outcome, world.cluster);
+        Msg::Writeback { txn, partition, coordinator: leading.id, verdict }
+    }
 
-impl Leader {
-    fn coordinating(&mut self, txn: TxnId, now: Time) -> &mut Coordinating {
-        self.coordinating.entry(txn).or_insert_with(|| Coordinating::new(now))
+    fn settle_command(txns: Vec<TxnId>) -> Command {
+        Command::Settle(txns)
+    }
+
+    fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> Command {
+        Command::Acknowledge(clients)
+    }
+
+    fn commit_wait_timer(partition: PartitionId) -> Timer {
+        Timer::CommitWait(partition)
+    }
+
+    fn patience(config: &Config) -> Patience {
+        let Config { query_after, abandon_after, retention, .. } = *config;
+        Patience { query_after, abandon_after, retention }
+    }
+
+    fn waits_for_timestamps(config: &Config) -> bool {
+        !config.mutations.no_floor
     }
 }
 
-impl Partition {
-    /// §4.1.4 ②: replicate who takes part.
-    pub(super) fn on_coordinator_prepare(
-        &mut self,
-        client: NodeId,
+impl Gathering for Leader {
+    type Prepared = Prepared;
+    type Part = Participant;
+    type Request = Request;
+
+    fn coordinate_command(
         txn: TxnId,
         participants: Vec<Participant>,
         acknowledged_below: u64,
+    ) -> Command {
+        Command::Coordinate { txn, participants, acknowledged_below }
+    }
+
+    fn decide_command(
+        txn: TxnId,
+        outcome: Outcome,
+        only_after: Option<u32>,
+        participants: Vec<PartitionId>,
+    ) -> Command {
+        Command::Decide { txn, outcome, unilateral: only_after.is_some(), participants }
+    }
+
+    fn judge(
+        participants: &[PartitionId],
+        request: Option<&Request>,
+        votes: &BTreeMap<PartitionId, Vote>,
         world: &mut World<'_>,
-    ) {
-        if self.is_forgotten(txn) {
-            self.tell_forgotten(client, txn, world);
-            return;
-        }
-        if self.answer_if_decided(client, txn, world) {
-            // A refusal came before anybody had said who takes part; the others hold locks.
-            for participant in participants {
-                let verdict = match self.state.decision(txn) {
-                    Some(Outcome::Aborted(reason)) => Verdict::Abort(reason),
-                    Some(Outcome::Committed(_) | Outcome::Unknown) | None => continue,
-                };
-                let (partition, coordinator) = (participant.partition, self.id);
-                let end = Msg::Writeback { txn, partition, coordinator, verdict };
-                world.send_to_leader(partition, end);
+    ) -> Option<Outcome> {
+        let participants = participants.iter().copied();
+        let vote = |partition| votes.get(&partition);
+        match request {
+            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares => {
+                let bare = Request { writes: writes.clone(), versions: vec![] };
+                decide(participants, Some(&bare), vote)
             }
-            return;
-        }
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
-        coordinating.heard = now;
-        let is_repeated = coordinating.client.replace(client).is_some();
-        if !is_repeated && !self.state.coordinated.contains_key(&txn) {
-            self.propose(Command::Coordinate { txn, participants, acknowledged_below }, world);
+            Some(_) | None => decide(participants, request, vote),
         }
     }
 
+    fn tells_aborts_at_once(config: &Config) -> bool {
+        config.mutations.recovery_prepares
+    }
+}
+
+impl Leading<'_> {
     /// §4.1.2 ⑦⑧: replicate the commit request.
     pub(super) fn on_commit(
         &mut self,
@@ -93,19 +130,14 @@ impl Partition {
         versions: Vec<(Key, Version)>,
         world: &mut World<'_>,
     ) {
-        if self.answer_if_decided(client, txn, world) {
-            return;
-        }
-        if self.state.is_acknowledged(txn) {
-            self.tell_forgotten(client, txn, world);
+        if self.answer(client, txn, world) {
             return;
         }
         let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
+        let coordinating = self.coordinating(txn, now);
         coordinating.client = Some(client);
         coordinating.heard = now;
-        if std::mem::replace(&mut coordinating.is_requested, true) {
+        if std::mem::replace(&mut coordinating.requested, 1) > 0 {
             return;
         }
         let versions =
@@ -118,115 +150,33 @@ impl Partition {
         &mut self,
         client: NodeId,
         txn: TxnId,
-        participants: &[PartitionId],
-        world: &mut World<'_>,
-    ) {
-        if self.answer_if_decided(client, txn, world) {
-            return;
-        }
-        if self.state.is_acknowledged(txn) {
-            self.tell_forgotten(client, txn, world);
-            return;
-        }
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
-        coordinating.client = Some(client);
-        if coordinating.is_requested {
-            // The caller lost track of a commit request of its own; that one decides.
-            return;
-        }
-        self.abort_unilaterally(txn, AbortReason::Client, participants.to_vec(), world);
-    }
-
-    /// §4.3.1: the callers are alive.
-    pub(super) fn on_heartbeat(&mut self, txns: &[TxnId], world: &mut World<'_>) {
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        for txn in txns {
-            if let Some(coordinating) = leader.coordinating.get_mut(txn) {
-                coordinating.heard = now;
-            }
-        }
-    }
-
-    /// A client asks what became of a transaction that it did not ask to commit, or lost track of.
-    pub(super) fn on_resolve(
-        &mut self,
-        client: NodeId,
-        txn: TxnId,
         participants: Vec<PartitionId>,
         world: &mut World<'_>,
     ) {
-        world.cx.note(Note::Resolved);
-        if self.answer_if_decided(client, txn, world) {
+        if self.answer(client, txn, world) {
             return;
         }
-        if self.state.is_acknowledged(txn) {
-            self.tell_forgotten(client, txn, world);
-            return;
-        }
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
+        let coordinating = self.coordinating(txn, world.cx.now());
         coordinating.client = Some(client);
-        if !coordinating.is_requested {
-            self.abort_unilaterally(txn, AbortReason::Recovery, participants, world);
+        if coordinating.requested > 0 {
+            // The caller lost track of a commit request of its own; that one decides.
+            return;
         }
+        self.abort_unilaterally(txn, AbortReason::Client, participants, world);
     }
 
-    /// True if nothing is known here any more of a transaction that its client has acknowledged, or whose
-    /// outcome was kept for as long as any is.
-    fn is_forgotten(&self, txn: TxnId) -> bool {
-        self.state.is_acknowledged(txn)
-            && self.state.decision(txn).is_none()
-            && !self.state.coordinated.contains_key(&txn)
-    }
-
-    /// Nobody can tell any more what became of it, and silence would have its client ask for ever.
-    fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_>) {
-        world.cx.note(Note::Forgotten);
-        world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
-    }
-
-    /// Tells `client` the outcome, if it may be told already.
-    fn answer_if_decided(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_>) -> bool {
-        let Some(leader) = &mut self.leader else { return false };
-        if let Some(coordinating) = leader.coordinating.get_mut(&txn) {
-            coordinating.client = Some(client);
-            let Some(outcome) = coordinating.outcome else { return false };
-            if coordinating.is_told {
-                world.send(client, Msg::Decided { txn, outcome });
-            }
-            return true;
-        }
-        if let Some(outcome) = self.state.decision(txn) {
-            world.send(client, Msg::Decided { txn, outcome });
-            return true;
-        }
-        false
-    }
-
-    /// §4.1.2 ⑨⑩: a vote.
-    pub(super) fn on_prepare_result(
+    /// §4.1.2 ⑨⑩: a partition's vote, from its log. Those of its replicas are of no use any more.
+    pub(super) fn on_slow_vote(
         &mut self,
         txn: TxnId,
         partition: PartitionId,
         vote: Vote,
         world: &mut World<'_>,
     ) {
-        // A client may know, and have acknowledged, what only an earlier leader had decided: such a
-        // transaction is still open here, and needs the vote.
-        let is_open = self.state.coordinated.contains_key(&txn) || !self.state.is_acknowledged(txn);
-        if self.state.settled.contains_key(&txn) || !is_open {
-            return;
+        if self.takes_votes(txn) {
+            self.coordinating(txn, world.cx.now()).more.open.remove(&partition);
         }
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
-        coordinating.fast.remove(&partition);
-        coordinating.votes.insert(partition, vote);
-        self.try_decide(txn, world);
+        self.on_prepare_result(txn, partition, vote, world);
     }
 
     /// §4.2: the vote of one replica. With enough others it is the partition's.
@@ -238,20 +188,17 @@ impl Partition {
         vote: FastVote,
         world: &mut World<'_>,
     ) {
-        let is_open = self.state.coordinated.contains_key(&txn) || !self.state.is_acknowledged(txn);
-        if self.state.settled.contains_key(&txn) || !is_open {
+        if !self.takes_votes(txn) {
             return;
         }
-        let now = world.cx.now();
         let mutations = world.config.mutations;
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
+        let coordinating = self.coordinating(txn, world.cx.now());
         if coordinating.outcome.is_some() || coordinating.votes.contains_key(&partition) {
             // The slow path was faster, or nobody needs to know any more.
             return;
         }
         let is_leaders = vote.voters.is_some();
-        let votes = coordinating.fast.entry(partition).or_default();
+        let votes = coordinating.more.open.entry(partition).or_default();
         if mutations.leader_abort_acts
             && is_leaders
             && let Vote::Refused(reason) = vote.vote
@@ -263,8 +210,8 @@ impl Partition {
         match agreed(votes, mutations.terms_ignored) {
             Some(vote @ Vote::Prepared { .. }) => {
                 world.cx.note(Note::FastVote);
-                coordinating.fast.remove(&partition);
-                coordinating.by_fast.insert(partition);
+                coordinating.more.open.remove(&partition);
+                coordinating.more.given.insert(partition);
                 coordinating.votes.insert(partition, vote);
                 self.try_decide(txn, world);
             }
@@ -272,10 +219,10 @@ impl Partition {
                 world.cx.note(Note::FastRefusal);
                 if mutations.abort_told_at_once {
                     self.abort_untold(txn, reason, world);
-                } else if !coordinating.is_requested {
+                } else if coordinating.requested == 0 {
                     // C2, R2: nobody could find these refusals again, so the abort is this group's
                     // own. A commit request that is in the log leaves it to the slow path.
-                    let participants = coordinating.fast.keys().copied().collect();
+                    let participants = coordinating.more.open.keys().copied().collect();
                     self.abort_unilaterally(txn, reason, participants, world);
                 }
             }
@@ -285,402 +232,15 @@ impl Partition {
 
     /// C2, C3 as in the paper: an abort that is told before anything durable implies it.
     fn abort_untold(&mut self, txn: TxnId, reason: AbortReason, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
+        let coordinating = self.coordinating(txn, world.cx.now());
         let outcome = Outcome::Aborted(reason);
         if coordinating.outcome.is_none()
             && !std::mem::replace(&mut coordinating.is_decision_proposed, true)
         {
             coordinating.outcome = Some(outcome);
-            let participants = coordinating.fast.keys().copied().collect();
+            let participants = coordinating.more.open.keys().copied().collect();
             self.announce(txn, world);
             self.propose(Command::Decide { txn, outcome, unilateral: false, participants }, world);
-        }
-    }
-
-    /// §4.1.2 ⑪: decides, if the durable facts do.
-    pub(super) fn try_decide(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
-        if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
-            // Decided, or about to be by an entry that is in the log already.
-            return;
-        }
-        let known = self.state.coordinated.get(&txn);
-        let votes = &coordinating.votes;
-        let mut participants = partitions_of(known);
-        let request = known.and_then(|known| known.request.as_ref());
-        if request.is_none() {
-            // A refusal decides even before anybody has said who takes part.
-            participants.extend(votes.keys());
-        }
-        participants.sort_unstable();
-        participants.dedup();
-        let vote = |partition| votes.get(&partition);
-        let decided = match request {
-            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares => {
-                let bare = Request { writes: writes.clone(), versions: vec![] };
-                decide(participants.iter().copied(), Some(&bare), vote)
-            }
-            Some(_) | None => decide(participants.iter().copied(), request, vote),
-        };
-        let Some(outcome) = decided else { return };
-        if outcome == Outcome::Aborted(AbortReason::StaleRead) {
-            world.cx.note(Note::StaleVersions);
-        }
-        coordinating.outcome = Some(outcome);
-        coordinating.is_decision_proposed = true;
-        self.propose(Command::Decide { txn, outcome, unilateral: false, participants }, world);
-        self.announce(txn, world);
-    }
-
-    /// Tells the client and the participants (⑫⑬), once the commit timestamp has passed on every
-    /// clock: only then does the order of timestamps agree with real time (C13).
-    fn announce(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let clock = world.cx.clock();
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
-        let Some(outcome) = coordinating.outcome else { return };
-        if let Outcome::Committed(timestamp) = outcome
-            && !clock.has_passed_everywhere(timestamp)
-            && !world.config.mutations.no_floor
-        {
-            world.cx.note(Note::CommitWait);
-            leader.commit_wait.insert(timestamp, txn);
-            self.set_commit_wait_timer(world);
-            return;
-        }
-        coordinating.is_told = true;
-        coordinating.asked = RetryState::new(now);
-        if let Some(client) = coordinating.client {
-            let votes = &coordinating.votes;
-            let is_fast = !votes.is_empty()
-                && votes.keys().all(|partition| coordinating.by_fast.contains(partition));
-            world.send(
-                client,
-                match is_fast {
-                    true => Msg::FastDecided { txn, outcome },
-                    false => Msg::Decided { txn, outcome },
-                },
-            );
-        }
-        self.write_back(txn, None, world);
-        // Whoever heard it from an earlier leader may have acknowledged while this one still waited
-        // for the timestamp to pass, and owes nothing more.
-        self.settle_if_done(txn);
-    }
-
-    fn set_commit_wait_timer(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
-        let next = leader.commit_wait.next(world.cx.clock(), world.cx.now());
-        let Some(at) = next else { return };
-        world.cx.set_timer(Timer::CommitWait(self.id), at);
-    }
-
-    /// The first of the waiting timestamps may have passed.
-    pub(super) fn on_commit_wait_timeout(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for txn in leader.commit_wait.pop_passed(world.cx.clock()) {
-            self.announce(txn, world);
-        }
-        self.set_commit_wait_timer(world);
-    }
-
-    /// §4.1.3 ⑬: tells the decision to every participant that has not acknowledged it, or
-    /// only to `only`.
-    pub(super) fn write_back(&self, txn: TxnId, only: Option<PartitionId>, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
-        let Some(coordinating) = leader.coordinating.get(&txn) else { return };
-        let Some(outcome) = coordinating.outcome else { return };
-        let known = self.state.coordinated.get(&txn);
-        let mut participants = partitions_of(known);
-        participants.extend(coordinating.votes.keys());
-        participants.retain(|partition| {
-            !coordinating.acks.contains(partition) && only.is_none_or(|only| only == *partition)
-        });
-        participants.sort_unstable();
-        participants.dedup();
-        let request = known.and_then(|known| known.request.as_ref());
-        for partition in participants {
-            let verdict = match outcome {
-                Outcome::Committed(timestamp) => {
-                    let all = request.into_iter().flat_map(|request| &request.writes);
-                    let mine = all.filter(|(key, _)| world.cluster.partition_of(key) == partition);
-                    let writes = mine.map(|(key, value)| (key.clone(), value.clone())).collect();
-                    Verdict::Commit(timestamp, writes)
-                }
-                Outcome::Aborted(reason) => Verdict::Abort(reason),
-                Outcome::Unknown => unreachable!("a decision is a commit or an abort"),
-            };
-            let writeback = Msg::Writeback { txn, partition, coordinator: self.id, verdict };
-            world.send_to_leader(partition, writeback);
-        }
-    }
-
-    /// A participant has the decision in its log.
-    pub(super) fn on_writeback_ack(&mut self, txn: TxnId, partition: PartitionId) {
-        let Some(leader) = &mut self.leader else { return };
-        let Some(coordinating) = leader.coordinating.get_mut(&txn) else { return };
-        coordinating.acks.insert(partition);
-        self.settle_if_done(txn);
-    }
-
-    /// A decision is in this group's own log: it decides, if nothing else had; and once every
-    /// participant has acknowledged it, the transaction is settled.
-    pub(super) fn on_decided(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let decision = self.state.decision(txn);
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
-        coordinating.is_decision_proposed = true;
-        match coordinating.outcome {
-            Some(outcome) => {
-                assert_eq!(Some(outcome), decision, "{txn} was decided twice (R7)");
-            }
-            None => {
-                coordinating.outcome = decision;
-                self.announce(txn, world);
-            }
-        }
-        self.settle_if_done(txn);
-    }
-
-    /// These are settled: only those who ask again will hear of them.
-    pub(super) fn on_settled(&mut self, txns: &[TxnId], world: &mut World<'_>) {
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        for txn in txns {
-            leader.coordinating.remove(txn);
-            leader.settled_since.insert(*txn, now);
-        }
-    }
-
-    fn settle_if_done(&mut self, txn: TxnId) {
-        let Some(leader) = &mut self.leader else { return };
-        let Some(coordinating) = leader.coordinating.get(&txn) else { return };
-        let Some(known) = self.state.coordinated.get(&txn) else { return };
-        let everybody = known.participants.iter().map(|participant| participant.partition);
-        let is_acknowledged = everybody
-            .chain(coordinating.votes.keys().copied())
-            .all(|partition| coordinating.acks.contains(&partition));
-        if known.decision.is_some() && coordinating.is_told && is_acknowledged {
-            leader.settling.insert(txn);
-        }
-    }
-
-    /// R2: an abort that nothing durable implies is made durable before anybody hears of it. It
-    /// counts only if no commit request stands before it in the log.
-    fn abort_unilaterally(
-        &mut self,
-        txn: TxnId,
-        reason: AbortReason,
-        participants: Vec<PartitionId>,
-        world: &mut World<'_>,
-    ) {
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let coordinating = leader.coordinating(txn, now);
-        if std::mem::replace(&mut coordinating.is_decision_proposed, true) {
-            return;
-        }
-        let outcome = Outcome::Aborted(reason);
-        if world.config.mutations.recovery_prepares {
-            coordinating.outcome = Some(outcome);
-            self.announce(txn, world);
-        }
-        self.propose(Command::Decide { txn, outcome, unilateral: true, participants }, world);
-    }
-
-    /// C10, R1: a participant has waited long. One that nobody here knows is aborted.
-    pub(super) fn on_query_decision(
-        &mut self,
-        txn: TxnId,
-        partition: PartitionId,
-        vote: Vote,
-        world: &mut World<'_>,
-    ) {
-        let decided = self.state.settled.get(&txn).copied();
-        let is_unknown =
-            self.state.is_acknowledged(txn) && !self.state.coordinated.contains_key(&txn);
-        if is_unknown || decided.is_some() {
-            // Everybody who took part has acknowledged the decision. Whoever still holds the
-            // transaction prepared it after its end, so it was not a commit.
-            let reason = AbortReason::Recovery;
-            let (coordinator, verdict) = (self.id, Verdict::Abort(reason));
-            let end = Msg::Writeback { txn, partition, coordinator, verdict };
-            world.send_to_leader(partition, end);
-            return;
-        }
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let is_new = !leader.coordinating.contains_key(&txn);
-        let coordinating = leader.coordinating(txn, now);
-        coordinating.votes.insert(partition, vote);
-        if coordinating.is_told {
-            coordinating.acks.remove(&partition);
-            self.write_back(txn, None, world);
-        } else if is_new && !self.state.coordinated.contains_key(&txn) {
-            world.cx.note(Note::QueryAborted);
-            self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
-        } else {
-            self.try_decide(txn, world);
-        }
-    }
-
-    /// R6: which of these may a participant forget? Those whose end everybody has acknowledged.
-    pub(super) fn on_may_forget(
-        &mut self,
-        partition: PartitionId,
-        txns: Vec<TxnId>,
-        world: &mut World<'_>,
-    ) {
-        let Some(leader) = &self.leader else { return };
-        let mut done = Vec::new();
-        let mut unknown = Vec::new();
-        for txn in txns {
-            let is_open =
-                self.state.coordinated.contains_key(&txn) || leader.coordinating.contains_key(&txn);
-            let is_over = !is_open && self.state.is_acknowledged(txn);
-            if is_over || self.state.settled.contains_key(&txn) {
-                done.push(txn);
-            } else if !is_open {
-                unknown.push(txn);
-            }
-        }
-        // Also when there are none: silence would make the participant look elsewhere.
-        let forget = Msg::Forget { partition, coordinator: self.id, txns: done };
-        world.send_to_leader(partition, forget);
-        for txn in unknown {
-            // A refusal whose vote was lost together with everything else about the transaction.
-            world.cx.note(Note::QueryAborted);
-            self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
-        }
-    }
-
-    /// §4.3.3: a new leader takes over what its group coordinates.
-    pub(super) fn take_over_coordination(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        if self.state.coordinated.is_empty() {
-            return;
-        }
-        world.cx.note(Note::CoordinatorTakeover);
-        let all: Vec<TxnId> = self.state.coordinated.keys().copied().collect();
-        for txn in all {
-            let Some(known) = self.state.coordinated.get(&txn) else { continue };
-            let (decision, is_requested) = (known.decision, known.request.is_some());
-            let Some(leader) = &mut self.leader else { return };
-            let coordinating = leader.coordinating(txn, now);
-            coordinating.is_requested = is_requested;
-            coordinating.outcome = decision;
-            coordinating.is_decision_proposed = decision.is_some();
-            if decision.is_some() {
-                self.announce(txn, world);
-            } else if is_requested {
-                self.ask_for_votes(txn, None, world);
-            }
-        }
-    }
-
-    /// Asks every participant whose vote is missing, or only `only`.
-    pub(super) fn ask_for_votes(
-        &self,
-        txn: TxnId,
-        only: Option<PartitionId>,
-        world: &mut World<'_>,
-    ) {
-        let Some(leader) = &self.leader else { return };
-        let Some(coordinating) = leader.coordinating.get(&txn) else { return };
-        let Some(known) = self.state.coordinated.get(&txn) else { return };
-        for participant in &known.participants {
-            if !coordinating.votes.contains_key(&participant.partition)
-                && only.is_none_or(|only| only == participant.partition)
-            {
-                let query = Msg::QueryPrepare {
-                    txn,
-                    participant: participant.clone(),
-                    coordinator: self.id,
-                };
-                world.send_to_leader(participant.partition, query);
-            }
-        }
-    }
-
-    /// Overdue work as coordinator: silent clients, missing votes, missing acknowledgements, and
-    /// the settling of what is done.
-    pub(super) fn sweep_coordinator(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let config = world.config;
-        let Some(leader) = &mut self.leader else { return };
-        let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
-        leader.coordinating.retain(|&txn, coordinating| {
-            let is_due = coordinating.asked.is_due(config.query_after, now);
-            let is_silent = now.since(coordinating.heard) >= config.abandon_after;
-            if coordinating.is_told {
-                if is_due {
-                    unacknowledged.push(txn);
-                }
-            } else if coordinating.outcome.is_none() && coordinating.is_requested {
-                if is_due {
-                    voteless.push(txn);
-                }
-            } else if coordinating.outcome.is_none()
-                && !coordinating.is_decision_proposed
-                && is_silent
-            {
-                if !self.state.coordinated.contains_key(&txn) {
-                    // Votes for a transaction that was never begun here; their senders will ask.
-                    return false;
-                }
-                abandoned.push(txn);
-            }
-            true
-        });
-        let mut silent = BTreeMap::new();
-        for &txn in voteless.iter().chain(&unacknowledged) {
-            let Some(coordinating) = leader.coordinating.get_mut(&txn) else { continue };
-            let last = coordinating.asked;
-            coordinating.asked = last.again(now);
-            let known = self.state.coordinated.get(&txn);
-            let all = partitions_of(known).into_iter();
-            let is_missing = |partition: &PartitionId| {
-                let has_voted = coordinating.votes.contains_key(partition);
-                let has_acked = coordinating.acks.contains(partition);
-                if coordinating.is_told { !has_acked } else { !has_voted }
-            };
-            silent.extend(all.filter(is_missing).map(|partition| (partition, last.at)));
-        }
-        for (partition, asked) in silent {
-            world.suspect(partition, asked);
-        }
-        for txn in abandoned {
-            world.cx.note(Note::Abandoned);
-            self.abort_unilaterally(txn, AbortReason::Abandoned, vec![], world);
-        }
-        for txn in voteless {
-            self.ask_for_votes(txn, None, world);
-        }
-        for txn in unacknowledged {
-            self.write_back(txn, None, world);
-        }
-        self.settle(world);
-    }
-
-    /// Settles in one entry what every participant has acknowledged, and acknowledges in their
-    /// stead for clients that have been silent for too long.
-    fn settle(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let retention = world.config.retention;
-        let Some(leader) = &mut self.leader else { return };
-        let is_kept = |txn: &TxnId| self.state.settled.contains_key(txn);
-        let silent = overdue(&mut leader.settled_since, is_kept, retention, now);
-        let done = take_batch(&mut leader.settling);
-        if !done.is_empty() {
-            self.propose(Command::Settle(done), world);
-        }
-        if !silent.is_empty() {
-            self.propose(Command::Acknowledge(silent), world);
         }
     }
 }

@@ -12,13 +12,13 @@ use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
 use super::cpc::{FastVote, LIST_MAX, Listed, PendingList, examine};
-use super::leader::{Partition, World};
-use super::message::{Command, Msg, Vote};
+use super::leader::{Leading, Partition, World};
+use super::message::{Command, Log, Msg, Vote};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Note, Timer};
 use crate::portions::{Assembly, Portion};
-use crate::replication::Term;
+use crate::replication::{Replica, Term};
 use crate::waiting::BATCH;
 
 /// What a replica keeps for the fast path.
@@ -117,6 +117,79 @@ impl Fast {
     }
 }
 
+/// The latest versions at this replica.
+pub(super) fn versions(
+    partition: PartitionId,
+    keys: Vec<Key>,
+    world: &World<'_>,
+) -> Vec<(Key, Version)> {
+    let version = |key: Key| {
+        let version = world.store.read(partition, &key).version;
+        (key, version)
+    };
+    keys.into_iter().map(version).collect()
+}
+
+/// How a replica votes on the fast path, leading or not.
+pub(super) struct Ballot {
+    partition: PartitionId,
+    term: Term,
+    /// Who votes, if this is the leader's.
+    voters: Option<Vec<NodeId>>,
+}
+
+impl Ballot {
+    pub(super) fn new(
+        partition: PartitionId,
+        replica: &Replica<Log>,
+        voters: Option<Vec<NodeId>>,
+    ) -> Self {
+        Self { partition, term: replica.term(), voters }
+    }
+
+    /// Puts a transaction into the list, and votes for it once that is durable (R4).
+    pub(super) fn vote(
+        self,
+        txn: TxnId,
+        prepared: Prepared,
+        own: &mut Fast,
+        world: &mut World<'_>,
+    ) {
+        let Self { partition, term, voters } = self;
+        let coordinator = prepared.coordinator;
+        let vote = FastVote { term, vote: prepared.vote(), voters };
+        let vote = Msg::FastPrepareResult { txn, coordinator, partition, vote };
+        let listed = Listed { term, prepared };
+        if world.config.mutations.votes_volatile {
+            own.list.insert(txn, listed, world.cx.now());
+            world.send_to_leader(coordinator, vote);
+            return;
+        }
+        let bytes = listed.size();
+        let record = (txn, listed.clone());
+        own.list.insert(txn, listed, world.cx.now());
+        let ticket = world.persist(partition, record, bytes);
+        let vote = Box::new(vote);
+        own.waiting.push_back((ticket, Waiting::Vote { coordinator, term, vote }));
+    }
+
+    /// A refusal promises nothing, so it waits for nothing.
+    pub(super) fn refuse(
+        self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        reason: AbortReason,
+        world: &mut World<'_>,
+    ) {
+        let Self { partition, term, voters } = self;
+        let vote = FastVote { term, vote: Vote::Refused(reason), voters };
+        world.send_to_leader(
+            coordinator,
+            Msg::FastPrepareResult { txn, coordinator, partition, vote },
+        );
+    }
+}
+
 impl Partition {
     /// This replica starts, with the list that its records tell.
     pub(super) fn on_opened(&mut self, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {
@@ -178,66 +251,19 @@ impl Partition {
             return;
         }
         let Some(proposal) = prepare.timestamp.filter(|_| is_free) else {
-            self.refuse_fast(txn, prepare.coordinator, AbortReason::Conflict, None, world);
+            let (ballot, coordinator) =
+                (Ballot::new(self.id, &self.replica, None), prepare.coordinator);
+            ballot.refuse(txn, coordinator, AbortReason::Conflict, world);
             return;
         };
-        let versions = self.versions(prepare.participant.reads, world);
+        let versions = versions(self.id, prepare.participant.reads, world);
         let (coordinator, writes) = (prepare.coordinator, prepare.participant.writes);
         let prepared = Prepared { coordinator, versions, writes, proposal };
-        self.vote_fast(txn, prepared, None, world);
-    }
-
-    /// The latest versions here.
-    pub(super) fn versions(&self, keys: Vec<Key>, world: &World<'_>) -> Vec<(Key, Version)> {
-        let version = |key: Key| {
-            let version = world.store.read(self.id, &key).version;
-            (key, version)
-        };
-        keys.into_iter().map(version).collect()
-    }
-
-    /// Puts a transaction into the list, and votes for it once that is durable (R4).
-    pub(super) fn vote_fast(
-        &mut self,
-        txn: TxnId,
-        prepared: Prepared,
-        voters: Option<Vec<NodeId>>,
-        world: &mut World<'_>,
-    ) {
-        let term = self.replica.term();
-        let coordinator = prepared.coordinator;
-        let vote = FastVote { term, vote: prepared.vote(), voters };
-        let vote = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
-        let listed = Listed { term, prepared };
         let was_empty = self.own.list.len() == 0;
-        if world.config.mutations.votes_volatile {
-            self.own.list.insert(txn, listed, world.cx.now());
-            world.send_to_leader(coordinator, vote);
-        } else {
-            let bytes = listed.size();
-            let record = (txn, listed.clone());
-            self.own.list.insert(txn, listed, world.cx.now());
-            let ticket = world.persist(self.id, record, bytes);
-            let vote = Box::new(vote);
-            self.own.waiting.push_back((ticket, Waiting::Vote { coordinator, term, vote }));
-        }
-        if was_empty && self.leader.is_none() {
+        Ballot::new(self.id, &self.replica, None).vote(txn, prepared, &mut self.own, world);
+        if was_empty {
             self.set_sweep_timer(world);
         }
-    }
-
-    /// A refusal promises nothing, so it waits for nothing.
-    pub(super) fn refuse_fast(
-        &mut self,
-        txn: TxnId,
-        coordinator: PartitionId,
-        reason: AbortReason,
-        voters: Option<Vec<NodeId>>,
-        world: &mut World<'_>,
-    ) {
-        let vote = FastVote { term: self.replica.term(), vote: Vote::Refused(reason), voters };
-        let result = Msg::FastPrepareResult { txn, coordinator, partition: self.id, vote };
-        world.send_to_leader(coordinator, result);
     }
 
     /// Everything persisted up to `ticket` is durable.
@@ -366,6 +392,63 @@ impl Partition {
         self.finish_recovery(world);
     }
 
+    /// A transaction of step 5 is chosen.
+    pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
+        if left.remove(&txn)
+            && world.config.mutations.lists_keep_the_ended
+            && let Some(leader) = &mut self.leader
+        {
+            leader.participation.asked.remove(&txn);
+        }
+        self.finish_recovery(world);
+    }
+
+    /// Once everything is chosen, the leader serves.
+    fn finish_recovery(&mut self, world: &mut World<'_>) {
+        if matches!(&self.own.recovery, Some(Recovery::Replicating(left)) if left.is_empty()) {
+            self.own.recovery = None;
+            self.serve_early(world);
+        }
+    }
+
+    /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
+    pub(super) fn sweep_list(&mut self, world: &mut World<'_>) {
+        if world.config.mutations.lists_keep_the_ended {
+            return;
+        }
+        let over: Vec<TxnId> =
+            self.own.list.txns().filter(|txn| self.state.is_over(*txn)).collect();
+        for txn in over {
+            self.own.list.remove(txn);
+        }
+        let txns = self.own.list.overdue(world.cx.now(), world.config.query_after);
+        if txns.is_empty() {
+            return;
+        }
+        let partition = self.id;
+        match self.replica.leader() {
+            Some(leader) if leader == world.node => {
+                if let Some(mut leading) = self.leading() {
+                    leading.on_query_pending(txns, world);
+                }
+            }
+            Some(leader) => {
+                for txns in txns.chunks(BATCH) {
+                    world.send(leader, Msg::QueryPending { partition, txns: txns.to_vec() });
+                }
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn set_sweep_timer(&self, world: &mut World<'_>) {
+        let next: Time = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+}
+
+impl Leading<'_> {
     /// Steps 4 and 5: what a supermajority may have prepared is prepared now, in the log, before
     /// anything else is put there; the rest is refused.
     pub(super) fn replicate_recovered(
@@ -407,33 +490,12 @@ impl Partition {
     /// timestamp was not above every commit and every ceiling there: this log holds no entry that
     /// the leader made after such a vote, for it would also hold the prepare.
     fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_>) -> bool {
-        let Some(leader) = &self.leader else { return false };
         let reads: Vec<Key> = listed.versions.iter().map(|(key, _)| key.clone()).collect();
         let is_latest =
             |(key, version): &(Key, Version)| world.store.read(self.id, key).version == *version;
-        leader.pending.conflict(txn, &reads, &listed.writes).is_none()
+        self.leader.pending.conflict(txn, &reads, &listed.writes).is_none()
             && listed.versions.iter().all(is_latest)
-            && (listed.proposal > leader.logged || world.config.mutations.lists_keep_the_ended)
-    }
-
-    /// A transaction of step 5 is chosen.
-    pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
-        if left.remove(&txn)
-            && world.config.mutations.lists_keep_the_ended
-            && let Some(leader) = &mut self.leader
-        {
-            leader.asked.remove(&txn);
-        }
-        self.finish_recovery(world);
-    }
-
-    /// Once everything is chosen, the leader serves.
-    fn finish_recovery(&mut self, world: &mut World<'_>) {
-        if matches!(&self.own.recovery, Some(Recovery::Replicating(left)) if left.is_empty()) {
-            self.own.recovery = None;
-            self.serve_early(world);
-        }
+            && (listed.proposal > self.leader.logged || world.config.mutations.lists_keep_the_ended)
     }
 
     /// C9, C10: a follower, or this leader itself, has held these for long.
@@ -443,46 +505,14 @@ impl Partition {
         world: &mut World<'_>,
     ) {
         for (txn, coordinator) in txns {
-            let Some(leader) = &self.leader else { return };
             let is_known = self.state.prepared.contains_key(&txn)
                 || self.state.is_over(txn)
-                || leader.preparing.contains_key(&txn)
-                || leader.ending.contains(&txn);
+                || self.leader.participation.preparing.contains_key(&txn)
+                || self.leader.participation.ending.contains(&txn);
             if !is_known {
                 world.cx.note(Note::Orphan);
                 self.refuse(txn, coordinator, AbortReason::Recovery, world);
             }
         }
-    }
-
-    /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
-    pub(super) fn sweep_list(&mut self, world: &mut World<'_>) {
-        if world.config.mutations.lists_keep_the_ended {
-            return;
-        }
-        let over: Vec<TxnId> =
-            self.own.list.txns().filter(|txn| self.state.is_over(*txn)).collect();
-        for txn in over {
-            self.own.list.remove(txn);
-        }
-        let txns = self.own.list.overdue(world.cx.now(), world.config.query_after);
-        if txns.is_empty() {
-            return;
-        }
-        let partition = self.id;
-        match self.replica.leader() {
-            Some(leader) if leader == world.node => self.on_query_pending(txns, world),
-            Some(leader) => {
-                for txns in txns.chunks(BATCH) {
-                    world.send(leader, Msg::QueryPending { partition, txns: txns.to_vec() });
-                }
-            }
-            None => {}
-        }
-    }
-
-    pub(super) fn set_sweep_timer(&self, world: &mut World<'_>) {
-        let next: Time = world.cx.now() + world.config.sweep_interval;
-        world.cx.set_timer(Timer::Sweep(self.id), next);
     }
 }

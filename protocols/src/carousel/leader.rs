@@ -1,30 +1,31 @@
 //! What only a partition's leader knows, and how its messages and its log's commands find their
 //! handlers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
-use orthodrome_core::machine::{Claim, Leak, Message as _};
-use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome};
+use orthodrome_core::machine::{Leak, Message as _};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::Key;
 
-use super::cpc::{FastVote, Listed};
+use super::cpc::Listed;
 use super::fast::Fast;
-use super::message::{Command, Log, Msg, Vote};
+use super::message::{Command, Log, Msg};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Ended};
+use crate::commit::{Applied, Coordination, Ended, Participation};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{CommitWait, RetryState};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
+/// The same while it leads.
+pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 /// The way out of a node or a gateway.
@@ -38,20 +39,10 @@ pub struct Leader {
     pub pending: PendingKeys,
     /// The keys that each of them holds.
     pub held: BTreeMap<TxnId, Vec<Key>>,
-    /// Prepares proposed, not yet chosen.
-    pub preparing: BTreeMap<TxnId, Prepared>,
-    /// Refusals proposed, not yet chosen.
-    pub refusing: BTreeSet<TxnId>,
-    /// Decisions proposed, not yet chosen.
-    pub ending: BTreeSet<TxnId>,
-    /// The keys of those that are aborts: free, but for the fast path.
+    /// What is under way, and what is remembered of it.
+    pub participation: Participation<Prepared>,
+    /// The keys of aborts that are proposed and not chosen: free, but for the fast path.
     pub freed: Freed,
-    /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, RetryState>,
-    /// Endings that the coordinator's group may still ask about, and when it was last asked.
-    pub unforgotten: BTreeMap<TxnId, RetryState>,
-    /// Coordinators that were asked what may be forgotten and have not answered, and since when.
-    pub forget_asked: BTreeMap<PartitionId, Time>,
     /// Proposals must be larger (C11).
     pub floor: Timestamp,
     /// At or above every ceiling and commit timestamp that this leader or one before it has put into
@@ -68,15 +59,8 @@ pub struct Leader {
     /// Prepares that wait for commits of which their clients know (R11), and their clients.
     pub waiting: BTreeMap<TxnId, (NodeId, Prepare)>,
 
-    // As coordinator.
-    /// Transactions under way.
-    pub coordinating: BTreeMap<TxnId, Coordinating>,
-    /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
-    pub settling: BTreeSet<TxnId>,
-    /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
-    pub settled_since: BTreeMap<TxnId, Time>,
+    /// As coordinator.
+    pub coordination: Coordination<Leader>,
 }
 
 /// How many transactions whose abort is in the log and not chosen yet read and write each key. They may conflict with
@@ -131,33 +115,6 @@ pub struct WaitingRead {
     pub txn: TxnId,
     pub keys: Vec<Key>,
     pub at_least: Timestamp,
-}
-
-/// A leader's view of a transaction that it coordinates.
-#[derive(Debug)]
-pub struct Coordinating {
-    /// Who wants to know.
-    pub client: Option<NodeId>,
-    /// Votes so far.
-    pub votes: BTreeMap<PartitionId, Vote>,
-    /// Votes of single replicas, as long as their partition's is open.
-    pub fast: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
-    /// Partitions whose vote the fast path gave.
-    pub by_fast: BTreeSet<PartitionId>,
-    /// A commit request has been proposed.
-    pub is_requested: bool,
-    /// A decision has been proposed.
-    pub is_decision_proposed: bool,
-    /// What the facts decide, from the moment they do.
-    pub outcome: Option<Outcome>,
-    /// The outcome has been told and written back: its timestamp has passed.
-    pub is_told: bool,
-    /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
-    /// When the client was last heard of.
-    pub heard: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: RetryState,
 }
 
 impl Role for Leader {
@@ -219,14 +176,14 @@ impl Role for Leader {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
             Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
-                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+                server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
             Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
         }
     }
 
-    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        partition.serve(from, msg, world);
+    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
@@ -234,34 +191,17 @@ impl Role for Leader {
             let keeps_ended = world.config.mutations.lists_keep_the_ended;
             partition.own.before_apply(command, &partition.state, keeps_ended);
         }
+        let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
-        match applied {
-            Applied::Nothing => {}
-            Applied::Prepared(txn) => {
-                partition.on_prepared(txn, world);
-                partition.on_recovered(txn, world);
-            }
-            Applied::Ended(txn) => {
-                if let Some(&Ended { outcome, .. }) = partition.state.ended.get(&txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_ended(txn, world);
-                partition.on_recovered(txn, world);
-            }
-            Applied::Requested(txn) => partition.try_decide(txn, world),
-            Applied::Decided(txn) => {
-                if let Some(outcome) = partition.state.decision(txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_decided(txn, world);
-            }
-            Applied::Settled => {
-                if let Command::Settle(txns) = command {
-                    partition.on_settled(txns, world);
-                }
-            }
-            Applied::Ceiling => partition.on_ceiling(world),
+        if let Some(outcome) = partition.state.told_by(applied) {
+            world.cx.claim(outcome);
+        }
+        if let Some(mut leading) = partition.leading() {
+            leading.on_applied(applied, settled, world);
+        }
+        if let Applied::Prepared(txn) | Applied::Ended(txn) = applied {
+            partition.on_recovered(txn, world);
         }
     }
 
@@ -281,17 +221,17 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
-        partition.on_read_index(id, is_leader, world);
+    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
+        leading.on_read_index(id, is_leader, world);
     }
 
     fn on_not_leader(
-        partition: &mut Partition,
+        leading: &mut Leading<'_>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_>,
     ) {
-        partition.on_not_leader(other, txn, world);
+        leading.on_not_leader(other, txn, world);
     }
 
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -318,7 +258,8 @@ impl Role for Leader {
         let Some(leader) = &partition.leader else { return };
         for txn in leader.held.keys() {
             assert!(
-                state.prepared.contains_key(txn) || leader.preparing.contains_key(txn),
+                state.prepared.contains_key(txn)
+                    || leader.participation.preparing.contains_key(txn),
                 "{txn} holds keys of {id} after its end"
             );
         }
@@ -332,7 +273,7 @@ impl Role for Leader {
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
-        vec![
+        let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("coordinated transactions", state.coordinated.len()),
             ("endings with a questioner", state.ended.values().filter(has_questioner).count()),
@@ -340,18 +281,13 @@ impl Role for Leader {
             ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
             ("pending keys", self.pending.len()),
             ("holders of keys", self.held.len()),
-            ("prepares under way", self.preparing.len()),
-            ("refusals under way", self.refusing.len()),
-            ("endings under way", self.ending.len()),
             ("keys of endings under way", self.freed.len()),
-            ("doubtful prepares", self.asked.len()),
-            ("unforgotten endings", self.unforgotten.len()),
             ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
             ("waiting prepares", self.waiting.len()),
-            ("coordinations", self.coordinating.len()),
-            ("waiting commits", self.commit_wait.len()),
-            ("unsettled decisions", self.settling.len()),
-        ]
+        ];
+        leaks.extend(self.participation.leaks());
+        leaks.extend(self.coordination.leaks());
+        leaks
     }
 
     fn own_leaks(own: &Fast) -> Vec<Leak> {
@@ -407,7 +343,19 @@ impl Role for Leader {
     }
 }
 
-impl Partition {
+impl Leading<'_> {
+    /// What this leader does about an entry that is applied.
+    fn on_applied(&mut self, applied: Applied, settled: &[TxnId], world: &mut World<'_>) {
+        match applied {
+            Applied::Prepared(txn) => self.on_prepared(txn, world),
+            Applied::Ended(txn) => self.on_ended(txn, world),
+            Applied::Ceiling => self.on_ceiling(world),
+            Applied::Nothing | Applied::Requested(_) | Applied::Decided(_) | Applied::Settled => {
+                self.on_coordinated(applied, settled, world)
+            }
+        }
+    }
+
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
         if let Some(led) = msg.led_by_sender() {
             world.routes.learn(led, from, world.cx.now());
@@ -440,16 +388,18 @@ impl Partition {
                 self.on_commit(from, txn, participants, writes, versions, world);
             }
             Msg::Abort { txn, participants, .. } => {
-                self.on_abort(from, txn, &participants, world);
+                self.on_abort(from, txn, participants, world);
             }
             Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
             Msg::Resolve { txn, participants, .. } => {
                 self.on_resolve(from, txn, participants, world);
             }
             Msg::PrepareResult { txn, partition, vote, .. } => {
-                self.on_prepare_result(txn, partition, vote, world);
+                self.on_slow_vote(txn, partition, vote, world);
             }
-            Msg::WritebackAck { txn, partition, .. } => self.on_writeback_ack(txn, partition),
+            Msg::WritebackAck { txn, partition, .. } => {
+                self.on_decision_ack(txn, partition);
+            }
             Msg::QueryDecision { txn, partition, vote, .. } => {
                 self.on_query_decision(txn, partition, vote, world);
             }
@@ -478,7 +428,9 @@ impl Partition {
             }
         }
     }
+}
 
+impl Partition {
     /// This replica leads, and everything that earlier leaders left has been applied. On the fast
     /// path, what the lists of the group show comes first.
     pub(super) fn on_leading(
@@ -492,7 +444,12 @@ impl Partition {
             floor: self.state.ceiling.max(self.state.floor),
             logged: self.state.ceiling.max(self.state.floor),
             ceiling_proposed: self.state.ceiling,
-            settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
+            participation: Participation::new(
+                self.state.prepared.keys(),
+                self.state.ended.keys(),
+                now,
+            ),
+            coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
         if world.config.mutations.no_lease {
@@ -500,54 +457,16 @@ impl Partition {
         }
         for (&txn, prepared) in &self.state.prepared {
             leader.hold(txn, prepared);
-            leader.asked.insert(txn, RetryState::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten =
-            self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
-        self.replicate_recovered(examined, world);
-        self.take_over_coordination(world);
+        let mut leading = self.led();
+        leading.replicate_recovered(examined, world);
+        leading.take_over_coordination(world);
         self.set_sweep_timer(world);
-        self.reserve(world.cx.clock().now, world);
-    }
-
-    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
-    /// there what this replica, as leader, wants of it.
-    pub(super) fn on_not_leader(
-        &mut self,
-        partition: PartitionId,
-        txn: TxnId,
-        world: &mut World<'_>,
-    ) {
-        let Some(leader) = &self.leader else { return };
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == partition
-        {
-            let vote = prepared.vote();
-            if leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
-                let query =
-                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
-                world.send_to_leader(partition, query);
-            } else {
-                self.send_vote(txn, partition, vote, world);
-            }
-        }
-        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
-            self.state.ended.get(&txn)
-            && *coordinator == partition
-        {
-            self.send_vote(txn, partition, Vote::Refused(*reason), world);
-        }
-        if let Some(coordinating) = leader.coordinating.get(&txn) {
-            if coordinating.is_told {
-                self.write_back(txn, Some(partition), world);
-            } else if coordinating.is_requested {
-                self.ask_for_votes(txn, Some(partition), world);
-            }
-        }
+        self.led().reserve(world.cx.clock().now, world);
     }
 
     /// The leader looks for overdue work; a follower, for what its list should not hold any more.
@@ -556,9 +475,10 @@ impl Partition {
             self.collect(world);
             self.sweep_list(world);
         }
-        if self.leader.is_some() {
-            self.sweep_participant(world);
-            self.sweep_coordinator(world);
+        if let Some(mut leading) = self.leading() {
+            leading.reserve(world.cx.clock().now, world);
+            leading.sweep_participation(world);
+            leading.sweep_coordinator(world);
         } else if self.own.recovery.is_none() && self.own.list.len() == 0 {
             return;
         }

@@ -14,6 +14,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, W
 
 use super::cpc::{FastVote, Listed};
 use super::state::State;
+use crate::commit::{ToCoordinator, ToParticipant, Verdict};
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::portions::Portion;
@@ -35,15 +36,6 @@ pub enum Vote {
     /// The partition has committed it already, at this timestamp: an earlier leader of the
     /// coordinator's group decided so, told everybody, and was gone before its own group knew.
     Committed(Timestamp),
-}
-
-/// The coordinator's decision, as a participant is told it.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
-pub enum Verdict {
-    /// Commit at this timestamp, with these writes of the participant's keys.
-    Commit(Timestamp, Writes),
-    /// Abort, for this reason.
-    Abort(AbortReason),
 }
 
 /// A message. InCycle numbers are those of Figure 2.
@@ -487,6 +479,38 @@ impl Msg {
             | Self::NotLeader { .. }
             | Self::Members { .. }
             | Self::Replication { .. } => None,
+        }
+    }
+}
+
+impl From<ToCoordinator<Vote>> for Msg {
+    fn from(msg: ToCoordinator<Vote>) -> Self {
+        match msg {
+            ToCoordinator::Vote { txn, coordinator, partition, vote } => {
+                Self::PrepareResult { txn, coordinator, partition, vote }
+            }
+            ToCoordinator::QueryDecision { txn, coordinator, partition, vote } => {
+                Self::QueryDecision { txn, coordinator, partition, vote }
+            }
+            ToCoordinator::Ack { txn, coordinator, partition } => {
+                Self::WritebackAck { txn, coordinator, partition }
+            }
+            ToCoordinator::MayForget { coordinator, partition, txns } => {
+                Self::MayForget { coordinator, partition, txns }
+            }
+        }
+    }
+}
+
+impl From<ToParticipant<Participant>> for Msg {
+    fn from(msg: ToParticipant<Participant>) -> Self {
+        match msg {
+            ToParticipant::QueryPrepare { txn, participant, coordinator } => {
+                Self::QueryPrepare { txn, participant, coordinator }
+            }
+            ToParticipant::Forget { partition, coordinator, txns } => {
+                Self::Forget { partition, coordinator, txns }
+            }
         }
     }
 }

@@ -121,12 +121,12 @@ mod message;
 mod participant;
 mod state;
 
-pub use crate::commit::Ended;
+pub use crate::commit::{Ended, Verdict};
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use leader::Server;
-pub use message::{Command, Log, Msg, Record, Verdict, Vote};
+pub use message::{Command, Log, Msg, Record, Vote};
 pub use state::{Coordinated, Prepared, Request, State, decide};
 
 use std::time::Duration;
@@ -139,7 +139,7 @@ use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 
 use crate::registry::{Guarantee, Registered, Row};
-use crate::{hosting, replication};
+use crate::{commit, hosting, replication};
 
 /// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
 /// decides.
@@ -272,6 +272,29 @@ impl From<hosting::Note> for Note {
     }
 }
 
+impl From<commit::Note> for Note {
+    fn from(note: commit::Note) -> Self {
+        match note {
+            commit::Note::QueryAborted => Self::QueryAborted,
+            commit::Note::Abandoned => Self::Abandoned,
+            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
+            commit::Note::Resolved => Self::Resolved,
+            commit::Note::Forgotten => Self::Forgotten,
+            commit::Note::CommitWait => Self::CommitWait,
+            commit::Note::StaleVersions => Self::StaleVersions,
+        }
+    }
+}
+
+impl From<commit::GatewayNote> for Note {
+    fn from(note: commit::GatewayNote) -> Self {
+        match note {
+            commit::GatewayNote::SecondRound => Self::SecondRound,
+            commit::GatewayNote::Resent => Self::Resent,
+        }
+    }
+}
+
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -285,6 +308,15 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
+}
+
+impl From<commit::GatewayTimer> for Timer {
+    fn from(timer: commit::GatewayTimer) -> Self {
+        match timer {
+            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
+            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+        }
+    }
 }
 
 impl Registered for Carousel {

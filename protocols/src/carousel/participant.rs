@@ -1,18 +1,18 @@
 //! A partition's leader as participant: read, prepare, vote, and carry out the decision (§4.1.1,
 //! §4.1.3, §4.1.4), and read-only transactions (§4.4.2).
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
-use super::Note;
-use super::leader::{Leader, Partition, WaitingRead, World};
-use super::message::{Command, Msg, Verdict, Vote};
+use super::fast::{Ballot, versions};
+use super::leader::{Leader, Leading, WaitingRead, World};
+use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
+use super::{Config, Note};
+use crate::commit::{Participating, Participation, Verdict};
 use crate::gateway::{Participant, Snapshot};
-use crate::waiting::{BATCH, RetryState, take_due};
+use crate::waiting::RetryState;
 
 /// Prepares that one leader lets wait, at most.
 const WAITING_MAX: usize = 1_024;
@@ -50,7 +50,34 @@ impl Prepare {
     }
 }
 
-impl Partition {
+impl Participating for Leader {
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// The paper's participants never ask (C9 is about them).
+    fn never_asks(config: &Config) -> bool {
+        config.mutations.no_tombstones
+    }
+}
+
+impl Leading<'_> {
     /// §4.1.1 and §4.1.4: check for conflicts, answer with the values, replicate the vote.
     pub(super) fn on_read_and_prepare(
         &mut self,
@@ -73,8 +100,9 @@ impl Partition {
             }
             return;
         }
-        let Some(leader) = &self.leader else { return };
-        if self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn) {
+        if self.state.prepared.contains_key(&txn)
+            || self.leader.participation.preparing.contains_key(&txn)
+        {
             // Its keys are held since the first time, so these are the versions it prepared with.
             world.cx.note(Note::RepeatedPrepare);
             if prepare.wants_reads {
@@ -85,7 +113,7 @@ impl Partition {
             }
             return;
         }
-        if leader.refusing.contains(&txn) {
+        if self.leader.participation.refusing.contains(&txn) {
             return;
         }
         if world.is_too_much(self.id, &prepare.participant.reads) {
@@ -107,21 +135,19 @@ impl Partition {
     /// so it writes one of these keys; and it is decided, so it waits for nobody.
     fn is_behind_client(&self, participant: &Participant, world: &World<'_>) -> bool {
         let Participant { reads, writes, floor, .. } = participant;
-        let Some(leader) = &self.leader else { return false };
         *floor != Timestamp::ZERO
             && reads.iter().chain(writes).any(|key| {
-                leader.pending.writer_of(key).is_some()
+                self.leader.pending.writer_of(key).is_some()
                     && world.store.read(self.id, key).version.timestamp < *floor
             })
     }
 
     /// Lets a prepare wait until the transaction in its way has ended.
     fn wait_for_known(&mut self, client: NodeId, prepare: Prepare, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
         let (txn, coordinator) = (prepare.txn, prepare.coordinator);
-        if leader.waiting.len() < WAITING_MAX || leader.waiting.contains_key(&txn) {
+        if self.leader.waiting.len() < WAITING_MAX || self.leader.waiting.contains_key(&txn) {
             world.cx.note(Note::WaitedForKnown);
-            leader.waiting.insert(txn, (client, prepare));
+            self.leader.waiting.insert(txn, (client, prepare));
         } else {
             self.refuse(txn, coordinator, AbortReason::Conflict, world);
         }
@@ -129,8 +155,7 @@ impl Partition {
 
     /// A transaction has given its keys back: whoever waited for it goes on.
     fn serve_waiting(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for (client, prepare) in std::mem::take(&mut leader.waiting).into_values() {
+        for (client, prepare) in std::mem::take(&mut self.leader.waiting).into_values() {
             self.on_read_and_prepare(client, prepare, world);
         }
     }
@@ -138,23 +163,23 @@ impl Partition {
     /// Prepares a transaction, or refuses it for a conflict, in the log.
     fn prepare(&mut self, prepare: Prepare, world: &mut World<'_>) {
         let Prepare { txn, participant, coordinator, acknowledged_below, timestamp, .. } = prepare;
-        let Some(leader) = &self.leader else { return };
         // The fast path counts on the log: whatever this leader votes for stands in its log before any
         // later change of members, so that a new leader with other voters finds it there. A prepare
         // that would have to wait for the log has no fast vote.
         let is_taken = timestamp.is_some() && self.log_takes_commands();
         let voters = self.replica.settled_voters().filter(|_| is_taken).map(<[_]>::to_vec);
-        if leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
+        if self.leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
             self.refuse(txn, coordinator, AbortReason::Conflict, world);
             if let Some(voters) = voters {
-                self.refuse_fast(txn, coordinator, AbortReason::Conflict, Some(voters), world);
+                let ballot = Ballot::new(self.id, self.replica, Some(voters));
+                ballot.refuse(txn, coordinator, AbortReason::Conflict, world);
             }
             return;
         }
         // Keys of an abort that is not chosen yet: the slow path stands behind it in the log, but
         // votes of the fast path would not.
         let is_clear = voters.is_some() && self.is_clear_of_endings(&participant);
-        let versions = self.versions(participant.reads, world);
+        let versions = versions(self.id, participant.reads, world);
         let writes = participant.writes;
         let proposal = self.propose_timestamp(timestamp, &versions, &writes, world);
         let prepared = Prepared { coordinator, versions, writes, proposal };
@@ -162,7 +187,8 @@ impl Partition {
         let by_fast = voters.map(|voters| (voters, prepared.clone()));
         self.prepare_in_log(txn, prepared, acknowledged_below, world);
         if let Some((voters, prepared)) = by_fast {
-            self.vote_fast(txn, prepared, Some(voters), world);
+            let ballot = Ballot::new(self.id, self.replica, Some(voters));
+            ballot.vote(txn, prepared, self.own, world);
         }
     }
 
@@ -175,7 +201,6 @@ impl Partition {
         writes: &[Key],
         world: &World<'_>,
     ) -> Timestamp {
-        let Some(leader) = &self.leader else { return Timestamp::ZERO };
         let now = world.cx.clock().now;
         let (floor, logged) = if world.config.mutations.no_floor {
             let written = writes.iter().map(|key| world.store.read(self.id, key).version);
@@ -183,7 +208,7 @@ impl Partition {
             let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
             (latest, latest)
         } else {
-            (leader.floor, leader.logged)
+            (self.leader.floor, self.leader.logged)
         };
         let latest = now + world.config.ahead_max;
         let is_fit = |wanted: &Timestamp| (floor.max(logged) < *wanted) && *wanted <= latest;
@@ -192,22 +217,7 @@ impl Partition {
 
     /// True if no transaction whose abort is in the log and not chosen yet had any of these keys.
     fn is_clear_of_endings(&self, participant: &Participant) -> bool {
-        let Some(leader) = &self.leader else { return false };
-        leader.freed.is_clear_of(&participant.reads, &participant.writes)
-    }
-
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
-    fn has_forgotten(&self, txn: TxnId) -> bool {
-        let is_preparing =
-            self.leader.as_ref().is_some_and(|leader| leader.preparing.contains_key(&txn));
-        !is_preparing && self.state.has_forgotten(txn)
-    }
-
-    /// It will never be prepared here, which the log says already; nor will another attempt of that name.
-    /// A coordinator that has decided needs no vote; one that has not would ask for ever.
-    fn refuse_forgotten(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        self.send_vote(txn, coordinator, Vote::Refused(AbortReason::Invalid), world);
+        self.leader.freed.is_clear_of(&participant.reads, &participant.writes)
     }
 
     /// Puts a prepare into the log, and holds its keys from now on.
@@ -218,8 +228,7 @@ impl Partition {
         acknowledged_below: u64,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.hold(txn, &prepared);
+        self.leader.hold(txn, &prepared);
         let command = Command::Prepare {
             txn,
             coordinator: prepared.coordinator,
@@ -229,7 +238,7 @@ impl Partition {
             acknowledged_below,
         };
         let proposal = prepared.proposal;
-        leader.preparing.insert(txn, prepared);
+        self.leader.participation.preparing.insert(txn, prepared);
         if !world.config.is_fast {
             self.reserve(proposal, world);
         }
@@ -244,8 +253,7 @@ impl Partition {
         reason: AbortReason,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        if leader.refusing.insert(txn) {
+        if self.leader.participation.refusing.insert(txn) {
             self.propose(Command::Refuse { txn, coordinator, reason }, world);
         }
     }
@@ -253,20 +261,10 @@ impl Partition {
     /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
     /// decision, and nothing need wait for the coordinator's word of it.
     fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
         if txn.attempt == 0 {
             return;
         }
-        let earlier = TxnId { attempt: 0, ..txn }..txn;
-        let open: Vec<(TxnId, PartitionId)> = self
-            .state
-            .prepared
-            .range(earlier.clone())
-            .chain(leader.preparing.range(earlier))
-            .map(|(txn, prepared)| (*txn, prepared.coordinator))
-            .filter(|(txn, _)| !leader.ending.contains(txn))
-            .collect();
-        for (old, coordinator) in open {
+        for (old, coordinator) in self.earlier_attempts(txn) {
             world.cx.note(Note::AttemptSuperseded);
             self.end(old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
         }
@@ -280,23 +278,13 @@ impl Partition {
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads });
     }
 
-    pub(super) fn send_vote(
-        &self,
-        txn: TxnId,
-        coordinator: PartitionId,
-        vote: Vote,
-        world: &mut World<'_>,
-    ) {
-        let result = Msg::PrepareResult { txn, coordinator, partition: self.id, vote };
-        world.send_to_leader(coordinator, result);
-    }
-
     /// A prepare or a refusal is chosen: vote (⑨⑩).
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.preparing.remove(&txn);
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.participation.preparing.remove(&txn);
+        let Some(prepared) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {} by its prepare", self.id);
+        };
+        self.leader.participation.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -308,25 +296,7 @@ impl Partition {
         coordinator: PartitionId,
         world: &mut World<'_>,
     ) {
-        if let Some(prepared) = self.state.prepared.get(&txn) {
-            self.send_vote(txn, coordinator, prepared.vote(), world);
-            return;
-        }
-        if let Some(ended) = self.state.ended.get(&txn) {
-            let vote = match ended.outcome {
-                Outcome::Aborted(reason) => Vote::Refused(reason),
-                Outcome::Committed(timestamp) => Vote::Committed(timestamp),
-                Outcome::Unknown => unreachable!("{txn} ended at {} without an outcome", self.id),
-            };
-            self.send_vote(txn, coordinator, vote, world);
-            return;
-        }
-        if self.has_forgotten(txn) {
-            self.refuse_forgotten(txn, coordinator, world);
-            return;
-        }
-        let Some(leader) = &self.leader else { return };
-        if leader.preparing.contains_key(&txn) {
+        if self.answer_query_prepare(txn, coordinator, world) {
             return;
         }
         if world.config.mutations.recovery_prepares || world.config.mutations.abort_told_at_once {
@@ -354,11 +324,11 @@ impl Partition {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &self.leader else { return };
-        if leader.ending.contains(&txn) {
+        if self.leader.participation.ending.contains(&txn) {
             return;
         }
-        let is_open = self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn);
+        let is_open = self.state.prepared.contains_key(&txn)
+            || self.leader.participation.preparing.contains_key(&txn);
         let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
@@ -393,69 +363,35 @@ impl Partition {
         verdict: Verdict,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        if !leader.ending.insert(txn) {
+        if !self.leader.participation.ending.insert(txn) {
             return;
         }
         match verdict {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
             Verdict::Abort(_) => {
-                let prepared = self.state.prepared.get(&txn).or(leader.preparing.get(&txn));
+                let prepared =
+                    self.state.prepared.get(&txn).or(self.leader.participation.preparing.get(&txn));
                 if let Some(prepared) = prepared.filter(|_| world.config.is_fast).cloned() {
-                    leader.freed.insert(txn, prepared);
+                    self.leader.freed.insert(txn, prepared);
                 }
-                leader.free(txn);
+                self.leader.free(txn);
             }
-            Verdict::Commit(timestamp, _) => leader.logged = leader.logged.max(timestamp),
+            Verdict::Commit(timestamp, _) => self.leader.logged = self.leader.logged.max(timestamp),
         }
         self.propose(Command::End { txn, coordinator, verdict }, world);
         self.serve_waiting(world);
     }
 
-    fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        let ack = Msg::WritebackAck { txn, coordinator, partition: self.id };
-        world.send_to_leader(coordinator, ack);
-    }
-
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted.
     pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.free(txn);
-        leader.asked.remove(&txn);
-        leader.preparing.remove(&txn);
-        leader.floor = leader.floor.max(self.state.floor);
-        let by_decision = leader.ending.remove(&txn);
-        leader.freed.remove(txn);
-        leader.refusing.remove(&txn);
-        leader.unforgotten.insert(txn, RetryState::new(world.cx.now()));
+        let by_decision = self.take_ended(txn, world.cx.now());
+        self.leader.free(txn);
+        self.leader.freed.remove(txn);
+        self.leader.floor = self.leader.floor.max(self.state.floor);
         self.serve_waiting(world);
-        let Some(ended) = self.state.ended.get(&txn).copied() else { return };
-        if by_decision {
-            self.acknowledge(txn, ended.coordinator, world);
-        } else if let Outcome::Aborted(reason) = ended.outcome {
-            self.send_vote(txn, ended.coordinator, Vote::Refused(reason), world);
-        }
-    }
-
-    /// R6: these need not be remembered for the coordinator's sake any more.
-    pub(super) fn on_forget(
-        &mut self,
-        coordinator: PartitionId,
-        txns: Vec<TxnId>,
-        world: &mut World<'_>,
-    ) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.forget_asked.remove(&coordinator);
-        let known: Vec<TxnId> = txns
-            .into_iter()
-            .filter(|txn| leader.unforgotten.remove(txn).is_some())
-            .filter(|txn| self.state.ended.get(txn).is_some_and(|ended| !ended.is_forgettable))
-            .collect();
-        if !known.is_empty() {
-            self.propose(Command::Forget(known), world);
-        }
+        self.answer_ended(txn, by_decision, world);
     }
 
     /// §4.4.2 with C11–C13: the latest values, and how long they are promised to be the latest.
@@ -469,18 +405,17 @@ impl Partition {
     ) {
         let now = world.cx.now();
         let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease;
-        let Some(leader) = &mut self.leader else { return };
         let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
             // A leader that lost its group must not answer from the past (C12).
             world.cx.note(Note::ReadIndex);
-            let id = leader.next_read;
-            leader.next_read += 1;
-            leader.reads.insert(id, read);
+            let id = self.leader.next_read;
+            self.leader.next_read += 1;
+            self.leader.reads.insert(id, read);
             self.read_index(id, world);
         } else if at_least > self.state.ceiling {
             // The promise must be within what the group has agreed to honour (R8).
-            leader.reads_above_ceiling.push(read);
+            self.leader.reads_above_ceiling.push(read);
             self.raise_ceiling(at_least + world.config.ceiling_ahead, world);
         } else {
             self.serve_read(read, world);
@@ -489,14 +424,15 @@ impl Partition {
 
     /// The answer to a leadership check.
     pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        let Some(read) = leader.reads.remove(&id) else { return };
+        let Some(read) = self.leader.reads.remove(&id) else {
+            unreachable!("{} was asked for no leadership check {id}", self.id);
+        };
         if !is_leader {
             let (partition, txn) = (self.id, Some(read.txn));
             world.send(read.client, Msg::NotLeader { partition, leader: None, txn });
         } else if read.at_least > self.state.ceiling {
             let at_least = read.at_least;
-            leader.reads_above_ceiling.push(read);
+            self.leader.reads_above_ceiling.push(read);
             self.reserve(at_least, world);
         } else {
             self.serve_read(read, world);
@@ -507,14 +443,13 @@ impl Partition {
     pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
         let WaitingRead { client, txn, keys, at_least } = read;
         let is_too_much = world.is_too_much(self.id, &keys);
-        let Some(leader) = &mut self.leader else { return };
-        let snapshot = if is_too_much || leader.pending.conflict(txn, &keys, &[]).is_some() {
+        let snapshot = if is_too_much || self.leader.pending.conflict(txn, &keys, &[]).is_some() {
             None
         } else {
-            let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
+            let wanted = world.cx.clock().now.max(at_least).max(self.leader.floor);
             let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
             if !world.config.mutations.no_floor {
-                leader.floor = leader.floor.max(valid_until);
+                self.leader.floor = self.leader.floor.max(valid_until);
             }
             let read = |key: Key| {
                 let read = world.store.read(self.id, &key);
@@ -528,8 +463,7 @@ impl Partition {
 
     /// A later ceiling is chosen: answer who waited for it.
     pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for read in std::mem::take(&mut leader.reads_above_ceiling) {
+        for read in std::mem::take(&mut self.leader.reads_above_ceiling) {
             self.on_read_only(read.client, read.txn, read.keys, read.at_least, world);
         }
     }
@@ -537,69 +471,17 @@ impl Partition {
     /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
     /// is chosen, and extends it well before it is reached.
     pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
         let ahead = world.config.ceiling_ahead;
-        if leader.ceiling_proposed < timestamp + ahead / 2 {
+        if self.leader.ceiling_proposed < timestamp + ahead / 2 {
             self.raise_ceiling(timestamp + ahead, world);
         }
     }
 
     fn raise_ceiling(&mut self, ceiling: Timestamp, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        if leader.ceiling_proposed < ceiling {
-            leader.ceiling_proposed = ceiling;
-            leader.logged = leader.logged.max(ceiling);
+        if self.leader.ceiling_proposed < ceiling {
+            self.leader.ceiling_proposed = ceiling;
+            self.leader.logged = self.leader.logged.max(ceiling);
             self.propose(Command::Ceiling(ceiling), world);
-        }
-    }
-
-    /// Overdue work as participant: ask what became of prepared transactions, and which endings
-    /// may be forgotten.
-    pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        self.reserve(world.cx.clock().now, world);
-        let Some(leader) = &mut self.leader else { return };
-        let after = world.config.query_after;
-        // The paper's participants never ask (C9 is about them).
-        let due = match world.config.mutations.no_tombstones {
-            false => take_due(&mut leader.asked, after, now),
-            true => vec![],
-        };
-        for (txn, last) in due {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
-            let coordinator = prepared.coordinator;
-            let vote = prepared.vote();
-            // Silence may mean that the caller still thinks, or that nobody is there.
-            world.suspect(coordinator, last.at);
-            let query = Msg::QueryDecision { txn, coordinator, partition: self.id, vote };
-            world.send_to_leader(coordinator, query);
-        }
-        self.ask_to_forget(world);
-    }
-
-    fn ask_to_forget(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
-        let after = world.config.query_after;
-        let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
-        let Leader { unforgotten, forget_asked, .. } = leader;
-        unforgotten.retain(|txn, asked| {
-            let Some(ended) = self.state.ended.get(txn) else { return false };
-            if asked.is_due(after, now) {
-                let batch = batches.entry(ended.coordinator).or_default();
-                if batch.len() < BATCH {
-                    *asked = asked.again(now);
-                    batch.push(*txn);
-                }
-            }
-            true
-        });
-        for (coordinator, txns) in batches {
-            if let Some(asked) = forget_asked.insert(coordinator, now) {
-                world.suspect(coordinator, asked);
-            }
-            let ask = Msg::MayForget { coordinator, partition: self.id, txns };
-            world.send_to_leader(coordinator, ask);
         }
     }
 }

@@ -7,8 +7,8 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
-use super::message::{Command, Verdict, Vote};
-use crate::commit::{self, Applied};
+use super::message::{Command, Vote};
+use crate::commit::{self, Applied, Verdict};
 use crate::gateway::Participant;
 
 /// A transaction that this partition prepared and whose decision it does not know.

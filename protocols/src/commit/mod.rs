@@ -8,7 +8,34 @@
 //! | module | what it has | who uses it |
 //! |---|---|---|
 //! | `state` | what every replica of a group knows: prepared, ended, coordinated and settled transactions | Carousel, Natto, two-phase locking |
+//! | `votes` | the coordinator until it is decided: who takes part, commit requests, votes, aborts, takeover | Carousel, Natto |
+//! | `coordinator` | the coordinator once it is decided: commit-wait, telling, acknowledgements, settling | Carousel, Natto, two-phase locking |
+//! | `participant` | the participant's votes and memory: queries, acknowledgements, endings to forget | Carousel, Natto |
+//! | `reading` | read-only transactions that wait for writers, leadership checks and the ceiling | Natto, two-phase locking |
+//! | `message` | what coordinators and participants say to each other, one enum for each direction | Carousel, Natto |
+//! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto |
+//!
+//! A protocol implements `Coordinator`, and `Gathering` and `Participating` if its participants
+//! vote unasked; `Reader` if readers wait for writers. The traits build its messages and commands, and
+//! have hooks for what it does beside. In two-phase locking the coordinator asks for votes, and nothing
+//! is in its log before the decision, so it has its own way to one.
+//!
+//! Handlers of leaders are methods of `hosting::Leading`: where no replica leads, they
+//! cannot be called.
 
+mod coordinator;
+mod gateway;
+mod message;
+mod participant;
+mod reading;
 mod state;
+mod votes;
 
-pub use state::{Applied, Coordinated, Ended, Part, Request, State};
+pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Patience};
+pub use gateway::{Client, GatewayNote, GatewayTimer};
+pub(crate) use gateway::{Gateway, Open, Phase};
+pub(crate) use message::{ToCoordinator, ToParticipant};
+pub(crate) use participant::{Participating, Participation};
+pub(crate) use reading::{Reader, Reading, WaitingRead};
+pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
+pub(crate) use votes::Gathering;

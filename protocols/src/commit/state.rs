@@ -6,12 +6,15 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::Wire;
+use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::machine::Claim;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{Outcome, Version, Writes};
+use orthodrome_core::txn::{AbortReason, Outcome, Version, Writes};
 
+use super::coordinator::Outcomes;
 use crate::acknowledged::advance;
 use crate::gateway::Participant;
 use crate::hosting::Divisible;
@@ -54,6 +57,15 @@ pub trait Request {
     fn supersedes(&self, known: &Self) -> bool;
     /// What the client wants written.
     fn writes(&self) -> &Writes;
+}
+
+/// The coordinator's decision, as a participant is told it.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub enum Verdict {
+    /// Commit at this timestamp, with these writes of the participant's keys.
+    Commit(Timestamp, Writes),
+    /// Abort, for this reason.
+    Abort(AbortReason),
 }
 
 /// How a transaction ended at this participant. Kept so that nothing late can revive it (R1, C9)
@@ -314,10 +326,58 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         Applied::Settled
     }
 
+    /// What `partition` is told of an outcome: of the writes, those of its own keys.
+    pub(crate) fn verdict(
+        &self,
+        (txn, partition): (TxnId, PartitionId),
+        outcome: Outcome,
+        cluster: &Cluster,
+    ) -> Verdict {
+        match outcome {
+            Outcome::Committed(timestamp) => {
+                let known = self.coordinated.get(&txn).and_then(|known| known.request.as_ref());
+                let all = known.into_iter().flat_map(|request| request.writes());
+                let mine = all.filter(|(key, _)| cluster.partition_of(key) == partition);
+                let writes = mine.map(|(key, value)| (key.clone(), value.clone())).collect();
+                Verdict::Commit(timestamp, writes)
+            }
+            Outcome::Aborted(reason) => Verdict::Abort(reason),
+            Outcome::Unknown => unreachable!("a decision is a commit or an abort"),
+        }
+    }
+
+    /// How a transaction ended, if an entry that is applied says so.
+    pub(crate) fn told_by(&self, applied: Applied) -> Option<Claim> {
+        let (txn, outcome) = match applied {
+            Applied::Ended(txn) => (txn, self.ended.get(&txn)?.outcome),
+            Applied::Decided(txn) => (txn, self.decision(txn)?),
+            Applied::Nothing
+            | Applied::Prepared(_)
+            | Applied::Requested(_)
+            | Applied::Settled
+            | Applied::Ceiling => return None,
+        };
+        Some(Claim::Decided { txn, outcome })
+    }
+
     /// What this group knows of a transaction's outcome, as its coordinator.
     #[must_use]
     pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
         self.settled.get(&txn).copied().or_else(|| self.coordinated.get(&txn)?.decision)
+    }
+}
+
+impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
+    fn decision(&self, txn: TxnId) -> Option<Outcome> {
+        self.decision(txn)
+    }
+
+    fn participants(&self, txn: TxnId) -> Option<Vec<PartitionId>> {
+        self.coordinated.get(&txn).map(|known| known.partitions().collect())
+    }
+
+    fn is_kept(&self, txn: TxnId) -> bool {
+        self.settled.contains_key(&txn)
     }
 }
 

@@ -2,6 +2,7 @@
 //! one store, one stream of durable records, checkpoints, snapshots, and the way in and out of each
 //! replicated log. A protocol gives its [`Role`]: what a partition's leader does.
 
+mod leading;
 mod partition;
 mod server;
 mod world;
@@ -18,6 +19,7 @@ use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
+pub use self::leading::Leading;
 pub use self::partition::{Partition, change_refusal, group_view, transfer_refusal};
 pub use self::server::Server;
 pub use self::world::World;
@@ -161,6 +163,9 @@ pub enum Note {
 /// The context of a machine that hosts partitions in the role `R`.
 pub type Context<'a, R> = Cx<'a, <R as Role>::Protocol>;
 
+/// What partitions in the role `R` replicate.
+pub type CommandOf<R> = <<R as Role>::Log as Replicated>::Command;
+
 /// What a node that hosts partitions in the role `R` remembers.
 pub type RecordOf<R> = Record<<R as Role>::Log, <R as Role>::State, <R as Role>::OwnRecord>;
 
@@ -207,7 +212,7 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn on_timer(server: &mut Server<Self>, timer: Self::Timer, cx: &mut Context<'_, Self>);
     /// A message for this partition's leader.
     fn serve(
-        partition: &mut Partition<Self>,
+        leading: &mut Leading<'_, Self>,
         from: NodeId,
         msg: Self::Msg,
         world: &mut World<'_, Self>,
@@ -224,14 +229,15 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn on_deposed(partition: &mut Partition<Self>, world: &mut World<'_, Self>);
     /// A leadership check that was asked for has been answered.
     fn on_read_index(
-        partition: &mut Partition<Self>,
+        leading: &mut Leading<'_, Self>,
         id: u64,
         is_leader: bool,
         world: &mut World<'_, Self>,
     );
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does.
+    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
+    /// what this leader wants of it.
     fn on_not_leader(
-        partition: &mut Partition<Self>,
+        leading: &mut Leading<'_, Self>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_, Self>,

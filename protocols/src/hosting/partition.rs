@@ -10,6 +10,7 @@ use orthodrome_core::machine::{Admin, Claim, GroupView, Message as _, Refusal};
 use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time};
 
+use super::leading::propose_backlog;
 use super::{Chunk, Config, Cursor, Divisible as _, Note, Role, World};
 use crate::replication::{ChangeError, Event, Index, Payload, Replica, Replicated, TransferError};
 
@@ -70,7 +71,7 @@ impl<R: Role> Partition<R> {
         let Some(msg) = R::on_message(self, from, msg, world) else { return };
         let Config { early_max, kept_bytes, .. } = *R::hosting(world.config);
         if self.is_serving() && self.backlog.len() < early_max {
-            R::serve(self, from, msg, world);
+            R::serve(&mut self.led(), from, msg, world);
         } else if self.is_serving() {
             // Overloaded, or handing over for long: the sender asks again.
             world.cx.note(Note::Shed.into());
@@ -122,31 +123,13 @@ impl<R: Role> Partition<R> {
         if self.is_serving() {
             self.early_bytes = 0;
             for (from, msg) in take(&mut self.early) {
-                R::serve(self, from, msg, world);
+                R::serve(&mut self.led(), from, msg, world);
             }
         }
     }
 
-    /// Proposes a command. While the log takes none, because leadership is being handed over or too
-    /// much waits to be chosen, commands queue up in order: a leader that stays has to propose what
-    /// it acted on. One that is deposed loses them, like one that crashes.
-    pub fn propose(&mut self, command: <R::Log as Replicated>::Command, world: &mut World<'_, R>) {
-        self.backlog.push_back(command);
-        self.propose_backlog(world);
-        world.touch(self.id);
-    }
-
-    /// True if a command proposed now goes into the log at once.
-    pub fn log_takes_commands(&self) -> bool {
-        self.backlog.is_empty() && self.replica.takes_commands()
-    }
-
     fn propose_backlog(&mut self, world: &mut World<'_, R>) {
-        while self.replica.takes_commands()
-            && let Some(command) = self.backlog.pop_front()
-        {
-            self.replica.propose(command, &mut world.io(self.id));
-        }
+        propose_backlog(self.id, &mut self.replica, &mut self.backlog, world);
     }
 
     /// Why this replica would not take an order now; none if it would.
@@ -190,12 +173,6 @@ impl<R: Role> Partition<R> {
         world.touch(self.id);
     }
 
-    /// Asks the group whether this replica still leads; [`Role::on_read_index`] has the answer.
-    pub fn read_index(&mut self, id: u64, world: &mut World<'_, R>) {
-        self.replica.read_index(id, &mut world.io(self.id));
-        world.touch(self.id);
-    }
-
     /// Carries out everything that the replicated log has to say.
     pub(super) fn drain_events(&mut self, world: &mut World<'_, R>) {
         while let Some(event) = self.replica.next_event() {
@@ -219,8 +196,8 @@ impl<R: Role> Partition<R> {
                     self.telling.clear();
                     R::on_deposed(self, world);
                 }
-                Event::ReadReady { id } => R::on_read_index(self, id, true, world),
-                Event::ReadFailed { id } => R::on_read_index(self, id, false, world),
+                Event::ReadReady { id } => self.on_read_index(id, true, world),
+                Event::ReadFailed { id } => self.on_read_index(id, false, world),
                 Event::SnapshotWanted { to, cursor } => self.send_chunk(to, cursor, world),
                 Event::SnapshotChunk { chunk, first, last, .. } => {
                     self.on_chunk(chunk, first, last, world);
@@ -232,6 +209,13 @@ impl<R: Role> Partition<R> {
         world.routes.follow(self.id, self.replica.leader(), world.cx.now());
         if self.leader.is_none() && self.replica.is_leader() {
             R::on_elected(self, world);
+        }
+    }
+
+    /// A leadership check is answered. Who has been deposed meanwhile has nobody waiting for it.
+    fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_, R>) {
+        if let Some(mut leading) = self.leading() {
+            R::on_read_index(&mut leading, id, is_leader, world);
         }
     }
 

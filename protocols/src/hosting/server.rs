@@ -320,7 +320,11 @@ impl<R: Role> Server<R> {
         let Some(txn) = txn else { return };
         let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in hosted {
-            self.with(id, cx, |replica, world| R::on_not_leader(replica, partition, txn, world));
+            self.with(id, cx, |replica, world| {
+                if let Some(mut leading) = replica.leading() {
+                    R::on_not_leader(&mut leading, partition, txn, world);
+                }
+            });
         }
     }
 

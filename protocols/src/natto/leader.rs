@@ -7,19 +7,18 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
-use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
 use super::delays::difference;
-use super::message::{Command, Elsewhere, Log, Msg, Vote};
+use super::message::{Command, Elsewhere, Log, Msg};
 use super::queue::{Letter, Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Ended};
+use crate::commit::{Applied, Coordination, Ended, Participation, Reading, WaitingRead};
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{CommitWait, RetryState};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -27,6 +26,8 @@ pub type Server = hosting::Server<Leader>;
 pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
+/// The same while it leads.
+pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 
@@ -43,45 +44,18 @@ pub struct Leader {
     pub conditional: BTreeMap<TxnId, BTreeSet<TxnId>>,
     /// What those that are prepared touch elsewhere, and how long they last here, if it was said.
     pub known: BTreeMap<TxnId, (Vec<Elsewhere>, Duration)>,
-    /// Prepares proposed, not yet chosen.
-    pub preparing: BTreeMap<TxnId, Prepared>,
+    /// What is under way, and what is remembered of it.
+    pub participation: Participation<Prepared>,
     /// Commits proposed, not yet applied, whose keys others may have had since (LECSF): what each
     /// writes here.
     pub leaving: BTreeMap<TxnId, Vec<Key>>,
     /// The newest values of those.
     pub forwarded: BTreeMap<Key, Read>,
-    /// Refusals proposed, not yet chosen.
-    pub refusing: BTreeSet<TxnId>,
-    /// Decisions proposed, not yet chosen.
-    pub ending: BTreeSet<TxnId>,
-    /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, RetryState>,
-    /// Endings that the coordinator's group may still ask about, and when it was last asked.
-    pub unforgotten: BTreeMap<TxnId, RetryState>,
-    /// Coordinators that were asked what may be forgotten and have not answered, and since when.
-    pub forget_asked: BTreeMap<PartitionId, Time>,
-    /// Proposals must be larger (C11).
-    pub floor: Timestamp,
-    /// The highest ceiling proposed.
-    pub ceiling_proposed: Timestamp,
-    /// Read-only requests that wait for a leadership check.
-    pub reads: BTreeMap<u64, WaitingRead>,
-    /// Read-only requests that wait for a higher ceiling.
-    pub reads_above_ceiling: Vec<WaitingRead>,
-    /// Read-only requests that wait for prepared transactions to end.
-    pub reads_behind: Vec<WaitingRead>,
-    /// Numbers leadership checks.
-    pub next_read: u64,
+    /// What was promised to readers, and which of them wait.
+    pub reading: Reading,
 
-    // As coordinator.
-    /// Transactions under way.
-    pub coordinating: BTreeMap<TxnId, Coordinating>,
-    /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
-    pub settling: BTreeSet<TxnId>,
-    /// When settled outcomes were first seen by this leader, for [`super::Config::retention`].
-    pub settled_since: BTreeMap<TxnId, Time>,
+    /// As coordinator.
+    pub coordination: Coordination<Leader>,
 }
 
 /// A transaction that has arrived and is not prepared.
@@ -109,45 +83,6 @@ pub struct Forward {
     pub client: NodeId,
     pub partition: PartitionId,
     pub reads: Vec<(Key, Read)>,
-}
-
-/// A read-only request that cannot be served yet.
-#[derive(Clone, Debug)]
-pub struct WaitingRead {
-    pub client: NodeId,
-    pub txn: TxnId,
-    pub keys: Vec<Key>,
-    pub at_least: Timestamp,
-    /// Transactions that were prepared when it came, may write its keys, and have not ended; none if
-    /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
-    pub behind: Option<BTreeSet<TxnId>>,
-}
-
-/// A leader's view of a transaction that it coordinates.
-#[derive(Debug)]
-pub struct Coordinating {
-    /// Who wants to know.
-    pub client: Option<NodeId>,
-    /// Votes so far.
-    pub votes: BTreeMap<PartitionId, Vote>,
-    /// The last of the client's commit requests that was proposed, or is in the log; 0 if there is none.
-    pub requested: u32,
-    /// The client has given up what it asked for, because its reads did not hold, or its caller did.
-    pub withdrawn: Option<AbortReason>,
-    /// Clients that wait for what this transaction writes (§3.4, RECSF).
-    pub forwards: Vec<Forward>,
-    /// A decision has been proposed.
-    pub is_decision_proposed: bool,
-    /// What the facts decide, from the moment they do.
-    pub outcome: Option<Outcome>,
-    /// The outcome has been told and written back: its timestamp has passed.
-    pub is_told: bool,
-    /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
-    /// When the client was last heard of.
-    pub heard: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: RetryState,
 }
 
 impl Role for Leader {
@@ -210,10 +145,10 @@ impl Role for Leader {
     fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
-            Timer::Turn(id) => server.with(id, cx, |p, world| p.on_turn(world)),
-            Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
+            Timer::Turn(id) => server.with(id, cx, |p, world| p.led().on_turn(world)),
+            Timer::Sweep(id) => server.with(id, cx, |p, world| p.led().on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
-                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+                server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
             Timer::Resend(_) | Timer::Heartbeat | Timer::Probe => {
                 unreachable!("a client's timer at a server")
@@ -237,8 +172,8 @@ impl Role for Leader {
         Ok(())
     }
 
-    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        partition.serve(from, msg, world);
+    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
@@ -255,38 +190,32 @@ impl Role for Leader {
             | Command::Acknowledge(_)
             | Command::Ceiling(_) => Vec::new(),
         };
+        let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
+        for &txn in others.iter().filter(|_| matches!(applied, Applied::Ended(_))) {
+            let outcome = Outcome::Aborted(AbortReason::Conflict);
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
+        if let Some(outcome) = partition.state.told_by(applied) {
+            world.cx.claim(outcome);
+        }
+        let Some(mut leading) = partition.leading() else { return };
         match applied {
-            Applied::Nothing => {}
-            Applied::Prepared(txn) => partition.on_prepared(txn, world),
+            Applied::Prepared(txn) => leading.on_prepared(txn, world),
             Applied::Ended(txn) => {
                 for other in others {
-                    let outcome = Outcome::Aborted(AbortReason::Conflict);
-                    world.cx.claim(Claim::Decided { txn: other, outcome });
-                    partition.on_ended(other, world);
+                    leading.on_ended(other, world);
                 }
-                if let Some(&Ended { outcome, .. }) = partition.state.ended.get(&txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_ended(txn, world);
+                leading.on_ended(txn, world);
                 for (dependent, coordinator) in dependents {
-                    partition.on_condition(dependent, coordinator, world);
+                    leading.on_condition(dependent, coordinator, world);
                 }
             }
-            Applied::Requested(txn) => partition.try_decide(txn, world),
-            Applied::Decided(txn) => {
-                if let Some(outcome) = partition.state.decision(txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_decided(txn, world);
+            Applied::Ceiling => leading.on_ceiling(world),
+            Applied::Nothing | Applied::Requested(_) | Applied::Decided(_) | Applied::Settled => {
+                leading.on_coordinated(applied, settled, world)
             }
-            Applied::Settled => {
-                if let Command::Settle(txns) = command {
-                    partition.on_settled(txns, world);
-                }
-            }
-            Applied::Ceiling => partition.on_ceiling(world),
         }
     }
 
@@ -300,17 +229,17 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
-        partition.on_read_index(id, is_leader, world);
+    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
+        leading.on_read_index(id, is_leader, world);
     }
 
     fn on_not_leader(
-        partition: &mut Partition,
+        leading: &mut Leading<'_>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_>,
     ) {
-        partition.on_not_leader(other, txn, world);
+        leading.on_not_leader(other, txn, world);
     }
 
     fn assert_invariants(partition: &Partition) {
@@ -326,7 +255,8 @@ impl Role for Leader {
                 Some(Stage::Queued | Stage::Waiting) => leader.arrived.contains_key(&txn),
                 Some(Stage::Conditional) => leader.conditional.contains_key(&txn),
                 Some(Stage::Prepared) => {
-                    state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn)
+                    state.prepared.contains_key(&txn)
+                        || leader.participation.preparing.contains_key(&txn)
                 }
                 None => false,
             };
@@ -355,8 +285,7 @@ impl Role for Leader {
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
-        let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
-        vec![
+        let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("coordinated transactions", state.coordinated.len()),
             ("endings with a questioner", state.ended.values().filter(has_questioner).count()),
@@ -366,22 +295,17 @@ impl Role for Leader {
             ("waiting transactions", self.arrived.len()),
             ("conditional prepares", self.conditional.len()),
             ("known holders", self.known.len()),
-            ("prepares under way", self.preparing.len()),
             ("commits under way", self.leaving.len()),
             ("forwarded values", self.forwarded.len()),
-            ("refusals under way", self.refusing.len()),
-            ("endings under way", self.ending.len()),
-            ("doubtful prepares", self.asked.len()),
-            ("unforgotten endings", self.unforgotten.len()),
-            ("waiting reads", reads),
-            ("coordinations", self.coordinating.len()),
-            ("waiting commits", self.commit_wait.len()),
-            ("unsettled decisions", self.settling.len()),
-        ]
+            ("waiting reads", self.reading.len()),
+        ];
+        leaks.extend(self.participation.leaks());
+        leaks.extend(self.coordination.leaks());
+        leaks
     }
 }
 
-impl Partition {
+impl Leading<'_> {
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
         if let Some(led) = msg.led_by_sender() {
             world.routes.learn(led, from, world.cx.now());
@@ -429,7 +353,9 @@ impl Partition {
             Msg::PrepareResult { txn, partition, vote, .. } => {
                 self.on_prepare_result(txn, partition, vote, world);
             }
-            Msg::WritebackAck { txn, partition, .. } => self.on_writeback_ack(txn, partition),
+            Msg::WritebackAck { txn, partition, .. } => {
+                self.on_decision_ack(txn, partition);
+            }
             Msg::QueryDecision { txn, partition, vote, .. } => {
                 self.on_query_decision(txn, partition, vote, world);
             }
@@ -460,6 +386,19 @@ impl Partition {
         }
     }
 
+    /// The leader looks for overdue work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
+        // Also in case the clock was set forward.
+        self.on_turn(world);
+        self.reserve(world.cx.clock().now, world);
+        self.sweep_participation(world);
+        self.sweep_coordinator(world);
+        let next = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+}
+
+impl Partition {
     /// This replica leads, and everything that earlier leaders left has been applied. Their queues
     /// are gone (N10): clients ask again, late, and those that are prepared go first.
     fn on_leading(&mut self, world: &mut World<'_>) {
@@ -471,10 +410,13 @@ impl Partition {
         };
         let mut leader = Leader {
             queue: Queue::new(letter),
-            // C12, R8: a predecessor may have promised anything up to its ceiling.
-            floor: self.state.ceiling.max(self.state.floor),
-            ceiling_proposed: self.state.ceiling,
-            settled_since: self.state.settled.keys().map(|&txn| (txn, now)).collect(),
+            participation: Participation::new(
+                self.state.prepared.keys(),
+                self.state.ended.keys(),
+                now,
+            ),
+            reading: Reading::new(&self.state),
+            coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
         for (&txn, prepared) in &self.state.prepared {
@@ -483,60 +425,14 @@ impl Partition {
                 leader.queue.prepare_conditionally(txn);
                 leader.conditional.insert(txn, prepared.unless.iter().copied().collect());
             }
-            leader.asked.insert(txn, RetryState::new(now));
         }
         if !self.state.prepared.is_empty() {
             world.cx.note(Note::ParticipantTakeover);
         }
-        leader.unforgotten =
-            self.state.ended.keys().map(|&txn| (txn, RetryState::new(now))).collect();
         self.leader = Some(leader);
-        self.take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
-        self.reserve(world.cx.clock().now, world);
-    }
-
-    /// Whoever was asked about `txn` does not lead `partition`, and somebody else does: ask again
-    /// there what this replica, as leader, wants of it.
-    fn on_not_leader(&mut self, partition: PartitionId, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &self.leader else { return };
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == partition
-        {
-            let vote = prepared.vote();
-            if leader.asked.get(&txn).is_some_and(|asked| asked.times > 0) {
-                let query =
-                    Msg::QueryDecision { txn, coordinator: partition, partition: self.id, vote };
-                world.send_to_leader(partition, query);
-            } else {
-                self.send_vote(txn, partition, vote, world);
-            }
-        }
-        if let Some(Ended { coordinator, outcome: Outcome::Aborted(reason), .. }) =
-            self.state.ended.get(&txn)
-            && *coordinator == partition
-        {
-            self.send_vote(txn, partition, Vote::Refused(*reason), world);
-        }
-        if let Some(coordinating) = leader.coordinating.get(&txn) {
-            if coordinating.is_told {
-                self.write_back(txn, Some(partition), world);
-            } else if coordinating.requested > 0 {
-                self.ask_for_votes(txn, Some(partition), world);
-            }
-        }
-    }
-
-    /// The leader looks for overdue work.
-    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
-        if self.leader.is_none() {
-            return;
-        }
-        // Also in case the clock was set forward.
-        self.on_turn(world);
-        self.sweep_participant(world);
-        self.sweep_coordinator(world);
-        let next = world.cx.now() + world.config.sweep_interval;
-        world.cx.set_timer(Timer::Sweep(self.id), next);
+        let mut leading = self.led();
+        leading.take_over_coordination(world);
+        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.sweep_interval);
+        leading.reserve(world.cx.clock().now, world);
     }
 }

@@ -13,7 +13,7 @@ use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
 use super::state::State;
-use crate::carousel::Verdict;
+use crate::commit::{ToCoordinator, ToParticipant, Verdict};
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
@@ -488,6 +488,38 @@ impl Msg {
             | Self::NotLeader { .. }
             | Self::Members { .. }
             | Self::Replication { .. } => None,
+        }
+    }
+}
+
+impl From<ToCoordinator<Vote>> for Msg {
+    fn from(msg: ToCoordinator<Vote>) -> Self {
+        match msg {
+            ToCoordinator::Vote { txn, coordinator, partition, vote } => {
+                Self::PrepareResult { txn, coordinator, partition, vote }
+            }
+            ToCoordinator::QueryDecision { txn, coordinator, partition, vote } => {
+                Self::QueryDecision { txn, coordinator, partition, vote }
+            }
+            ToCoordinator::Ack { txn, coordinator, partition } => {
+                Self::WritebackAck { txn, coordinator, partition }
+            }
+            ToCoordinator::MayForget { coordinator, partition, txns } => {
+                Self::MayForget { coordinator, partition, txns }
+            }
+        }
+    }
+}
+
+impl From<ToParticipant<PartitionId>> for Msg {
+    fn from(msg: ToParticipant<PartitionId>) -> Self {
+        match msg {
+            ToParticipant::QueryPrepare { txn, participant, coordinator } => {
+                Self::QueryPrepare { txn, partition: participant, coordinator }
+            }
+            ToParticipant::Forget { partition, coordinator, txns } => {
+                Self::Forget { partition, coordinator, txns }
+            }
         }
     }
 }

@@ -86,7 +86,6 @@ mod leader;
 mod message;
 mod participant;
 mod queue;
-mod reading;
 mod state;
 
 use std::time::Duration;
@@ -105,7 +104,7 @@ use orthodrome_core::rng::Rng;
 pub use state::{Coordinated, Prepared, Request, State, decide, is_refuted};
 
 use crate::registry::{Guarantee, Registered, Row};
-use crate::{hosting, replication};
+use crate::{commit, hosting, replication};
 
 /// How much of the paper a protocol does: each includes those before it (§5.1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -291,6 +290,29 @@ impl From<hosting::Note> for Note {
     }
 }
 
+impl From<commit::Note> for Note {
+    fn from(note: commit::Note) -> Self {
+        match note {
+            commit::Note::QueryAborted => Self::QueryAborted,
+            commit::Note::Abandoned => Self::Abandoned,
+            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
+            commit::Note::Resolved => Self::Resolved,
+            commit::Note::Forgotten => Self::Forgotten,
+            commit::Note::CommitWait => Self::CommitWait,
+            commit::Note::StaleVersions => Self::StaleVersions,
+        }
+    }
+}
+
+impl From<commit::GatewayNote> for Note {
+    fn from(note: commit::GatewayNote) -> Self {
+        match note {
+            commit::GatewayNote::SecondRound => Self::SecondRound,
+            commit::GatewayNote::Resent => Self::Resent,
+        }
+    }
+}
+
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -308,6 +330,15 @@ pub enum Timer {
     Heartbeat,
     /// A client probes those who lead.
     Probe,
+}
+
+impl From<commit::GatewayTimer> for Timer {
+    fn from(timer: commit::GatewayTimer) -> Self {
+        match timer {
+            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
+            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+        }
+    }
 }
 
 impl Registered for Natto {

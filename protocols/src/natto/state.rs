@@ -11,8 +11,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::Mutations;
 use super::message::{Command, Turn, Vote};
-use crate::carousel::Verdict;
-use crate::commit::{self, Applied};
+use crate::commit::{self, Applied, Verdict};
 
 /// A transaction that this partition prepared and whose decision it does not know.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]

@@ -7,22 +7,24 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
-use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome, Version, Writes};
+use orthodrome_core::time::Time;
+use orthodrome_core::txn::{Key, Version, Writes};
 
 use super::locks::LockTable;
 use super::message::{Command, Log, Msg, Vote};
 use super::state::{Applied, Prepared, State};
 use super::{Config, Note, Timer};
-use crate::acknowledged::overdue;
+use crate::commit::{Coordination, Reading, WaitingRead};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
-use crate::waiting::{CommitWait, RetryState};
+use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
+/// The same while it leads.
+pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
 /// Everything around it that its handlers need.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 /// The way out of a node or a gateway.
@@ -42,29 +44,11 @@ pub struct Leader {
     pub ending: BTreeSet<TxnId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
     pub asked: BTreeMap<TxnId, RetryState>,
-    /// Proposals must be larger (C11).
-    pub floor: Timestamp,
-    /// The highest ceiling proposed.
-    pub ceiling_proposed: Timestamp,
-    /// Read-only requests that wait for a leadership check.
-    pub reads: BTreeMap<u64, WaitingRead>,
-    /// Read-only requests that wait for a higher ceiling.
-    pub reads_above_ceiling: Vec<WaitingRead>,
-    /// Read-only requests that wait for prepared transactions to end.
-    pub reads_behind: Vec<WaitingRead>,
-    /// Numbers leadership checks.
-    pub next_read: u64,
+    /// What was promised to readers, and which of them wait.
+    pub reading: Reading,
 
-    // As coordinator.
-    /// Transactions under way.
-    pub coordinating: BTreeMap<TxnId, Coordinating>,
-    /// Commits decided whose timestamps have not passed yet.
-    pub commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
-    pub settling: BTreeSet<TxnId>,
-
-    /// When this leader first saw outcomes that are kept for clients to acknowledge.
-    pub kept_since: BTreeMap<TxnId, Time>,
+    /// As coordinator.
+    pub coordination: Coordination<Leader>,
 }
 
 /// A transaction that holds locks, or waits for some, and is not prepared.
@@ -78,41 +62,6 @@ pub struct Session {
     pub reads: Vec<Key>,
     /// When its client was last heard of.
     pub heard: Time,
-}
-
-/// A read-only request that cannot be served yet.
-#[derive(Clone, Debug)]
-pub struct WaitingRead {
-    pub client: NodeId,
-    pub txn: TxnId,
-    pub keys: Vec<Key>,
-    pub at_least: Timestamp,
-    /// Transactions that were prepared when it came, write its keys, and have not ended; none if
-    /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
-    pub behind: Option<BTreeSet<TxnId>>,
-}
-
-/// A leader's view of a transaction that it coordinates.
-#[derive(Debug)]
-pub struct Coordinating {
-    /// Who wants to know.
-    pub client: Option<NodeId>,
-    /// What the client asked to commit, if it did.
-    pub request: Option<Request>,
-    /// Votes so far.
-    pub votes: BTreeMap<PartitionId, Vote>,
-    /// A decision has been proposed.
-    pub is_decision_proposed: bool,
-    /// The decision, once it is chosen.
-    pub outcome: Option<Outcome>,
-    /// The outcome has been told: its timestamp has passed.
-    pub is_told: bool,
-    /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
-    /// When the request came.
-    pub since: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
-    pub asked: RetryState,
 }
 
 /// What a client asked to commit.
@@ -180,38 +129,40 @@ impl Role for Leader {
     fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
             Timer::Replication(id, timer) => server.on_log_timer(id, timer, cx),
-            Timer::Sweep(id) => server.with(id, cx, |p, world| p.on_sweep_timeout(world)),
+            Timer::Sweep(id) => server.with(id, cx, |p, world| p.led().on_sweep_timeout(world)),
             Timer::CommitWait(id) => {
-                server.with(id, cx, |p, world| p.on_commit_wait_timeout(world));
+                server.with(id, cx, |p, world| p.led().on_commit_wait_timeout(world));
             }
             Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
         }
     }
 
-    fn serve(partition: &mut Partition, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        partition.serve(from, msg, world);
+    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
+        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
+        let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
+        let told = match applied {
+            Applied::Ended(txn, _) => {
+                partition.state.ended.get(&txn).map(|&outcome| (txn, outcome))
+            }
+            Applied::Decided(txn) => partition.state.decision(txn).map(|outcome| (txn, outcome)),
+            Applied::Nothing | Applied::Prepared(_) | Applied::Settled | Applied::Ceiling => None,
+        };
+        if let Some((txn, outcome)) = told {
+            world.cx.claim(Claim::Decided { txn, outcome });
+        }
+        let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Nothing => {}
-            Applied::Prepared(txn) => partition.on_prepared(txn, world),
-            Applied::Ended(txn, coordinator) => {
-                if let Some(&outcome) = partition.state.ended.get(&txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_ended(txn, coordinator, world);
-            }
-            Applied::Decided(txn) => {
-                if let Some(outcome) = partition.state.decision(txn) {
-                    world.cx.claim(Claim::Decided { txn, outcome });
-                }
-                partition.on_decided(txn, world);
-            }
-            Applied::Settled => partition.on_settled(world),
-            Applied::Ceiling => partition.on_ceiling(world),
+            Applied::Prepared(txn) => leading.on_prepared(txn, world),
+            Applied::Ended(txn, coordinator) => leading.on_ended(txn, coordinator, world),
+            Applied::Decided(txn) => leading.on_decided(txn, world),
+            Applied::Settled => leading.on_settled(settled, world),
+            Applied::Ceiling => leading.on_ceiling(world),
         }
     }
 
@@ -224,25 +175,24 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(partition: &mut Partition, id: u64, is_leader: bool, world: &mut World<'_>) {
-        partition.on_read_index(id, is_leader, world);
+    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
+        leading.on_read_index(id, is_leader, world);
     }
 
     fn on_not_leader(
-        partition: &mut Partition,
+        leading: &mut Leading<'_>,
         other: PartitionId,
         txn: TxnId,
         world: &mut World<'_>,
     ) {
-        partition.on_not_leader(other, txn, world);
+        leading.on_not_leader(other, txn, world);
     }
 
     /// R6 allows endings and outcomes to stay only above what their clients are known here to have
     /// acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
-        let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
-        vec![
+        let mut leaks = vec![
             ("prepared transactions", state.prepared.len()),
             ("decisions with an audience", state.coordinated.len()),
             ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
@@ -252,11 +202,10 @@ impl Role for Leader {
             ("prepares under way", self.preparing.len()),
             ("endings under way", self.ending.len()),
             ("doubtful prepares", self.asked.len()),
-            ("waiting reads", reads),
-            ("coordinations", self.coordinating.len()),
-            ("waiting commits", self.commit_wait.len()),
-            ("unsettled decisions", self.settling.len()),
-        ]
+            ("waiting reads", self.reading.len()),
+        ];
+        leaks.extend(self.coordination.leaks());
+        leaks
     }
 
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -300,7 +249,7 @@ impl Role for Leader {
     }
 }
 
-impl Partition {
+impl Leading<'_> {
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
         if let Some(led) = msg.led_by_sender() {
             world.routes.learn(led, from, world.cx.now());
@@ -347,6 +296,28 @@ impl Partition {
         }
     }
 
+    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
+    /// what this replica, as leader, wants of it.
+    fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_>) {
+        if let Some(prepared) = self.state.prepared.get(&txn)
+            && prepared.coordinator == other
+        {
+            self.query_decision(txn, world);
+        }
+        self.ask_for_votes(txn, Some(other), world);
+        self.tell_participants(txn, Some(other), world);
+    }
+
+    /// The leader looks for overdue work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
+        self.sweep_participant(world);
+        self.sweep_coordinator(world);
+        let next = world.cx.now() + world.config.sweep_interval;
+        world.cx.set_timer(Timer::Sweep(self.id), next);
+    }
+}
+
+impl Partition {
     /// Locks of prepared transactions are in the state, so they are the first in the new table;
     /// all others are gone, and their transactions must show at their prepare that nothing they
     /// read has changed (T4).
@@ -355,10 +326,11 @@ impl Partition {
         let (config, state) = (world.config, &self.state);
         let mut leader = Leader {
             locks: LockTable::new(config.preemption, config.mutations.wounds_prepared),
-            // C12, R8: a predecessor may have promised anything up to its ceiling.
-            floor: state.ceiling.max(state.floor),
-            ceiling_proposed: state.ceiling,
-            kept_since: state.ended.keys().chain(state.settled.keys()).map(|&t| (t, now)).collect(),
+            reading: Reading::new(state),
+            coordination: Coordination::new(
+                state.ended.keys().chain(state.settled.keys()).copied(),
+                now,
+            ),
             ..Leader::default()
         };
         for (&txn, prepared) in &state.prepared {
@@ -374,51 +346,9 @@ impl Partition {
             world.cx.note(Note::ParticipantTakeover);
         }
         self.leader = Some(leader);
-        self.take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
-        self.reserve(world.cx.clock().now, world);
-    }
-
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
-    /// what this replica, as leader, wants of it.
-    fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_>) {
-        if self.leader.is_none() {
-            return;
-        }
-        if let Some(prepared) = self.state.prepared.get(&txn)
-            && prepared.coordinator == other
-        {
-            self.query_decision(txn, world);
-        }
-        self.ask_for_votes(txn, Some(other), world);
-        self.tell_participants(txn, Some(other), world);
-    }
-
-    /// The leader looks for overdue work.
-    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
-        if self.leader.is_none() {
-            return;
-        }
-        self.sweep_participant(world);
-        self.sweep_coordinator(world);
-        self.sweep_kept(world);
-        let next = world.cx.now() + world.config.sweep_interval;
-        world.cx.set_timer(Timer::Sweep(self.id), next);
-    }
-
-    /// R6: outcomes are kept until their clients acknowledge them; for clients that have been
-    /// silent for too long, the leader does.
-    fn sweep_kept(&mut self, world: &mut World<'_>) {
-        let now = world.cx.now();
-        let retention = world.config.retention;
-        let Some(leader) = &mut self.leader else { return };
-        let state = &self.state;
-        let is_kept =
-            |txn: &TxnId| state.ended.contains_key(txn) || state.settled.contains_key(txn);
-        let silent = overdue(&mut leader.kept_since, is_kept, retention, now);
-        if !silent.is_empty() {
-            world.cx.note(Note::Retired);
-            self.propose(Command::Acknowledge(silent), world);
-        }
+        let mut leading = self.led();
+        leading.take_over_coordination(world);
+        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.sweep_interval);
+        leading.reserve(world.cx.clock().now, world);
     }
 }

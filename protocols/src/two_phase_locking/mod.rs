@@ -115,7 +115,7 @@ use orthodrome_core::rng::Rng;
 pub use state::{Decided, Prepared, State, decide};
 
 use crate::registry::{Guarantee, Registered, Row};
-use crate::{hosting, replication};
+use crate::{commit, hosting, replication};
 
 /// Two-phase locking, in one of three variants: [`Config::preemption`] decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -246,6 +246,20 @@ pub enum Note {
 impl From<hosting::Note> for Note {
     fn from(note: hosting::Note) -> Self {
         Self::Hosting(note)
+    }
+}
+
+impl From<commit::Note> for Note {
+    fn from(note: commit::Note) -> Self {
+        match note {
+            commit::Note::QueryAborted => Self::QueryAborted,
+            commit::Note::Abandoned => Self::Abandoned,
+            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
+            commit::Note::Resolved => Self::Resolved,
+            commit::Note::Forgotten => Self::Forgotten,
+            commit::Note::CommitWait => Self::CommitWait,
+            commit::Note::StaleVersions => Self::StaleVersions,
+        }
     }
 }
 

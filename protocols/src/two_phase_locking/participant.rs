@@ -4,14 +4,15 @@
 use std::collections::BTreeSet;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Version, Writes};
 
-use super::Note;
-use super::leader::{Partition, Session, WaitingRead, World};
+use super::leader::{Leader, Leading, Session, World};
 use super::locks::{Loss, Preemption, Rank};
 use super::message::{Command, Msg, Vote, modes};
 use super::state::Prepared;
+use super::{Config, Note};
+use crate::commit::{Reader, Reading};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::{RetryState, take_due};
 
@@ -22,7 +23,51 @@ pub(super) struct Wish {
     pub acknowledged_below: u64,
 }
 
-impl Partition {
+impl Reader for Leader {
+    const READ_INDEX: Note = Note::ReadIndex;
+    const READ_WAIT: Note = Note::ReadWait;
+
+    fn reading(&mut self) -> &mut Reading {
+        &mut self.reading
+    }
+
+    fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+        self.locks.prepared_writers(keys)
+    }
+
+    fn proposal(leading: &Leading<'_>, writer: TxnId) -> Option<Timestamp> {
+        let preparing = &leading.leader.preparing;
+        let prepared = leading.state.prepared.get(&writer).or(preparing.get(&writer));
+        prepared.map(|prepared| prepared.proposal)
+    }
+
+    fn ceiling_command(ceiling: Timestamp) -> Command {
+        Command::Ceiling(ceiling)
+    }
+
+    fn snapshot_message(
+        txn: TxnId,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        is_too_much: bool,
+    ) -> Msg {
+        Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
+    }
+
+    fn ceiling_ahead(config: &Config) -> Duration {
+        config.ceiling_ahead
+    }
+
+    fn skips_lease(config: &Config) -> bool {
+        config.mutations.no_lease
+    }
+
+    fn skips_writers(config: &Config) -> bool {
+        config.mutations.reads_do_not_wait
+    }
+}
+
+impl Leading<'_> {
     /// Natto §4: lock everything that the transaction declared here, then read. It may wait, and
     /// others may lose their locks to it. A later round of a general transaction adds to what it has
     /// here, or makes it stronger; if nothing is known of the earlier ones, because another leader gave
@@ -51,18 +96,17 @@ impl Partition {
             return;
         }
         let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
         let later = txn.retry()..=TxnId { attempt: u32::MAX, ..txn };
         let is_late = self.state.is_acknowledged(txn)
             || self.state.ended.contains_key(&txn)
             || self.state.prepared.contains_key(&txn)
-            || leader.preparing.contains_key(&txn)
-            || leader.sessions.range(later).next().is_some();
+            || self.leader.preparing.contains_key(&txn)
+            || self.leader.sessions.range(later).next().is_some();
         if is_late {
             world.cx.note(Note::LateLock);
             return;
         }
-        if let Some(session) = leader.sessions.get_mut(&txn)
+        if let Some(session) = self.leader.sessions.get_mut(&txn)
             && session.round >= round
         {
             if session.round > round {
@@ -71,7 +115,7 @@ impl Partition {
             }
             world.cx.note(Note::RepeatedLock);
             (session.client, session.heard) = (client, now);
-            if leader.locks.is_granted(txn) {
+            if self.leader.locks.is_granted(txn) {
                 self.send_reads(txn, world);
             } else {
                 world.send(client, Msg::Waiting { txn, partition: self.id });
@@ -80,12 +124,12 @@ impl Partition {
         }
         let Participant { reads, writes, .. } = participant;
         let wanted = modes(&reads, &writes);
-        let before = leader.sessions.insert(txn, Session { client, round, reads, heard: now });
+        let before = self.leader.sessions.insert(txn, Session { client, round, reads, heard: now });
         if before.is_some() {
             world.cx.note(Note::LaterRound);
         }
-        let lost = leader.locks.request(txn, rank, wanted);
-        let waits = !leader.locks.is_granted(txn);
+        let lost = self.leader.locks.request(txn, rank, wanted);
+        let waits = !self.leader.locks.is_granted(txn);
         for (victim, loss) in lost {
             self.wound(victim, loss.into(), AbortReason::Conflict, world);
         }
@@ -102,9 +146,8 @@ impl Partition {
     /// Whoever got the last lock it asked for gets its values now. They stay the newest while the
     /// locks are held.
     fn serve_granted(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for txn in leader.locks.take_granted() {
-            let session = self.leader.as_ref().and_then(|leader| leader.sessions.get(&txn));
+        for txn in self.leader.locks.take_granted() {
+            let session = self.leader.sessions.get(&txn);
             if session.is_some_and(|session| world.is_too_much(self.id, &session.reads)) {
                 self.wound(txn, Note::TooMuch, AbortReason::TooLarge, world);
             } else {
@@ -114,10 +157,7 @@ impl Partition {
     }
 
     fn send_reads(&self, txn: TxnId, world: &mut World<'_>) {
-        let Some(session) = self.leader.as_ref().and_then(|leader| leader.sessions.get(&txn))
-        else {
-            return;
-        };
+        let Some(session) = self.leader.sessions.get(&txn) else { return };
         let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
         let (round, partition) = (session.round, self.id);
         let locked = Msg::Locked { txn, round, partition, reads: reads.collect() };
@@ -128,9 +168,8 @@ impl Partition {
     /// about to commit, its prepare will be refused here unless nothing has changed meanwhile.
     fn wound(&mut self, txn: TxnId, note: Note, reason: AbortReason, world: &mut World<'_>) {
         world.cx.note(note);
-        let Some(leader) = &mut self.leader else { return };
-        leader.locks.release(txn);
-        if let Some(session) = leader.sessions.remove(&txn) {
+        self.leader.locks.release(txn);
+        if let Some(session) = self.leader.sessions.remove(&txn) {
             world.send(session.client, Msg::Wounded { txn, partition: self.id, reason });
         }
     }
@@ -138,25 +177,24 @@ impl Partition {
     /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
     /// decision, and nothing need wait for anybody else's word of it.
     fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
         if txn.attempt == 0 {
             return;
         }
         let earlier = TxnId { attempt: 0, ..txn }..txn;
         let idle: Vec<TxnId> =
-            leader.sessions.range(earlier.clone()).map(|(txn, _)| *txn).collect();
+            self.leader.sessions.range(earlier.clone()).map(|(txn, _)| *txn).collect();
         for old in idle {
             world.cx.note(Note::AttemptSuperseded);
-            leader.sessions.remove(&old);
-            leader.locks.release(old);
+            self.leader.sessions.remove(&old);
+            self.leader.locks.release(old);
         }
         let open: Vec<(TxnId, PartitionId)> = self
             .state
             .prepared
             .range(earlier.clone())
-            .chain(leader.preparing.range(earlier))
+            .chain(self.leader.preparing.range(earlier))
             .map(|(txn, prepared)| (*txn, prepared.coordinator))
-            .filter(|(txn, _)| !leader.ending.contains(txn))
+            .filter(|(txn, _)| !self.leader.ending.contains(txn))
             .collect();
         for (old, coordinator) in open {
             world.cx.note(Note::AttemptSuperseded);
@@ -173,12 +211,11 @@ impl Partition {
         world: &mut World<'_>,
     ) {
         let now = world.cx.now();
-        let Some(leader) = &mut self.leader else { return };
         let mut lost = Vec::new();
         for txn in txns {
-            if let Some(session) = leader.sessions.get_mut(txn) {
+            if let Some(session) = self.leader.sessions.get_mut(txn) {
                 session.heard = now;
-                lost.extend(leader.locks.set_waits_elsewhere(*txn, waiting.contains(txn)));
+                lost.extend(self.leader.locks.set_waits_elsewhere(*txn, waiting.contains(txn)));
             }
         }
         for (victim, loss) in lost {
@@ -190,9 +227,8 @@ impl Partition {
     /// The client will not commit it, or not here. One that is prepared stays: whoever asked to
     /// commit it is another gateway, and the coordinator decides.
     pub(super) fn on_release(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        if leader.sessions.remove(&txn).is_some() {
-            leader.locks.release(txn);
+        if self.leader.sessions.remove(&txn).is_some() {
+            self.leader.locks.release(txn);
             self.serve_granted(world);
         }
     }
@@ -223,27 +259,26 @@ impl Partition {
             self.send_vote(txn, coordinator, Vote::Refused(reason), world);
             return;
         }
-        let Some(leader) = &mut self.leader else { return };
-        if leader.preparing.contains_key(&txn) || leader.ending.contains(&txn) {
+        if self.leader.preparing.contains_key(&txn) || self.leader.ending.contains(&txn) {
             world.cx.note(Note::RepeatedPrepare);
             return;
         }
         let Wish { versions, writes, acknowledged_below } = wish;
         let reads: Vec<Key> = versions.iter().map(|(key, _)| key.clone()).collect();
         let locks = modes(&reads, writes.keys());
-        leader.sessions.remove(&txn);
+        self.leader.sessions.remove(&txn);
         let is_current =
             versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
-        let has_locks = leader.locks.holds(txn, &locks)
-            || (world.config.mutations.trusts_rounds && leader.locks.is_granted(txn));
+        let has_locks = self.leader.locks.holds(txn, &locks)
+            || (world.config.mutations.trusts_rounds && self.leader.locks.is_granted(txn));
         let refusal = if !is_current && !world.config.mutations.no_version_check {
             Some((Note::StaleVersions, AbortReason::StaleRead))
         } else if has_locks {
-            leader.locks.prepare(txn);
+            self.leader.locks.prepare(txn);
             None
         } else {
-            leader.locks.release(txn);
-            let is_free = leader.locks.seize(txn, locks);
+            self.leader.locks.release(txn);
+            let is_free = self.leader.locks.seize(txn, locks);
             if is_free {
                 world.cx.note(Note::LocksRegained);
             }
@@ -251,12 +286,12 @@ impl Partition {
         };
         if let Some((note, reason)) = refusal {
             world.cx.note(note);
-            leader.locks.release(txn);
+            self.leader.locks.release(txn);
             self.send_vote(txn, coordinator, Vote::Refused(reason), world);
             self.serve_granted(world);
             return;
         }
-        let proposal = leader.floor.next().max(world.cx.clock().now);
+        let proposal = self.leader.reading.floor.next().max(world.cx.clock().now);
         let prepared = Prepared { coordinator, reads, writes, proposal };
         let command = Command::Prepare {
             txn,
@@ -266,7 +301,7 @@ impl Partition {
             proposal,
             acknowledged_below,
         };
-        leader.preparing.insert(txn, prepared);
+        self.leader.preparing.insert(txn, prepared);
         self.reserve(proposal, world);
         self.propose(command, world);
         self.serve_granted(world);
@@ -275,8 +310,7 @@ impl Partition {
     /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
     /// long that this group acknowledged it.
     fn is_forgotten(&self, txn: TxnId) -> bool {
-        let is_preparing =
-            self.leader.as_ref().is_some_and(|leader| leader.preparing.contains_key(&txn));
+        let is_preparing = self.leader.preparing.contains_key(&txn);
         self.state.is_acknowledged(txn)
             && !is_preparing
             && !self.state.prepared.contains_key(&txn)
@@ -290,10 +324,11 @@ impl Partition {
 
     /// A prepare is chosen: vote.
     pub(super) fn on_prepared(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.preparing.remove(&txn);
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        leader.asked.insert(txn, RetryState::new(world.cx.now()));
+        self.leader.preparing.remove(&txn);
+        let Some(prepared) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {} by its prepare", self.id);
+        };
+        self.leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
@@ -305,14 +340,14 @@ impl Partition {
         outcome: Outcome,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        if leader.ending.contains(&txn) {
+        if self.leader.ending.contains(&txn) {
             return;
         }
-        if leader.sessions.remove(&txn).is_some() {
-            leader.locks.release(txn);
+        if self.leader.sessions.remove(&txn).is_some() {
+            self.leader.locks.release(txn);
         }
-        let is_open = self.state.prepared.contains_key(&txn) || leader.preparing.contains_key(&txn);
+        let is_open =
+            self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn);
         let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
         if is_open {
             self.end(txn, coordinator, outcome, world);
@@ -335,14 +370,13 @@ impl Partition {
         outcome: Outcome,
         world: &mut World<'_>,
     ) {
-        let Some(leader) = &mut self.leader else { return };
-        if !leader.ending.insert(txn) {
+        if !self.leader.ending.insert(txn) {
             return;
         }
         if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
-            leader.locks.release(txn);
+            self.leader.locks.release(txn);
         }
         self.propose(Command::End { txn, coordinator, outcome }, world);
         self.serve_granted(world);
@@ -356,139 +390,17 @@ impl Partition {
     /// A decision is applied: read-only transactions that waited for it go on, then those that wait
     /// for its locks.
     pub(super) fn on_ended(&mut self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        leader.asked.remove(&txn);
-        leader.preparing.remove(&txn);
-        leader.sessions.remove(&txn);
-        leader.floor = leader.floor.max(self.state.floor);
-        leader.kept_since.insert(txn, world.cx.now());
-        leader.locks.release(txn);
-        if leader.ending.remove(&txn) {
+        self.leader.asked.remove(&txn);
+        self.leader.preparing.remove(&txn);
+        self.leader.sessions.remove(&txn);
+        self.leader.reading.floor = self.leader.reading.floor.max(self.state.floor);
+        self.leader.coordination.kept_since.insert(txn, world.cx.now());
+        self.leader.locks.release(txn);
+        if self.leader.ending.remove(&txn) {
             self.acknowledge(txn, coordinator, world);
         }
         self.release_reads(txn, world);
         self.serve_granted(world);
-    }
-
-    /// A read-only transaction's part: the newest values, and how long they are promised to be the
-    /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
-    /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
-    /// the request came: one of them may have been told to commit.
-    pub(super) fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_>) {
-        let has_lease = self.replica.has_lease(world.cx.now());
-        if has_lease || world.config.mutations.no_lease {
-            self.read_as_leader(read, world);
-            return;
-        }
-        world.cx.note(Note::ReadIndex);
-        let Some(leader) = &mut self.leader else { return };
-        let id = leader.next_read;
-        leader.next_read += 1;
-        leader.reads.insert(id, read);
-        self.read_index(id, world);
-    }
-
-    /// The answer to a leadership check.
-    pub(super) fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_>) {
-        let Some(read) = self.leader.as_mut().and_then(|leader| leader.reads.remove(&id)) else {
-            return;
-        };
-        if is_leader {
-            self.read_as_leader(read, world);
-        } else {
-            let WaitingRead { client, txn, .. } = read;
-            let partition = self.id;
-            world.send(client, Msg::NotLeader { partition, leader: None, txn: Some(txn) });
-        }
-    }
-
-    fn read_as_leader(&mut self, mut read: WaitingRead, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        if read.at_least > self.state.ceiling {
-            let ceiling = read.at_least + world.config.ceiling_ahead;
-            leader.reads_above_ceiling.push(read);
-            if leader.ceiling_proposed < ceiling {
-                leader.ceiling_proposed = ceiling;
-                self.propose(Command::Ceiling(ceiling), world);
-            }
-            return;
-        }
-        // Whoever prepares from here on commits later than what is promised at least.
-        leader.floor = leader.floor.max(read.at_least);
-        let writers = leader.locks.prepared_writers(&read.keys);
-        let behind: BTreeSet<TxnId> = match read.behind.take() {
-            None => writers,
-            Some(known) => known.intersection(&writers).copied().collect(),
-        };
-        if behind.is_empty() || world.config.mutations.reads_do_not_wait {
-            self.serve_read(read, world);
-            return;
-        }
-        world.cx.note(Note::ReadWait);
-        read.behind = Some(behind);
-        leader.reads_behind.push(read);
-    }
-
-    /// Answers a read-only request.
-    fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
-        let WaitingRead { client, txn, keys, at_least, .. } = read;
-        let Some(leader) = &mut self.leader else { return };
-        let wanted = world.cx.clock().now.max(at_least).max(leader.floor);
-        let mut valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
-        // Writers that prepared since the request came will not commit below their proposals.
-        for writer in leader.locks.prepared_writers(&keys) {
-            let prepared = self.state.prepared.get(&writer).or(leader.preparing.get(&writer));
-            let proposal = prepared.map_or(Timestamp::MAX, |prepared| prepared.proposal);
-            valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
-        }
-        leader.floor = leader.floor.max(valid_until);
-        let is_too_much = world.is_too_much(self.id, &keys);
-        let told = if is_too_much { vec![] } else { keys };
-        let reads = told.into_iter().map(|key| {
-            let read = world.store.read(self.id, &key);
-            (key, read)
-        });
-        let snapshot = Snapshot { reads: reads.collect(), valid_until };
-        let partition = self.id;
-        world.send(client, Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much });
-    }
-
-    /// `txn` has ended: read-only requests need not wait for it any more.
-    fn release_reads(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        let mut free = Vec::new();
-        leader.reads_behind.retain_mut(|read| {
-            let waits = read.behind.as_mut().is_some_and(|behind| {
-                behind.remove(&txn);
-                !behind.is_empty()
-            });
-            if !waits {
-                free.push(read.clone());
-            }
-            waits
-        });
-        for read in free {
-            self.on_read_only(read, world);
-        }
-    }
-
-    /// A later ceiling is chosen: answer who waited for it.
-    pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        for read in std::mem::take(&mut leader.reads_above_ceiling) {
-            self.on_read_only(read, world);
-        }
-    }
-
-    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
-    /// is chosen, and extends it well before it is reached.
-    pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
-        let Some(leader) = &mut self.leader else { return };
-        let ahead = world.config.ceiling_ahead;
-        if leader.ceiling_proposed < timestamp + ahead / 2 {
-            leader.ceiling_proposed = timestamp + ahead;
-            self.propose(Command::Ceiling(timestamp + ahead), world);
-        }
     }
 
     /// Asks the coordinator of a prepared transaction what was decided.
@@ -504,12 +416,11 @@ impl Partition {
     pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         self.reserve(world.cx.clock().now, world);
-        let Some(leader) = &mut self.leader else { return };
         let after = world.config.query_after;
-        let due = take_due(&mut leader.asked, after, now);
+        let due = take_due(&mut self.leader.asked, after, now);
         let abandon_after = world.config.abandon_after;
         let is_gone = |session: &Session| now.since(session.heard) >= abandon_after;
-        let gone = leader.sessions.iter().filter(|(_, session)| is_gone(session));
+        let gone = self.leader.sessions.iter().filter(|(_, session)| is_gone(session));
         let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();
         for (txn, last) in due {
             let Some(prepared) = self.state.prepared.get(&txn) else { continue };

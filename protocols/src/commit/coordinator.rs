@@ -1,0 +1,331 @@
+//! A leader as coordinator, once it is decided: tell the client and the participants, and see the
+//! decision through until everybody has acknowledged it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::Leak;
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::txn::Outcome;
+
+use crate::acknowledged::overdue;
+use crate::hosting::{CommandOf, Leading, Role, World};
+use crate::waiting::{CommitWait, RetryState, take_batch};
+
+/// Rare events of coordinators.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Note {
+    /// A recovery query found no record of a decision, and made an abort.
+    QueryAborted,
+    /// A coordinator gave up a client.
+    Abandoned,
+    /// A new leader took over unfinished transactions as their coordinator.
+    CoordinatorTakeover,
+    /// A client asked again for an outcome.
+    Resolved,
+    /// Somebody asked about a transaction whose outcome was forgotten.
+    Forgotten,
+    /// A commit waited for its timestamp to pass.
+    CommitWait,
+    /// The versions that a client read are not those that were prepared.
+    StaleVersions,
+}
+
+/// How long a coordinator waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For a vote or an acknowledgement, before it asks again.
+    pub query_after: Duration,
+    /// For a sign of life of a client that has not asked to commit.
+    pub abandon_after: Duration,
+    /// For a client to acknowledge an outcome.
+    pub retention: Duration,
+}
+
+/// What a coordinator reads in the state of its group.
+pub trait Outcomes {
+    /// What this group has decided, as far as it remembers.
+    fn decision(&self, txn: TxnId) -> Option<Outcome>;
+    /// Who takes part in a transaction that is not settled; none if the group does not know it.
+    fn participants(&self, txn: TxnId) -> Option<Vec<PartitionId>>;
+    /// True if an outcome is kept only until its client acknowledges it.
+    fn is_kept(&self, txn: TxnId) -> bool;
+}
+
+/// How a protocol fills in the coordinator.
+pub trait Coordinator: Role<State: Outcomes, Note: From<Note>> {
+    /// A participant's vote.
+    type Vote: Debug + Send;
+    /// What the protocol keeps beside the votes of a transaction under way.
+    type More: Debug + Default + Send;
+
+    /// Where the leader keeps it.
+    fn coordination(&mut self) -> &mut Coordination<Self>;
+
+    /// What became of a transaction, for its client.
+    fn outcome_message(
+        txn: TxnId,
+        outcome: Outcome,
+        coordinating: Option<&Coordinating<Self>>,
+    ) -> Self::Msg;
+    /// A decision, for a participant.
+    fn decision_message(
+        leading: &Leading<'_, Self>,
+        to: (TxnId, PartitionId),
+        outcome: Outcome,
+        world: &World<'_, Self>,
+    ) -> Self::Msg;
+    /// Every participant has acknowledged these decisions.
+    fn settle_command(txns: Vec<TxnId>) -> CommandOf<Self>;
+    /// Clients know the outcomes of their transactions below these counters.
+    fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> CommandOf<Self>;
+    /// The first of the timestamps that commits wait for may have passed.
+    fn commit_wait_timer(partition: PartitionId) -> Self::Timer;
+    /// How long to wait.
+    fn patience(config: &Self::Config) -> Patience;
+
+    // For protocols that do something more.
+
+    /// False if commits are told before their timestamps have passed: unsafe, for tests.
+    fn waits_for_timestamps(_config: &Self::Config) -> bool {
+        true
+    }
+    /// A transaction is decided, and nobody has been told yet.
+    fn before_telling(_leading: &mut Leading<'_, Self>, _txn: TxnId, _world: &mut World<'_, Self>) {
+    }
+    /// Outcomes are forgotten for clients that have been silent for too long.
+    fn on_retired(_world: &mut World<'_, Self>) {}
+}
+
+/// What a leader keeps as coordinator.
+#[derive(Debug)]
+pub struct Coordination<R: Coordinator> {
+    /// Transactions under way.
+    pub transactions: BTreeMap<TxnId, Coordinating<R>>,
+    /// Commits decided whose timestamps have not passed yet.
+    commit_wait: CommitWait,
+    /// Decisions that every participant has acknowledged; to be settled together.
+    settling: BTreeSet<TxnId>,
+    /// When this leader first saw outcomes that are kept for clients to acknowledge.
+    pub kept_since: BTreeMap<TxnId, Time>,
+}
+
+impl<R: Coordinator> Default for Coordination<R> {
+    fn default() -> Self {
+        Self::new([], Time::ZERO)
+    }
+}
+
+impl<R: Coordinator> Coordination<R> {
+    /// A new leader's, who finds these outcomes kept.
+    pub fn new(kept: impl IntoIterator<Item = TxnId>, now: Time) -> Self {
+        Self {
+            transactions: BTreeMap::new(),
+            commit_wait: CommitWait::default(),
+            settling: BTreeSet::new(),
+            kept_since: kept.into_iter().map(|txn| (txn, now)).collect(),
+        }
+    }
+
+    /// What must be gone after quiet.
+    pub fn leaks(&self) -> Vec<Leak> {
+        vec![
+            ("coordinations", self.transactions.len()),
+            ("waiting commits", self.commit_wait.len()),
+            ("unsettled decisions", self.settling.len()),
+        ]
+    }
+}
+
+/// A leader's view of a transaction that it coordinates.
+#[derive(Debug)]
+pub struct Coordinating<R: Coordinator> {
+    /// Who wants to know.
+    pub client: Option<NodeId>,
+    /// Votes so far.
+    pub votes: BTreeMap<PartitionId, R::Vote>,
+    /// The last of the client's commit requests that was proposed, or is in the log; 0 if there is none.
+    pub requested: u32,
+    /// A decision has been proposed.
+    pub is_decision_proposed: bool,
+    /// What the facts decide, from the moment they do.
+    pub outcome: Option<Outcome>,
+    /// The outcome has been told: its timestamp has passed.
+    pub is_told: bool,
+    /// Participants that have acknowledged the decision.
+    pub acks: BTreeSet<PartitionId>,
+    /// When the client was last heard of.
+    pub heard: Time,
+    /// When missing votes were last asked for, or missing acknowledgements last called in.
+    pub asked: RetryState,
+    /// What the protocol keeps.
+    pub more: R::More,
+}
+
+impl<R: Coordinator> Coordinating<R> {
+    fn new(now: Time) -> Self {
+        Self {
+            client: None,
+            votes: BTreeMap::new(),
+            requested: 0,
+            is_decision_proposed: false,
+            outcome: None,
+            is_told: false,
+            acks: BTreeSet::new(),
+            heard: now,
+            asked: RetryState::new(now),
+            more: R::More::default(),
+        }
+    }
+}
+
+impl<R: Coordinator> Leading<'_, R> {
+    /// A transaction that this leader coordinates, from now on if not before.
+    pub fn coordinating(&mut self, txn: TxnId, now: Time) -> &mut Coordinating<R> {
+        let transactions = &mut self.leader.coordination().transactions;
+        transactions.entry(txn).or_insert_with(|| Coordinating::new(now))
+    }
+
+    /// A transaction under way, if it is one.
+    pub fn under_way(&mut self, txn: TxnId) -> Option<&mut Coordinating<R>> {
+        self.leader.coordination().transactions.get_mut(&txn)
+    }
+
+    /// Tells the client and the participants, once the commit timestamp has passed on every clock:
+    /// only then does the order of timestamps agree with real time (C13).
+    pub fn announce(&mut self, txn: TxnId, world: &mut World<'_, R>) {
+        let clock = world.cx.clock();
+        let now = world.cx.now();
+        let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else { return };
+        R::before_telling(self, txn, world);
+        let coordination = self.leader.coordination();
+        if let Outcome::Committed(timestamp) = outcome
+            && !clock.has_passed_everywhere(timestamp)
+            && R::waits_for_timestamps(world.config)
+        {
+            world.cx.note(Note::CommitWait.into());
+            coordination.commit_wait.insert(timestamp, txn);
+            self.set_commit_wait_timer(world);
+            return;
+        }
+        let coordinating = self.coordinating(txn, now);
+        coordinating.is_told = true;
+        coordinating.asked = RetryState::new(now);
+        if let Some(client) = coordinating.client {
+            world.send(client, R::outcome_message(txn, outcome, Some(coordinating)));
+        }
+        self.tell_participants(txn, None, world);
+        // Whoever heard it from an earlier leader may have acknowledged while this one still waited
+        // for the timestamp to pass, and owes nothing more.
+        self.settle_if_done(txn);
+    }
+
+    fn set_commit_wait_timer(&mut self, world: &mut World<'_, R>) {
+        let waiting = &self.leader.coordination().commit_wait;
+        if let Some(at) = waiting.next(world.cx.clock(), world.cx.now()) {
+            world.cx.set_timer(R::commit_wait_timer(self.id), at);
+        }
+    }
+
+    /// The first of the waiting timestamps may have passed.
+    pub fn on_commit_wait_timeout(&mut self, world: &mut World<'_, R>) {
+        for txn in self.leader.coordination().commit_wait.pop_passed(world.cx.clock()) {
+            self.announce(txn, world);
+        }
+        self.set_commit_wait_timer(world);
+    }
+
+    /// Tells a decision, once it may be told, to every participant that has not acknowledged it, or
+    /// only to `only`.
+    pub fn tell_participants(
+        &mut self,
+        txn: TxnId,
+        only: Option<PartitionId>,
+        world: &mut World<'_, R>,
+    ) {
+        let mut audience = self.audience(txn);
+        let Some(coordinating) = self.under_way(txn).filter(|known| known.is_told) else { return };
+        let Some(outcome) = coordinating.outcome else {
+            unreachable!("{txn} was told without an outcome");
+        };
+        audience.retain(|partition| {
+            !coordinating.acks.contains(partition) && only.is_none_or(|only| only == *partition)
+        });
+        for partition in audience {
+            let decision = R::decision_message(self, (txn, partition), outcome, world);
+            world.send_to_leader(partition, decision);
+        }
+    }
+
+    /// Everybody who must hear the decision: those that take part, and those that turned up later.
+    pub fn audience(&mut self, txn: TxnId) -> BTreeSet<PartitionId> {
+        let known = self.state.participants(txn).into_iter().flatten();
+        let voters = self.under_way(txn).into_iter().flat_map(|known| known.votes.keys().copied());
+        known.chain(voters).collect()
+    }
+
+    /// A participant has the decision in its log.
+    pub fn on_decision_ack(&mut self, txn: TxnId, partition: PartitionId) {
+        let Some(coordinating) = self.under_way(txn) else { return };
+        coordinating.acks.insert(partition);
+        self.settle_if_done(txn);
+    }
+
+    /// A decision is in this group's own log: it decides, if nothing else had; and once every
+    /// participant has acknowledged it, the transaction is settled.
+    pub fn on_decided(&mut self, txn: TxnId, world: &mut World<'_, R>) {
+        let decision = self.state.decision(txn);
+        let coordinating = self.coordinating(txn, world.cx.now());
+        coordinating.is_decision_proposed = true;
+        match coordinating.outcome {
+            Some(outcome) => {
+                assert_eq!(Some(outcome), decision, "{txn} was decided twice (R7)");
+            }
+            None => {
+                coordinating.outcome = decision;
+                self.announce(txn, world);
+            }
+        }
+        self.settle_if_done(txn);
+    }
+
+    fn settle_if_done(&mut self, txn: TxnId) {
+        let is_decided =
+            self.state.participants(txn).is_some() && self.state.decision(txn).is_some();
+        let audience = self.audience(txn);
+        let is_done = self.under_way(txn).is_some_and(|coordinating| {
+            coordinating.is_told && audience.is_subset(&coordinating.acks)
+        });
+        if is_decided && is_done {
+            self.leader.coordination().settling.insert(txn);
+        }
+    }
+
+    /// These are settled: only those who ask again will hear of them.
+    pub fn on_settled(&mut self, txns: &[TxnId], world: &mut World<'_, R>) {
+        let coordination = self.leader.coordination();
+        for txn in txns {
+            coordination.transactions.remove(txn);
+            coordination.kept_since.insert(*txn, world.cx.now());
+        }
+    }
+
+    /// Settles in one entry what every participant has acknowledged, and acknowledges in their
+    /// stead for clients that have been silent for too long (R6).
+    pub fn settle(&mut self, world: &mut World<'_, R>) {
+        let retention = R::patience(world.config).retention;
+        let state = self.state;
+        let coordination = self.leader.coordination();
+        let is_kept = |txn: &TxnId| state.is_kept(*txn);
+        let silent = overdue(&mut coordination.kept_since, is_kept, retention, world.cx.now());
+        let done = take_batch(&mut coordination.settling);
+        if !done.is_empty() {
+            self.propose(R::settle_command(done), world);
+        }
+        if !silent.is_empty() {
+            R::on_retired(world);
+            self.propose(R::acknowledge_command(silent), world);
+        }
+    }
+}

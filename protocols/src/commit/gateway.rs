@@ -1,0 +1,694 @@
+//! The gateway's side where participants vote unasked: runs transactions for the callers of one gateway
+//! (Carousel §4.1, §4.4.2).
+//!
+//! A transaction sends its reads to every participant and its name to the coordinator, waits for the
+//! values, then for its caller, and asks the coordinator to end it. What is not answered is sent again.
+//! A read-only transaction asks the participants for snapshots instead.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Cx, Gauge, Input, Leak, Machine, Protocol, Setup};
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
+
+use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
+use crate::routes::Routes;
+use crate::waiting::RetryState;
+
+/// Rare events of gateways.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GatewayNote {
+    /// A read-only transaction needed a second round.
+    SecondRound,
+    /// A request was sent again.
+    Resent,
+}
+
+/// Timers of gateways.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GatewayTimer {
+    /// A transaction's unanswered requests are sent again.
+    Resend(TxnId),
+    /// Heartbeats are sent.
+    Heartbeat,
+}
+
+/// How a protocol fills in the gateway. Its value is what it keeps there beside the transactions.
+pub trait Gateway: Debug + Send + Sized + 'static {
+    /// The protocol.
+    type Protocol: Protocol<Note: From<GatewayNote>, Timer: From<GatewayTimer>>;
+    /// What it keeps of a transaction under way.
+    type More: Debug + Default + Send;
+
+    /// A gateway starts.
+    fn new(setup: &Setup<Self::Protocol>) -> Self;
+    /// How long to wait before a request is sent again, and between heartbeats.
+    fn intervals(config: &ConfigOf<Self>) -> (Duration, Duration);
+    /// A transaction begins; nothing has been sent.
+    fn on_begun(client: &mut Client<Self>, open: &mut Open<Self>, cx: &mut Context<'_, Self>);
+    /// Asks a participant for its values and its vote.
+    fn send_prepare(
+        client: &Client<Self>,
+        open: &Open<Self>,
+        partition: PartitionId,
+        cx: &mut Context<'_, Self>,
+    );
+    /// To the coordinator: who takes part.
+    fn coordinator_message(open: &Open<Self>) -> MsgOf<Self>;
+    /// To the coordinator: end the transaction as its caller decided.
+    fn end_message(open: &Open<Self>, decision: &Decision) -> MsgOf<Self>;
+    /// To the coordinator: how did it end?
+    fn resolve_message(open: &Open<Self>) -> MsgOf<Self>;
+    /// To the coordinator: these transactions' callers are alive.
+    fn heartbeat_message(coordinator: PartitionId, txns: Vec<TxnId>) -> MsgOf<Self>;
+    /// To a participant: read these for a read-only transaction.
+    fn read_only_message(
+        txn: TxnId,
+        partition: PartitionId,
+        keys: Vec<Key>,
+        at_least: Timestamp,
+    ) -> MsgOf<Self>;
+    /// A message came.
+    fn on_message(
+        client: &mut Client<Self>,
+        from: NodeId,
+        msg: MsgOf<Self>,
+        cx: &mut Context<'_, Self>,
+    );
+    /// A timer expired: one of those that the protocol has in common with others, or one of its own,
+    /// which it takes itself.
+    fn on_timer(client: &mut Client<Self>, timer: TimerOf<Self>, cx: &mut Context<'_, Self>);
+
+    // For protocols that do something more.
+
+    /// Asks a participant again, because somebody who was asked does not lead.
+    fn send_prepare_to_leader(
+        client: &Client<Self>,
+        open: &Open<Self>,
+        partition: PartitionId,
+        cx: &mut Context<'_, Self>,
+    ) {
+        Self::send_prepare(client, open, partition, cx);
+    }
+    /// Says to participants what the client knows of their keys (R11).
+    fn set_floors(_participants: &mut BTreeMap<PartitionId, Participant>, _txn: &Txn) {}
+    /// True if what the caller was told does not hold, so that it has to begin again.
+    fn is_stale(_open: &Open<Self>) -> bool {
+        false
+    }
+    /// The coordinator is about to be asked to end a transaction.
+    fn on_ending(_open: &mut Open<Self>, _decision: &Decision) {}
+    /// A transaction is over.
+    fn on_finished(_client: &mut Client<Self>, _txn: TxnId) {}
+    /// What an operator may want to watch.
+    fn gauges(&self, _now: Time) -> Vec<Gauge> {
+        Vec::new()
+    }
+}
+
+/// The context of a gateway.
+pub type Context<'a, G> = Cx<'a, <G as Gateway>::Protocol>;
+/// Its settings.
+pub type ConfigOf<G> = <<G as Gateway>::Protocol as Protocol>::Config;
+/// What it says.
+pub type MsgOf<G> = <<G as Gateway>::Protocol as Protocol>::Msg;
+/// What it waits for.
+pub type TimerOf<G> = <<G as Gateway>::Protocol as Protocol>::Timer;
+
+/// The client side.
+#[derive(Debug)]
+pub struct Client<G: Gateway> {
+    pub(crate) node: NodeId,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) config: Arc<ConfigOf<G>>,
+    pub(crate) routes: Routes,
+    pub(crate) open: BTreeMap<TxnId, Open<G>>,
+    beats: bool,
+    /// What the protocol keeps here.
+    pub(crate) own: G,
+}
+
+/// A transaction under way.
+#[derive(Debug)]
+pub struct Open<G: Gateway> {
+    pub(crate) txn: Txn,
+    pub(crate) participants: BTreeMap<PartitionId, Participant>,
+    pub(crate) coordinator: PartitionId,
+    pub(crate) reads: Reads,
+    /// Participants that have not answered.
+    pub(crate) silent: BTreeSet<PartitionId>,
+    pub(crate) phase: Phase,
+    pub(crate) begun: Time,
+    /// When the unanswered requests were last sent.
+    asked: RetryState,
+    /// The caller lost track of it: what it knows of its reads are versions at most.
+    pub(crate) is_resolved: bool,
+    /// What the protocol keeps.
+    pub(crate) more: G::More,
+}
+
+/// How far a transaction is.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// Waiting for reads.
+    Reading,
+    /// The caller thinks.
+    Deciding,
+    /// The coordinator was asked to commit or abort.
+    Ending(Decision),
+    /// The caller lost track, and had not decided.
+    Resolving,
+    /// A read-only transaction.
+    Snapshotting(Snapshots),
+}
+
+impl<G: Gateway> Machine<G::Protocol> for Client<G> {
+    fn new(
+        setup: Setup<G::Protocol>,
+        _recovered: Vec<<G::Protocol as Protocol>::Record>,
+        _cx: &mut Context<'_, G>,
+    ) -> Self {
+        // A gateway keeps nothing: a caller whose gateway died resolves through another.
+        Self {
+            own: G::new(&setup),
+            node: setup.node,
+            routes: Routes::new(setup.cluster.clone()),
+            cluster: setup.cluster,
+            config: setup.config,
+            open: BTreeMap::new(),
+            beats: false,
+        }
+    }
+
+    fn step(&mut self, input: Input<G::Protocol>, cx: &mut Context<'_, G>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            // Nothing waits for one: general transactions are refused.
+            Input::Read { .. } => {}
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => {
+                self.on_resolve_request(txn, reads, decision, cx);
+            }
+            Input::Message { from, msg } => G::on_message(self, from, msg, cx),
+            Input::Timer(timer) => G::on_timer(self, timer, cx),
+            Input::Durable(_) | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _cx: &mut Context<'_, G>) {}
+
+    fn gauges(&self, now: Time) -> Vec<Gauge> {
+        self.own.gauges(now)
+    }
+
+    fn leaks(&self) -> Vec<Leak> {
+        vec![("open transactions", self.open.len())]
+    }
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            assert!(
+                open.silent.iter().all(|partition| open.participants.contains_key(partition)),
+                "{id} waits for a partition that takes no part"
+            );
+        }
+    }
+}
+
+impl<G: Gateway> Open<G> {
+    /// What a participant is asked for.
+    pub(crate) fn participant(&self, partition: PartitionId) -> &Participant {
+        let Some(participant) = self.participants.get(&partition) else {
+            unreachable!("{partition} takes no part in {}", self.txn.id);
+        };
+        participant
+    }
+}
+
+impl<G: Gateway> Client<G> {
+    /// A transaction that has not finished. What comes from elsewhere may be late, and looks first.
+    fn at(&self, id: TxnId) -> &Open<G> {
+        let Some(open) = self.open.get(&id) else { unreachable!("{id} has finished") };
+        open
+    }
+
+    /// The same, to change it.
+    fn at_mut(&mut self, id: TxnId) -> &mut Open<G> {
+        let Some(open) = self.open.get_mut(&id) else { unreachable!("{id} has finished") };
+        open
+    }
+
+    fn open(&self, txn: Txn, now: Time) -> Open<G> {
+        let mut participants = split(&self.cluster, &txn.reads, &txn.writes);
+        G::set_floors(&mut participants, &txn);
+        let coordinator =
+            coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
+        Open {
+            // Blind writes need no answer before the caller can go on.
+            silent: participants
+                .values()
+                .filter(|participant| !participant.reads.is_empty())
+                .map(|participant| participant.partition)
+                .collect(),
+            participants,
+            coordinator,
+            reads: Reads::new(),
+            phase: Phase::Reading,
+            begun: now,
+            asked: RetryState::new(now),
+            is_resolved: false,
+            more: G::More::default(),
+            txn,
+        }
+    }
+
+    fn set_resend_timer(&self, txn: TxnId, after: Duration, cx: &mut Context<'_, G>) {
+        cx.set_timer(GatewayTimer::Resend(txn).into(), cx.now() + after);
+    }
+
+    /// Starts a transaction: one message to each participant leader, one to the coordinator.
+    fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_, G>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        if matches!(txn.kind, Kind::General) {
+            cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
+            return;
+        }
+        let mut open = self.open(txn, cx.now());
+        G::on_begun(self, &mut open, cx);
+        if open.txn.is_read_only() {
+            open.phase = Phase::Snapshotting(Snapshots::default());
+        }
+        self.open.insert(id, open);
+        self.send_first(id, cx);
+        let (resend_after, heartbeat_interval) = G::intervals(&self.config);
+        self.set_resend_timer(id, resend_after, cx);
+        if !std::mem::replace(&mut self.beats, true) {
+            cx.set_timer(GatewayTimer::Heartbeat.into(), cx.now() + heartbeat_interval);
+        }
+        if self.open.get(&id).is_some_and(|open| open.silent.is_empty()) {
+            self.on_all_answered(id, cx);
+        }
+    }
+
+    /// Sends what a transaction begins with.
+    fn send_first(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let open = self.at(id);
+        if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
+            self.send_outstanding(id, cx);
+            return;
+        }
+        for &partition in open.participants.keys() {
+            G::send_prepare(self, open, partition, cx);
+        }
+        self.send_coordinator_prepare(open, cx);
+    }
+
+    /// Sends whatever has not been answered yet.
+    fn send_outstanding(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let open = self.at(id);
+        match &open.phase {
+            Phase::Reading if !open.participants.is_empty() => {
+                for partition in &open.silent {
+                    G::send_prepare(self, open, *partition, cx);
+                }
+                self.send_coordinator_prepare(open, cx);
+            }
+            Phase::Reading | Phase::Deciding => {}
+            Phase::Ending(_) | Phase::Resolving => self.send_end(open, cx),
+            Phase::Snapshotting(snapshots) => {
+                for &partition in &open.silent {
+                    self.send_read_only(open, snapshots, partition, cx);
+                }
+            }
+        }
+    }
+
+    fn send_read_only(
+        &self,
+        open: &Open<G>,
+        snapshots: &Snapshots,
+        partition: PartitionId,
+        cx: &mut Context<'_, G>,
+    ) {
+        let (keys, at_least) = (open.participant(partition).reads.clone(), snapshots.at_least);
+        let read = G::read_only_message(open.txn.id, partition, keys, at_least);
+        cx.send(self.routes.leader(partition), read);
+    }
+
+    fn send_coordinator_prepare(&self, open: &Open<G>, cx: &mut Context<'_, G>) {
+        cx.send(self.routes.leader(open.coordinator), G::coordinator_message(open));
+    }
+
+    /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
+    fn send_end(&self, open: &Open<G>, cx: &mut Context<'_, G>) {
+        let msg = match &open.phase {
+            Phase::Ending(decision) => G::end_message(open, decision),
+            Phase::Resolving => G::resolve_message(open),
+            Phase::Reading | Phase::Deciding | Phase::Snapshotting(_) => return,
+        };
+        cx.send(self.routes.leader(open.coordinator), msg);
+    }
+
+    /// The coordinator says how a transaction ended.
+    pub(crate) fn on_decided(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        outcome: Outcome,
+        path: impl FnOnce(&Open<G>) -> &'static str,
+        cx: &mut Context<'_, G>,
+    ) {
+        let Some(open) = self.open.get(&id) else { return };
+        self.routes.learn(open.coordinator, from, cx.now());
+        if outcome == Outcome::Aborted(AbortReason::Recovery) {
+            // Some participant never got the prepare. One that is only written to owes no answer, so
+            // this is the only sign that its leader may be gone.
+            for &partition in open.participants.keys() {
+                self.routes.suspect(partition, open.begun, cx.now());
+            }
+        }
+        let path = path(open);
+        self.finish(id, outcome, path, cx);
+    }
+
+    /// The read round is complete: ask the caller, or compute in its stead.
+    pub(crate) fn on_all_answered(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let open = self.at_mut(id);
+        match (&open.phase, &open.txn.kind) {
+            (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
+            (_, Kind::Interactive) => {
+                cx.reads(id, open.reads.clone());
+                open.phase = Phase::Deciding;
+                cx.cancel_timer(GatewayTimer::Resend(id).into());
+            }
+            (_, Kind::Procedure(_)) => self.end_procedure(id, cx),
+            (_, Kind::ReadOnly | Kind::StaleReadOnly) => {
+                unreachable!("a read-only transaction takes its own path")
+            }
+            (_, Kind::General) => unreachable!("a general transaction is refused"),
+        }
+    }
+
+    /// Computes a procedure from what was read, and asks to commit what it writes.
+    pub(crate) fn end_procedure(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let open = self.at(id);
+        let Kind::Procedure(ops) = &open.txn.kind else { unreachable!("{id} is no procedure") };
+        let decision = match Txn::execute(ops, &open.reads) {
+            Ok(writes) => Decision::Commit(writes),
+            Err(_) => Decision::Abort,
+        };
+        self.end(id, decision, cx);
+    }
+
+    /// The caller of an interactive transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
+        let Some(open) = self.open.get(&id) else { return };
+        match open.phase {
+            Phase::Deciding => {}
+            Phase::Reading if decision == Decision::Abort => {}
+            Phase::Reading | Phase::Ending(_) | Phase::Resolving | Phase::Snapshotting(_) => {
+                return;
+            }
+        }
+        let is_undeclared = match &decision {
+            Decision::Commit(writes) => !open.txn.declares(writes),
+            Decision::Abort => false,
+        };
+        if G::is_stale(open) || is_undeclared {
+            self.end(id, Decision::Abort, cx);
+            return;
+        }
+        if open.participants.is_empty() {
+            let outcome = match decision {
+                Decision::Commit(_) => Outcome::Committed(cx.clock().now),
+                Decision::Abort => Outcome::Aborted(AbortReason::Client),
+            };
+            self.finish(id, outcome, "empty", cx);
+            return;
+        }
+        self.end(id, decision, cx);
+    }
+
+    /// Asks the coordinator to commit or abort (Carousel §4.1.2).
+    pub(crate) fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
+        let open = self.at_mut(id);
+        G::on_ending(open, &decision);
+        open.phase = Phase::Ending(decision);
+        self.ask(id, cx);
+    }
+
+    /// Sends what a new phase or round asks for.
+    fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        self.at_mut(id).asked = RetryState::new(cx.now());
+        self.send_outstanding(id, cx);
+        let (resend_after, _) = G::intervals(&self.config);
+        self.set_resend_timer(id, resend_after, cx);
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve_request(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Context<'_, G>,
+    ) {
+        let id = txn.id;
+        let mut open = self.open(txn, cx.now());
+        if open.txn.is_read_only() || matches!(open.txn.kind, Kind::General) {
+            // It changes nothing, so it can simply be read again; or it is refused again.
+            self.open.remove(&id);
+            self.on_begin(open.txn, cx);
+            return;
+        }
+        if open.participants.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        open.reads = reads;
+        open.is_resolved = true;
+        open.silent.clear();
+        let decision = decision.map(|decision| match decision {
+            Decision::Commit(writes) if open.txn.declares(&writes) => Decision::Commit(writes),
+            Decision::Commit(_) | Decision::Abort => Decision::Abort,
+        });
+        open.phase = Phase::Resolving;
+        self.open.insert(id, open);
+        match decision {
+            Some(decision) => self.end(id, decision, cx),
+            None => self.ask(id, cx),
+        }
+    }
+
+    /// A part of what a read-only transaction reads is more than one answer may tell.
+    pub(crate) fn on_too_much(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        if let Some(open) = self.open.get(&id)
+            && matches!(open.phase, Phase::Snapshotting(_))
+        {
+            self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "read-only", cx);
+        }
+    }
+
+    /// One participant's part of a read-only transaction; none if a pending transaction is in its way
+    /// (Carousel §4.4.2).
+    pub(crate) fn on_read_only_result(
+        &mut self,
+        id: TxnId,
+        partition: PartitionId,
+        snapshot: Option<Snapshot>,
+        cx: &mut Context<'_, G>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
+        let Some(snapshot) = snapshot else {
+            self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
+            return;
+        };
+        if !snapshots.is_current(&snapshot) || !open.silent.remove(&partition) {
+            return;
+        }
+        snapshots.insert(partition, snapshot);
+        if open.silent.is_empty() {
+            self.on_snapshot_complete(id, cx);
+        }
+    }
+
+    /// Every part is here: done, or some are asked again.
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let open = self.at_mut(id);
+        let Phase::Snapshotting(snapshots) = &mut open.phase else {
+            unreachable!("{id} reads no snapshots");
+        };
+        match snapshots.complete(&open.txn) {
+            Ok((reads, outcome)) => {
+                let path = snapshots.path();
+                open.reads = reads;
+                self.finish(id, outcome, path, cx);
+            }
+            Err(short) => {
+                cx.note(GatewayNote::SecondRound.into());
+                open.silent.extend(short);
+                self.ask(id, cx);
+            }
+        }
+    }
+
+    /// Tells the caller, and forgets.
+    pub(crate) fn finish(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        path: &'static str,
+        cx: &mut Context<'_, G>,
+    ) {
+        let Some(open) = self.open.remove(&id) else { unreachable!("{id} has finished twice") };
+        G::on_finished(self, id);
+        cx.cancel_timer(GatewayTimer::Resend(id).into());
+        let mut outcome = outcome;
+        match (&open.txn.kind, &open.phase, outcome) {
+            // What the procedure refuses looks like the client's own abort to the coordinator.
+            (
+                Kind::Procedure(ops),
+                Phase::Ending(Decision::Abort),
+                Outcome::Aborted(AbortReason::Client),
+            ) => {
+                let reason = Txn::execute(ops, &open.reads).err().unwrap_or(AbortReason::Guard);
+                outcome = Outcome::Aborted(reason);
+            }
+            (
+                Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly,
+                _,
+                Outcome::Committed(_),
+            ) if !open.is_resolved => {
+                cx.reads(id, open.reads);
+            }
+            _ => {}
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    /// `from` does not lead `partition`: whoever does is asked what `from` was.
+    pub(crate) fn on_not_leader(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        leader: Option<NodeId>,
+        txn: Option<TxnId>,
+        cx: &mut Context<'_, G>,
+    ) {
+        if !self.routes.redirect(partition, from, leader, cx.now()) {
+            return;
+        }
+        let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
+        match &open.phase {
+            Phase::Reading => {
+                if open.silent.contains(&partition) {
+                    G::send_prepare_to_leader(self, open, partition, cx);
+                }
+                if open.coordinator == partition {
+                    self.send_coordinator_prepare(open, cx);
+                }
+            }
+            Phase::Deciding => {
+                if open.coordinator == partition {
+                    self.send_coordinator_prepare(open, cx);
+                }
+            }
+            Phase::Ending(_) | Phase::Resolving => {
+                if open.coordinator == partition {
+                    self.send_end(open, cx);
+                }
+            }
+            Phase::Snapshotting(snapshots) => {
+                if open.silent.contains(&partition) {
+                    self.send_read_only(open, snapshots, partition, cx);
+                }
+            }
+        }
+    }
+
+    /// One of the timers that all gateways have expired.
+    pub(crate) fn on_timeout(&mut self, timer: GatewayTimer, cx: &mut Context<'_, G>) {
+        match timer {
+            GatewayTimer::Resend(txn) => self.on_resend_timeout(txn, cx),
+            GatewayTimer::Heartbeat => self.on_heartbeat_timeout(cx),
+        }
+    }
+
+    /// Nobody answered for a while: ask somebody else, and more patiently each time.
+    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        cx.note(GatewayNote::Resent.into());
+        let asked = open.asked.at;
+        open.asked = open.asked.again(cx.now());
+        let (resend_after, _) = G::intervals(&self.config);
+        let timeout = open.asked.timeout(resend_after);
+        match &open.phase {
+            Phase::Reading | Phase::Snapshotting(_) => {
+                for &partition in &open.silent {
+                    self.routes.suspect(partition, asked, cx.now());
+                }
+                self.routes.suspect(open.coordinator, asked, cx.now());
+            }
+            Phase::Ending(_) | Phase::Resolving => {
+                self.routes.suspect(open.coordinator, asked, cx.now());
+            }
+            Phase::Deciding => {}
+        }
+        self.send_outstanding(id, cx);
+        self.set_resend_timer(id, timeout, cx);
+    }
+
+    /// Tells each coordinator whose callers are alive (Carousel §4.3.1).
+    fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
+        let now = cx.now();
+        let (_, interval) = G::intervals(&self.config);
+        let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
+        for open in self.open.values() {
+            let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);
+            if is_undecided && now.since(open.begun) >= interval / 2 {
+                beats.entry(open.coordinator).or_default().push(open.txn.id);
+            }
+        }
+        for (coordinator, txns) in beats {
+            let beat = G::heartbeat_message(coordinator, txns);
+            cx.send(self.routes.leader(coordinator), beat);
+        }
+        self.beats = !self.open.is_empty();
+        if self.beats {
+            cx.set_timer(GatewayTimer::Heartbeat.into(), now + interval);
+        }
+    }
+}
+
+impl<G: Gateway> fmt::Display for Client<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() {
+            return f.write_str("idle");
+        }
+        for (at, (id, open)) in self.open.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let phase = match &open.phase {
+                Phase::Reading => "reading",
+                Phase::Deciding => "deciding",
+                Phase::Ending(Decision::Commit(_)) => "committing",
+                Phase::Ending(Decision::Abort) => "aborting",
+                Phase::Resolving => "resolving",
+                Phase::Snapshotting(_) => "snapshotting",
+            };
+            write!(f, "{separator}{id} {phase} via {}", open.coordinator)?;
+            if !open.silent.is_empty() {
+                write!(f, " waits {:?}", open.silent)?;
+            }
+        }
+        Ok(())
+    }
+}

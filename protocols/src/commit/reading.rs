@@ -1,0 +1,231 @@
+//! A leader as participant in read-only transactions, where these wait for writers: the newest values,
+//! and a promise of how long they stay the newest. Carousel refuses a reader that would have to wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::txn::Key;
+
+use super::state::State;
+use crate::gateway::Snapshot;
+use crate::hosting::{CommandOf, Leading, Role, World};
+
+/// What the state of a group says of timestamps.
+pub trait Promises {
+    /// At or above every commit timestamp applied.
+    fn floor(&self) -> Timestamp;
+    /// At or above every timestamp that any leader promised.
+    fn ceiling(&self) -> Timestamp;
+}
+
+impl<P, E, C> Promises for State<P, E, C> {
+    fn floor(&self) -> Timestamp {
+        self.floor
+    }
+
+    fn ceiling(&self) -> Timestamp {
+        self.ceiling
+    }
+}
+
+/// How a protocol fills in read-only transactions that wait for writers.
+pub trait Reader: Role<State: Promises> {
+    /// A request waits for a leadership check.
+    const READ_INDEX: Self::Note;
+    /// A request waits for prepared writers.
+    const READ_WAIT: Self::Note;
+
+    /// Where the leader keeps it.
+    fn reading(&mut self) -> &mut Reading;
+    /// Those that may write one of these keys, or have committed such a write, and have not ended in
+    /// the log.
+    fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId>;
+    /// What one of them will not commit below; none if nothing is known of that.
+    fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
+    /// Later timestamps may be promised.
+    fn ceiling_command(ceiling: Timestamp) -> CommandOf<Self>;
+    /// To the client: the values, unless they are more than one answer may tell.
+    fn snapshot_message(
+        txn: TxnId,
+        partition: PartitionId,
+        snapshot: Snapshot,
+        is_too_much: bool,
+    ) -> Self::Msg;
+    /// How far ahead of its clock a leader reserves timestamps (R8).
+    fn ceiling_ahead(config: &Self::Config) -> Duration;
+
+    /// True if readers need no lease: unsafe, for tests.
+    fn skips_lease(_config: &Self::Config) -> bool {
+        false
+    }
+    /// True if readers do not wait for writers: unsafe, for tests.
+    fn skips_writers(_config: &Self::Config) -> bool {
+        false
+    }
+}
+
+/// What a leader has promised to readers, and which of them wait.
+#[derive(Debug, Default)]
+pub struct Reading {
+    /// Proposals must be larger (C11).
+    pub floor: Timestamp,
+    /// The highest ceiling proposed.
+    ceiling_proposed: Timestamp,
+    /// Requests that wait for a leadership check.
+    checked: BTreeMap<u64, WaitingRead>,
+    /// Requests that wait for a higher ceiling.
+    above_ceiling: Vec<WaitingRead>,
+    /// Requests that wait for prepared transactions to end.
+    behind: Vec<WaitingRead>,
+    /// Numbers leadership checks.
+    next_check: u64,
+}
+
+impl Reading {
+    /// A new leader's. A predecessor may have promised anything up to its ceiling (C12, R8).
+    pub fn new(state: &impl Promises) -> Self {
+        let (floor, ceiling_proposed) = (state.ceiling().max(state.floor()), state.ceiling());
+        Self { floor, ceiling_proposed, ..Self::default() }
+    }
+
+    /// How many requests wait.
+    pub fn len(&self) -> usize {
+        self.checked.len() + self.above_ceiling.len() + self.behind.len()
+    }
+}
+
+/// A read-only request that cannot be served yet.
+#[derive(Clone, Debug)]
+pub struct WaitingRead {
+    /// Who asks.
+    pub client: NodeId,
+    /// For which transaction.
+    pub txn: TxnId,
+    /// What it reads here.
+    pub keys: Vec<Key>,
+    /// The answer must hold at least until then.
+    pub at_least: Timestamp,
+    /// Transactions that were prepared when it came, may write its keys, and have not ended; none if
+    /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
+    pub behind: Option<BTreeSet<TxnId>>,
+}
+
+impl<R: Reader> Leading<'_, R> {
+    /// A read-only transaction's part: the newest values, and how long they are promised to be the
+    /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
+    /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
+    /// the request came: one of them may have been told to commit.
+    pub fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_, R>) {
+        if self.replica.has_lease(world.cx.now()) || R::skips_lease(world.config) {
+            self.read_as_leader(read, world);
+            return;
+        }
+        world.cx.note(R::READ_INDEX);
+        let reading = self.leader.reading();
+        let id = reading.next_check;
+        reading.next_check += 1;
+        reading.checked.insert(id, read);
+        self.read_index(id, world);
+    }
+
+    /// The answer to a leadership check.
+    pub fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_, R>) {
+        let Some(read) = self.leader.reading().checked.remove(&id) else {
+            unreachable!("{} was asked for no leadership check {id}", self.id);
+        };
+        if is_leader {
+            self.read_as_leader(read, world);
+        } else {
+            world.send(read.client, R::not_leader(self.id, None, Some(read.txn)));
+        }
+    }
+
+    fn read_as_leader(&mut self, mut read: WaitingRead, world: &mut World<'_, R>) {
+        let reading = self.leader.reading();
+        if read.at_least > self.state.ceiling() {
+            let ceiling = read.at_least + R::ceiling_ahead(world.config);
+            reading.above_ceiling.push(read);
+            self.raise_ceiling(ceiling, world);
+            return;
+        }
+        // Whoever prepares from here on commits later than what is promised at least.
+        reading.floor = reading.floor.max(read.at_least);
+        let writers = self.leader.writers(&read.keys);
+        let behind: BTreeSet<TxnId> = match read.behind.take() {
+            None => writers,
+            Some(known) => known.intersection(&writers).copied().collect(),
+        };
+        if behind.is_empty() || R::skips_writers(world.config) {
+            self.serve_read(read, world);
+            return;
+        }
+        world.cx.note(R::READ_WAIT);
+        read.behind = Some(behind);
+        self.leader.reading().behind.push(read);
+    }
+
+    /// Answers a read-only request.
+    fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_, R>) {
+        let WaitingRead { client, txn, keys, at_least, .. } = read;
+        let wanted = world.cx.clock().now.max(at_least).max(self.leader.reading().floor);
+        let mut valid_until = wanted.min(self.state.ceiling()).max(self.state.floor());
+        // Writers that prepared since the request came will not commit below their proposals.
+        for writer in self.leader.writers(&keys) {
+            let proposal = R::proposal(self, writer).unwrap_or(Timestamp::MAX);
+            valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
+        }
+        let reading = self.leader.reading();
+        reading.floor = reading.floor.max(valid_until);
+        let is_too_much = world.is_too_much(self.id, &keys);
+        let told = if is_too_much { vec![] } else { keys };
+        let reads = told.into_iter().map(|key| {
+            let read = world.store.read(self.id, &key);
+            (key, read)
+        });
+        let snapshot = Snapshot { reads: reads.collect(), valid_until };
+        world.send(client, R::snapshot_message(txn, self.id, snapshot, is_too_much));
+    }
+
+    /// `txn` has ended: read-only requests need not wait for it any more.
+    pub fn release_reads(&mut self, txn: TxnId, world: &mut World<'_, R>) {
+        let mut free = Vec::new();
+        self.leader.reading().behind.retain_mut(|read| {
+            let waits = read.behind.as_mut().is_some_and(|behind| {
+                behind.remove(&txn);
+                !behind.is_empty()
+            });
+            if !waits {
+                free.push(read.clone());
+            }
+            waits
+        });
+        for read in free {
+            self.on_read_only(read, world);
+        }
+    }
+
+    /// A later ceiling is chosen: answer who waited for it.
+    pub fn on_ceiling(&mut self, world: &mut World<'_, R>) {
+        for read in std::mem::take(&mut self.leader.reading().above_ceiling) {
+            self.on_read_only(read, world);
+        }
+    }
+
+    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
+    /// is chosen, and extends it well before it is reached.
+    pub fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_, R>) {
+        let ahead = R::ceiling_ahead(world.config);
+        if self.leader.reading().ceiling_proposed < timestamp + ahead / 2 {
+            self.raise_ceiling(timestamp + ahead, world);
+        }
+    }
+
+    fn raise_ceiling(&mut self, ceiling: Timestamp, world: &mut World<'_, R>) {
+        let reading = self.leader.reading();
+        if reading.ceiling_proposed < ceiling {
+            reading.ceiling_proposed = ceiling;
+            self.propose(R::ceiling_command(ceiling), world);
+        }
+    }
+}

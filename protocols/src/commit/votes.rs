@@ -1,0 +1,433 @@
+//! A leader as coordinator, until it is decided, where participants vote unasked: collect the commit
+//! request and the votes, and decide (Carousel §4.1.2, §4.3).
+//!
+//! Who takes part and what the client asked to commit are in the log of the coordinator's group. So a
+//! new leader only lacks the votes, and asks for them.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::txn::{AbortReason, Outcome};
+
+use super::coordinator::{Coordinating, Coordinator, Note};
+use super::message::ToParticipant;
+use super::state::{Applied, Coordinated, Ended, Part, Request, State};
+use crate::hosting::{CommandOf, Leading, World};
+
+/// How a protocol whose participants vote unasked fills in the coordinator.
+pub trait Gathering:
+    Coordinator<
+        State = State<
+            <Self as Gathering>::Prepared,
+            Ended,
+            Coordinated<<Self as Gathering>::Part, <Self as Gathering>::Request>,
+        >,
+        Msg: From<ToParticipant<<Self as Gathering>::Part>>,
+    >
+{
+    /// A transaction as a participant prepared it.
+    type Prepared;
+    /// A participant, as the coordinator's group knows it.
+    type Part: Part;
+    /// A commit request, as it is replicated.
+    type Request: Request;
+
+    /// These take part in a transaction.
+    fn coordinate_command(
+        txn: TxnId,
+        participants: Vec<Self::Part>,
+        acknowledged_below: u64,
+    ) -> CommandOf<Self>;
+    /// A decision; or an abort that counts only if the client has asked to commit so often.
+    fn decide_command(
+        txn: TxnId,
+        outcome: Outcome,
+        only_after: Option<u32>,
+        participants: Vec<PartitionId>,
+    ) -> CommandOf<Self>;
+    /// The decision of these participants' votes; none while they leave it open.
+    fn judge(
+        participants: &[PartitionId],
+        request: Option<&Self::Request>,
+        votes: &BTreeMap<PartitionId, Self::Vote>,
+        world: &mut World<'_, Self>,
+    ) -> Option<Outcome>;
+
+    // For protocols that do something more.
+
+    /// Takes a vote.
+    fn hear(coordinating: &mut Coordinating<Self>, partition: PartitionId, vote: Self::Vote) {
+        coordinating.votes.insert(partition, vote);
+    }
+    /// True if a participant's vote is here and will not change.
+    fn has_voted(coordinating: &Coordinating<Self>, partition: PartitionId) -> bool {
+        coordinating.votes.contains_key(&partition)
+    }
+    /// The votes leave a commit request open; for so long, maybe, that they were asked for again.
+    fn on_undecided(
+        _leading: &mut Leading<'_, Self>,
+        _txn: TxnId,
+        _is_overdue: bool,
+        _world: &mut World<'_, Self>,
+    ) {
+    }
+    /// True if aborts are told before they are chosen: unsafe, for tests.
+    fn tells_aborts_at_once(_config: &Self::Config) -> bool {
+        false
+    }
+}
+
+impl<R: Gathering> Leading<'_, R> {
+    /// What this leader does, as coordinator, about an entry that is applied; `settled` are those that
+    /// it settles.
+    pub fn on_coordinated(
+        &mut self,
+        applied: Applied,
+        settled: &[TxnId],
+        world: &mut World<'_, R>,
+    ) {
+        match applied {
+            Applied::Requested(txn) => self.try_decide(txn, world),
+            Applied::Decided(txn) => self.on_decided(txn, world),
+            Applied::Settled => self.on_settled(settled, world),
+            Applied::Nothing | Applied::Prepared(_) | Applied::Ended(_) | Applied::Ceiling => {}
+        }
+    }
+
+    /// A client begins a transaction: replicate who takes part (Carousel §4.1.4).
+    pub fn on_coordinator_prepare(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        participants: Vec<R::Part>,
+        acknowledged_below: u64,
+        world: &mut World<'_, R>,
+    ) {
+        let is_known = self.state.coordinated.contains_key(&txn);
+        if self.state.is_acknowledged(txn) && self.state.decision(txn).is_none() && !is_known {
+            self.tell_forgotten(client, txn, world);
+            return;
+        }
+        if self.answer_if_decided(client, txn, world) {
+            // A refusal came before anybody had said who takes part; the others hold locks.
+            if let Some(outcome @ Outcome::Aborted(_)) = self.state.decision(txn) {
+                for partition in participants.iter().map(R::Part::partition) {
+                    let end = R::decision_message(self, (txn, partition), outcome, world);
+                    world.send_to_leader(partition, end);
+                }
+            }
+            return;
+        }
+        let now = world.cx.now();
+        let coordinating = self.coordinating(txn, now);
+        coordinating.heard = now;
+        let is_repeated = coordinating.client.replace(client).is_some();
+        if !is_repeated && !is_known {
+            self.propose(R::coordinate_command(txn, participants, acknowledged_below), world);
+        }
+    }
+
+    /// The callers are alive (Carousel §4.3.1).
+    pub fn on_heartbeat(&mut self, txns: &[TxnId], world: &mut World<'_, R>) {
+        for txn in txns {
+            if let Some(coordinating) = self.under_way(*txn) {
+                coordinating.heard = world.cx.now();
+            }
+        }
+    }
+
+    /// A client asks what became of a transaction that it did not ask to commit, or lost track of.
+    pub fn on_resolve(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, R>,
+    ) {
+        world.cx.note(Note::Resolved.into());
+        if self.answer(client, txn, world) {
+            return;
+        }
+        let coordinating = self.coordinating(txn, world.cx.now());
+        coordinating.client = Some(client);
+        if coordinating.requested == 0 {
+            self.abort_unilaterally(txn, AbortReason::Recovery, participants, world);
+        }
+    }
+
+    /// Answers `client` if the transaction is decided, or if nobody here knows any more what became
+    /// of it. False if it is still open.
+    pub fn answer(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) -> bool {
+        if self.answer_if_decided(client, txn, world) {
+            return true;
+        }
+        let is_forgotten = self.state.is_acknowledged(txn);
+        if is_forgotten {
+            self.tell_forgotten(client, txn, world);
+        }
+        is_forgotten
+    }
+
+    /// Silence would have the client ask for ever.
+    fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) {
+        world.cx.note(Note::Forgotten.into());
+        world.send(client, R::outcome_message(txn, Outcome::Unknown, None));
+    }
+
+    /// Tells `client` the outcome, if it may be told already.
+    fn answer_if_decided(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) -> bool {
+        if let Some(coordinating) = self.under_way(txn) {
+            coordinating.client = Some(client);
+            let Some(outcome) = coordinating.outcome else { return false };
+            if coordinating.is_told {
+                world.send(client, R::outcome_message(txn, outcome, None));
+            }
+            return true;
+        }
+        if let Some(outcome) = self.state.decision(txn) {
+            world.send(client, R::outcome_message(txn, outcome, None));
+            return true;
+        }
+        false
+    }
+
+    /// True if a vote may still decide something. A client may know, and have acknowledged, what only an
+    /// earlier leader had decided: such a transaction is still open here, and needs the vote.
+    pub fn takes_votes(&self, txn: TxnId) -> bool {
+        let state = self.state;
+        (state.coordinated.contains_key(&txn) || !state.is_acknowledged(txn))
+            && !state.settled.contains_key(&txn)
+    }
+
+    /// A vote (Carousel §4.1.2).
+    pub fn on_prepare_result(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        vote: R::Vote,
+        world: &mut World<'_, R>,
+    ) {
+        if self.takes_votes(txn) {
+            R::hear(self.coordinating(txn, world.cx.now()), partition, vote);
+            self.try_decide(txn, world);
+        }
+    }
+
+    /// Decides, if the durable facts do (Carousel §4.1.2).
+    pub fn try_decide(&mut self, txn: TxnId, world: &mut World<'_, R>) {
+        let state = self.state;
+        let Some(coordinating) = self.under_way(txn) else { return };
+        if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
+            // Decided, or about to be by an entry that is in the log already.
+            return;
+        }
+        let known = state.coordinated.get(&txn);
+        let mut participants: Vec<PartitionId> =
+            known.into_iter().flat_map(|known| known.partitions()).collect();
+        let request = known.and_then(|known| known.request.as_ref());
+        if request.is_none() {
+            // A refusal decides even before anybody has said who takes part.
+            participants.extend(coordinating.votes.keys());
+        }
+        participants.sort_unstable();
+        participants.dedup();
+        let Some(outcome) = R::judge(&participants, request, &coordinating.votes, world) else {
+            R::on_undecided(self, txn, false, world);
+            return;
+        };
+        if outcome == Outcome::Aborted(AbortReason::StaleRead) {
+            world.cx.note(Note::StaleVersions.into());
+        }
+        coordinating.outcome = Some(outcome);
+        coordinating.is_decision_proposed = true;
+        self.propose(R::decide_command(txn, outcome, None, participants), world);
+        self.announce(txn, world);
+    }
+
+    /// R2: an abort that nothing durable implies is made durable before anybody hears of it. It
+    /// counts only if no later commit request stands before it in the log.
+    pub fn abort_unilaterally(
+        &mut self,
+        txn: TxnId,
+        reason: AbortReason,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, R>,
+    ) {
+        let coordinating = self.coordinating(txn, world.cx.now());
+        if std::mem::replace(&mut coordinating.is_decision_proposed, true) {
+            return;
+        }
+        let (outcome, only_after) = (Outcome::Aborted(reason), Some(coordinating.requested));
+        if R::tells_aborts_at_once(world.config) {
+            coordinating.outcome = Some(outcome);
+            self.announce(txn, world);
+        }
+        self.propose(R::decide_command(txn, outcome, only_after, participants), world);
+    }
+
+    /// C10, R1: a participant has waited long. One that nobody here knows is aborted.
+    pub fn on_query_decision(
+        &mut self,
+        txn: TxnId,
+        partition: PartitionId,
+        vote: R::Vote,
+        world: &mut World<'_, R>,
+    ) {
+        if !self.takes_votes(txn) {
+            // Everybody who took part has acknowledged the decision. Whoever still holds the
+            // transaction prepared it after its end, so it was not a commit.
+            let outcome = Outcome::Aborted(AbortReason::Recovery);
+            let end = R::decision_message(self, (txn, partition), outcome, world);
+            world.send_to_leader(partition, end);
+            return;
+        }
+        let is_new = self.under_way(txn).is_none();
+        let coordinating = self.coordinating(txn, world.cx.now());
+        R::hear(coordinating, partition, vote);
+        if coordinating.is_told {
+            coordinating.acks.remove(&partition);
+            self.tell_participants(txn, None, world);
+        } else if is_new && !self.state.coordinated.contains_key(&txn) {
+            world.cx.note(Note::QueryAborted.into());
+            self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
+        } else {
+            self.try_decide(txn, world);
+        }
+    }
+
+    /// R6: which of these may a participant forget? Those whose end everybody has acknowledged.
+    pub fn on_may_forget(
+        &mut self,
+        partition: PartitionId,
+        txns: Vec<TxnId>,
+        world: &mut World<'_, R>,
+    ) {
+        let mut done = Vec::new();
+        let mut unknown = Vec::new();
+        for txn in txns {
+            let is_open =
+                self.state.coordinated.contains_key(&txn) || self.under_way(txn).is_some();
+            let is_over = !is_open && self.state.is_acknowledged(txn);
+            if is_over || self.state.settled.contains_key(&txn) {
+                done.push(txn);
+            } else if !is_open {
+                unknown.push(txn);
+            }
+        }
+        // Also when there are none: silence would make the participant look elsewhere.
+        let forget = ToParticipant::Forget { partition, coordinator: self.id, txns: done };
+        world.send_to_leader(partition, forget.into());
+        for txn in unknown {
+            // A refusal whose vote was lost together with everything else about the transaction.
+            world.cx.note(Note::QueryAborted.into());
+            self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
+        }
+    }
+
+    /// A new leader takes over what its group coordinates (Carousel §4.3.3).
+    pub fn take_over_coordination(&mut self, world: &mut World<'_, R>) {
+        let state = self.state;
+        if state.coordinated.is_empty() {
+            return;
+        }
+        world.cx.note(Note::CoordinatorTakeover.into());
+        for (&txn, known) in &state.coordinated {
+            let coordinating = self.coordinating(txn, world.cx.now());
+            coordinating.requested = known.round();
+            coordinating.outcome = known.decision;
+            coordinating.is_decision_proposed = known.decision.is_some();
+            if known.decision.is_some() {
+                self.announce(txn, world);
+            } else if known.request.is_some() {
+                self.ask_for_votes(txn, None, world);
+            }
+        }
+    }
+
+    /// Asks every participant whose vote is missing, or only `only`.
+    fn ask_for_votes(&mut self, txn: TxnId, only: Option<PartitionId>, world: &mut World<'_, R>) {
+        let (id, state) = (self.id, self.state);
+        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(known) = state.coordinated.get(&txn) else { return };
+        for part in &known.participants {
+            let partition = part.partition();
+            if !R::has_voted(coordinating, partition) && only.is_none_or(|only| only == partition) {
+                let (participant, coordinator) = (part.clone(), id);
+                let query = ToParticipant::QueryPrepare { txn, participant, coordinator };
+                world.send_to_leader(partition, query.into());
+            }
+        }
+    }
+
+    /// Another replica leads `partition` now: ask there what this leader still wants of it.
+    pub fn ask_new_leader(&mut self, txn: TxnId, partition: PartitionId, world: &mut World<'_, R>) {
+        let Some(coordinating) = self.under_way(txn) else { return };
+        if coordinating.is_told {
+            self.tell_participants(txn, Some(partition), world);
+        } else if coordinating.requested > 0 {
+            self.ask_for_votes(txn, Some(partition), world);
+        }
+    }
+
+    /// Overdue work as coordinator: silent clients, missing votes, missing acknowledgements, and
+    /// the settling of what is done.
+    pub fn sweep_coordinator(&mut self, world: &mut World<'_, R>) {
+        let now = world.cx.now();
+        let state = self.state;
+        let patience = R::patience(world.config);
+        let transactions = &mut self.leader.coordination().transactions;
+        let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
+        transactions.retain(|&txn, coordinating| {
+            let is_due = coordinating.asked.is_due(patience.query_after, now);
+            let is_silent = now.since(coordinating.heard) >= patience.abandon_after;
+            if coordinating.is_told {
+                if is_due {
+                    unacknowledged.push(txn);
+                }
+            } else if coordinating.outcome.is_none() && coordinating.requested > 0 {
+                if is_due {
+                    voteless.push(txn);
+                }
+            } else if coordinating.outcome.is_none()
+                && !coordinating.is_decision_proposed
+                && is_silent
+            {
+                if !state.coordinated.contains_key(&txn) {
+                    // Votes for a transaction that was never begun here; their senders will ask.
+                    return false;
+                }
+                abandoned.push(txn);
+            }
+            true
+        });
+        let mut silent = BTreeMap::new();
+        for &txn in voteless.iter().chain(&unacknowledged) {
+            let Some(coordinating) = transactions.get_mut(&txn) else { continue };
+            let last = coordinating.asked;
+            coordinating.asked = last.again(now);
+            let known = state.coordinated.get(&txn);
+            let is_missing = |partition: &PartitionId| {
+                let has_acked = coordinating.acks.contains(partition);
+                let is_told = coordinating.is_told;
+                if is_told { !has_acked } else { !R::has_voted(coordinating, *partition) }
+            };
+            let all = known.into_iter().flat_map(|known| known.partitions());
+            silent.extend(all.filter(is_missing).map(|partition| (partition, last.at)));
+        }
+        for (partition, asked) in silent {
+            world.suspect(partition, asked);
+        }
+        for txn in abandoned {
+            world.cx.note(Note::Abandoned.into());
+            self.abort_unilaterally(txn, AbortReason::Abandoned, vec![], world);
+        }
+        for txn in voteless {
+            self.ask_for_votes(txn, None, world);
+            R::on_undecided(self, txn, true, world);
+        }
+        for txn in unacknowledged {
+            self.tell_participants(txn, None, world);
+        }
+        self.settle(world);
+    }
+}
