@@ -189,6 +189,16 @@ impl VisitorMut for Translator<'_> {
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
         if let Expr::Value(found) = expr {
+            if self.to == Dialect::PostgreSql
+                && let SqlValue::SingleQuotedString(text) | SqlValue::DoubleQuotedString(text) =
+                    &found.value
+                && text.contains('\0')
+            {
+                return ControlFlow::Break(Refusal {
+                    message: "invalid byte sequence for encoding \"UTF8\": 0x00".into(),
+                    sqlstate: "22021",
+                });
+            }
             match &found.value {
                 SqlValue::DoubleQuotedString(text) | SqlValue::NationalStringLiteral(text)
                     if self.from == Dialect::MariaDb =>
@@ -284,6 +294,12 @@ impl Translator<'_> {
     }
 
     fn expr(&self, expr: &mut Expr) -> Result<(), Refusal> {
+        if self.to == Dialect::MariaDb
+            && let Some(text) = constant_of_bytes(expr)
+        {
+            *expr = value(SqlValue::HexStringLiteral(hex_of(text)?));
+            return Ok(());
+        }
         match (self.to, &mut *expr) {
             (Dialect::MariaDb, Expr::Cast { kind, data_type, .. }) => {
                 *kind = CastKind::Cast;
@@ -343,6 +359,47 @@ impl Translator<'_> {
         }
         Ok(())
     }
+}
+
+/// The text of `'…'::bytea`.
+fn constant_of_bytes(expr: &Expr) -> Option<&str> {
+    let Expr::Cast { expr, data_type: DataType::Bytea, .. } = expr else { return None };
+    let Expr::Value(constant) = &**expr else { return None };
+    match &constant.value {
+        SqlValue::SingleQuotedString(text) | SqlValue::EscapedStringLiteral(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// The bytes that a text is as `bytea`, in hexadecimal digits.
+fn hex_of(text: &str) -> Result<String, Refusal> {
+    let wrong =
+        || Refusal { message: "invalid input syntax for type bytea".into(), sqlstate: "22P02" };
+    if let Some(digits) = text.strip_prefix("\\x") {
+        let is_hex = digits.len() % 2 == 0 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        return is_hex.then(|| digits.to_owned()).ok_or_else(wrong);
+    }
+    let mut bytes = text.bytes();
+    let mut hex = String::new();
+    while let Some(byte) = bytes.next() {
+        let byte = match byte {
+            b'\\' => match bytes.next().ok_or_else(wrong)? {
+                b'\\' => b'\\',
+                first @ b'0'..=b'3' => {
+                    let mut octal = first - b'0';
+                    for _ in 0..2 {
+                        let digit = bytes.next().filter(|b| (b'0'..=b'7').contains(b));
+                        octal = octal << 3 | (digit.ok_or_else(wrong)? - b'0');
+                    }
+                    octal
+                }
+                _ => return Err(wrong()),
+            },
+            byte => byte,
+        };
+        hex.push_str(&format!("{byte:02x}"));
+    }
+    Ok(hex)
 }
 
 /// The other dialect's name of a function.

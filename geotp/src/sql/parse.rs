@@ -1,15 +1,14 @@
 //! From a client's text to statements: a text may hold several, and comments may mark the last.
 
-use sqlparser::ast::{
-    ContextModifier, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
-    TransactionMode, Value as SqlValue,
-};
+use sqlparser::ast::Statement;
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
-use sqlparser::parser::Parser;
+use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Token, Tokenizer};
 
 use super::Refusal;
 use super::catalog::Dialect;
+use super::copy::{self, CopyForm};
+use super::set::{self, Change};
 
 /// How deep expressions may nest.
 const DEPTH_MAX: usize = 200;
@@ -52,31 +51,13 @@ impl Isolation {
     }
 }
 
-impl From<TransactionIsolationLevel> for Isolation {
-    fn from(level: TransactionIsolationLevel) -> Self {
-        match level {
-            TransactionIsolationLevel::ReadUncommitted
-            | TransactionIsolationLevel::ReadCommitted => Self::ReadCommitted,
-            TransactionIsolationLevel::RepeatableRead | TransactionIsolationLevel::Snapshot => {
-                Self::RepeatableRead
-            }
-            TransactionIsolationLevel::Serializable => Self::Serializable,
-        }
-    }
-}
-
 /// What a statement asks for.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verb {
     /// Nothing: only blanks and comments.
     Empty,
-    /// Begin a transaction.
-    Begin {
-        /// At this level, if it says.
-        isolation: Option<Isolation>,
-        /// It will not write.
-        is_read_only: bool,
-    },
+    /// Begin a transaction, with what is said of its level and of whether it may write.
+    Begin(Vec<Change>),
     /// Commit; `chain` begins another.
     Commit {
         /// `AND CHAIN`.
@@ -89,19 +70,8 @@ pub enum Verb {
     },
     /// Something with a savepoint, with its name; carried out at every branch.
     Savepoint(Savepoint, String),
-    /// The level of this transaction, or of all that follow in the session.
-    Isolation {
-        /// The level.
-        level: Isolation,
-        /// For the session, not only for the transaction under way or next.
-        is_session: bool,
-    },
-    /// `SET autocommit = …`.
-    Autocommit(bool),
-    /// A setting of the session, by name, with its value's text.
-    Set(String, String),
-    /// Several settings of the session at once, by name. None of them is an isolation level.
-    Several(Vec<String>),
+    /// `SET …`: all of it or nothing.
+    Set(Vec<Change>),
     /// `RESET name`, or all.
     Reset(Option<String>),
     /// `SHOW name`: PostgreSQL's way to ask for one setting.
@@ -122,8 +92,21 @@ pub enum Verb {
         table: String,
         /// Its columns; none means all.
         columns: Vec<String>,
+        /// How rows are written.
+        form: CopyForm,
     },
-    /// VACUUM, ANALYZE, DISCARD, DEALLOCATE and such: nothing to do here, by their name.
+    /// `COPY … TO STDOUT`.
+    CopyOut {
+        /// The rows, as a query of PostgreSQL's.
+        query: String,
+        /// How they are written.
+        form: CopyForm,
+    },
+    /// Forget a prepared statement of the session, or all.
+    Deallocate(Option<String>),
+    /// Everything of the session is as in a new one.
+    DiscardAll,
+    /// VACUUM, ANALYZE and such: nothing to do here, by their name.
     Housekeeping(&'static str),
     /// Not understood, or not about tables that the catalogue knows; a source may understand it.
     Other,
@@ -151,6 +134,8 @@ pub struct Parsed {
     pub is_last: bool,
     /// How many parameters it has.
     pub parameters: usize,
+    /// Why the parser cannot read it, if it cannot.
+    pub problem: Option<String>,
 }
 
 impl Parsed {
@@ -329,7 +314,13 @@ fn quoted(text: &str, quote: char, has_escapes: bool) -> Option<usize> {
 
 /// Reads one statement.
 fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refusal> {
-    let done = |verb, parameters| Ok(Parsed { text: text.to_owned(), verb, is_last, parameters });
+    let done = |verb, parameters| {
+        Ok(Parsed { text: text.to_owned(), verb, is_last, parameters, problem: None })
+    };
+    let unread = |parameters, problem: String| {
+        let (text, problem) = (text.to_owned(), Some(problem));
+        Ok(Parsed { text, verb: Verb::Other, is_last, parameters, problem })
+    };
     let words = words(text, 6);
     if words.is_empty() {
         return done(Verb::Empty, 0);
@@ -341,24 +332,33 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Dialect::PostgreSql => Tokenizer::new(&PostgreSqlDialect {}, text).tokenize(),
         Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize(),
     };
-    let Ok(mut tokens) = tokens else { return done(Verb::Other, 0) };
+    let mut tokens = match tokens {
+        Ok(tokens) => tokens,
+        Err(error) => return unread(0, error.to_string()),
+    };
     let parameters = number_parameters(&mut tokens);
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
     };
-    let Some(statement) = parsed else {
-        let is_set = dialect == Dialect::MariaDb && words.first().is_some_and(|word| word == "SET");
-        let verb = if is_set { several_settings(text)? } else { Verb::Other };
-        return done(verb, parameters);
+    let statement = match parsed {
+        Ok(statement) => statement,
+        Err(problem) => return unread(parameters, problem),
     };
-    done(verb(statement, text, dialect)?, parameters)
+    done(verb(statement, dialect)?, parameters)
 }
 
-fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Option<Statement> {
+/// The statement, or why the parser cannot read it.
+fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Result<Statement, String> {
     let mut parser = parser.with_recursion_limit(DEPTH_MAX).with_tokens(tokens);
-    let statement = parser.parse_statement().ok()?;
-    (parser.peek_token().token == Token::EOF).then_some(statement)
+    let statement = parser.parse_statement().map_err(|error| match error {
+        ParserError::TokenizerError(why) | ParserError::ParserError(why) => why,
+        ParserError::RecursionLimitExceeded => "it nests too deeply".to_owned(),
+    })?;
+    match parser.peek_token().token {
+        Token::EOF => Ok(statement),
+        more => Err(format!("syntax error at or near \"{more}\"")),
+    }
 }
 
 /// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.
@@ -424,14 +424,25 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
             }
             Verb::Explain(Box::new(inner))
         }
-        ("COPY", _) if dialect == Dialect::PostgreSql => match copy(text)? {
-            Some(verb) => verb,
-            None => return Ok(None),
-        },
+        ("COPY", _) if dialect == Dialect::PostgreSql => copy::read(text)?,
         ("VACUUM", _) => Verb::Housekeeping("VACUUM"),
         ("CHECKPOINT", _) => Verb::Housekeeping("CHECKPOINT"),
-        ("DISCARD", _) => Verb::Housekeeping("DISCARD ALL"),
-        ("DEALLOCATE", _) => Verb::Housekeeping("DEALLOCATE"),
+        ("DISCARD", "ALL") => Verb::DiscardAll,
+        ("DISCARD", "PLANS") => Verb::Housekeeping("DISCARD PLANS"),
+        ("DISCARD", "SEQUENCES") => Verb::Housekeeping("DISCARD SEQUENCES"),
+        ("DISCARD", "TEMP" | "TEMPORARY") => Verb::Housekeeping("DISCARD TEMP"),
+        ("DEALLOCATE", name) if !name.is_empty() => {
+            let mut names = text.split_whitespace().skip(1).peekable();
+            names.next_if(|word| word.eq_ignore_ascii_case("prepare"));
+            let name = names.next().unwrap_or_default();
+            let is_all = name.eq_ignore_ascii_case("all");
+            Verb::Deallocate((!is_all).then(|| match name.strip_prefix('"') {
+                Some(quoted) => quoted.trim_end_matches('"').to_owned(),
+                None => name.to_lowercase(),
+            }))
+        }
+        ("SET", _) => Verb::Set(set::read(text, dialect)?),
+        ("BEGIN", _) | ("START", "TRANSACTION") => Verb::Begin(set::begin(text, dialect)?),
         ("UNLISTEN", _) => Verb::Housekeeping("UNLISTEN"),
         ("CLOSE", "ALL") => Verb::Housekeeping("CLOSE CURSOR ALL"),
         ("ANALYZE", _) if dialect == Dialect::PostgreSql => Verb::Housekeeping("ANALYZE"),
@@ -448,10 +459,10 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
             ));
         }
         ("SHOW", name) if dialect == Dialect::PostgreSql && !name.is_empty() => {
-            Verb::Show(if name == "TRANSACTION" {
-                "transaction_isolation".into()
-            } else {
-                name.to_lowercase()
+            Verb::Show(match (name, word(2)) {
+                ("TRANSACTION", _) => "transaction_isolation".into(),
+                ("TIME", "ZONE") => "timezone".into(),
+                _ => name.to_lowercase().replace('"', ""),
             })
         }
         _ => return Ok(None),
@@ -459,12 +470,8 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
     Ok(Some(verb))
 }
 
-fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refusal> {
+fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
     Ok(match statement {
-        Statement::StartTransaction { modes, .. } => {
-            let (isolation, is_read_only) = modes_of(&modes);
-            Verb::Begin { isolation, is_read_only }
-        }
         Statement::Commit { chain, .. } => Verb::Commit { chain },
         Statement::Rollback { chain, savepoint: None } => Verb::Rollback { chain },
         Statement::Rollback { savepoint: Some(name), .. } => {
@@ -472,7 +479,6 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
         }
         Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, name.value),
         Statement::ReleaseSavepoint { name } => Verb::Savepoint(Savepoint::Release, name.value),
-        Statement::Set(set) => set_verb(set, text)?,
         Statement::Reset(reset) => Verb::Reset(match reset.reset {
             sqlparser::ast::Reset::ConfigurationParameter(name) => {
                 Some(name.to_string().to_lowercase())
@@ -510,145 +516,4 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
         }
         _ => Verb::Other,
     })
-}
-
-/// `COPY … FROM STDIN`, which the parser reads only with its rows behind it; nothing if it is another COPY.
-fn copy(text: &str) -> Result<Option<Verb>, Refusal> {
-    let bare = |name: &str| name.trim().trim_matches('"').to_lowercase();
-    let lower = text.to_lowercase();
-    let Some(at) = lower.find("from stdin") else { return Ok(None) };
-    let target = lower.get("copy".len()..at).unwrap_or_default().trim();
-    let (table, columns) = target.split_once('(').unwrap_or((target, ""));
-    let columns = columns.trim().trim_end_matches(')');
-    let columns = columns.split(',').map(bare).filter(|column| !column.is_empty()).collect();
-    let options = lower.get(at + "from stdin".len()..).unwrap_or_default().trim();
-    let options = options.strip_prefix("with").unwrap_or(options).trim();
-    let options = options.trim_start_matches('(').trim_end_matches(')');
-    for option in options.split(',').map(str::trim).filter(|option| !option.is_empty()) {
-        let words: Vec<&str> = option.split_whitespace().collect();
-        if !matches!(words.as_slice(), ["freeze", ..] | ["format", "text" | "'text'"]) {
-            return Err(Refusal::unsupported(format!(
-                "COPY takes rows in the text format as it is by default; leave `{option}` out",
-            )));
-        }
-    }
-    let table = bare(table.rsplit('.').next().unwrap_or(table));
-    Ok(Some(Verb::Copy { table, columns }))
-}
-
-/// `SET` of several things, which drivers send when they begin: none of them may be one that matters.
-fn several_settings(text: &str) -> Result<Verb, Refusal> {
-    let lower = text.to_lowercase();
-    let matters = ["autocommit", "isolation", "global"];
-    match matters.into_iter().find(|word| lower.contains(word)) {
-        Some(word) => Err(Refusal::unsupported(format!("set {word} in a statement of its own"))),
-        None => Ok(Verb::Several(names_of_settings(&lower))),
-    }
-}
-
-/// The names in `SET a = 1, @@session.b = concat(c, 'd'), NAMES utf8mb4`.
-fn names_of_settings(text: &str) -> Vec<String> {
-    let text = text.trim();
-    let text = text.strip_prefix("set").unwrap_or(text);
-    let (mut depth, mut quote) = (0_u32, None);
-    let mut parts = vec![String::new()];
-    for c in text.chars() {
-        match (c, quote) {
-            (c, Some(open)) if c == open => quote = None,
-            (_, Some(_)) => {}
-            ('\'' | '"', None) => quote = Some(c),
-            ('(', None) => depth += 1,
-            (')', None) => depth = depth.saturating_sub(1),
-            (',', None) if depth == 0 => parts.push(String::new()),
-            (c, None) if depth == 0 => {
-                if let Some(part) = parts.last_mut() {
-                    part.push(c);
-                }
-            }
-            (_, None) => {}
-        }
-    }
-    let name = |part: &String| {
-        let name = part.split(['=', ':']).next().unwrap_or_default().trim();
-        let scopes = ["session ", "local ", "@@session.", "@@local.", "@@"];
-        let name = scopes.iter().find_map(|scope| name.strip_prefix(scope)).unwrap_or(name);
-        name.split_whitespace().next().unwrap_or_default().replace('`', "")
-    };
-    parts.iter().map(name).filter(|name| !name.is_empty()).collect()
-}
-
-fn modes_of(modes: &[TransactionMode]) -> (Option<Isolation>, bool) {
-    let (mut isolation, mut is_read_only) = (None, false);
-    for mode in modes {
-        match mode {
-            TransactionMode::IsolationLevel(level) => isolation = Some((*level).into()),
-            TransactionMode::AccessMode(mode) => {
-                is_read_only = *mode == TransactionAccessMode::ReadOnly
-            }
-        }
-    }
-    (isolation, is_read_only)
-}
-
-fn set_verb(set: Set, text: &str) -> Result<Verb, Refusal> {
-    Ok(match set {
-        Set::SetTransaction { modes, session, .. } => match modes_of(&modes).0 {
-            Some(level) => Verb::Isolation {
-                level,
-                is_session: session || text.to_uppercase().contains(" SESSION "),
-            },
-            None => Verb::Set("transaction_read_only".into(), modes_of(&modes).1.to_string()),
-        },
-        Set::SingleAssignment { variable, values, scope, .. } => {
-            let name = variable.to_string().to_lowercase();
-            let name = name
-                .trim_start_matches("@@")
-                .trim_start_matches("session.")
-                .replace(['`', '"'], "");
-            let value = values.iter().map(setting).collect::<Vec<_>>().join(", ");
-            if scope == Some(ContextModifier::Global) || name.starts_with("global.") {
-                return Err(Refusal::unsupported(
-                    "global settings belong to the sources; set them there",
-                ));
-            }
-            match name.as_str() {
-                "autocommit" => Verb::Autocommit(is_true(&value)),
-                "tx_isolation" | "transaction_isolation" | "default_transaction_isolation" => {
-                    let level = Isolation::from_name(&value).ok_or_else(|| {
-                        Refusal::data(format!("`{value}` is not an isolation level; use serializable, repeatable read or read committed"))
-                    })?;
-                    // PostgreSQL's `transaction_isolation` is of the transaction under way.
-                    Verb::Isolation {
-                        level,
-                        is_session: name != "transaction_isolation" || text.contains('@'),
-                    }
-                }
-                _ => Verb::Set(name, value),
-            }
-        }
-        Set::SetNames { charset_name, .. } => Verb::Set("names".into(), charset_name.value),
-        Set::SetNamesDefault {} => Verb::Set("names".into(), "default".into()),
-        Set::SetTimeZone { value, .. } => Verb::Set("timezone".into(), setting(&value)),
-        Set::MultipleAssignments { assignments } => {
-            let names: Vec<String> =
-                assignments.iter().map(|one| format!("{}=", one.name)).collect();
-            several_settings(&names.join(","))?
-        }
-        _ => Verb::Other,
-    })
-}
-
-fn setting(value: &Expr) -> String {
-    match value {
-        Expr::Value(value) => match &value.value {
-            SqlValue::SingleQuotedString(text) | SqlValue::DoubleQuotedString(text) => text.clone(),
-            other => other.to_string(),
-        },
-        Expr::Identifier(name) => name.value.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn is_true(text: &str) -> bool {
-    matches!(text.to_lowercase().as_str(), "1" | "on" | "true")
 }

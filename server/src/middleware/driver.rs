@@ -31,6 +31,18 @@ pub struct Statement {
     pub text: String,
     /// What its source must see to, so that no row appears that it has missed.
     pub keys: Keys,
+    /// Settings of the client's session that reach the source: of the first statement that is sent at once, those
+    /// of all.
+    pub settings: Vec<Setting>,
+}
+
+/// A setting of a session at a source, as its kind of server writes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setting {
+    /// Its name.
+    pub name: String,
+    /// Its value, with quotes if it needs some.
+    pub value: String,
 }
 
 /// A source's error, in its own words.
@@ -78,7 +90,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    fn ok(self) -> Result<Vec<(Answer, String)>, Trouble> {
+    pub(super) fn ok(self) -> Result<Vec<(Answer, String)>, Trouble> {
         match self.fault {
             None => Ok(self.done),
             Some(fault) => Err(Trouble::Fault(fault)),
@@ -99,7 +111,7 @@ pub struct Endpoint {
     pub user: String,
     /// Its password.
     pub password: String,
-    /// How long a statement waits for a lock.
+    /// How long a statement waits for a lock; zero: as its server has it.
     pub lock_wait: Duration,
     /// Half of an emulated round trip: passed before and after each request.
     pub one_way: Duration,
@@ -211,6 +223,23 @@ impl Session {
         match self {
             Self::Postgres(session) => session.stream.stirs().await,
             Self::Maria(session) => session.stream.stirs().await,
+        }
+    }
+
+    /// Settings that differ from those of a new session.
+    pub(super) fn settings(&self) -> &[Setting] {
+        match self {
+            // They end with each transaction.
+            Self::Postgres(_) => &[],
+            Self::Maria(session) => &session.settings,
+        }
+    }
+
+    /// From now on it has these settings.
+    pub(super) fn has_settings(&mut self, settings: Vec<Setting>) {
+        match self {
+            Self::Postgres(_) => {}
+            Self::Maria(session) => session.settings = settings,
         }
     }
 
@@ -383,6 +412,26 @@ impl Endpoint {
                 let number =
                     if is_numbered { [";", MARIA_NUMBERING].concat() } else { String::new() };
                 format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'{number}")
+            }
+        }
+    }
+
+    /// Statements that make settings of a session, which has those `before`, the `wanted` ones. At PostgreSQL they last
+    /// until the transaction ends.
+    pub(super) fn settle(&self, before: &[Setting], wanted: &[Setting]) -> Vec<String> {
+        let gone = before.iter().filter(|old| wanted.iter().all(|new| new.name != old.name));
+        let new = wanted.iter().filter(|new| !before.contains(new));
+        match self.kind {
+            Dialect::PostgreSql => {
+                let gone = gone.map(|old| format!("SET LOCAL {} TO DEFAULT", old.name));
+                gone.chain(new.map(|new| format!("SET LOCAL {} = {}", new.name, new.value)))
+                    .collect()
+            }
+            Dialect::MariaDb => {
+                let gone = gone.map(|old| super::maria::initial(&old.name, self.lock_wait));
+                let new = new.map(|new| format!("{} = {}", new.name, new.value));
+                let all: Vec<String> = gone.chain(new).collect();
+                if all.is_empty() { all } else { vec![format!("SET {}", all.join(", "))] }
             }
         }
     }

@@ -15,7 +15,7 @@ use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::{debug, info, warn};
 
 use super::driver::{
-    Endpoint, Fault, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble,
+    Endpoint, Fault, Holder, Interrupt, Outcome, Session, Setting, Sql, Statement, Trouble,
 };
 use super::names::{self, Probe};
 
@@ -43,6 +43,8 @@ struct Slot {
     is_prepared: AtomicBool,
     /// Locks on names of rows that it has asked for.
     named: AtomicUsize,
+    /// Settings of its session and transaction.
+    settings: Mutex<Vec<Setting>>,
 }
 
 /// How a branch's session is interrupted from outside.
@@ -88,6 +90,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Piece {
     Begin,
+    Settings,
     Prelude(u32),
     Statement(u32),
     /// Counts the rows that statements up to this one have looked for, or fails if one is not there.
@@ -323,8 +326,25 @@ impl Source {
         }
     }
 
+    /// A session with the settings of a new one.
     async fn session(&self) -> Result<Session, Trouble> {
-        if let Some(session) = locked(&self.idle).pop() {
+        self.session_for(&[]).await
+    }
+
+    /// A session with the settings of a new one, or with the wanted ones.
+    async fn session_for(&self, wanted: &[Setting]) -> Result<Session, Trouble> {
+        let found = {
+            let mut idle = locked(&self.idle);
+            let place = idle.iter().rposition(|session| session.settings() == wanted);
+            place.map(|place| idle.remove(place)).or_else(|| idle.pop())
+        };
+        if let Some(mut session) = found {
+            if !session.settings().is_empty() && session.settings() != wanted {
+                let undo = self.endpoint.settle(session.settings(), &[]).join(";");
+                // The driver is beside its source: this is no way of its own.
+                session.text(&undo, Duration::ZERO).await?.ok()?;
+                session.has_settings(Vec::new());
+            }
             return Ok(session);
         }
         let session = Session::connect(&self.endpoint).await?;
@@ -356,11 +376,23 @@ impl Source {
         (locked(&self.slots).len(), locked(&self.idle).len())
     }
 
-    /// Runs one text outside of all branches.
-    pub(super) async fn ask(&self, text: &str) -> Result<Outcome, Trouble> {
-        let mut session = self.session().await?;
-        let outcome = session.text(text, self.endpoint.one_way).await?;
-        self.give_back(session);
+    /// Runs one text outside of all branches, with settings.
+    pub(super) async fn ask_with(
+        &self,
+        text: &str,
+        settings: &[Setting],
+    ) -> Result<Outcome, Trouble> {
+        let mut session = self.session_for(settings).await?;
+        let before = self.endpoint.settle(session.settings(), settings);
+        let own = before.len();
+        let text = before.into_iter().chain([text.to_owned()]).collect::<Vec<_>>().join(";\n");
+        let mut outcome = session.text(&text, self.endpoint.one_way).await?;
+        let is_set = outcome.done.len() >= own;
+        outcome.done.drain(..own.min(outcome.done.len()));
+        if is_set {
+            session.has_settings(settings.to_vec());
+            self.give_back(session);
+        }
         Ok(outcome)
     }
 
@@ -399,6 +431,7 @@ impl Source {
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
                         named: AtomicUsize::new(0),
+                        settings: Mutex::default(),
                     });
                     locked(&self.slots).insert(xid, slot.clone());
                     Some(slot)
@@ -448,9 +481,11 @@ impl Source {
         let Some(slot) = slot else { return lost() };
         let mut place = slot.session.lock().await;
         if begin.is_some() && place.is_none() && !slot.is_ended.load(Ordering::Acquire) {
-            match self.session().await {
+            let wanted = statements.first().map(|statement| statement.settings.as_slice());
+            match self.session_for(wanted.unwrap_or_default()).await {
                 Ok(session) => {
                     locked(&slot.handle).of = Some(session.interrupt());
+                    *locked(&slot.settings) = session.settings().to_vec();
                     *place = Some(session);
                 }
                 Err(trouble) => {
@@ -539,6 +574,13 @@ impl Source {
         done.pieces.extend(pieces);
         done.outcome.done.extend(outcome.done);
         done.outcome.fault = outcome.fault;
+        let mut settings = locked(&slot.settings);
+        if done.stopped_at() == Some(Piece::Settings) {
+            // Which it has is not known: they are set again before anything else runs, and it serves nobody else.
+            settings.iter_mut().for_each(|setting| setting.value.clear());
+            locked(&slot.handle).under_way += 1;
+        }
+        session.has_settings(settings.clone());
         Ok(())
     }
 
@@ -574,7 +616,8 @@ impl Source {
             return Ok(());
         }
         let own = done.outcome.done.last().and_then(|(answer, _)| names::own_id(answer));
-        let found = self.ask(&names::looking_again(&missed, own)).await;
+        let settings = locked(&slot.settings).clone();
+        let found = self.ask_with(&names::looking_again(&missed, own), &settings).await;
         let message = match found {
             Ok(Outcome { fault: None, done }) => {
                 let cell =
@@ -617,6 +660,17 @@ impl Source {
             let is_numbered = then != Then::Commit && self.is_numbering.load(Ordering::Acquire);
             let begin = self.endpoint.begin(&name, isolation, is_numbered);
             own(Piece::Begin, begin, &mut texts, &mut pieces);
+        }
+        if let Some(first) = statements.first() {
+            let mut settings = locked(&slot.settings);
+            if begin.is_some() && self.endpoint.kind == Dialect::PostgreSql {
+                settings.clear();
+            }
+            for text in self.endpoint.settle(&settings, &first.settings) {
+                texts.push(text);
+                pieces.push(Piece::Settings);
+            }
+            settings.clone_from(&first.settings);
         }
         for (number, statement) in statements.iter().enumerate() {
             let number = number as u32;
@@ -661,7 +715,7 @@ impl Source {
         for (piece, (answer, its)) in pieces.iter().zip(outcome.done.iter().cloned()) {
             match piece {
                 Piece::Statement(_) => answers.push(answer),
-                Piece::Begin | Piece::Prelude(_) | Piece::Probe(_) => {}
+                Piece::Begin | Piece::Settings | Piece::Prelude(_) | Piece::Probe(_) => {}
                 Piece::Prepare | Piece::Commit => tag = its,
             }
         }
@@ -685,6 +739,9 @@ impl Source {
                         failure,
                         goes_on,
                     });
+                }
+                Some(Piece::Settings) => {
+                    (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
                 }
                 Some(Piece::Prepare | Piece::Commit) => {
                     ran();
@@ -1057,7 +1114,8 @@ mod tests {
     }
 
     fn plain(text: impl Into<String>) -> Statement {
-        Statement { prelude: Vec::new(), text: text.into(), keys: Keys::default() }
+        let (prelude, keys) = (Vec::new(), Keys::default());
+        Statement { prelude, text: text.into(), keys, settings: Vec::new() }
     }
 
     fn record(id: usize) -> Record {

@@ -1,0 +1,292 @@
+//! What is no part of a transaction: statements that name no table of the catalogue, changes of the schema, and the
+//! columns that a statement will have.
+
+use orthodrome_geotp::sql::merge::merge;
+use orthodrome_geotp::sql::set::{session_function, set_config};
+use orthodrome_geotp::sql::{
+    Answer, Column, Context, Dialect, Isolation, Parsed, Plan, SourceId, Value, Verb, deletes,
+    parse, plan,
+};
+
+use super::errors::{SqlError, interrupted, of_a_session};
+use super::operators::text_answer;
+use super::session::{Engine, Reply, Session};
+use super::words::translated;
+
+impl Session {
+    /// A source of the client's kind, or any.
+    fn home(&self) -> Option<(SourceId, Dialect)> {
+        let kind = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| (*id, s.kind));
+        let mut all = self.proxy.by_distance.iter().filter_map(kind);
+        all.find(|(_, kind)| *kind == self.client)
+            .or_else(|| self.proxy.by_distance.iter().find_map(kind))
+    }
+
+    /// The nearest source of a kind.
+    pub(super) fn home_of(&self, kind: Dialect) -> Option<SourceId> {
+        let is_of =
+            |id: &&SourceId| self.proxy.catalogue.source(**id).is_some_and(|s| s.kind == kind);
+        self.proxy.by_distance.iter().find(is_of).copied()
+    }
+
+    /// What a source says to one text outside of every transaction, with the client's settings.
+    pub(super) async fn ask(&self, at: SourceId, text: &str) -> Result<Answer, SqlError> {
+        let gone = || SqlError::new("08006", "there is no source");
+        let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
+        let kind = self.proxy.catalogue.source(at).map(|s| s.kind).ok_or_else(gone)?;
+        let settings = self.settings.at(kind);
+        let asked = source.ask_with(text, &settings);
+        let outcome = match self.settings.statement_time(true) {
+            None => asked.await?,
+            Some(time) => match tokio::time::timeout(time, asked).await {
+                Ok(outcome) => outcome?,
+                Err(_) => return Err(interrupted(self.client, true)),
+            },
+        };
+        match outcome.fault {
+            Some(fault) => {
+                let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
+                Err(translated(fault, self.client, name.unwrap_or_default()))
+            }
+            None => {
+                Ok(outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default())
+            }
+        }
+    }
+
+    /// Answered by a source, outside of every transaction: what concerns no table of the catalogue.
+    pub(super) async fn elsewhere(
+        &mut self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Answer, SqlError> {
+        let lower = parsed.text.to_lowercase();
+        let parsed = &self.with_variables(parsed);
+        if let Verb::Data(statement) = &parsed.verb
+            && let Some(name) = session_function(statement)
+        {
+            return Err(of_a_session(&name));
+        }
+        let (home, kind) =
+            self.home().ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+        let mut at = home;
+        let text = match &parsed.verb {
+            Verb::Data(statement) => {
+                let mut statement = (**statement).clone();
+                orthodrome_geotp::sql::dialect::bind(&mut statement, values, kind)?;
+                orthodrome_geotp::sql::dialect::translate(
+                    &mut statement,
+                    self.client,
+                    kind,
+                    &self.proxy.catalogue,
+                )?;
+                orthodrome_geotp::sql::dialect::render(&statement, self.client, kind)
+            }
+            _ => {
+                let first = lower.split_whitespace().next().unwrap_or_default();
+                let is_metadata = matches!(first, "show" | "desc" | "describe");
+                let words = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                let table = words.filter_map(|word| self.proxy.catalogue.table(word)).next();
+                if let Some(table) = table {
+                    if !is_metadata {
+                        let problem = parsed.problem.as_deref();
+                        let why = problem.map_or_else(String::new, |why| format!(" ({why})"));
+                        return Err(SqlError::new(
+                            "42601",
+                            format!(
+                                "syntax error: this statement about \"{}\" cannot be read{why}; put it more plainly",
+                                table.name
+                            ),
+                        ));
+                    }
+                    let kind_of = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| s.kind);
+                    at = table
+                        .sources()
+                        .into_iter()
+                        .find(|id| kind_of(id) == Some(self.client))
+                        .unwrap_or(home);
+                }
+                let is_asking = matches!(first, "select" | "with" | "table" | "explain");
+                if let (false, false, Some(problem)) = (is_metadata, is_asking, &parsed.problem)
+                    && !is_command(first)
+                {
+                    return Err(SqlError::new("42601", format!("syntax error: {problem}")));
+                }
+                if !is_metadata && !is_asking {
+                    return Err(SqlError::new(
+                        "0A000",
+                        format!(
+                            "this statement is not supported by the proxy; send it to a source: {}",
+                            parsed.text.chars().take(100).collect::<String>()
+                        ),
+                    ));
+                }
+                if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
+                    return Err(SqlError::new(
+                        "0A000",
+                        format!("no source speaks {}, so this cannot be answered", self.client),
+                    ));
+                }
+                parsed.text.clone()
+            }
+        };
+        let mut answer = self.ask(at, &text).await?;
+        self.correct(parsed, &mut answer);
+        Ok(answer)
+    }
+
+    pub(super) async fn schema(
+        &mut self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Reply, SqlError> {
+        if self.is_read_only() {
+            return Err(self.cannot_write(&parsed.schema_tag()));
+        }
+        if let (true, Verb::Schema(statement)) = (self.in_block, &parsed.verb)
+            && let Some(deletes) = deletes(statement)?
+        {
+            let deletes = parse(&deletes.join(";"), self.client)?;
+            let batch: Vec<_> = deletes.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+            self.data(&batch, false, false).await?;
+            return Ok(Reply::done("TRUNCATE TABLE"));
+        }
+        if self.client == Dialect::MariaDb {
+            self.commit().await?;
+        } else if self.in_block {
+            return Err(SqlError::new(
+                "25001",
+                "a change of the schema cannot be part of a distributed transaction; send it outside of one",
+            ));
+        }
+        if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
+            && deletes(statement)?.is_some()
+        {
+            return Err(SqlError::new(
+                "0A000",
+                "TRUNCATE would empty records that have versions; delete rows by their keys, or choose another `mode`",
+            ));
+        }
+        let plan = self.planned(parsed, values)?;
+        for part in &plan.parts {
+            self.ask(part.source, &part.text).await?;
+        }
+        Ok(Reply::done(&parsed.schema_tag()))
+    }
+
+    /// The columns that a statement will answer with, asked of one of its sources; none if it has no rows.
+    pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
+        match &parsed.verb {
+            Verb::Data(statement) if set_config(statement, &[]).map_or(true, |it| it.is_some()) => {
+                Ok(text_answer("set_config", []).columns)
+            }
+            Verb::Data(statement) => {
+                let returns = parsed.text.to_lowercase().contains("returning");
+                if parsed.word() != "SELECT" && !returns {
+                    return Ok(Vec::new());
+                }
+                let nulls = vec![Value::Null; parsed.parameters];
+                // No key is NULL, so any source may be asked, and no row is read.
+                let context = Context {
+                    client: self.client,
+                    isolation: Isolation::ReadCommitted,
+                    prefer: self.prefer(),
+                    by_key: false,
+                };
+                let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
+                if !plan.has_rows {
+                    return Ok(Vec::new());
+                }
+                self.columns_of(parsed, &plan).await
+            }
+            Verb::Explain(_) => Ok(text_answer("QUERY PLAN", []).columns),
+            Verb::Show(name) => Ok(text_answer(name, []).columns),
+            Verb::Other | Verb::Admin(_) => match self.setting(parsed, &[]).await? {
+                Reply::Rows(answer, _) => Ok(answer.columns),
+                Reply::Done { .. } | Reply::Error(_) => Ok(Vec::new()),
+            },
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    async fn columns_of(&mut self, parsed: &Parsed, plan: &Plan) -> Result<Vec<Column>, SqlError> {
+        let Some(part) = plan.parts.first() else {
+            let nulls = vec![Value::Null; parsed.parameters];
+            return Ok(self.elsewhere(parsed, &nulls).await?.columns);
+        };
+        if plan.is_write && !parsed.text.trim_start().to_lowercase().starts_with("select") {
+            // RETURNING: asking would change rows.
+            return Err(SqlError::new(
+                "0A000",
+                "RETURNING cannot be described before it runs; use the simple protocol",
+            ));
+        }
+        let text = part.text.trim_end_matches(" FOR UPDATE");
+        let text = format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0");
+        let answer = self.ask(part.source, &text).await?;
+        let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
+        Ok(merged.columns)
+    }
+}
+
+/// Whether SQL has statements that begin with this word, which the parser may not all know.
+fn is_command(word: &str) -> bool {
+    const COMMANDS: &[&str] = &[
+        "alter",
+        "analyze",
+        "begin",
+        "call",
+        "checkpoint",
+        "close",
+        "cluster",
+        "comment",
+        "commit",
+        "copy",
+        "create",
+        "deallocate",
+        "declare",
+        "discard",
+        "do",
+        "drop",
+        "end",
+        "execute",
+        "explain",
+        "fetch",
+        "flush",
+        "grant",
+        "handler",
+        "import",
+        "install",
+        "kill",
+        "listen",
+        "load",
+        "lock",
+        "move",
+        "notify",
+        "optimize",
+        "prepare",
+        "reassign",
+        "refresh",
+        "reindex",
+        "release",
+        "rename",
+        "repair",
+        "reset",
+        "revoke",
+        "rollback",
+        "savepoint",
+        "security",
+        "set",
+        "show",
+        "shutdown",
+        "start",
+        "truncate",
+        "uninstall",
+        "unlisten",
+        "unlock",
+        "use",
+        "vacuum",
+        "xa",
+    ];
+    COMMANDS.contains(&word)
+}
