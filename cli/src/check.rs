@@ -1,4 +1,4 @@
-//! `check`: is a history what its database promised?
+//! `check`: checks a history against a consistency model.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -11,23 +11,23 @@ use serde::Serialize;
 
 use crate::{Status, output};
 
-/// Judge a history: is there an order of its transactions that explains everything they read?
+/// Check a history: is there a serial order of its transactions that explains all their reads?
 #[derive(clap::Args)]
 #[command(after_help = "\
-A history has one JSON object a line; `sim --history`, `demo` and `load` write such files.
-What breaks the model is shown as a shortest cycle of transactions, each of which must come before
-the next, and why.
+A history is a file with one JSON object on each line; `sim --history`, `demo` and `load` write such
+files. An anomaly is shown as a shortest cycle of transactions: each must come before the next, and
+the output says why.
 
 Examples:
   orthodrome check history.jsonl
   orthodrome check history.jsonl --model serializable --json
 
-Exit status: 0 the history fits the model, 1 it does not, 2 it cannot be read.")]
+Exit status: 0 the history passed, 1 it has an anomaly, 2 it cannot be read.")]
 pub struct Args {
-    /// The history, in JSON lines
+    /// History file (JSON lines)
     #[arg(value_name = "HISTORY")]
     history: PathBuf,
-    /// What to hold it to: strict-serializable (the order also agrees with real time) or
+    /// Consistency model: strict-serializable (the serial order must also agree with real time) or
     /// serializable
     #[arg(long, value_name = "MODEL", default_value = "strict-serializable")]
     model: Model,
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&format!("{history}: {verdict}"))?;
     }
-    Ok(if verdict.ok { Status::Held } else { Status::Broken })
+    Ok(if verdict.ok { Status::Passed } else { Status::Failed })
 }
 
 /// Reads and judges the history in a file.
@@ -62,9 +62,11 @@ pub fn judge(path: &Path, model: Model) -> anyhow::Result<Verdict> {
     let place = path.display();
     let history = read(path)?;
     if history.is_empty() {
-        bail!("{place}: there are no transactions in it; check a history that has some");
+        bail!(
+            "{place}: the history has no transactions; give a history of a run that submitted some"
+        );
     }
-    let bar = output::progress(None, "{spinner} judging {msg} transactions, {elapsed}")?;
+    let bar = output::progress(None, "{spinner} checking {msg} transactions; {elapsed}")?;
     bar.set_message(output::count(history.len() as u64));
     let verdict = checker::check(&history, model);
     bar.finish_and_clear();
@@ -73,8 +75,7 @@ pub fn judge(path: &Path, model: Model) -> anyhow::Result<Verdict> {
 
 fn read(path: &Path) -> anyhow::Result<History> {
     let place = path.display();
-    let file =
-        File::open(path).with_context(|| format!("{place}: the history cannot be opened"))?;
+    let file = File::open(path).with_context(|| format!("{place}: cannot open the history"))?;
     let size = file.metadata().with_context(|| format!("{place}"))?.len();
     let bar = output::progress(
         Some(size),
@@ -84,6 +85,8 @@ fn read(path: &Path) -> anyhow::Result<History> {
     bar.finish_and_clear();
     history.map_err(|error| match error {
         ReadError::Form { line, form } => anyhow!("{place}:{line}: {form}"),
-        ReadError::Io { line, source } => anyhow!("{place}:{line}: cannot be read: {source}"),
+        ReadError::Io { line, source } => {
+            anyhow!("{place}:{line}: cannot read the history: {source}")
+        }
     })
 }

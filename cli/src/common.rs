@@ -22,30 +22,31 @@ use orthodrome_sim::load::Arrival;
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Cluster")]
 pub struct Placement {
-    /// A built-in map (azure5, azure6, ec2-3, ec2-5, geotp4, local3, local5) or a file of that form
+    /// Topology, the regions and the round-trip times between them: a built-in name (azure5, azure6, ec2-3, ec2-5, geotp4,
+    /// local3, local5) or a TOML file
     #[arg(long, value_name = "T")]
     pub topology: String,
-    /// Partitions of the key space; partition i is led from region i, modulo the regions
+    /// Number of partitions; the preferred leader of partition i is in region i, modulo the number of regions
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub partitions: u32,
-    /// Replicas of each partition: an odd number, in consecutive regions
+    /// Replicas of each partition, an odd number; they are in consecutive regions
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = replicas)]
     pub replicas: u32,
     /// Servers in each region
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub servers_per_region: u32,
-    /// Gateways in each region that has any
+    /// Gateways in each region that has gateways
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub gateways_per_region: u32,
-    /// What the databases behind the middleware are, with its protocols: mariadb, postgres, or mixed, which is PostgreSQL
-    /// the first, the third and so on, and MariaDB the others [default: mariadb]
+    /// Data sources behind the middleware; only for protocols of the middleware: mariadb, postgres, or mixed (the first,
+    /// third, … source is PostgreSQL, the others are MariaDB) [default: mariadb]
     #[arg(long, value_name = "KIND", value_parser = sources)]
     pub sources: Option<Sources>,
-    /// Divide the copy of everything that each region has into so many shares, with the protocols that order
-    /// transactions first: the servers of a region hold them in turns
+    /// Number of shares into which each region's copy of the data is split, held by the region's servers in turn; only
+    /// for deterministic protocols (calvin, slog, slog-consensus, sloth)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub shares: u32,
-    /// Regions with a gateway and callers, by name and separated by commas [default: all]
+    /// Regions that have gateways and clients: names, separated by commas [default: all regions]
     #[arg(long, value_name = "REGIONS", value_delimiter = ',')]
     pub gateways: Vec<String>,
 }
@@ -62,7 +63,7 @@ impl Placement {
             orthodrome_lab::find(name).map_err(|error| anyhow!("--protocol: {error}"))?;
         ensure!(
             self.sources.is_none() || subject.has_sources,
-            "--sources: {name} is no middleware before other databases; leave it out, or use one of the middleware's protocols"
+            "--sources: {name} is not a protocol of the middleware; omit the option, or use xa, geotp or another middleware protocol"
         );
         subject.sources = self.sources.unwrap_or_default();
         Ok(subject)
@@ -72,7 +73,7 @@ impl Placement {
     pub fn cluster_of(&self, subject: &Subject) -> anyhow::Result<Cluster> {
         ensure!(
             self.shares == 1 || subject.has_shares,
-            "--shares {}: {} divides no copies; leave it out, or use a protocol that orders transactions first",
+            "--shares {}: {} does not support sharding within a region; omit the option, or use calvin, slog, slog-consensus or sloth",
             self.shares,
             subject.row.name
         );
@@ -81,7 +82,7 @@ impl Placement {
 
     /// The servers of a region, for people.
     pub fn servers(&self) -> String {
-        let servers = format!("{} server(s) a region", self.servers_per_region);
+        let servers = format!("{} server(s) per region", self.servers_per_region);
         match self.shares {
             1 => servers,
             shares => format!("{servers} with {shares} shares"),
@@ -106,7 +107,7 @@ impl Placement {
         for name in &self.gateways {
             ensure!(
                 map.region_named(name).is_some(),
-                "--gateways {name}: --topology {} has no such region; it has {}",
+                "--gateways {name}: --topology {} has no such region; its regions are {}",
                 self.topology,
                 map.regions().map(|region| map.name_of(region)).collect::<Vec<_>>().join(", ")
             );
@@ -191,83 +192,82 @@ impl FromStr for HighPriority {
     }
 }
 
-/// What is asked of the database.
+/// The transactions of a run.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// ycsbt, ycsbt:KEYS, ycsb, ycsb:OPERATIONS, retwis, smallbank, tpcc, tpcc:new-order, movr, movr:begin-ride, bank,
-    /// list-append or list-append:dependent; or a file: a workload and its options (.toml), recorded transactions (.jsonl: a
-    /// trace, or what --history wrote), or YCSB's properties (.properties)
+    /// Workload, a name or a file. Names: ycsbt, ycsbt:KEYS, ycsb, ycsb:OPERATIONS, retwis, smallbank, tpcc, tpcc:new-order,
+    /// movr, movr:begin-ride, bank, list-append, list-append:dependent. Files: a workload with options (.toml), recorded
+    /// transactions (.jsonl: a trace, or a history that --history wrote), YCSB properties (.properties)
     #[arg(long, value_name = "W")]
     pub workload: String,
-    /// Transactions begun a second, over all clients, whatever the answers [default: 100]
+    /// Offered load of an open loop: transactions submitted per second by all clients together [default: 100]
     #[arg(long, value_name = "R", conflicts_with = "clients", value_parser = rate)]
     pub rate: Option<f64>,
-    /// Instead of a rate: so many clients, each beginning its next transaction when its last ended
+    /// Closed loop, instead of --rate: number of clients; each submits its next transaction when the last one has ended
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub clients: Option<u32>,
-    /// Where transactions begin: shares of regions, in proportion (VA=3,SG=1); in others none does [default: everywhere
-    /// as many]
+    /// Share of the load that each region submits, as relative weights (VA=3,SG=1); regions that are not listed submit
+    /// nothing [default: equal shares]
     #[arg(long, value_name = "R=F,…", value_delimiter = ',', value_parser = origin)]
     pub origins: Vec<(String, f64)>,
-    /// Zipf exponent of the choice of keys, from 0 (uniform)
+    /// Zipf exponent of the key distribution, 0 is uniform [default: depends on the workload, see docs/workloads.md]
     #[arg(long, value_name = "Z")]
     pub zipf: Option<f64>,
-    /// How many keys there are
+    /// Number of keys [default: depends on the workload, see docs/workloads.md]
     #[arg(long, value_name = "N")]
     pub keys: Option<u64>,
-    /// How many keys share each rank of the Zipf distribution, all equally likely [default: 1]
+    /// Number of keys for each rank of the Zipf distribution, all equally likely [default: 1]
     #[arg(long, value_name = "N")]
     pub keys_per_rank: Option<u64>,
-    /// With --keys-per-rank: the share of the draws that choose among the keys of their rank; the
-    /// others take the key whose number is the rank (Natto's generator: 5 keys, 0.35) [default: 1]
+    /// With --keys-per-rank: share of the draws, from 0 to 1, that choose one of the keys of the drawn rank; the other
+    /// draws use the key whose number is the rank (Natto's generator: 5 keys, 0.35) [default: 1]
     #[arg(long, value_name = "F")]
     pub rank_share: Option<f64>,
-    /// Share of the keys that are hot: each transaction takes one hot key and otherwise cold ones, all
-    /// equally likely, in place of a Zipf distribution (Ocean Vista's contention index)
+    /// Ocean Vista's contention index, instead of a Zipf distribution: share of the keys that are hot; each transaction
+    /// accesses one hot key and otherwise cold keys, all equally likely
     #[arg(long, value_name = "F", conflicts_with_all = ["zipf", "keys_per_rank", "rank_share"])]
     pub contention_index: Option<f64>,
-    /// With --contention-index: each client has a hot key and cold keys of its own, so that no more
-    /// clients than there are hot keys never meet (Ocean Vista's CI-fix)
+    /// With --contention-index: each client has its own hot key and cold keys (Ocean Vista's CI-fix); there are no
+    /// conflicts as long as there are no more clients than hot keys
     #[arg(long, requires = "contention_index")]
     pub contention_fixed: bool,
-    /// How transactions that write are sent, in workloads that know both ways: interactive, reads come
-    /// back to the client, who answers with the writes; procedure, whole, as guarded operations; mixed,
-    /// half of each [default: interactive]
+    /// Form of read-write transactions, in workloads that support both: interactive (the client receives the reads, then
+    /// sends the writes), procedure (the client sends guarded operations in one request), or mixed (half of each)
+    /// [default: interactive]
     #[arg(long, value_name = "HOW", value_parser = form)]
     pub form: Option<Form>,
-    /// How transactions that only read are sent: read-only, for what they are; read-write, to prepare
-    /// and commit like any other, as in prototypes that have no other way; stale, to take any consistent state, however
-    /// old, which promises less [default: read-only]
+    /// Form of read-only transactions: read-only (the protocol's read-only path), read-write (prepared and committed like
+    /// transactions that write), or stale (any consistent snapshot, however old: a weaker guarantee) [default: read-only]
     #[arg(long, value_name = "HOW", value_parser = read_only_as)]
     pub read_only_as: Option<ReadOnlyAs>,
-    /// tpcc: warehouses of each region [default: 16]
+    /// tpcc: number of warehouses in each region [default: 16]
     #[arg(long, value_name = "N")]
     pub warehouses: Option<u64>,
-    /// tpcc: share of the orders that take a line from a second warehouse [default: each line is of
-    /// another warehouse with a probability of 1 %]
+    /// tpcc: share of the orders, from 0 to 1, with an order line from a second warehouse [default: each order line is
+    /// from another warehouse with a probability of 1 %]
     #[arg(long, value_name = "F")]
     pub multi_warehouse: Option<f64>,
-    /// tpcc: share of what concerns two warehouses that concerns two regions [default: the other
-    /// warehouse is any]; movr: share of the rides that are taken in another region, two thirds of them
-    /// in one close by [default: 0.15]
+    /// tpcc: share of the transactions with two warehouses whose warehouses are in two regions [default: the second
+    /// warehouse is drawn from all]; movr: share of the rides in another region, two thirds of them in a near one
+    /// [default: 0.15]
     #[arg(long, value_name = "F")]
     pub multi_region: Option<f64>,
-    /// tpcc: share of the orders that ask for an item that does not exist, and abort [default: 0.01]
+    /// tpcc: share of the orders that abort because they contain an item that does not exist [default: 0.01]
     #[arg(long, value_name = "F")]
     pub rollbacks: Option<f64>,
-    /// ycsb: share of the operations that only read [default: 0.5]
+    /// ycsb: share of the operations that are reads [default: 0.5]
     #[arg(long, value_name = "F")]
     pub reads: Option<f64>,
-    /// ycsb: share of the transactions that have rows in two regions [default: 0.2]; tpcc: share of NewOrder and Payment that do,
-    /// with warehouses of any region [default: see --multi-region]
+    /// Share of the transactions that access rows in two regions. ycsb: of all transactions [default: 0.2]; tpcc: of
+    /// NewOrder and Payment, with warehouses of any region [default: see --multi-region]
     #[arg(long, value_name = "F")]
     pub distributed: Option<f64>,
-    /// ycsb: rounds in which the operations of a transaction are sent [default: 1]
+    /// ycsb: number of rounds in which a client sends the operations of a transaction [default: 1]
     #[arg(long, value_name = "N")]
     pub rounds: Option<u64>,
-    /// Share of transactions with high priority, from 0 to 1; or which of the workload's
-    /// transactions have it, by name and separated by commas (send-payment)
+    /// Transactions with high priority: a share from 0 to 1, or names of the workload's transactions, separated by commas
+    /// (send-payment) [default: the workload's own]
     #[arg(long, value_name = "F|NAMES")]
     pub high_priority: Option<HighPriority>,
 }
@@ -310,7 +310,7 @@ impl WorkloadArgs {
         for (name, &share) in &origins {
             ensure!(
                 regions.contains(&name.as_str()),
-                "{place}: nobody can begin anything in {name:?}; use some of {}",
+                "{place}: region {name:?} has no gateway; use some of {}",
                 regions.join(", ")
             );
             ensure!(is_share(share), "{place}: {name}: {NO_SHARE}");
@@ -386,7 +386,7 @@ impl WorkloadArgs {
 
     /// What [`WorkloadArgs::amount`] counts.
     pub fn amount_unit(&self) -> &'static str {
-        if self.clients.is_some() { "clients" } else { "transactions begun a second" }
+        if self.clients.is_some() { "clients" } else { "transactions submitted per second" }
     }
 
     /// The same with `multiple` times as much.
@@ -402,7 +402,7 @@ impl WorkloadArgs {
     }
 }
 
-const NO_SHARE: &str = "use a share from 0, such as 0.25 or 3";
+const NO_SHARE: &str = "use a number that is not negative, such as 0.25 or 3";
 
 fn is_share(share: f64) -> bool {
     (0.0..=1e9).contains(&share)
@@ -435,7 +435,9 @@ fn read_only_as(text: &str) -> Result<ReadOnlyAs, String> {
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate <= 1e7 => Ok(rate),
-        Ok(_) | Err(_) => Err("use a number of transactions a second, above 0".into()),
+        Ok(_) | Err(_) => {
+            Err("use a number of transactions per second above 0, at most 10000000".into())
+        }
     }
 }
 
@@ -446,7 +448,7 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
     }
     if !is_file(name) {
         let known = Topology::built_in_names().collect::<Vec<_>>().join(", ");
-        bail!("--topology {name}: there is no such topology; use one of {known}, or a file");
+        bail!("--topology {name}: unknown topology; use one of {known}, or a TOML file");
     }
     let text = fs::read_to_string(name).with_context(|| format!("--topology {name}"))?;
     Topology::parse(&text).map_err(|error| match error {
@@ -463,12 +465,12 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
 pub fn check_place(option: &str, path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let file = path.display();
-    ensure!(!path.is_dir(), "{option} {file}: it is a directory; name a file");
+    ensure!(!path.is_dir(), "{option} {file}: this is a directory; give the name of a file");
     // The parent of a bare name is the empty path.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let place = parent.display();
-    ensure!(parent.is_dir(), "{option} {file}: there is no directory {place}; make it first");
+    ensure!(parent.is_dir(), "{option} {file}: directory {place} does not exist; create it first");
     Ok(())
 }
 
@@ -478,7 +480,7 @@ pub fn directory(named: Option<&Path>, verb: &str) -> anyhow::Result<PathBuf> {
         let place = || format!("--dir {}", dir.display());
         fs::create_dir_all(dir).with_context(place)?;
         let is_empty = fs::read_dir(dir).with_context(place)?.next().is_none();
-        ensure!(is_empty, "{}: it is not empty; name a new directory", place());
+        ensure!(is_empty, "{}: the directory is not empty; use a new directory", place());
         return Ok(dir.to_owned());
     }
     let temporary = std::env::temp_dir();
@@ -491,7 +493,10 @@ pub fn directory(named: Option<&Path>, verb: &str) -> anyhow::Result<PathBuf> {
             Err(error) => return Err(error).with_context(|| dir.display().to_string()),
         }
     }
-    bail!("{}: too many runs of {verb} have left data here", temporary.display())
+    bail!(
+        "{}: there are 1000 directories of earlier runs of {verb}; remove them, or use --dir",
+        temporary.display()
+    )
 }
 
 fn has_ending(path: &str, ending: &str) -> bool {
@@ -535,13 +540,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         "s" => 1.0,
         "m" => 60.0,
         "h" => 3_600.0,
-        _ => return Err("give a number and a unit: 250ms, 60s, 10m or 2h".into()),
+        _ => return Err("use a number and a unit: 250ms, 60s, 10m or 2h".into()),
     };
     match number.parse::<f64>() {
         Ok(number) if (0.0..=1e8).contains(&(number * scale)) => {
             Ok(Duration::from_secs_f64(number * scale))
         }
-        Ok(_) | Err(_) => Err("give a number and a unit: 250ms, 60s, 10m or 2h".into()),
+        Ok(_) | Err(_) => Err("use a number and a unit: 250ms, 60s, 10m or 2h".into()),
     }
 }
 
@@ -580,9 +585,9 @@ mod tests {
         assert_eq!(check(&folder.path().join("report.html")), Ok(()));
         assert_eq!(check(Path::new("report.html")), Ok(()));
         let error = check(&folder.path().join("none/report.html")).unwrap_err();
-        assert!(error.starts_with("--html ") && error.ends_with("make it first"), "{error}");
+        assert!(error.starts_with("--html ") && error.ends_with("create it first"), "{error}");
         let error = check(folder.path()).unwrap_err();
-        assert!(error.ends_with("it is a directory; name a file"), "{error}");
+        assert!(error.ends_with("give the name of a file"), "{error}");
         assert!(check_place("--html", None).is_ok());
     }
 

@@ -4,7 +4,7 @@ use clap_complete::Shell;
 
 use crate::{Status, output};
 
-/// Print the completion script of a shell
+/// Print a completion script for a shell
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -12,7 +12,7 @@ Examples:
   orthodrome completions zsh > ~/.zfunc/_orthodrome
   orthodrome completions fish > ~/.config/fish/completions/orthodrome.fish")]
 pub struct Args {
-    /// Which shell
+    /// Shell that will run the script
     shell: Shell,
 }
 
@@ -21,5 +21,5 @@ pub fn run(args: &Args, command: &mut clap::Command) -> anyhow::Result<Status> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "orthodrome", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
-    Ok(Status::Held)
+    Ok(Status::Passed)
 }

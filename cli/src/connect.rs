@@ -9,7 +9,7 @@ use orthodrome_client::{Config, Tls};
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Connection")]
 pub struct Connect {
-    /// Gateways of the cluster, the nearest first
+    /// Addresses of gateways of the cluster, the nearest first
     #[arg(
         long,
         value_name = "HOST:PORT[,…]",
@@ -19,19 +19,19 @@ pub struct Connect {
         value_parser = endpoint
     )]
     connect: Vec<String>,
-    /// File with the token that proves who you are
+    /// File that contains the client's token
     #[arg(long, value_name = "FILE", env = "ORTHODROME_TOKEN_FILE")]
     token_file: Option<PathBuf>,
-    /// Certificate of the authority that signed the gateways' certificates (PEM); turns TLS on
+    /// Certificate of the authority that signed the gateways' certificates (PEM file); enables TLS
     #[arg(long, value_name = "FILE", env = "ORTHODROME_TLS_CA")]
     tls_ca: Option<PathBuf>,
-    /// Name in the gateways' certificates, if it is not the host of the endpoint
+    /// Name in the gateways' certificates [default: the host in --connect]
     #[arg(long, value_name = "NAME", requires = "tls_ca")]
     tls_name: Option<String>,
-    /// Certificate that proves who you are (PEM)
+    /// Client certificate (PEM file), for clusters that authenticate clients by certificate
     #[arg(long, value_name = "FILE", requires = "tls_ca", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its private key (PEM)
+    /// Private key of the client certificate (PEM file)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ fn endpoint(text: &str) -> Result<String, String> {
     let bare = bare.unwrap_or(text).trim_end_matches('/');
     match bare.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(bare.into()),
-        Some(_) | None => Err("not of the form host:port".into()),
+        Some(_) | None => Err("use host:port, such as localhost:7400".into()),
     }
 }
 
@@ -57,8 +57,9 @@ impl Connect {
     pub fn config(&self, endpoints: &[String]) -> anyhow::Result<Config> {
         let mut config = Config::new(endpoints);
         if let Some(path) = &self.token_file {
-            let token = String::from_utf8(read("--token-file", path)?)
-                .with_context(|| format!("--token-file {}: not a text", path.display()))?;
+            let token = String::from_utf8(read("--token-file", path)?).with_context(|| {
+                format!("--token-file {}: the file is not UTF-8 text", path.display())
+            })?;
             config = config.token(token.trim());
         }
         if let Some(path) = &self.tls_ca {
@@ -76,7 +77,8 @@ impl Connect {
 }
 
 fn read(option: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{option} {}", path.display()))
+    std::fs::read(path)
+        .with_context(|| format!("{option} {}: cannot read the file", path.display()))
 }
 
 #[cfg(test)]

@@ -48,24 +48,25 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 /// usage, bad input) is an error and status 2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Status {
-    /// Everything held: 0.
-    Held,
-    /// The check failed, or the run lost its promise: 1.
-    Broken,
+    /// Every check passed: 0.
+    Passed,
+    /// A check failed: 1.
+    Failed,
 }
 
 /// Orthodrome: a geo-distributed transactional database that commits in the fewest wide-area round
 /// trips.
 ///
-/// The same protocol code runs in two places: in a simulator, where one seed replays a whole planet
-/// with its faults (`sim`, `compare`, `plan`, `reproduce`, `swarm`), and in servers. Every run records what its clients saw, and
-/// `check` judges any such history. Figures from the simulator are marked as simulated.
+/// The same protocol code runs in servers (`serve`) and in a deterministic simulator (`sim`, `compare`,
+/// `plan`, `reproduce`, `swarm`), where one seed repeats a run with all its faults. Runs can record a
+/// history of what their clients saw; `check` checks a history for anomalies. Results of the simulator
+/// are marked as simulated.
 #[derive(Parser)]
 #[command(
     name = "orthodrome",
     version = output::VERSION,
-    after_help = "Exit status: 0 success, 1 a check failed or a run lost its promise, 2 bad usage \
-                  or input.\nTry first:\n  orthodrome demo\n  orthodrome sim --protocol \
+    after_help = "Exit status: 0 success, 1 a check failed, 2 bad usage or input.\nTry \
+                  first:\n  orthodrome demo\n  orthodrome sim --protocol \
                   carousel-basic --topology azure5 --workload retwis"
 )]
 struct Cli {
@@ -100,8 +101,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {
-        Ok(Status::Held) => ExitCode::SUCCESS,
-        Ok(Status::Broken) => ExitCode::from(1),
+        Ok(Status::Passed) => ExitCode::SUCCESS,
+        Ok(Status::Failed) => ExitCode::from(1),
         // Whoever reads standard output has had enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -118,7 +119,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
             let is_terminal = io::stdout().is_terminal();
             let text = if is_terminal { help.ansi().to_string() } else { help.to_string() };
             output::print(&text)?;
-            Ok(Status::Held)
+            Ok(Status::Passed)
         }
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Sim(args)) => sim::run(&args),

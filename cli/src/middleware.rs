@@ -1,4 +1,4 @@
-//! `proxy` and `agent`: transactions across the PostgreSQL and MariaDB servers that somebody has.
+//! `proxy` and `agent`: transactions across PostgreSQL and MariaDB servers that already run.
 
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -14,37 +14,38 @@ use crate::{Status, output};
 /// Resolves when somebody wants it to end.
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Run a proxy: PostgreSQL's and MySQL's clients see one database, whose tables are spread over PostgreSQL and
-/// MariaDB servers.
+/// Run a proxy: PostgreSQL and MySQL clients see one database whose tables are spread over PostgreSQL and MariaDB
+/// servers.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Logs go to standard error; ORTHODROME_LOG sets what is logged (error, warn, info, debug, trace).
-docs/middleware.md has an example of the file.
+Logs go to standard error; ORTHODROME_LOG sets the level (error, warn, info, debug, trace).
+docs/middleware.md explains the configuration file.
 
 Examples:
-  orthodrome proxy --config proxy.toml            run it
-  orthodrome proxy --config proxy.toml --check    say what is wrong with the file
+  orthodrome proxy --config proxy.toml            run the proxy
+  orthodrome proxy --config proxy.toml --check    check the configuration file
   orthodrome proxy --config proxy.toml --take-over
-                                                  run it with a new decision log: the last one is lost
+                                                  run the proxy with a new decision log after the old one was lost
 
-Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
+Exit status: 0 clean shutdown, 1 failure while running, 2 failure to start.")]
 pub struct ProxyArgs {
     #[command(flatten)]
     file: FileArgs,
-    /// Take over the number of a proxy whose decision log is lost, at all sources; leave it out at the next start
+    /// Replace a proxy whose decision log is lost: claim its number at every data source and start a new log. Use this
+    /// option once; omit it at the next start
     #[arg(long)]
     take_over: bool,
 }
 
-/// Run an agent beside a PostgreSQL or MariaDB server: it prepares transactions by itself, one wide-area round trip
-/// sooner.
+/// Run an agent beside a PostgreSQL or MariaDB server: the agent prepares transactions locally, which saves one
+/// wide-area round trip.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  orthodrome agent --config agent.toml            run it
-  orthodrome agent --config agent.toml --check    say what is wrong with the file
+  orthodrome agent --config agent.toml            run the agent
+  orthodrome agent --config agent.toml --check    check the configuration file
 
-Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
+Exit status: 0 clean shutdown, 1 failure while running, 2 failure to start.")]
 pub struct AgentArgs {
     #[command(flatten)]
     file: FileArgs,
@@ -52,13 +53,13 @@ pub struct AgentArgs {
 
 #[derive(clap::Args)]
 struct FileArgs {
-    /// The file that describes it
+    /// Configuration file (TOML)
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Check the configuration and leave
+    /// Check the configuration file and exit
     #[arg(long)]
     check: bool,
-    /// End when standard input ends, which it does when the process that started this one dies
+    /// Shut down when standard input ends (it ends when the parent process dies)
     #[arg(long, hide = true)]
     end_with_input: bool,
 }
@@ -102,7 +103,7 @@ impl FileArgs {
     ) -> anyhow::Result<Status> {
         if self.check {
             output::print(&format!("{}: ok\n", self.config.display()))?;
-            return Ok(Status::Held);
+            return Ok(Status::Passed);
         }
         start_logs()?;
         let runtime = Runtime::new().context("cannot start the runtime")?;
@@ -118,9 +119,9 @@ impl FileArgs {
             let stop = async move {
                 let why = tokio::select! {
                     signal = stopped => signal,
-                    () = input => "the input ended",
+                    () = input => "standard input ended",
                 };
-                note!("{why}: ending");
+                note!("{why}: shutting down");
             };
             anyhow::Ok(serve(Box::pin(stop)).await)
         })?;
@@ -152,10 +153,10 @@ fn say_ready(what: &str) {
 
 fn status(ended: Result<(), RunError>, path: &std::path::Path) -> anyhow::Result<Status> {
     match ended {
-        Ok(()) => Ok(Status::Held),
+        Ok(()) => Ok(Status::Passed),
         Err(RunError::Failed(problem)) => {
             note!("error: {problem}");
-            Ok(Status::Broken)
+            Ok(Status::Failed)
         }
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }

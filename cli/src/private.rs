@@ -48,19 +48,19 @@ impl Process {
     /// Starts it again, and waits until it is ready.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.kill();
-        let program = std::env::current_exe().context("this program has no path")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
         let mut command = Command::new(program);
         command.arg(self.verb).arg("--config").arg(&self.config).arg("--end-with-input");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn()?;
-        let stdout = child.stdout.take().context("the process has no output")?;
+        let stdout = child.stdout.take().context("the started process has no standard output")?;
         self.child = Some(child);
         let mut first = String::new();
         std::io::BufReader::new(stdout).read_line(&mut first)?;
         if first.starts_with("ready") {
             return Ok(());
         }
-        bail!("the {} did not start; {} says why", self.verb, self.log.display())
+        bail!("the {} did not start; read the reason in {}", self.verb, self.log.display())
     }
 
     /// As `kill -9` does.
@@ -81,8 +81,9 @@ pub fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> 
         std::thread::spawn(move || LocalServer::start(kind, &directory))
     };
     let begun: Vec<_> = kinds.iter().enumerate().map(begin).collect();
-    let ended =
-        begun.into_iter().map(|one| one.join().map_err(|_| anyhow!("a server did not start")));
+    let ended = begun
+        .into_iter()
+        .map(|one| one.join().map_err(|_| anyhow!("a private database server did not start")));
     ended.map(|one| Ok(one??)).collect()
 }
 
@@ -177,7 +178,7 @@ pub async fn enter(login: &Login<'_>) -> anyhow::Result<Client> {
         match Client::enter(login).await {
             Ok(client) => return Ok(client),
             Err(error) if Instant::now() > deadline => {
-                return Err(error).context("the proxy lets nobody in");
+                return Err(error).context("the proxy accepts no connection");
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }

@@ -29,8 +29,8 @@ struct Inner {
 impl Recording {
     /// Creates the file, or empties it.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
-        let file =
-            File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+        let file = File::create(path)
+            .with_context(|| format!("{}: cannot write the file", path.display()))?;
         let file = BufWriter::with_capacity(1 << 20, file);
         Ok(Self(Rc::new(RefCell::new(Inner { path: path.into(), file, error: None }))))
     }
@@ -64,9 +64,8 @@ impl Recording {
         self.write(BufWriter::flush);
         let inner = &mut *self.0.borrow_mut();
         match inner.error.take() {
-            Some(error) => {
-                Err(error).with_context(|| format!("{}: cannot be written", inner.path.display()))
-            }
+            Some(error) => Err(error)
+                .with_context(|| format!("{}: cannot write the file", inner.path.display())),
             None => Ok(()),
         }
     }

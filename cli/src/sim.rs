@@ -23,10 +23,10 @@ use crate::guard::guard;
 use crate::recording::Recording;
 use crate::{Status, check, output};
 
-/// Run one protocol in the simulator and print its figures
+/// Run one protocol in the simulator and print latency, throughput and outcomes
 ///
-/// Time, network, disks, clocks, processors, callers and faults are simulated; the protocol is the
-/// code that servers run. The same arguments and seed at the same commit give the same run, event
+/// The simulator models time, network, disks, clocks, processors, clients and faults. The protocol is
+/// the code that servers run. The same arguments and seed at the same commit give the same run, event
 /// for event.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -37,9 +37,9 @@ Examples:
   orthodrome sim --protocol carousel-basic --topology azure5 --workload list-append --rate 50 \\
       --faults scenarios/leader-crash.toml --history run.jsonl --trace run.trace
 
-Exit status: 0 the run kept its promises, 1 it did not, 2 bad usage or input.")]
+Exit status: 0 the run passed every check, 1 a check failed, 2 bad usage or input.")]
 pub struct Args {
-    /// The protocol, by name
+    /// Protocol, by name
     #[arg(long, value_name = "P")]
     protocol: String,
     #[command(flatten)]
@@ -48,13 +48,13 @@ pub struct Args {
     workload: WorkloadArgs,
     #[command(flatten)]
     course: Course,
-    /// Write what clients saw to this file, and check it against the protocol's guarantee
+    /// Write the history (what clients submitted and saw) to this file, and check it against the protocol's guarantee
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     history: Option<PathBuf>,
-    /// Write every event to this file
+    /// Write the trace (every event of the run) to this file
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     trace: Option<PathBuf>,
-    /// Print the figures as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -63,52 +63,50 @@ pub struct Args {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Run")]
 pub struct Course {
-    /// How long transactions are begun, in simulated time
+    /// How long clients submit transactions, in simulated time
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
     pub duration: Duration,
-    /// How much of that passes before figures are taken [default: 10s, or a sixth of a duration
-    /// below 60s]
+    /// Start of the run that is left out of the results [default: 10s, or a sixth of the duration if that is shorter]
     #[arg(long, value_name = "TIME", value_parser = common::duration)]
     pub warmup: Option<Duration>,
-    /// Decides everything that is drawn
+    /// Random seed
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
-    /// How often a client tries one transaction before it gives up
+    /// Attempts at a transaction before its client gives up, the first included
     #[arg(long, value_name = "N", default_value_t = LoadModel::default().retry.attempts,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts: u32,
-    /// The same for transactions of low priority [default: as --attempts]
+    /// The same for transactions of low priority [default: the value of --attempts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts_low: Option<u32>,
-    /// Cores of each server and gateway in the CPU-time model
+    /// Cores of each server and gateway, in the CPU model
     #[arg(long, value_name = "N", default_value_t = CpuModel::default().cores,
         value_parser = clap::value_parser!(u32).range(1..=1_024))]
     pub cores: u32,
-    /// How many of them run transactions that do not conflict, with the protocols that order them first [default: all]
+    /// Cores that run transactions without conflicts in parallel; only for deterministic protocols [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_024))]
     pub workers: Option<u32>,
-    /// Draw delays between nodes from a Pareto distribution with this ratio of deviation to mean;
-    /// otherwise they are constant
+    /// Draw network delays from a Pareto distribution with this ratio of standard deviation to mean [default: constant
+    /// delays]
     #[arg(long, value_name = "D", value_parser = deviation, help_heading = "Network")]
     pub pareto: Option<f64>,
-    /// Messages between two nodes overtake each other, as over many connections; otherwise none arrives
-    /// before those sent earlier, as over one connection. With --loss, nothing is sent again
+    /// Let messages between two nodes overtake each other, as over many connections; by default they arrive in the order
+    /// in which they were sent, as over one connection. With --loss, lost messages are not sent again
     #[arg(long, help_heading = "Network")]
     pub unordered: bool,
-    /// Share of the packets between regions that are lost; connections repeat them
+    /// Share of the packets between regions that are lost, from 0 to below 1; connections retransmit them
     #[arg(long, value_name = "F", default_value = "0", value_parser = share, help_heading = "Network")]
     pub loss: f64,
-    /// What goes wrong when: a fault schedule
+    /// Fault schedule (TOML file)
     #[arg(long, value_name = "FILE")]
     pub faults: Option<PathBuf>,
-    /// Also test every machine's invariants after every event, remember everything clients are told
-    /// and hold the protocol to it; slower. With --faults, what clients are told is always held
-    /// against it
+    /// Check the invariants of every node after every event, and every outcome that a client learns against all others;
+    /// slower. With --faults, outcomes are always checked
     #[arg(long)]
     pub verify: bool,
-    /// Run an unsafe variant of the protocol, by its name in the table of the protocol's document: to see
-    /// what becomes of a promise, or of a figure, without the mechanism that keeps it
-    #[arg(long, alias = "tooth", value_name = "NAME")]
+    /// Enable an injected bug: a mutation of the protocol, by its name in docs/protocols/. The run shows which guarantee or
+    /// figure depends on the mechanism that the mutation removes
+    #[arg(long, value_name = "NAME")]
     pub mutation: Option<String>,
 }
 
@@ -137,7 +135,7 @@ impl Course {
         let (warmup, duration) = (self.warmup(), self.duration);
         if warmup >= duration {
             bail!(
-                "--warmup {warmup:?}: leaves nothing of --duration {duration:?}; make it shorter"
+                "--warmup {warmup:?}: not shorter than --duration {duration:?}; use a shorter warmup"
             );
         }
         Ok(Options {
@@ -193,7 +191,7 @@ impl Course {
         {
             let name = subject.row.name;
             bail!(
-                "--mutation {mutation}: {name} has no such unsafe variant; it has {}",
+                "--mutation {mutation}: {name} has no such mutation; it has {}",
                 known.join(", ")
             );
         }
@@ -259,7 +257,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&describe(args, &run))?;
     }
-    Ok(if is_kept { Status::Held } else { Status::Broken })
+    Ok(if is_kept { Status::Passed } else { Status::Failed })
 }
 
 fn simulate(args: &Args, cluster: Cluster, subject: &Subject) -> anyhow::Result<Run> {
@@ -278,7 +276,7 @@ fn simulate(args: &Args, cluster: Cluster, subject: &Subject) -> anyhow::Result<
         let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
         simulation.keep_trace(recording.trace_sink(&command, &places));
     }
-    let bar = output::progress(None, "{spinner} simulating {msg}, {elapsed}")?;
+    let bar = output::progress(None, "{spinner} simulating {msg}; {elapsed}")?;
     bar.set_message(format!("{:?} of {}", args.course.duration, args.protocol));
     let outcome = carry_out(&mut *simulation);
     bar.finish_and_clear();
@@ -409,7 +407,7 @@ fn describe(args: &Args, run: &Run) -> String {
     let mut text = format!(
         "Simulated: {} under {} on {}, {partitions} partitions × {replicas} replicas, \
          {}; seed {}, commit {}\n\
-         {:.1} s of simulated time in {:.2} s: {} events, {rate:.2} million a second\n\n{}\n",
+         {:.1} s of simulated time in {:.2} s: {} events, {rate:.2} million per second\n\n{}\n",
         result.protocol,
         result.workload,
         result.topology,
@@ -426,11 +424,13 @@ fn describe(args: &Args, run: &Run) -> String {
     }
     match &run.verdict {
         Some(verdict) => text.push_str(&format!("{:17} {verdict}", "history")),
-        None => text
-            .push_str(&format!("{:17} not kept; --history FILE keeps and checks it\n", "history")),
+        None => text.push_str(&format!(
+            "{:17} not recorded; --history FILE records and checks it\n",
+            "history"
+        )),
     }
     if let Some(failure) = &run.failure {
-        text.push_str(&format!("\nTHE RUN LOST ITS PROMISE: {failure}\n"));
+        text.push_str(&format!("\nFAILED: {failure}\n"));
     }
     text
 }
@@ -446,7 +446,7 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         (
             "throughput",
             format!(
-                "{:.1} transactions a second offered, {:.1} committed",
+                "{:.1} transactions per second offered, {:.1} committed",
                 result.offered_tps, result.committed_tps
             ),
         ),
@@ -489,7 +489,7 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         let because = if detail.is_empty() { String::new() } else { format!(": {detail}") };
         let voters = voters.join(" ");
         rows.push((
-            "members ordered",
+            "member changes",
             format!("partition {partition} to {voters} at {at_ms} ms: {state}{because}"),
         ));
     }
@@ -498,10 +498,10 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         rows.push(("notes", list(notes.collect())));
     }
     if let Some(beyond) = &report.beyond {
-        rows.push(("judged until", format!("{}: {}", beyond.at, beyond.detail)));
+        rows.push(("checked until", format!("{}: {}", beyond.at, beyond.detail)));
     }
     if report.outstanding > 0 {
-        rows.push(("not ended", output::count(u64::from(report.outstanding))));
+        rows.push(("still pending", output::count(u64::from(report.outstanding))));
     }
     rows
 }

@@ -1,4 +1,4 @@
-//! `topology`: a map of one's own, from measured round trips.
+//! `topology`: makes a topology file from measured round-trip times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use orthodrome_core::topology::Topology;
 
 use crate::{Status, output};
 
-/// Make a map of one's own from measured round trips
+/// Make a topology file from measured round-trip times
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -25,46 +25,47 @@ enum Command {
     Join(JoinArgs),
 }
 
-/// Measure the round trips from this machine to others
+/// Measure the round-trip times from this machine to other regions
 ///
-/// A round trip is what a TCP connection takes to be accepted, so any port will do at which something listens: of a
-/// database, of SSH, of an orthodrome node. Prints a line `HERE THERE MILLISECONDS` for each connection, for `topology join`;
-/// what `ping` says can be written down in the same way.
+/// The round-trip time is the time that a TCP connection takes to be accepted, so any port works on which something
+/// listens: a database, SSH, an orthodrome node. For each connection the command prints one line `HERE THERE MILLISECONDS`.
+/// `topology join` reads these lines; you can also write them by hand, for example from the output of `ping`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   orthodrome topology measure --region VA --to WA=db-wa:5432,SG=db-sg:22 > va.rtt
   orthodrome topology join --name ours va.rtt wa.rtt sg.rtt > ours.toml
 
-Exit status: 0 everything was measured, 2 bad usage, or something could not be reached.")]
+Exit status: 0 every region was measured, 2 bad usage, or a region could not be reached.")]
 struct MeasureArgs {
-    /// The region that this machine is in
+    /// Region of this machine
     #[arg(long, value_name = "REGION", value_parser = region)]
     region: String,
-    /// Other regions, and where something listens there
+    /// Other regions, each with the address of a TCP listener there
     #[arg(long, value_name = "REGION=HOST:PORT,…", value_delimiter = ',', required = true, value_parser = target)]
     to: Vec<(String, String)>,
-    /// Connections to each
+    /// Connections to each region
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
 }
 
-/// Make a map of measured round trips
+/// Make a topology file from measured round-trip times
 ///
-/// Reads lines `FROM TO MILLISECONDS`; of all between two regions, in either direction, the median counts. Lines from a
-/// region to itself give what is between machines of one region (without any: 0.5 ms). Prints the file of the map.
+/// Reads lines `FROM TO MILLISECONDS`. The round-trip time between two regions is the median of all their lines, in either
+/// direction. Lines from a region to itself give the round-trip time between machines of one region [default: 0.5 ms].
+/// Prints the topology file.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   orthodrome topology join --name ours va.rtt wa.rtt sg.rtt > ours.toml
   orthodrome compare --topology ours.toml --workload retwis --rate 200
 
-Exit status: 0 the map is complete, 2 bad usage, or something is missing.")]
+Exit status: 0 the topology is complete, 2 bad usage, or a pair of regions has no measurement.")]
 struct JoinArgs {
-    /// The map's name
+    /// Name of the topology
     #[arg(long, value_name = "NAME", default_value = "measured")]
     name: String,
-    /// Files with measurements
+    /// Files with measurements, as `topology measure` prints them
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 }
@@ -80,7 +81,7 @@ fn region(text: &str) -> Result<String, String> {
     if !text.is_empty() && text.chars().all(is_good) {
         Ok(text.to_owned())
     } else {
-        Err("use letters, digits, - and _".into())
+        Err("use only letters, digits, - and _".into())
     }
 }
 
@@ -106,19 +107,20 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             output::print(&join(&args.name, &texts)?)?;
         }
     }
-    Ok(Status::Held)
+    Ok(Status::Passed)
 }
 
 fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     let bar = output::progress(
         Some(args.to.len() as u64 * u64::from(args.count)),
-        "{spinner} {msg}: {pos}/{len} {bar:20} {elapsed}",
+        "{spinner} {msg}: {pos}/{len} connections {bar:20} {elapsed}",
     )?;
     for (name, address) in &args.to {
         bar.set_message(name.clone());
         let place = || format!("--to {name}={address}");
         let found = address.to_socket_addrs().with_context(place)?.next();
-        let found: SocketAddr = found.with_context(|| format!("{}: no such host", place()))?;
+        let found: SocketAddr =
+            found.with_context(|| format!("{}: the host name has no address", place()))?;
         for _ in 0..args.count {
             let began = Instant::now();
             let connected = TcpStream::connect_timeout(&found, PATIENCE).with_context(place)?;
@@ -132,7 +134,7 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The map of these files' measurements: their names and texts.
+/// The topology of the measurements in these files, each with its name and content.
 fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
     let mut measured: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     for (file, text) in files {
@@ -142,23 +144,25 @@ fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
                 continue;
             }
             let [from, to, ms] = words.as_slice() else {
-                bail!("{file}:{number}: {line:?} is no measurement; write FROM TO MILLISECONDS");
+                bail!("{file}:{number}: {line:?} is not a measurement; use FROM TO MILLISECONDS");
             };
             let ms: f64 = match ms.parse() {
                 Ok(ms) if (0.0..=60_000.0).contains(&ms) => ms,
-                Ok(_) | Err(_) => bail!("{file}:{number}: {ms:?} is no number of milliseconds"),
+                Ok(_) | Err(_) => bail!(
+                    "{file}:{number}: {ms:?} is not a time; use a number of milliseconds from 0 to 60000"
+                ),
             };
             let mut pair = [*from, *to].map(region);
             pair.sort();
             let [Ok(from), Ok(to)] = pair else {
-                bail!("{file}:{number}: names of regions have letters, digits, - and _ only");
+                bail!("{file}:{number}: a region name may contain only letters, digits, - and _");
             };
             measured.entry((from, to)).or_default().push(ms);
         }
     }
     let regions: BTreeSet<&String> = measured.keys().flat_map(|(from, to)| [from, to]).collect();
     let regions: Vec<&String> = regions.into_iter().collect();
-    ensure!(regions.len() > 1, "a map needs measurements between at least two regions");
+    ensure!(regions.len() > 1, "a topology needs measurements between at least two regions");
     let local: Vec<f64> = measured
         .iter()
         .filter(|((from, to), _)| from == to)
@@ -188,9 +192,9 @@ fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
         }
         rest = others;
     }
-    ensure!(missing.is_empty(), "nobody measured between {}", missing.join(", "));
+    ensure!(missing.is_empty(), "no measurement between {}; measure them too", missing.join(", "));
     // What is printed can be read.
-    Topology::parse(&text).context("the map of these measurements")?;
+    Topology::parse(&text).context("the topology of these measurements")?;
     Ok(text)
 }
 
@@ -204,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn measurements_of_both_directions_become_a_map() {
+    fn measurements_of_both_directions_become_a_topology() {
         let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         let files = [
             file(
@@ -221,10 +225,10 @@ mod tests {
         assert!((ms("VA", "VA") - 0.3).abs() < 1e-6);
 
         for (text, expected) in [
-            ("VA WA 1\nSG LA 2\n", "nobody measured between LA and VA"),
-            ("VA WA", "bad:1: \"VA WA\" is no measurement"),
-            ("VA WA 1\nVA WA fast\n", "bad:2: \"fast\" is no number"),
-            ("VA W/A 1\n", "bad:1: names of regions"),
+            ("VA WA 1\nSG LA 2\n", "no measurement between LA and VA"),
+            ("VA WA", "bad:1: \"VA WA\" is not a measurement"),
+            ("VA WA 1\nVA WA fast\n", "bad:2: \"fast\" is not a time"),
+            ("VA W/A 1\n", "bad:1: a region name"),
             ("VA VA 1\n", "at least two regions"),
         ] {
             let error = join("ours", &[file("bad", text)]).unwrap_err().to_string();

@@ -69,9 +69,11 @@ impl Pool {
                 scope.spawn(|| {
                     let results = results;
                     while !is_over.load(Ordering::Relaxed) && !is_late() {
-                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        let after = |number| (number < numbers.end).then(|| number + 1);
+                        let order = Ordering::Relaxed;
+                        let Ok(number) = next.fetch_update(order, order, after) else { break };
                         // The receiver is gone only if `take` panicked.
-                        if number >= numbers.end || results.send(work(number)).is_err() {
+                        if results.send(work(number)).is_err() {
                             break;
                         }
                     }
@@ -107,6 +109,18 @@ mod tests {
         );
         taken.sort_unstable();
         assert_eq!(taken, (10..200).collect::<Vec<_>>());
+
+        let last = u64::MAX - 2..u64::MAX;
+        let mut count = 0;
+        pool.run(
+            last,
+            |number| number,
+            |_| {
+                count += 1;
+                true
+            },
+        );
+        assert_eq!(count, 2, "no number follows the largest");
 
         let mut taken = Vec::new();
         pool.run(

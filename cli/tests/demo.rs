@@ -57,11 +57,11 @@ fn without_a_fault_there_is_no_outage_to_tell_of() {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
-    for expected in ["no money was made or lost", "the history is strict-serializable", "history "]
+    for expected in ["no money was created or lost", "attempts is strict-serializable", "history "]
     {
         assert!(stdout.contains(expected), "{expected:?} is not in {stdout}");
     }
-    assert!(!stdout.contains("dead"), "{stdout}");
+    assert!(!stdout.contains("down"), "{stdout}");
     assert!(stderr.contains("commits/s"), "without a terminal there is a line a second: {stderr}");
     assert!(!stdout.contains('\x1b') && !stderr.contains('\x1b'), "no colours in a pipe");
 }
@@ -71,7 +71,7 @@ fn what_cannot_run_is_refused_with_status_2() {
     let used = tempfile::tempdir().unwrap();
     std::fs::write(used.path().join("precious"), "data").unwrap();
     for (arguments, expected) in [
-        (vec!["--protocol", "carousal"], "there is no protocol \"carousal\""),
+        (vec!["--protocol", "carousal"], "unknown protocol \"carousal\""),
         (vec!["--dir", used.path().to_str().unwrap()], "not empty"),
         (vec!["--seconds", "0"], "--seconds"),
     ] {
@@ -92,7 +92,7 @@ fn servers_of_other_kinds_are_one_database_and_none_of_the_money_is_lost() {
         "--middleware",
         "--seconds",
         "12",
-        "--callers",
+        "--clients",
         "4",
         "--json",
         "--dir",

@@ -77,7 +77,7 @@ async fn a_serial_store_keeps_its_promises() {
         assert_eq!(result["total_ok"], true, "{result}");
         assert_eq!(result["protocol"], "test");
         let regions: Vec<&String> = result["regions"].as_object().unwrap().keys().collect();
-        assert_eq!(regions, ["R0", "R1", "R2"], "callers are spread over the gateways");
+        assert_eq!(regions, ["R0", "R1", "R2"], "clients are spread over the gateways");
         assert_eq!(check(&path).await, Some(0));
     }
 }
@@ -101,7 +101,7 @@ async fn load_begins_where_it_is_said_to() {
     let output = run(arguments.map(str::to_owned).to_vec()).await;
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("\"Moon\"; use some of R0, R1, R2"), "{said}");
+    assert!(said.contains("\"Moon\" has no gateway; use some of R0, R1, R2"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

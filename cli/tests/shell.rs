@@ -40,6 +40,16 @@ async fn shell(node: &Node, arguments: &[&str], script: &str) -> Output {
     .unwrap()
 }
 
+/// Runs the shell with these arguments and no script.
+async fn shell_of(arguments: Vec<&str>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+    command.arg("shell").args(arguments).stdin(Stdio::null());
+    for name in ["ORTHODROME_CONNECT", "ORTHODROME_TOKEN_FILE", "ORTHODROME_TLS_CA"] {
+        command.env_remove(name);
+    }
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
@@ -150,8 +160,8 @@ async fn a_transaction_begun_without_keys_reads_as_it_goes_along() {
         let output = shell(&node, &[], script).await;
         assert_eq!(
             text(&output.stderr),
-            "error: line 7: refused: the key does not hold what that needs; the transaction is \
-             still open\n"
+            "error: line 7: refused: the current value of the key does not allow the operation; the \
+             transaction is still open\n"
         );
         let expected = "committed\nopen\na = b\nb = 5\nb = 6\nc = new\na = b\ncommitted\nb = 6\n\
                         c = new\nopen\ncommitted\nd = x\nopen\naborted\nopen\ne: nothing\n";
@@ -167,16 +177,16 @@ async fn what_goes_wrong_is_said_with_its_line_and_the_rest_still_runs() {
                   cas a 8 7\nget c\nbegin a\nget a\nget-stale a\n";
     let output = shell(&node, &[], script).await;
     let expected = "\
-error: line 2: aborted: guard (the key does not hold what that needs)
-error: line 3: there is no command \"jump\"; `help` lists them
+error: line 2: aborted: guard (the value of a key does not allow the operation)
+error: line 3: unknown command \"jump\"; `help` lists all commands
 error: line 4: no transaction is open; `begin` opens one
-error: line 6: b was not declared to be written; name it to the right of -> in `begin`
+error: line 6: b is not declared as written; name it to the right of -> in `begin`
 error: line 7: usage: add KEY NUMBER
-error: line 9: refused: the key does not hold what that needs; the transaction is still open
-error: line 10: c was not declared to be read; name it to the left of -> in `begin`
+error: line 9: refused: the current value of the key does not allow the operation; the transaction is still open
+error: line 10: c is not declared as read; name it to the left of -> in `begin`
 error: line 11: c1.3 is open; `commit` or `abort` it first
-error: line 13: c1.3 is open, and reads no old state; `commit` or `abort` it first
-error: c1.3 was not committed; it is aborted
+error: line 13: c1.3 is open, and `get-stale` is not possible in a transaction; `commit` or `abort` it first
+error: c1.3 was still open at the end of the shell; it is aborted
 ";
     assert_eq!(text(&output.stderr), expected);
     assert_eq!(text(&output.stdout), "committed\na = 1\na = 9\n");
@@ -194,7 +204,7 @@ async fn an_unknown_outcome_is_never_called_aborted_and_can_be_asked_for_again()
     assert_eq!(output.status.code(), Some(1));
     let stderr = text(&output.stderr);
     assert!(stderr.contains("unknown: c1.1 may have committed or not"), "{stderr}");
-    assert!(stderr.contains("`resolve` asks again"), "{stderr}");
+    assert!(stderr.contains("use `resolve` to ask again"), "{stderr}");
     assert!(!stderr.contains("aborted"), "{stderr}");
     assert_eq!(node.store.text("a").as_deref(), Some("1"));
 }
@@ -217,6 +227,26 @@ async fn a_cluster_describes_itself_and_help_is_there() {
         assert!(stdout.contains(expected), "{expected:?} is not in {stdout}");
     }
     assert_eq!(output.status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_one_command() {
+    let store = Arc::<Store>::default();
+    let (first, second) = (Node::start(&store, 0).await, Node::start(&store, 1).await);
+    *store.leader.lock().unwrap() = 2;
+    let both = format!("{},{}", first.address, second.address);
+    let arguments = ["--connect", &both, "-e", "transfer-leader p0 n3"];
+    let more = ["-e", "change-members p0 n1 n2 n3", "-e", "orders", "-e", "describe"];
+    let output = shell_of([&arguments[..], &more].concat()).await;
+    let stdout = text(&output.stdout);
+    let expected = "n2 leads p0 and hands leadership to n3\nn2 leads p0 and has taken the order; \
+                    `orders` shows its state\nno node has taken an order since it started\n";
+    assert!(stdout.starts_with(expected), "{stdout}{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
+    *store.leader.lock().unwrap() = 9;
+    let output = shell(&first, &["-e", "transfer-leader p0 n3"], "").await;
+    assert!(text(&output.stderr).contains("give the order to n9"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

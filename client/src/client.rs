@@ -172,56 +172,6 @@ impl Client {
             }
         }
     }
-
-    /// Asks the gateway in use to hand leadership of a partition to another of its voters. Needs
-    /// the role `admin`. The order is carried out in the background.
-    ///
-    /// # Errors
-    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node.
-    pub async fn transfer_leader(&self, partition: PartitionId, to: NodeId) -> Result<(), Error> {
-        let request = api::TransferLeaderRequest { partition: partition.0, to: to.0 };
-        let ask =
-            |stubs: Stubs, request| async move { stubs.admin().transfer_leader(request).await };
-        self.order(request, ask).await.map(drop)
-    }
-
-    /// Asks the gateway in use to replace the voters and learners of a partition. Needs the role
-    /// `admin`. The order is carried out in the background.
-    ///
-    /// # Errors
-    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node, one is
-    /// named twice, or the number of voters is even.
-    pub async fn change_members(
-        &self,
-        partition: PartitionId,
-        voters: &[NodeId],
-        learners: &[NodeId],
-    ) -> Result<(), Error> {
-        let numbers = |nodes: &[NodeId]| nodes.iter().map(|node| node.0).collect();
-        let request = api::ChangeMembersRequest {
-            partition: partition.0,
-            voters: numbers(voters),
-            learners: numbers(learners),
-        };
-        let ask =
-            |stubs: Stubs, request| async move { stubs.admin().change_members(request).await };
-        self.order(request, ask).await.map(drop)
-    }
-
-    /// Orders go to one gateway once: whoever gives them wants to see what happens.
-    async fn order<Q, A, F>(
-        &self,
-        request: Q,
-        ask: impl FnOnce(Stubs, tonic::Request<Q>) -> F,
-    ) -> Result<A, Error>
-    where
-        F: Future<Output = Result<tonic::Response<A>, tonic::Status>>,
-    {
-        let at = self.inner.gateways.current();
-        let deadline = Pace::new(self.inner.deadline).deadline;
-        let answer = self.inner.gateways.send(at, deadline, request, ask).await;
-        answer.map_err(Failure::into_error)
-    }
 }
 
 impl Inner {
@@ -634,7 +584,7 @@ pub struct ClusterInfo {
     /// All nodes, by id.
     pub nodes: Vec<NodeInfo>,
     /// Partitions with the nodes that hold them, the preferred leader first.
-    pub partitions: Vec<(PartitionId, Vec<NodeId>)>,
+    pub partitions: Vec<PartitionInfo>,
     /// Keyspaces.
     pub keyspaces: Vec<KeyspaceInfo>,
     /// All of it as a map that says which partition holds a key; none if the gateway is too old to say
@@ -662,6 +612,22 @@ pub struct NodeInfo {
     pub is_gateway: bool,
 }
 
+/// One partition.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartitionInfo {
+    /// Its name.
+    pub id: PartitionId,
+    /// Who holds a replica by the cluster's files, the preferred leader first.
+    pub placed: Vec<NodeId>,
+    /// The members that vote now, as far as the gateway's node knows; none if the partition is as
+    /// placed for all that it knows, or its replicas do not vote.
+    pub voters: Vec<NodeId>,
+    /// The members that only receive.
+    pub learners: Vec<NodeId>,
+    /// The member that leads now, if the gateway's node knows.
+    pub leader: Option<NodeId>,
+}
+
 /// One keyspace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyspaceInfo {
@@ -687,10 +653,17 @@ impl ClusterInfo {
             region: region_id(node.region),
             is_gateway: node.role() == api::NodeRole::Gateway,
         };
+        let ids = |ids: Vec<u32>| ids.into_iter().map(NodeId).collect::<Vec<_>>();
         let partition = |partition: api::Partition| {
-            let mut nodes: Vec<NodeId> = partition.replicas.into_iter().map(NodeId).collect();
-            nodes.sort_by_key(|node| (node.0 != partition.preferred_leader, *node));
-            (PartitionId(partition.id), nodes)
+            let mut placed = ids(partition.replicas);
+            placed.sort_by_key(|node| (node.0 != partition.preferred_leader, *node));
+            PartitionInfo {
+                id: PartitionId(partition.id),
+                placed,
+                voters: ids(partition.voters),
+                learners: ids(partition.learners),
+                leader: partition.leader.map(NodeId),
+            }
         };
         let keyspace = |keyspace: api::Keyspace| KeyspaceInfo {
             name: keyspace.name,

@@ -102,7 +102,9 @@ impl Config {
     pub(crate) fn bearer(&self) -> Result<Option<MetadataValue<Ascii>>, Error> {
         let Some(token) = &self.token else { return Ok(None) };
         let mut value: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
-            Error::Config("token: not fit for a header; is it a whole file?".into())
+            Error::Config(
+                "token: contains characters that a header cannot have; check the token file".into(),
+            )
         })?;
         value.set_sensitive(true);
         Ok(Some(value))
@@ -111,7 +113,7 @@ impl Config {
     /// The endpoints, checked.
     pub(crate) fn endpoints(&self) -> Result<Vec<(String, Endpoint)>, Error> {
         if self.endpoints.is_empty() {
-            return Err(Error::Config("endpoints: give at least one, as host:port".into()));
+            return Err(Error::Config("endpoints: use at least one, as host:port".into()));
         }
         self.endpoints.iter().map(|text| Ok((text.clone(), self.endpoint(text)?))).collect()
     }
@@ -120,10 +122,10 @@ impl Config {
         let wrong = |problem: &str| Error::Config(format!("endpoint {text:?}: {problem}"));
         let host = match text.rsplit_once(':') {
             Some((host, port)) if port.parse::<u16>().is_ok() && !host.contains("//") => host,
-            Some(_) | None => return Err(wrong("not of the form host:port")),
+            Some(_) | None => return Err(wrong("use host:port")),
         };
         if self.token.is_some() && self.tls.is_none() && !is_loopback(host) {
-            return Err(wrong("the token would cross the network in the clear; configure TLS"));
+            return Err(wrong("without TLS the token would be sent unencrypted; configure TLS"));
         }
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{text}"))
@@ -161,7 +163,7 @@ mod tests {
             (Config::new(["example"]), "\"example\""),
             (Config::new(["http://localhost:1"]), "host:port"),
             (Config::new(["localhost:99999"]), "host:port"),
-            (Config::new(["db.example:1"]).token("a-token"), "in the clear"),
+            (Config::new(["db.example:1"]).token("a-token"), "unencrypted"),
         ];
         for (config, expected) in cases {
             let message = config.endpoints().unwrap_err().to_string();

@@ -31,6 +31,12 @@ pub enum Error {
     /// The request breaks a rule or a bound; the text names the field.
     #[error("not a valid request: {0}")]
     Invalid(String),
+    /// No node took an operator's order; the text says why and what to do.
+    #[error("the order was refused: {0}")]
+    Refused(String),
+    /// The protocol of the cluster has no such orders; the text says what to do instead.
+    #[error("not with this protocol: {0}")]
+    Unsupported(String),
     /// The gateway said something this library does not understand. One of the two is too old, or
     /// it is a defect.
     #[error("unexpected answer from the gateway: {0}")]

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::RegionId;
+use orthodrome_core::{NodeId, RegionId};
 use tokio::time::Instant;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -43,12 +43,22 @@ impl Failure {
     }
 }
 
+/// Where the gateway of a node is in the configuration.
+pub(crate) enum Found {
+    At(usize),
+    /// Some gateways did not say which node they belong to.
+    NotYet,
+    Nowhere,
+}
+
 #[derive(Debug)]
 struct Gateway {
     endpoint: String,
     channel: Channel,
-    /// Known once it has described itself.
+    /// Known once it has described itself, as is `node`.
     region: OnceLock<RegionId>,
+    /// The server that it shares a process with.
+    node: OnceLock<NodeId>,
 }
 
 /// All gateways of a configuration, in its order.
@@ -87,6 +97,7 @@ impl Gateways {
             endpoint,
             channel: at.connect_lazy(),
             region: OnceLock::new(),
+            node: OnceLock::new(),
         };
         Ok(Self {
             list: config.endpoints()?.into_iter().map(gateway).collect(),
@@ -142,6 +153,27 @@ impl Gateways {
         self.met(at, &about)
     }
 
+    /// The gateway that shares a process with the server `node`; every one is asked that has not said
+    /// yet where it is.
+    pub(crate) async fn of_node(&self, node: NodeId, deadline: Instant) -> Found {
+        let mut found = Found::Nowhere;
+        for at in 0..self.list.len() {
+            let has_answered = self.region(at, deadline).await.is_ok();
+            if self.list.get(at).and_then(|gateway| gateway.node.get()) == Some(&node) {
+                return Found::At(at);
+            }
+            if !has_answered {
+                found = Found::NotYet;
+            }
+        }
+        found
+    }
+
+    /// What gateway `at` is called in the configuration.
+    pub(crate) fn endpoint(&self, at: usize) -> &str {
+        self.list.get(at).map_or("?", |gateway| gateway.endpoint.as_str())
+    }
+
     /// Notes what gateway `at` says of itself.
     pub(crate) fn met(
         &self,
@@ -149,10 +181,10 @@ impl Gateways {
         about: &api::DescribeResponse,
     ) -> Result<RegionId, Failure> {
         let known = self.cluster.get_or_init(|| about.cluster.clone());
-        let endpoint = self.list.get(at).map_or("?", |gateway| gateway.endpoint.as_str());
+        let endpoint = self.endpoint(at);
         if *known != about.cluster {
             return Err(Failure::Never(Error::Config(format!(
-                "endpoint {endpoint:?} belongs to cluster {:?}, the others to {known:?}",
+                "endpoint {endpoint:?} belongs to cluster {:?}, but the others to {known:?}; use gateways of one cluster",
                 about.cluster
             ))));
         }
@@ -161,6 +193,7 @@ impl Gateways {
         })?;
         if let Some(gateway) = self.list.get(at) {
             gateway.region.get_or_init(|| region);
+            gateway.node.get_or_init(|| NodeId(about.node));
         }
         Ok(region)
     }
@@ -177,8 +210,25 @@ impl Gateways {
     where
         F: Future<Output = Result<Response<A>, Status>>,
     {
+        self.ask(at, deadline, message, rpc).await.map_err(|trouble| match trouble {
+            Some(status) => failure(self.endpoint(at), &status),
+            None => Failure::Lost(format!("{} did not answer in time", self.endpoint(at))),
+        })
+    }
+
+    /// The same; what went wrong is the status as it came, or none if the time was up.
+    pub(crate) async fn ask<Q, A, F>(
+        &self,
+        at: usize,
+        deadline: Instant,
+        message: Q,
+        rpc: impl FnOnce(Stubs, Request<Q>) -> F,
+    ) -> Result<A, Option<Status>>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
         let Some(gateway) = self.list.get(at) else {
-            return Err(Failure::Never(Error::Unexpected(format!("there is no gateway {at}"))));
+            return Err(Some(Status::internal(format!("gateway {at} does not exist"))));
         };
         let mut request = Request::new(message);
         if let Some(bearer) = &self.bearer {
@@ -191,15 +241,15 @@ impl Gateways {
         let until = deadline.min(Instant::now() + self.attempt_timeout);
         match tokio::time::timeout_at(until, rpc(stubs, request)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(failure(&gateway.endpoint, &status)),
-            Err(_) => Err(Failure::Lost(format!("{} did not answer in time", gateway.endpoint))),
+            Ok(Err(status)) => Err(Some(status)),
+            Err(_) => Err(None),
         }
     }
 }
 
 /// What a status means. Only one that carries the gateway's mark, or a connection that was never
 /// made, is known to have had no effect.
-fn failure(endpoint: &str, status: &Status) -> Failure {
+pub(crate) fn failure(endpoint: &str, status: &Status) -> Failure {
     let text = format!("{endpoint}: {}", describe(status));
     if never_sent(status) {
         return Failure::Unavailable(text);
@@ -214,12 +264,12 @@ fn failure(endpoint: &str, status: &Status) -> Failure {
         Code::InvalidArgument | Code::OutOfRange => Failure::Never(Error::Invalid(text)),
         Code::Unauthenticated => Failure::Never(Error::Unauthenticated(text)),
         Code::PermissionDenied => Failure::Never(Error::PermissionDenied(text)),
+        Code::Unimplemented => Failure::Never(Error::Unsupported(text)),
         Code::Ok
         | Code::Cancelled
         | Code::Unknown
         | Code::DeadlineExceeded
         | Code::Aborted
-        | Code::Unimplemented
         | Code::Internal
         | Code::DataLoss => Failure::Never(Error::Unexpected(text)),
     }

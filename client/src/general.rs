@@ -189,7 +189,7 @@ impl GeneralTxn {
             keys.iter().filter(|key| !writes.0.contains_key(*key)).cloned().collect()
         };
         let mut rounds = self.0.rounds.lock().await;
-        let rounds = rounds.as_mut().ok_or_else(|| Abort::because("the transaction is over"))?;
+        let rounds = rounds.as_mut().ok_or_else(|| Abort::because("the transaction has ended"))?;
         rounds.read(unwritten).await?;
         let writes = self.0.writes();
         let value = |key: &Key| match writes.0.get(key) {
@@ -409,7 +409,7 @@ impl OpenGeneral {
                 Ok(ended)
             }
             Some(Stop::Error(error)) => Err(error),
-            None => Err(Error::Unexpected("the transaction has not stopped".into())),
+            None => Err(Error::Unexpected("the transaction is still pending".into())),
         }
     }
 
@@ -422,7 +422,7 @@ impl OpenGeneral {
             return self.end_stopped();
         }
         let Some(native) = &mut self.native else {
-            return Err(Error::Unexpected("the transaction was not begun".into()));
+            return Err(Error::Unexpected("the transaction was not submitted".into()));
         };
         let ended = native.txn.decide(writes, &mut pace).await?;
         self.record(&ended);
@@ -460,7 +460,7 @@ impl OpenGeneral {
         let compare = |now: &Reads| {
             has_changed = !is_same(now, &self.reads);
             if has_changed {
-                Err(Abort::because("what was seen has changed"))
+                Err(Abort::because("a value that the transaction read has changed"))
             } else {
                 Ok(writes.clone())
             }

@@ -52,6 +52,7 @@ mod error;
 mod gateway;
 mod general;
 mod names;
+mod orders;
 mod outcome;
 mod pace;
 mod status;
@@ -61,7 +62,8 @@ mod wire;
 
 pub use attempt::Attempt;
 pub use client::{
-    Client, ClusterInfo, Execute, KeyspaceInfo, NodeInfo, Query, RegionInfo, Snapshot,
+    Client, ClusterInfo, Execute, KeyspaceInfo, NodeInfo, PartitionInfo, Query, RegionInfo,
+    Snapshot,
 };
 pub use config::{Config, Tls};
 pub use error::Error;

@@ -112,7 +112,7 @@ impl Client {
 }
 
 impl StatusInfo {
-    fn from_api(answer: api::StatusResponse) -> Self {
+    pub(crate) fn from_api(answer: api::StatusResponse) -> Self {
         Self {
             node: NodeId(answer.node),
             trouble: answer.trouble,

@@ -219,7 +219,9 @@ impl Stop {
     pub(crate) fn to_error(&self) -> Error {
         match self {
             Self::Ended(Ended::Aborted(aborted)) => Error::Aborted(aborted.reason),
-            Self::Ended(Ended::Committed(_)) => Error::Unexpected("it has committed".into()),
+            Self::Ended(Ended::Committed(_)) => {
+                Error::Unexpected("the transaction has committed".into())
+            }
             Self::Ended(Ended::Unknown(text)) => Error::Deadline(text.clone()),
             Self::Error(error) => error.clone(),
         }
@@ -292,7 +294,7 @@ pub(crate) async fn open(
             Ended::Committed(_) => {
                 txn.is_undecided = false;
                 let id = name.id();
-                Err(Error::Unexpected(format!("{id} committed, but was never asked to")))
+                Err(Error::Unexpected(format!("{id} committed without a request to commit")))
             }
         };
     }
@@ -440,7 +442,7 @@ impl OpenTransaction {
             }
             Ended::Committed(_) => {
                 self.is_undecided = false;
-                let text = format!("{} committed, but was never asked to", self.id());
+                let text = format!("{} committed without a request to commit", self.id());
                 Err(Stop::Error(Error::Unexpected(text)))
             }
         }
@@ -460,7 +462,7 @@ impl OpenTransaction {
         let declared = self.write_keys.as_ref();
         let is_stray = |key: &Key| declared.is_some_and(|all| all.binary_search(&key.0).is_err());
         if let Some(key) = writes.0.keys().find(|key| is_stray(key)) {
-            return Err(Error::Invalid(format!("key {key} was not declared as a write key")));
+            return Err(Error::Invalid(format!("key {key} is not declared as a write key")));
         }
         let writes = wire::writes(writes);
         let commit = api::CommitRequest { txn: wire::txn_id(self.id()), writes: writes.clone() };

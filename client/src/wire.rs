@@ -32,7 +32,7 @@ pub(crate) fn ended(outcome: Option<api::Outcome>) -> Ended {
             because: None,
         }),
         Some(Result::Unknown(api::Unknown {})) => {
-            Ended::Unknown("the gateway cannot tell yet".into())
+            Ended::Unknown("the gateway does not know the outcome yet".into())
         }
         None => Ended::Unknown("the gateway's answer has no outcome".into()),
     }

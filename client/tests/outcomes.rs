@@ -23,6 +23,7 @@ use orthodrome_client::{
     Abort, AbortReason, Aborted, Begun, Client, Committed, Config, Error, GeneralTxn, Op, Outcome,
     Priority, Reads, Timestamp, Writes,
 };
+use orthodrome_core::NodeId;
 use orthodrome_core::txn::AbortReason as Why;
 use orthodrome_server::service::{Access, Credential, Limits, Principal, Role};
 
@@ -214,7 +215,7 @@ async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
             Outcome::Unknown(doubt) => doubt,
             other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
         };
-        assert!(doubt.trouble().contains("cannot tell"), "{}", doubt.trouble());
+        assert!(doubt.trouble().contains("does not know the outcome"), "{}", doubt.trouble());
         // Meanwhile it is not acknowledged, however many transactions come after it.
         let after = committed(client.execute([Op::Put("b".into(), "1".into())]).await);
         assert!(after.timestamp > Timestamp::ZERO);
@@ -393,13 +394,41 @@ async fn roles_are_kept() {
     assert!(matches!(reader.execute(put).await, Err(Error::PermissionDenied(_))));
     let writer = connect(Some("writer-token-of-sixteen".into())).await.unwrap();
     committed(run(&writer).await);
-    let (partition, leader) = writer.describe().await.unwrap().partitions[0].clone();
+    let partition = writer.describe().await.unwrap().partitions[0].clone();
+    let (partition, leader) = (partition.id, partition.placed);
     let denied = writer.transfer_leader(partition, leader[1]).await;
     assert!(matches!(denied, Err(Error::PermissionDenied(_))));
     let admin = connect(Some("admin-token-of-sixteen".into())).await.unwrap();
-    admin.transfer_leader(partition, leader[1]).await.unwrap();
+    *node.store.leader.lock().unwrap() = 1;
+    assert_eq!(admin.transfer_leader(partition, leader[1]).await, Ok(NodeId(1)));
     let even = admin.change_members(partition, &leader[..2], &[]).await;
     assert!(matches!(even, Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn an_order_finds_the_leader_by_itself() {
+    let (near, _far, client) = two().await;
+    let partition = client.describe().await.unwrap().partitions[0].id;
+    let lead = |node: u32| *near.store.leader.lock().unwrap() = node;
+    for leader in [1, 2, 1] {
+        lead(leader);
+        let taken = client.change_members(partition, &[NodeId(1)], &[]).await;
+        assert_eq!(taken, Ok(NodeId(leader)));
+    }
+    // A node that no endpoint belongs to is named.
+    lead(3);
+    let error = client.change_members(partition, &[NodeId(1)], &[]).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)), "{error}");
+    assert!(error.to_string().contains("none of the endpoints is the gateway of n3"), "{error}");
+    // While nobody leads, it asks again.
+    lead(0);
+    let order = client.transfer_leader(partition, NodeId(2));
+    let elected = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        lead(2);
+    };
+    let (taken, ()) = tokio::join!(order, elected);
+    assert_eq!(taken, Ok(NodeId(2)));
 }
 
 #[tokio::test]

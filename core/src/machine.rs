@@ -195,6 +195,18 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
         Vec::new()
     }
 
+    /// Why a server would not take this order now; none if it would. Whoever talks to operators asks
+    /// before the order becomes an input, so that nobody is told that a server has taken an order
+    /// which it ignores.
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never("this protocol takes no orders of operators".into()))
+    }
+
+    /// The groups that a server knows something of that the placement does not say.
+    fn groups(&self, _now: Time) -> Vec<GroupView> {
+        Vec::new()
+    }
+
     /// The copies of replicated state that this machine holds. Simulations compare them once
     /// nothing is left over.
     fn replica_digests(&self) -> Vec<ReplicaDigest> {
@@ -233,6 +245,8 @@ pub struct ReplicaDigest {
     pub position: u64,
     /// A hash of it, see [`crate::digest`].
     pub digest: u64,
+    /// How many nodes keep the state at this position, if that changes: who has left keeps an old copy.
+    pub members: Option<usize>,
 }
 
 /// A statement about the whole cluster on which a machine acts. Simulations hold all the claims of a
@@ -284,6 +298,46 @@ pub enum Admin {
         /// Members that only receive.
         learners: Vec<NodeId>,
     },
+}
+
+impl Admin {
+    /// The partition that the order is about.
+    #[must_use]
+    pub fn partition(&self) -> PartitionId {
+        match self {
+            Self::TransferLeader { partition, .. } | Self::ChangeMembers { partition, .. } => {
+                *partition
+            }
+        }
+    }
+}
+
+/// Why a server does not take an operator's order. A refused order has no effect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The server does not lead the partition's group; who does, if the server knows.
+    NotLeader(Option<NodeId>),
+    /// The server leads, but cannot carry the order out now; why, and what to do.
+    NotNow(String),
+    /// The order contradicts the cluster's settings; why.
+    Invalid(String),
+    /// The protocol has no such orders; why, and what to do instead.
+    Never(String),
+}
+
+/// What a server knows of the group of one partition. Members may differ from the placement.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupView {
+    /// Whose group it is.
+    pub partition: PartitionId,
+    /// Members that vote; during a change, the new ones.
+    pub voters: Vec<NodeId>,
+    /// Members that only receive, as far as the server knows.
+    pub learners: Vec<NodeId>,
+    /// The member that leads, if the server knows.
+    pub leader: Option<NodeId>,
+    /// If this server leads: the voter to which it should hand leadership before it ends.
+    pub successor: Option<NodeId>,
 }
 
 /// An order to change the members of a partition's group, and what became of it.

@@ -13,6 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use smallvec::SmallVec;
 
 use crate::Rng;
+use crate::digest::Digest;
 use crate::id::PartitionId;
 use crate::time::Timestamp;
 use crate::txn::{Key, Read, Value, Version};
@@ -238,13 +239,16 @@ pub struct Store {
     /// What a checkpoint under way is making durable.
     frozen: Option<Arc<Memtable>>,
     engine: Box<dyn StateEngine>,
+    /// Of what was put since it was last taken.
+    puts: Digest,
 }
 
 impl Store {
     /// A store over what earlier checkpoints made durable.
     #[must_use]
     pub fn new(engine: Box<dyn StateEngine>) -> Self {
-        Self { active: Memtable::default(), frozen: None, engine }
+        let puts = Digest::default();
+        Self { active: Memtable::default(), frozen: None, engine, puts }
     }
 
     /// The newest version of `key` that is not after `at`; [`Version::INITIAL`] and no value if
@@ -277,7 +281,17 @@ impl Store {
         version: Version,
         value: Option<Value>,
     ) {
+        self.puts.add_bytes(&key.0);
+        self.puts.add(version.timestamp.0);
+        if let Some(value) = &value {
+            self.puts.add_bytes(&value.0);
+        }
         self.active.put(partition, key, version, value);
+    }
+
+    /// A digest of every version that was put since this was last called, in order.
+    pub fn take_puts(&mut self) -> u64 {
+        std::mem::take(&mut self.puts).value()
     }
 
     /// Forgets everything about a partition, to be filled anew.

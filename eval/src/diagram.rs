@@ -205,7 +205,7 @@ impl Diagram {
                 format!("begin {}", line.txn.map(|txn| txn.to_string()).unwrap_or_default())
             }
             Event::Finish => detail.to_string(),
-            Event::Resolve => "what became of it?".into(),
+            Event::Resolve => "ask for the outcome".into(),
             Event::Lose => format!("{kind} is lost"),
             Event::Read | Event::Decide | Event::Reads => event.to_string(),
             Event::Timer | Event::Durable | Event::Note | Event::Fault => format!("{event} {kind}"),
@@ -262,7 +262,7 @@ impl Diagram {
             (Event::Begin, ..) => note(format!("begin {}", line.txn.map(name).unwrap_or_default())),
             (Event::Read, ..) => note(format!("read{attempt}")),
             (Event::Decide, ..) => note(format!("decide{attempt}")),
-            (Event::Resolve, ..) => note(format!("what became of it?{attempt}")),
+            (Event::Resolve, ..) => note(format!("ask for the outcome{attempt}")),
             (Event::Reads, ..) => note(format!("reads{attempt}")),
             (Event::Finish, ..) => {
                 let path = if kind == "-" { String::new() } else { format!(" ({kind})") };

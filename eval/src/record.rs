@@ -32,7 +32,7 @@ pub struct Attempt<'a> {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RecordError {
     /// It committed, but a key that it declared was not among its reads.
-    #[error("{txn} committed without telling what it read of {key}")]
+    #[error("{txn} committed, but its reads lack {key}")]
     Unread {
         /// The attempt.
         txn: TxnId,
@@ -242,7 +242,7 @@ mod tests {
         let interactive = request(Kind::Interactive, &["k"], &["k"]);
         let all = Reads::from([list("k", &[], Version::INITIAL)]);
         let unread = entry(&attempt(&interactive, &none), Values::Versions).unwrap_err();
-        assert_eq!(unread.to_string(), "c4.19#2 committed without telling what it read of k");
+        assert_eq!(unread.to_string(), "c4.19#2 committed, but its reads lack k");
         let undecided = entry(&attempt(&interactive, &all), Values::Versions).unwrap_err();
         assert!(undecided.to_string().contains("did not decide"), "{undecided}");
         let text = Read { value: Some("text".into()), ..Read::default() };

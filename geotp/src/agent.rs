@@ -913,7 +913,10 @@ mod tests {
         }
         let of = |effect| match effect {
             AgentEffect::Send { msg, .. } => Some(msg),
-            _ => None,
+            AgentEffect::Peer { .. }
+            | AgentEffect::Source(_)
+            | AgentEffect::SetTimer(..)
+            | AgentEffect::Note(_) => None,
         };
         let sent: Vec<FromAgent<Model>> = effects.into_iter().filter_map(of).collect();
         for msg in &sent {

@@ -10,7 +10,7 @@ use orthodrome_eval::checker::Model;
 use orthodrome_eval::workload::Workload;
 use orthodrome_geotp::scalardb::ScalarDb;
 use orthodrome_geotp::simulated::GeoTp;
-use orthodrome_protocols::registry::{self, Guarantee, Row, UnknownProtocol, Visitor};
+use orthodrome_protocols::registry::{self, Guarantee, Registered, Row, UnknownProtocol, Visitor};
 use orthodrome_sim::load::HistorySink;
 use orthodrome_sim::promise;
 use orthodrome_sim::simulation::{Simulated, TraceSink};
@@ -67,18 +67,18 @@ struct Setup<'a> {
 /// If there is none.
 pub fn find(name: &str) -> Result<Subject, UnknownProtocol> {
     if let Some(row) = middleware::ROWS.iter().find(|row| row.name == name) {
-        let subject = Find.visit::<GeoTp>(row);
+        let subject = subject::<GeoTp>(row);
         return Ok(Subject { has_sources: true, simulation: middleware::simulation, ..subject });
     }
     if let Some(row) = middleware::SCALARDB_ROWS.iter().find(|row| row.name == name) {
-        return Ok(Find.visit::<ScalarDb>(row));
+        return Ok(subject::<ScalarDb>(row));
     }
     registry::with(name, Find).map_err(|_| UnknownProtocol::new(name, rows()))
 }
 
 /// What is known of every protocol that can be simulated: those that servers run, and the middleware's.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
-    registry::ROWS.iter().chain(middleware::ROWS).chain(middleware::SCALARDB_ROWS)
+    registry::rows().chain(middleware::ROWS).chain(middleware::SCALARDB_ROWS)
 }
 
 /// Those that keep their promise only while nothing fails: baselines.
@@ -89,21 +89,25 @@ struct Find;
 impl Visitor for Find {
     type Out = Subject;
 
-    fn visit<P: Protocol>(self, row: &'static Row) -> Subject {
-        Subject {
-            row,
-            is_general: P::GENERAL,
-            is_replicated: P::REPLICATED,
-            has_shares: P::SHARES,
-            has_sources: false,
-            sources: Sources::default(),
-            mutations: P::mutations(row.name),
-            simulation: simulation::<P>,
-            model_under: promise::model_under::<P>,
-            draw: Scenario::draw::<P>,
-            run_seed: run_seed::<P>,
-            record: record_scenario::<P>,
-        }
+    fn visit<P: Registered>(self, row: &'static Row) -> Subject {
+        subject::<P>(row)
+    }
+}
+
+fn subject<P: Protocol>(row: &'static Row) -> Subject {
+    Subject {
+        row,
+        is_general: P::GENERAL,
+        is_replicated: P::REPLICATED,
+        has_shares: P::SHARES,
+        has_sources: false,
+        sources: Sources::default(),
+        mutations: P::mutations(row.name),
+        simulation: simulation::<P>,
+        model_under: promise::model_under::<P>,
+        draw: Scenario::draw::<P>,
+        run_seed: run_seed::<P>,
+        record: record_scenario::<P>,
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) const ROWS: &[Row] = &[
         "3: statements, prepare, commit; one source 2",
     ),
     Row {
-        conditions: "while nothing fails: each branch commits by itself",
+        conditions: "only without failures: each branch commits independently",
         ..row(XA_LOCAL, "ShardingSphere's local mode; GeoTP §VII-A1", "2: statements, commit")
     },
     row(
@@ -88,7 +88,7 @@ pub(crate) const SCALARDB_ROWS: &[Row] = &[
 
 const fn scalardb(name: &'static str, paper: &'static str, round_trips: &'static str) -> Row {
     Row {
-        conditions: "records are changed by such middlewares only; not replicated: a source that is down is missed",
+        conditions: "records are changed by such middlewares only; not replicated: the data of a source that is down is unavailable",
         ..row(name, paper, round_trips)
     }
 }
@@ -98,7 +98,7 @@ const fn row(name: &'static str, paper: &'static str, round_trips: &'static str)
         name,
         paper,
         guarantee: Guarantee::StrictSerializable,
-        conditions: "every read locks, and sources keep what they lock; not replicated: a source that is down is missed",
+        conditions: "every read locks, and sources keep what they lock; not replicated: the data of a source that is down is unavailable",
         model: "interactive with fixed sets (2FI) and general, procedures, read-only; predicates are not modelled",
         round_trips,
     }

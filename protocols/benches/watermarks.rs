@@ -52,7 +52,7 @@ impl Region {
     fn new(servers: u32, partitions: u32, in_flight: u64) -> Self {
         let map = Topology::uniform(3, Duration::from_micros(500), Duration::from_millis(100));
         let cluster = Arc::new(Cluster::spread(map, servers, 0, partitions, 3).unwrap());
-        let active = Member { incarnation: 1, status: Status::Active };
+        let active = Member { incarnation: 1, disk: 0, status: Status::Active };
         let all = cluster.servers().map(|server| (server.id, active)).collect();
         let members = Members { epoch: 2, servers: all };
         let gossiper = Gossiper::new(cluster, RegionId(0), members.clone());

@@ -5,6 +5,8 @@
 
 mod acknowledged;
 pub mod carousel;
+mod checkpoint;
+pub mod commit;
 pub mod deterministic;
 pub mod functor;
 pub mod gateway;

@@ -53,6 +53,11 @@ impl Routes {
         })
     }
 
+    /// The leader of `partition`, if this node was told of it and has had no reason since to doubt it.
+    pub fn learnt_leader(&self, partition: PartitionId) -> Option<NodeId> {
+        self.known.get(&partition).filter(|route| route.tries == 0).map(|route| route.leader)
+    }
+
     /// The voters of `partition`.
     pub fn voters(&self, partition: PartitionId) -> &[NodeId] {
         if let Some((_, voters)) = self.voters.get(&partition) {

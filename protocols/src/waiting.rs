@@ -118,6 +118,11 @@ impl Helpers {
         Self { regions, turn: 0, suspects: Suspects::new(answer_after) }
     }
 
+    /// Every server.
+    pub fn all(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.regions.iter().flatten().copied()
+    }
+
     /// It is the next server's turn.
     pub fn turn(&mut self) {
         self.turn = self.turn.wrapping_add(1);

@@ -13,6 +13,7 @@ use orthodrome_eval::metrics::Retry;
 use orthodrome_eval::workload;
 use orthodrome_protocols::carousel::{self, Carousel};
 use orthodrome_protocols::natto::{self, Natto};
+use orthodrome_protocols::ocean_vista::{self, OceanVista};
 use orthodrome_protocols::tapir::{self, Tapir};
 use orthodrome_protocols::two_phase_locking::{self, Locking};
 use orthodrome_sim::fault::{Entry, Fault, Schedule};
@@ -113,5 +114,14 @@ fn tapir_keeps_them() {
     notice::<Tapir>(tapir::NAME, |config| {
         config.checkpoint_bytes = 100_000;
         config.piece_bytes = usize::MAX;
+    });
+}
+
+#[test]
+fn ocean_vista_keeps_them() {
+    hold::<OceanVista>(ocean_vista::NAME, |config| config.checkpoint_bytes = 100_000);
+    notice::<OceanVista>(ocean_vista::NAME, |config| {
+        config.checkpoint_bytes = 100_000;
+        config.batch_bytes = usize::MAX;
     });
 }

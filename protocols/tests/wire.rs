@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test")]
 
+use std::any::type_name;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::Path;
@@ -17,83 +19,122 @@ use orthodrome_core::{
 };
 use orthodrome_protocols::Portion;
 use orthodrome_protocols::carousel::{self, Carousel, Chunk};
-use orthodrome_protocols::deterministic::{Deterministic, Sequenced};
-use orthodrome_protocols::natto::Natto;
+use orthodrome_protocols::deterministic::Sequenced;
 use orthodrome_protocols::ocean_vista::takeover::{self, Closed};
 use orthodrome_protocols::ocean_vista::{Body, Functor, Msg, OceanVista, RECENT_BYTES};
+use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
 use orthodrome_protocols::replication::Members;
-use orthodrome_protocols::tapir::Tapir;
-use orthodrome_protocols::two_phase_locking::Locking;
 
-/// Calls `$check` for the messages and for the records of each protocol.
-macro_rules! of_every_protocol {
-    ($check:ident) => {
-        of_every_protocol!($check: Carousel, Natto, Locking, Tapir, OceanVista, Deterministic)
-    };
-    ($check:ident: $($protocol:ty),*) => {$(
-        $check::<<$protocol as Protocol>::Msg>(concat!(stringify!($protocol), " messages"));
-        $check::<<$protocol as Protocol>::Record>(concat!(stringify!($protocol), " records"));
-    )*};
+/// A check of the messages or of the records of a protocol.
+trait Check {
+    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str);
+}
+
+struct Each<'a, C>(&'a C);
+
+impl<C: Check> Visitor for Each<'_, C> {
+    type Out = ();
+
+    fn visit<P: Registered>(self, _: &'static Row) {
+        self.0.check::<P::Msg>(type_name::<P::Msg>());
+        self.0.check::<P::Record>(type_name::<P::Record>());
+    }
+}
+
+/// Checks messages and records of every protocol; variants have the same.
+fn of_every_protocol(check: &impl Check) {
+    let mut done = BTreeSet::new();
+    for row in registry::rows() {
+        if done.insert(registry::with(row.name, TypeName).unwrap()) {
+            registry::with(row.name, Each(check)).unwrap();
+        }
+    }
+    assert!(done.len() > 5, "{done:?}");
+}
+
+/// The name of a protocol's type.
+struct TypeName;
+
+impl Visitor for TypeName {
+    type Out = &'static str;
+
+    fn visit<P: Registered>(self, _: &'static Row) -> &'static str {
+        type_name::<P>()
+    }
 }
 
 const SAMPLES: usize = 500;
 
-fn comes_back<T: Wire + PartialEq + Debug>(of: &'static str) {
-    let mut rng = Rng::stream(1, of, 0);
-    for _ in 0..SAMPLES {
-        let value = T::sample(&mut rng);
-        let bytes = encode(&value);
-        assert_eq!(bytes.len(), value.size(), "{of}: {value:?}");
-        assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value), "{of}");
+struct ComesBack;
+
+impl Check for ComesBack {
+    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
+        let mut rng = Rng::stream(1, of, 0);
+        for _ in 0..SAMPLES {
+            let value = T::sample(&mut rng);
+            let bytes = encode(&value);
+            assert_eq!(bytes.len(), value.size(), "{of}: {value:?}");
+            assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value), "{of}");
+        }
     }
 }
 
 #[test]
 fn every_message_and_record_comes_back_as_it_was() {
-    of_every_protocol!(comes_back);
+    of_every_protocol(&ComesBack);
 }
 
 /// A frame around the bytes says how long they are; without it, bytes that are cut between two fields
 /// are another message, but never the same.
-fn is_never_taken_for_whole<T: Wire + PartialEq + Debug>(of: &'static str) {
-    let mut rng = Rng::stream(2, of, 0);
-    for _ in 0..SAMPLES / 10 {
-        let value = T::sample(&mut rng);
-        let bytes = encode(&value);
-        for _ in 0..100 {
-            let cut = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
-            assert_ne!(decode::<T>(&bytes.slice(..cut)).as_ref(), Ok(&value), "{of} at {cut}");
+struct IsNeverTakenForWhole;
+
+impl Check for IsNeverTakenForWhole {
+    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
+        let mut rng = Rng::stream(2, of, 0);
+        for _ in 0..SAMPLES / 10 {
+            let value = T::sample(&mut rng);
+            let bytes = encode(&value);
+            for _ in 0..100 {
+                let cut = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
+                assert_ne!(decode::<T>(&bytes.slice(..cut)).as_ref(), Ok(&value), "{of} at {cut}");
+            }
         }
     }
 }
 
 #[test]
 fn a_message_cut_anywhere_is_never_taken_for_the_whole() {
-    of_every_protocol!(is_never_taken_for_whole);
+    of_every_protocol(&IsNeverTakenForWhole);
 }
 
-fn is_refused_or_read<T: Wire>(of: &'static str) {
-    let mut rng = Rng::stream(3, of, 0);
-    for _ in 0..SAMPLES {
-        let mut bytes = encode(&T::sample(&mut rng)).to_vec();
-        for _ in 0..1 + rng.below(4) {
-            let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
-            if let Some(byte) = bytes.get_mut(at) {
-                *byte = rng.next_u64().to_le_bytes()[0];
+struct IsRefusedOrRead;
+
+impl Check for IsRefusedOrRead {
+    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
+        let mut rng = Rng::stream(3, of, 0);
+        for _ in 0..SAMPLES {
+            let mut bytes = encode(&T::sample(&mut rng)).to_vec();
+            for _ in 0..1 + rng.below(4) {
+                let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = rng.next_u64().to_le_bytes()[0];
+                }
             }
+            let _ = decode::<T>(&bytes.into());
+            let noise: Vec<u8> =
+                (0..rng.below(200)).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
+            let _ = decode::<T>(&noise.into());
         }
-        let _ = decode::<T>(&bytes.into());
-        let noise: Vec<u8> = (0..rng.below(200)).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
-        let _ = decode::<T>(&noise.into());
+        // A length that is longer than any memory.
+        let endless =
+            Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
+        assert!(decode::<T>(&endless).is_err(), "{of}");
     }
-    // A length that is longer than any memory.
-    let endless = Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
-    assert!(decode::<T>(&endless).is_err(), "{of}");
 }
 
 #[test]
 fn damaged_bytes_never_panic() {
-    of_every_protocol!(is_refused_or_read);
+    of_every_protocol(&IsRefusedOrRead);
 }
 
 /// What a decoder says to a value whose definition allows more than its type promises.
@@ -169,6 +210,15 @@ fn what_survives_fits_into_a_message() {
     assert!(msg.size() <= most, "{count} functors of {} bytes: {}", shortest.size(), msg.size());
 }
 
+/// Adds the fields of a type to a list.
+struct AddTo<'a>(RefCell<&'a mut BTreeSet<String>>);
+
+impl Check for AddTo<'_> {
+    fn check<T: Wire + PartialEq + Debug>(&self, _: &'static str) {
+        self.0.borrow_mut().append(&mut Schema::of::<T>().lines());
+    }
+}
+
 /// `wire.txt` lists every field that this version and earlier ones write. A field that is in the list
 /// keeps its number, name and type: nodes of two versions talk to each other, and a node reads what an
 /// earlier version of it remembered. With `UPDATE_GOLDENFILES=1` new fields are added to the list;
@@ -177,13 +227,7 @@ fn what_survives_fits_into_a_message() {
 #[test]
 fn fields_keep_their_numbers() {
     let mut lines = BTreeSet::new();
-    macro_rules! add {
-        ($($protocol:ty),*) => {$(
-            lines.append(&mut Schema::of::<<$protocol as Protocol>::Msg>().lines());
-            lines.append(&mut Schema::of::<<$protocol as Protocol>::Record>().lines());
-        )*};
-    }
-    add!(Carousel, Natto, Locking, Tapir, OceanVista, Deterministic);
+    of_every_protocol(&AddTo(RefCell::new(&mut lines)));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("wire.txt");
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let known: BTreeSet<String> = text.lines().map(str::to_owned).collect();

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::Wire as _;
+use orthodrome_core::limits::bytes_of;
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::txn::{Kind, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
@@ -42,8 +44,19 @@ pub enum Begun {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GatewayError {
     /// Too many transactions in flight. Retry later, with a pause that grows.
-    #[error("{limit} transactions are in flight at this node, its limit; try again later")]
+    #[error("{limit} transactions are pending at this node, which is its limit; try again later")]
     Overloaded {
+        /// The configured bound.
+        limit: usize,
+    },
+    /// The transactions in flight have too many bytes for one more. Retry later, with a pause that grows.
+    #[error(
+        "busy: with its {bytes} bytes, transactions in flight at this node would have more than the {limit} bytes \
+         that limits.request_bytes_in_flight_max allows; try again after a pause, or at another gateway"
+    )]
+    OverloadedBytes {
+        /// The bytes of the transaction.
+        bytes: usize,
         /// The configured bound.
         limit: usize,
     },
@@ -55,14 +68,14 @@ pub enum GatewayError {
     Failed(String),
     /// No such transaction is in flight here: it was never begun here, it ended, or the node
     /// restarted. [`Gateway::resolve`] finds out what became of it.
-    #[error("transaction {0} is not in flight at this node; ask for its outcome instead")]
+    #[error("transaction {0} is not pending at this node; ask for its outcome instead")]
     UnknownTransaction(TxnId),
     /// A transaction of this name is in flight here. A name is used once; a retry after a known
     /// abort counts up the attempt, and a retry after no answer asks for the outcome.
-    #[error("transaction {0} was begun already; ask for its outcome, or use the next attempt")]
+    #[error("transaction {0} was already submitted; ask for its outcome, or use the next attempt")]
     AlreadyBegun(TxnId),
     /// [`Gateway::decide`] or [`Gateway::read`] on a transaction that is not waiting for it.
-    #[error("transaction {0} is not waiting for its caller: {1}")]
+    #[error("transaction {0} does not wait for its client: {1}")]
     NotUndecided(TxnId, &'static str),
     /// The node stopped while the call was under way; the outcome is unknown.
     #[error("this node stopped before transaction {0} finished; its outcome is unknown")]
@@ -74,12 +87,42 @@ impl GatewayError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Overloaded { .. } | Self::Stopping | Self::Failed(_) => true,
+            Self::Overloaded { .. }
+            | Self::OverloadedBytes { .. }
+            | Self::Stopping
+            | Self::Failed(_) => true,
             Self::UnknownTransaction(_)
             | Self::AlreadyBegun(_)
             | Self::NotUndecided(..)
             | Self::Lost(_) => false,
         }
+    }
+}
+
+/// Why a node did not take an operator's order.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OrderError {
+    /// The node's server side refused the order, which has no effect.
+    #[error("{}", refused(.0))]
+    Refused(Refusal),
+    /// The node does not serve. The order has no effect.
+    #[error(transparent)]
+    NotServing(GatewayError),
+    /// The node stopped before it answered. It may have taken the order.
+    #[error("this node stopped before it could say whether it takes the order")]
+    Lost,
+}
+
+/// A refusal as a sentence.
+fn refused(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NotLeader(Some(leader)) => {
+            format!("this node does not lead the partition; give the order to {leader}, which does")
+        }
+        Refusal::NotLeader(None) => "this node does not lead the partition and does not know who \
+                                     does; try again, or give the order to another node"
+            .into(),
+        Refusal::NotNow(why) | Refusal::Invalid(why) | Refusal::Never(why) => why.clone(),
     }
 }
 
@@ -137,6 +180,7 @@ pub(crate) enum Command {
     Decide {
         txn: TxnId,
         decision: Decision,
+        held: HeldBytes,
         reply: oneshot::Sender<Result<Finished, GatewayError>>,
     },
     Resolve {
@@ -154,8 +198,10 @@ pub(crate) enum Command {
 pub(crate) trait Backend: Send + Sync {
     /// Hands a command to the client machine's task; false if that task has ended.
     fn submit(&self, command: Command) -> bool;
-    /// Hands an order to the server machine's task.
-    fn admin(&self, order: Admin);
+    /// Hands an order to the server machine's task, which answers whether it takes the order.
+    fn admin(&self, order: Admin) -> oneshot::Receiver<Result<(), Refusal>>;
+    /// What the server machine knows of groups.
+    fn groups(&self) -> oneshot::Receiver<Vec<GroupView>>;
     /// Health, and everything else that can change.
     fn describe(&self) -> Description;
     /// What the client machine has to show, and what the server machine has.
@@ -174,7 +220,16 @@ pub(crate) trait Backend: Send + Sync {
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     count: AtomicUsize,
+    /// Bytes of their requests.
+    bytes: AtomicUsize,
     freed: Notify,
+}
+
+/// How much may be in flight at one gateway.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlightMax {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
 }
 
 impl InFlight {
@@ -192,12 +247,37 @@ impl InFlight {
 
 /// A place among the transactions in flight; dropping it frees the place.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<InFlight>);
+pub(crate) struct Slot {
+    in_flight: Arc<InFlight>,
+    /// Those of the request that began the transaction, and of later ones about it.
+    bytes: Vec<HeldBytes>,
+}
+
+impl Slot {
+    /// Keeps the bytes of a later request until the transaction has ended.
+    pub(crate) fn hold(&mut self, bytes: HeldBytes) {
+        self.bytes.push(bytes);
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_waiters();
+        self.bytes.clear();
+        self.in_flight.count.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight.freed.notify_waiters();
+    }
+}
+
+/// Bytes of one request, which count until this is dropped.
+#[derive(Debug)]
+pub(crate) struct HeldBytes {
+    in_flight: Arc<InFlight>,
+    bytes: usize,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.in_flight.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -206,7 +286,7 @@ impl Drop for Slot {
 pub struct Gateway {
     backend: Arc<dyn Backend>,
     in_flight: Arc<InFlight>,
-    in_flight_max: usize,
+    max: InFlightMax,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -234,9 +314,9 @@ impl Gateway {
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
         in_flight: Arc<InFlight>,
-        in_flight_max: usize,
+        max: InFlightMax,
     ) -> Self {
-        Self { backend, in_flight, in_flight_max }
+        Self { backend, in_flight, max }
     }
 
     /// A new client incarnation: an id that no other client of the cluster has, had or will have.
@@ -255,7 +335,7 @@ impl Gateway {
     /// See [`GatewayError`]; the transaction was not begun, except for [`GatewayError::Lost`].
     pub async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
         self.serving()?;
-        let slot = self.slot()?;
+        let slot = self.slot(txn.size())?;
         let id = txn.id;
         let (reply, answer) = oneshot::channel();
         self.call(id, Command::Begin { txn, slot, reply }, answer).await
@@ -284,8 +364,10 @@ impl Gateway {
         if let Health::Failed(why) = self.backend.health() {
             return Err(GatewayError::Failed(why));
         }
+        // A transaction that is in flight may always end, and then frees all that it holds.
+        let held = self.hold(decision_bytes(&decision));
         let (reply, answer) = oneshot::channel();
-        self.call(txn, Command::Decide { txn, decision, reply }, answer).await
+        self.call(txn, Command::Decide { txn, decision, held, reply }, answer).await
     }
 
     /// Finds out what became of a transaction begun here or elsewhere, ending it if it has no
@@ -300,7 +382,7 @@ impl Gateway {
         decision: Option<Decision>,
     ) -> Result<Finished, GatewayError> {
         self.serving()?;
-        let slot = self.slot()?;
+        let slot = self.slot(txn.size() + decision.as_ref().map_or(0, decision_bytes))?;
         let id = txn.id;
         let (reply, answer) = oneshot::channel();
         self.call(id, Command::Resolve { txn, reads, decision, slot, reply }, answer).await
@@ -310,7 +392,7 @@ impl Gateway {
     #[must_use]
     pub fn describe(&self) -> Description {
         let in_flight = self.in_flight.count.load(Ordering::Relaxed);
-        Description { in_flight, in_flight_max: self.in_flight_max, ..self.backend.describe() }
+        Description { in_flight, in_flight_max: self.max.count, ..self.backend.describe() }
     }
 
     /// What the protocol's two sides have to show an operator; nothing of one that has ended, or is so busy
@@ -334,10 +416,25 @@ impl Gateway {
         orders.into_iter().map(aged).collect()
     }
 
-    /// Hands an operator's order to the node's server side. It is carried out in the background: what
-    /// becomes of one to change members, [`Gateway::orders`] tells.
-    pub fn admin(&self, order: Admin) {
-        self.backend.admin(order);
+    /// Gives an operator's order to the node's server side. If that takes the order, it carries it
+    /// out in the background: what becomes of one to change members, [`Gateway::orders`] tells.
+    ///
+    /// # Errors
+    /// The order has no effect, except for [`OrderError::Lost`].
+    pub async fn admin(&self, order: Admin) -> Result<(), OrderError> {
+        self.serving().map_err(OrderError::NotServing)?;
+        match self.backend.admin(order).await {
+            Ok(answer) => answer.map_err(OrderError::Refused),
+            Err(_) => Err(OrderError::Lost),
+        }
+    }
+
+    /// What the node's server side knows of the members of partitions and who leads them. A
+    /// partition that is not in the answer is as placed, as far as the node knows; so is every one
+    /// if the server side does not answer within a second.
+    pub async fn groups(&self) -> Vec<GroupView> {
+        let answer = tokio::time::timeout(Duration::from_secs(1), self.backend.groups()).await;
+        answer.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     fn serving(&self) -> Result<(), GatewayError> {
@@ -348,15 +445,25 @@ impl Gateway {
         }
     }
 
-    fn slot(&self) -> Result<Slot, GatewayError> {
-        let limit = self.in_flight_max;
-        self.in_flight
-            .count
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-                (held < limit).then_some(held + 1)
-            })
-            .map(|_| Slot(self.in_flight.clone()))
-            .map_err(|_| GatewayError::Overloaded { limit })
+    /// A place for a transaction whose request has so many bytes.
+    fn slot(&self, bytes: usize) -> Result<Slot, GatewayError> {
+        let limit = self.max.bytes;
+        let fits = |held: usize| Some(held.saturating_add(bytes)).filter(|all| *all <= limit);
+        let relaxed = Ordering::Relaxed;
+        let taken = self.in_flight.bytes.try_update(relaxed, relaxed, fits);
+        taken.map_err(|_| GatewayError::OverloadedBytes { bytes, limit })?;
+        let held = HeldBytes { in_flight: self.in_flight.clone(), bytes };
+        let limit = self.max.count;
+        let fits = |held: usize| (held < limit).then_some(held + 1);
+        let taken = self.in_flight.count.try_update(relaxed, relaxed, fits);
+        taken.map_err(|_| GatewayError::Overloaded { limit })?;
+        Ok(Slot { in_flight: self.in_flight.clone(), bytes: vec![held] })
+    }
+
+    /// Counts the bytes of a request about a transaction that is in flight.
+    fn hold(&self, bytes: usize) -> HeldBytes {
+        self.in_flight.bytes.fetch_add(bytes, Ordering::Relaxed);
+        HeldBytes { in_flight: self.in_flight.clone(), bytes }
     }
 
     async fn call<T>(
@@ -375,6 +482,14 @@ impl Gateway {
         let answer = answer.await;
         guard.armed = false;
         answer.unwrap_or(Err(GatewayError::Lost(txn)))
+    }
+}
+
+/// Bytes of the keys and values that a decision writes.
+fn decision_bytes(decision: &Decision) -> usize {
+    match decision {
+        Decision::Commit(writes) => bytes_of(writes),
+        Decision::Abort => 0,
     }
 }
 

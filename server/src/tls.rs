@@ -41,13 +41,13 @@ pub enum TlsError {
         why: String,
     },
     /// The files do not fit together.
-    #[error("the certificate and key cannot be used: {0}; make them anew for this node")]
+    #[error("the certificate and key cannot be used: {0}; issue new ones for this node")]
     Config(#[from] rustls::Error),
     /// The authority's certificates cannot verify anything.
     #[error("the authority's certificates cannot be used: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
     /// The certificate is not this node's.
-    #[error("the certificate {} is not for {name}; use the one made for this node", path.display())]
+    #[error("the certificate {} is not for {name}; use the certificate of this node", path.display())]
     Name {
         /// The certificate's file.
         path: PathBuf,

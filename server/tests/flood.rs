@@ -4,46 +4,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
 
+mod flooding;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use flooding::{CALLERS, VALUES, key, protocols, writes};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Op, VALUE_BYTES_MAX};
-use orthodrome_core::{Cluster, Key, NodeId, Outcome, RegionId, Txn, TxnId, Value};
+use orthodrome_core::{Cluster, Key, NodeId, Outcome, RegionId, Txn, TxnId};
 use orthodrome_server::gateway::{Begun, Gateway, GatewayError};
 use orthodrome_server::node::Durability;
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 
-/// One of each family, and of those whose variants go other ways, more.
-const PROTOCOLS: [&str; 9] = [
-    "carousel-basic",
-    "carousel-fast",
-    "2pl",
-    "natto-recsf",
-    "tapir",
-    "ocean-vista",
-    "calvin",
-    "slog",
-    "sloth",
-];
-
-/// Transactions at once, and values of the largest size in each.
-const CALLERS: usize = 60;
-const VALUES: usize = 3;
-
 /// How long anything may take on a machine that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(240);
-
-/// The protocols to run: all, or those that `ORTHODROME_PROTOCOLS` names.
-fn protocols() -> Vec<&'static str> {
-    let wanted = std::env::var("ORTHODROME_PROTOCOLS").unwrap_or_default();
-    let is_wanted = |name: &&str| wanted.is_empty() || wanted.split(',').any(|one| one == *name);
-    PROTOCOLS.into_iter().filter(is_wanted).collect()
-}
-
-fn key(caller: usize, value: usize) -> Key {
-    format!("k{caller}-{value}").into()
-}
 
 /// Runs one transaction at one gateway.
 async fn run(gateway: &Gateway, txn: Txn) -> Result<Begun, GatewayError> {
@@ -54,8 +29,8 @@ async fn run(gateway: &Gateway, txn: Txn) -> Result<Begun, GatewayError> {
 
 /// Writes three values of the largest size; true if that committed.
 async fn write(gateway: Gateway, caller: usize) -> bool {
-    let value = Value::from(vec![b'x'; VALUE_BYTES_MAX]);
-    let ops = (0..VALUES).map(|number| Op::Put(key(caller, number), value.clone())).collect();
+    let puts = writes(caller).map(|(key, value)| Op::Put(key.into(), value.into()));
+    let ops = puts.collect();
     let client = gateway.register().await.unwrap();
     match run(&gateway, Txn::procedure(TxnId::new(client, 1), RegionId(0), ops)).await {
         Ok(Begun::Finished(finished)) => match finished.outcome {
@@ -64,7 +39,6 @@ async fn write(gateway: Gateway, caller: usize) -> bool {
             Outcome::Unknown => panic!("nobody can tell what became of {caller}"),
         },
         Ok(Begun::Reads(_)) => panic!("a procedure has one round"),
-        Err(GatewayError::Overloaded { .. }) => false,
         Err(error) => panic!("{caller}: {error}"),
     }
 }
@@ -98,6 +72,8 @@ async fn flood(protocol: &'static str, regions: u16) {
         emulate_wan: false,
         tls: false,
         in_flight_max: 1_000,
+        // All of them get to the machines.
+        bytes_in_flight_max: usize::MAX,
     })
     .await
     .unwrap();
@@ -123,7 +99,7 @@ async fn flood(protocol: &'static str, regions: u16) {
     }
     let gateway = cluster.gateway(NodeId(1)).unwrap();
     for caller in [committed[0], committed[committed.len() - 1]] {
-        let found = length(&gateway, key(caller, VALUES - 1)).await;
+        let found = length(&gateway, key(caller, VALUES - 1).into()).await;
         assert_eq!(found, Some(VALUE_BYTES_MAX), "{protocol} with {regions}: of {caller}");
     }
     while !write(gateway.clone(), 0).await {}

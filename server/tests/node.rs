@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use orthodrome_core::machine::{Admin, GroupView, OrderState, Refusal};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Op, Reads, Writes};
 use orthodrome_core::{
-    ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Txn, TxnId, Value,
+    ClientId, Cluster, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Txn, TxnId, Value,
 };
 use orthodrome_protocols::{
     carousel, deterministic, natto, ocean_vista, registry, tapir, two_phase_locking,
 };
-use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError};
+use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError, OrderError};
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::node::{Durability, StartError};
 
@@ -59,6 +60,7 @@ fn plan(dir: &Path, map: Arc<Cluster>) -> Plan {
         emulate_wan: false,
         tls: false,
         in_flight_max: 1_000,
+        bytes_in_flight_max: 64 << 20,
     }
 }
 
@@ -216,7 +218,7 @@ async fn transactions_commit_at_one_gateway_and_are_read_at_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_protocol_of_the_registry_is_served() {
-    for row in registry::ROWS {
+    for row in registry::rows() {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
         let cluster = cluster(Plan { protocol: row.name, ..plan }).await;
@@ -391,6 +393,45 @@ async fn a_gateway_over_its_limit_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_bytes_of_transactions_in_flight_are_bounded_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run(&[Op::Put("k".into(), "1".into())]).await;
+    let value = Value::from(vec![b'x'; 1 << 20]);
+    for _ in 0..3 {
+        let mut callers = Vec::new();
+        for number in 0..100 {
+            let puts = vec![Op::Put(format!("k{number}").into(), value.clone())];
+            let txn = Txn::procedure(client.next(), RegionId(0), puts);
+            let gateway = client.gateway.clone();
+            // The first step of each takes its place before the next one's.
+            let mut caller = Box::pin(async move { gateway.begin(txn).await });
+            let first = std::future::poll_fn(|cx| std::task::Poll::Ready(caller.as_mut().poll(cx)));
+            match first.await {
+                std::task::Poll::Ready(answer) => callers.push(tokio::spawn(async { answer })),
+                std::task::Poll::Pending => callers.push(tokio::spawn(caller)),
+            }
+        }
+        let mut refused = 0;
+        for caller in callers {
+            match within("every caller has an answer", caller).await.unwrap() {
+                Ok(Begun::Finished(finished)) => assert_ne!(finished.outcome, Outcome::Unknown),
+                Err(GatewayError::OverloadedBytes { bytes, limit }) => {
+                    refused += 1;
+                    assert!(bytes > value.len() && limit == 64 << 20);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        println!("{refused} of 100 were refused");
+        assert!(refused > 0, "100 MiB were in flight at once");
+    }
+    client.run(&[Op::Put("k".into(), value)]).await;
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_finishes_what_is_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let mut cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;
@@ -443,6 +484,171 @@ async fn a_clock_that_jumps_stops_its_node_until_it_is_right_again() {
     skew.store(0, Ordering::Relaxed);
     cluster.restart(NodeId(1)).await.unwrap();
     let mut client = Client::at(&cluster, 1).await;
+    assert_eq!(client.read("k").await.as_deref(), Some("1"));
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+/// The groups of partition 0 as the server side of `node` sees them.
+async fn group_at(cluster: &EmbeddedCluster, node: NodeId) -> Option<GroupView> {
+    let groups = cluster.gateway(node)?.groups().await;
+    groups.into_iter().find(|group| group.partition == PartitionId(0))
+}
+
+/// Gives an order to one server after the other until one takes it, and returns that one. A server
+/// that does not lead names one that it takes for the leader, or says that it knows none.
+async fn taken(cluster: &EmbeddedCluster, order: &Admin) -> NodeId {
+    let nodes: Vec<NodeId> = cluster.nodes().collect();
+    let tries = async {
+        let mut at = nodes[0];
+        for turn in 0.. {
+            match cluster.gateway(at).unwrap().admin(order.clone()).await {
+                Ok(()) => return at,
+                Err(OrderError::Refused(Refusal::NotLeader(Some(leader)))) => {
+                    assert_ne!(leader, at, "who refuses does not lead");
+                    at = leader;
+                }
+                Err(OrderError::Refused(Refusal::NotLeader(None) | Refusal::NotNow(_))) => {
+                    at = nodes[turn % nodes.len()];
+                }
+                Err(error) => panic!("{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        unreachable!("the turns do not end")
+    };
+    within(&format!("a server takes {order:?}"), tries).await
+}
+
+/// Makes these the voters, and waits until that is so. An order fails if the leader changes before its
+/// new voters have caught up; then it is given again.
+async fn change_members(cluster: &EmbeddedCluster, voters: &[NodeId]) {
+    let (partition, voters) = (PartitionId(0), voters.to_vec());
+    let order = Admin::ChangeMembers { partition, voters: voters.clone(), learners: vec![] };
+    let changed = async {
+        loop {
+            let at = cluster.gateway(taken(cluster, &order).await).unwrap();
+            loop {
+                let mut orders = at.orders().await.into_iter().map(|(order, _)| order);
+                match orders.rfind(|order| order.voters == voters).unwrap().state {
+                    OrderState::Finished => return,
+                    OrderState::Failed(why) => {
+                        println!("given again: {why}");
+                        break;
+                    }
+                    OrderState::Pending(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                    OrderState::NotLeader(_) => panic!("it said that it takes the order"),
+                }
+            }
+        }
+    };
+    within(&format!("{voters:?} are the voters"), changed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_to_a_server_that_does_not_lead_is_refused_and_names_the_leader() {
+    let members = [carousel::BASIC, two_phase_locking::BY_AGE, natto::RECSF, deterministic::CALVIN];
+    for protocol in members {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path(), map(4, Duration::from_millis(1)));
+        let cluster = cluster(Plan { protocol, ..plan }).await;
+        let (partition, first) = (PartitionId(0), NodeId(1));
+        let mut client = Client::at(&cluster, 1).await;
+        client.run(&[Op::Put("k".into(), "1".into())]).await;
+        // Leadership goes where it is ordered to, whoever is told first.
+        for to in [2, 3, 2].map(NodeId) {
+            let order = Admin::TransferLeader { partition, to };
+            taken(&cluster, &order).await;
+            let leads = async {
+                while group_at(&cluster, to).await.and_then(|group| group.leader) != Some(to) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            // The preferred leader may take it back at once.
+            let _ = tokio::time::timeout(Duration::from_secs(2), leads).await;
+        }
+        let nobody = Admin::TransferLeader { partition, to: NodeId(4) };
+        let refused = async {
+            loop {
+                let leader = group_at(&cluster, first).await.and_then(|group| group.leader);
+                let Some(leader) = leader else { continue };
+                let answer = cluster.gateway(leader).unwrap().admin(nobody.clone()).await;
+                if let Err(OrderError::Refused(Refusal::Invalid(why))) = answer {
+                    return why;
+                }
+            }
+        };
+        let why = within("a server that does not vote is refused", refused).await;
+        assert!(why.contains("n4 does not vote"), "{protocol}: {why}");
+        change_members(&cluster, &[2, 3, 4].map(NodeId)).await;
+        client.run(&[Op::Add("k".into(), 1)]).await;
+        assert_eq!(client.read("k").await.as_deref(), Some("2"), "{protocol}");
+        // Those who vote know it, and the one that does not hears of it.
+        let is_known = async {
+            for node in cluster.nodes() {
+                while group_at(&cluster, node).await.is_none_or(|group| {
+                    let mut voters = group.voters;
+                    voters.sort();
+                    voters != [2, 3, 4].map(NodeId)
+                }) {
+                    client.run(&[Op::Add("k".into(), 1)]).await;
+                }
+            }
+        };
+        within(&format!("{protocol}: every node knows the voters"), is_known).await;
+        cluster.shutdown(Duration::from_secs(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_protocol_whose_members_never_change_says_so() {
+    for protocol in [tapir::NAME, ocean_vista::NAME] {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+        let cluster = cluster(Plan { protocol, ..plan }).await;
+        let (partition, voters) = (PartitionId(0), vec![NodeId(1)]);
+        let orders = [
+            Admin::TransferLeader { partition, to: NodeId(2) },
+            Admin::ChangeMembers { partition, voters, learners: vec![] },
+        ];
+        for order in orders {
+            let answer = cluster.gateway(NodeId(1)).unwrap().admin(order).await;
+            let Err(OrderError::Refused(Refusal::Never(why))) = answer else {
+                panic!("{answer:?}")
+            };
+            assert!(why.contains("none of them leads"), "{why}");
+        }
+        cluster.shutdown(Duration::from_secs(5)).await;
+    }
+}
+
+/// The members of now are none of the placement's but one. The leader ends in good order: another one
+/// leads when it has ended, long before an election would have made one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_ends_hands_over_to_a_member_of_now() {
+    let dir = tempfile::tempdir().unwrap();
+    // Elections take four times as long as the longest round trip of the map.
+    let rtt = Duration::from_secs(2);
+    let topology = Topology::uniform(5, Duration::from_micros(100), rtt);
+    let map = Arc::new(Cluster::spread(topology, 1, 1, 1, 3).unwrap());
+    let mut cluster = cluster(plan(dir.path(), map)).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run(&[Op::Put("k".into(), "1".into())]).await;
+    let voters = [3, 4, 5].map(NodeId);
+    change_members(&cluster, &voters).await;
+    taken(&cluster, &Admin::TransferLeader { partition: PartitionId(0), to: NodeId(5) }).await;
+    let leads = async {
+        while group_at(&cluster, NodeId(5)).await.and_then(|group| group.leader) != Some(NodeId(5))
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within("n5 leads", leads).await;
+    cluster.shutdown_node(NodeId(5), Duration::from_secs(60)).await;
+    let mut leaders = Vec::new();
+    for node in [3, 4].map(NodeId) {
+        leaders.extend(group_at(&cluster, node).await.and_then(|group| group.leader));
+    }
+    assert!(leaders.iter().any(|leader| [3, 4].map(NodeId).contains(leader)), "{leaders:?}");
     assert_eq!(client.read("k").await.as_deref(), Some("1"));
     cluster.shutdown(Duration::from_secs(5)).await;
 }

@@ -98,5 +98,5 @@ async fn a_cluster_runs_from_its_files_and_ends_in_good_order() {
     let mut swapped = configs[1].clone();
     swapped.node.data_dir = configs[0].node.data_dir.clone();
     let error = never_served(swapped).await;
-    assert!(error.contains("belongs to n1") && error.contains("data_dir"), "{error}");
+    assert!(error.contains("holds data of n1") && error.contains("data_dir"), "{error}");
 }

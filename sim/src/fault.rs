@@ -341,7 +341,7 @@ impl Schedule {
                 && until <= entry.at_ms
             {
                 return Err(names.value(format!(
-                    "it ends at {until} ms; `until_ms` must be later than `at_ms`"
+                    "until_ms = {until} is not later than at_ms; use a later end"
                 )));
             }
             entries.push(Planned {
@@ -709,9 +709,13 @@ fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut R
             others.truncate(now.len());
             return others;
         }
-        3 if others.len() >= 2 && now.len() < 7 => next.extend(others.drain(..2)),
-        // A group of one would leave no second copy for its own to be compared with.
-        4 if now.len() > 3 => next.truncate(now.len() - 2),
+        3 if others.len() >= 2 && matches!(now.len(), 1 | 3 | 5) => next.extend(others.drain(..2)),
+        4 if now.len() > 2 => next.truncate(now.len() - 2),
+        // Groups of an even number are rare.
+        5 if now.len() < 4 && rng.chance(1, 2) => match others.pop() {
+            Some(new) if now.len() == 1 => next.push(new),
+            Some(_) | None => next.truncate((now.len() - 1).max(1)),
+        },
         _ => {
             // Rather one of the first than one that has come since.
             let leaving = next.iter().position(|id| first.contains(id)).unwrap_or(0);
@@ -832,7 +836,7 @@ impl Names<'_> {
 
     fn ppm(&self, percent: u8) -> Result<u32, ScheduleError> {
         if percent > 100 {
-            return Err(self.value(format!("{percent} per cent; use 0 to 100")));
+            return Err(self.value(format!("{percent} is not a percentage; use 0 to 100")));
         }
         Ok(u32::from(percent) * 10_000)
     }
@@ -900,8 +904,9 @@ impl Fault {
             }
             Self::Duplicate { from, to, percent } => {
                 if network.links == Links::Ordered {
-                    return Err(names
-                        .value("ordered links do not duplicate; run with unordered links".into()));
+                    return Err(names.value(
+                        "ordered links do not duplicate messages; run with unordered links".into(),
+                    ));
                 }
                 let by = Disturbance { duplicate_ppm: names.ppm(*percent)?, ..none };
                 links(names.pairs(from, to, false)?, by)
@@ -930,7 +935,7 @@ impl Fault {
             Self::FlipBit { nodes } => Ok(Action::FlipBit(names.nodes(nodes)?)),
             Self::SwapDisks { nodes } => match names.nodes(nodes)?.as_slice() {
                 &[a, b] => Ok(Action::SwapDisks(a, b)),
-                _ => Err(names.value("two disks are swapped; name two nodes".into())),
+                _ => Err(names.value("`swap-disks` needs exactly two nodes".into())),
             },
             Self::LyingFsync { nodes } => Ok(Action::LyingFsync(names.nodes(nodes)?)),
             Self::OldCopy { nodes } => Ok(Action::OldCopy(names.nodes(nodes)?)),

@@ -215,7 +215,7 @@ impl<P: Protocol> Golden<P> {
         let mut config = P::configure(&cluster, self.name);
         if let Some(mutation) = args.take_key("mutation") {
             if !P::mutations(self.name).contains(&mutation) {
-                return Err(format!("{mutation:?} is no unsafe variant of this protocol").into());
+                return Err(format!("{mutation:?} is not a mutation of this protocol").into());
             }
             P::bare(&mut config, mutation);
         }

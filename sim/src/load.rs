@@ -679,7 +679,7 @@ impl Load {
         }
         let missing = active.round.iter().find(|key| !reads.contains_key(*key));
         if let Some(key) = missing {
-            let problem = format!("{txn} got its reads without {key}, which it asked for");
+            let problem = format!("{txn} received its reads without {key}, which it requested");
             self.failure.get_or_insert(problem);
             return;
         }
@@ -818,7 +818,7 @@ impl Load {
             *self.counters.aborted.entry(reason).or_default() += 1;
         }
         if reason == AbortReason::Invalid {
-            self.failure.get_or_insert(format!("{txn} was refused as invalid"));
+            self.failure.get_or_insert(format!("{txn} was rejected as invalid"));
         }
         let Some(next) = next else {
             if measured {
@@ -947,7 +947,7 @@ impl Load {
         let nothing = Reads::new();
         let result = match &active.reads {
             None if !active.request.reads.is_empty() && !active.has_lost_reads() => {
-                Err(format!("{} committed without an answer to its reads", active.txn))
+                Err(format!("{} committed, but its client received no reads", active.txn))
             }
             reads => {
                 let reads = reads.as_ref().unwrap_or(&nothing);

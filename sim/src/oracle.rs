@@ -48,15 +48,15 @@ impl Oracle {
         if let Some(before) = self.outcomes.insert(txn, outcome)
             && before != outcome
         {
-            return Err(format!("{txn} was told {before} first and {outcome} later"));
+            return Err(format!("{txn}: the client learned {before} first and {outcome} later"));
         }
         match (outcome, self.seen.get(&txn)) {
-            (Outcome::Aborted(_), Some((at, reader))) => {
-                Err(format!("{txn} was told {outcome}, but {reader} read its write at {at}"))
-            }
-            (Outcome::Committed(told), Some((at, reader))) if told != *at => {
-                Err(format!("{txn} was told {outcome}, but {reader} read its write at {at}"))
-            }
+            (Outcome::Aborted(_), Some((at, reader))) => Err(format!(
+                "{txn}: the client learned {outcome}, but {reader} read its write at {at}"
+            )),
+            (Outcome::Committed(told), Some((at, reader))) if told != *at => Err(format!(
+                "{txn}: the client learned {outcome}, but {reader} read its write at {at}"
+            )),
             (Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown, _) => Ok(()),
         }
     }
@@ -86,7 +86,7 @@ impl Oracle {
                 None | Some(Outcome::Unknown) => {}
                 Some(told @ (Outcome::Committed(_) | Outcome::Aborted(_))) => {
                     return Err(format!(
-                        "{txn} read {key} as {writer} wrote it at {timestamp}, but {writer} was told {told}"
+                        "{txn} read {key} as {writer} wrote it at {timestamp}, but the client of {writer} learned {told}"
                     ));
                 }
             }
@@ -117,16 +117,17 @@ impl Oracle {
                 && read.version.timestamp < newest.timestamp
             {
                 return Err(format!(
-                    "the write of {key} by {newest} was acknowledged and is lost: at the end the key is at {}",
+                    "lost write: the write of {key} by {newest} was acknowledged, but at the end the key has version {}",
                     read.version
                 ));
             }
             let Some(appended) = self.appended.get(key) else { continue };
-            let held = list_elements(read.value.as_ref())
-                .ok_or_else(|| format!("{key} holds no list at the end: {:?}", read.value))?;
+            let held = list_elements(read.value.as_ref()).ok_or_else(|| {
+                format!("the value of {key} at the end is not a list: {:?}", read.value)
+            })?;
             if let Some(lost) = appended.iter().find(|element| !held.contains(element)) {
                 return Err(format!(
-                    "{lost} was appended to {key} and acknowledged; at the end {key} holds {held:?}"
+                    "lost write: {lost} was appended to {key} and acknowledged, but at the end {key} is {held:?}"
                 ));
             }
         }
@@ -157,7 +158,7 @@ mod tests {
         oracle.told(txn(1), Outcome::Committed(Timestamp(5))).unwrap();
         oracle.told(txn(1), Outcome::Committed(Timestamp(5))).unwrap();
         for other in [Outcome::Committed(Timestamp(6)), Outcome::Aborted(AbortReason::Conflict)] {
-            assert!(oracle.told(txn(1), other).unwrap_err().contains("c1.1 was told"));
+            assert!(oracle.told(txn(1), other).unwrap_err().contains("c1.1: the client learned"));
         }
     }
 
@@ -168,7 +169,7 @@ mod tests {
         let mut oracle = Oracle::new(Values::Versions);
         oracle.told(txn(1), aborted).unwrap();
         let read = oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0);
-        assert!(read.unwrap_err().contains("c1.1 was told aborted"));
+        assert!(read.unwrap_err().contains("the client of c1.1 learned aborted"));
         let mut oracle = Oracle::new(Values::Versions);
         oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0).unwrap();
         assert!(oracle.told(txn(1), aborted).unwrap_err().contains("c1.2 read its write"));
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(oracle.keys().count(), 1);
         oracle.judge_final(&saw(2, 2, &[11, 12])).unwrap();
         let older = oracle.judge_final(&saw(1, 1, &[11])).unwrap_err();
-        assert!(older.contains("by c1.2@2 was acknowledged and is lost"), "{older}");
+        assert!(older.contains("by c1.2@2 was acknowledged, but"), "{older}");
         let gap = oracle.judge_final(&saw(2, 2, &[12])).unwrap_err();
         assert!(gap.contains("11 was appended to k and acknowledged"), "{gap}");
     }

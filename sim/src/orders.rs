@@ -54,10 +54,10 @@ impl Given {
         };
         let (state, detail) = match told.iter().max_by_key(rank) {
             Some(OrderState::NotLeader(_)) => {
-                ("failed", "no server led the partition; give the order again".into())
+                ("failed", "no server led the partition; repeat the request".into())
             }
             Some(state) => (state.name(), state.detail()),
-            None => ("unknown", "no server remembers it".into()),
+            None => ("unknown", "no server has a record of it".into()),
         };
         OrderReport {
             at_ms: u64::try_from(self.at.since(Time::ZERO).as_millis()).unwrap_or(u64::MAX),

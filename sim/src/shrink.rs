@@ -1,4 +1,81 @@
-//! Shrinking: from a list that makes something fail to a smaller one that still does.
+//! Shrinking: from a list that makes something fail to a smaller one that still does, and from a failing
+//! scenario to one that draws less.
+
+use std::collections::BTreeSet;
+
+use crate::simulation::{Failure, FailureKind};
+use crate::swarm::{Found, Scenario, ScenarioResult, SwarmError};
+use crate::unusual::Unusual;
+
+/// Makes a failing scenario smaller as long as it fails in the same way. It leaves out unusual draws one by
+/// one, then faults, then more of the draws while the remaining faults stay as they are, then transactions.
+/// `draw` draws the seed again without some of its draws. A scenario that cannot be drawn or set up is no
+/// simpler one: its error says nothing about the failure.
+pub(crate) fn shrink(
+    scenario: &Scenario,
+    original: Failure,
+    budget: u32,
+    draw: impl Fn(&BTreeSet<Unusual>) -> Result<Scenario, SwarmError>,
+    run: impl Fn(&Scenario) -> Result<ScenarioResult, SwarmError>,
+) -> Found {
+    let kind = original.kind;
+    let fails =
+        |candidate: &Scenario| run(candidate).ok()?.failure.filter(|failure| failure.kind == kind);
+    let mut left = budget;
+    let mut found =
+        Found { failure: original.clone(), original, scenario: scenario.clone(), trials: 0 };
+    // Two runs that differ cannot be compared with a third.
+    if kind == FailureKind::Twins {
+        return found;
+    }
+    leave_out(&mut found, &mut left, &draw, &fails);
+    let mut failure = found.failure.clone();
+    let faults = minimize(&found.scenario.schedule.faults, &mut left, |faults| {
+        let mut candidate = found.scenario.clone();
+        candidate.schedule.faults = faults.to_vec();
+        let smaller = fails(&candidate);
+        failure = smaller.clone().unwrap_or_else(|| failure.clone());
+        smaller.is_some()
+    });
+    (found.scenario.schedule.faults, found.failure) = (faults, failure);
+    let schedule = found.scenario.schedule.clone();
+    let draw =
+        |without: &BTreeSet<Unusual>| Ok(Scenario { schedule: schedule.clone(), ..draw(without)? });
+    leave_out(&mut found, &mut left, &draw, &fails);
+    let mut transactions = found.scenario.options.load.transactions_max;
+    while transactions > 1 && left > 0 {
+        left -= 1;
+        let mut candidate = found.scenario.clone();
+        candidate.options.load.transactions_max = transactions / 2;
+        let Some(failure) = fails(&candidate) else { break };
+        (found.scenario, found.failure) = (candidate, failure);
+        transactions /= 2;
+    }
+    found.scenario.schedule.about = format!("seed {}: {}", scenario.seed, found.failure);
+    found.trials = budget - left;
+    found
+}
+
+/// Leaves out each unusual draw without which the scenario still fails.
+fn leave_out(
+    found: &mut Found,
+    left: &mut u32,
+    draw: &impl Fn(&BTreeSet<Unusual>) -> Result<Scenario, SwarmError>,
+    fails: &impl Fn(&Scenario) -> Option<Failure>,
+) {
+    for unusual in found.scenario.unusual.clone() {
+        let mut without = found.scenario.without.clone();
+        without.insert(unusual);
+        let Ok(candidate) = draw(&without) else { continue };
+        if *left == 0 {
+            return;
+        }
+        *left -= 1;
+        if let Some(failure) = fails(&candidate) {
+            (found.scenario, found.failure) = (candidate, failure);
+        }
+    }
+}
 
 /// Makes `items` smaller for as long as `fails` says yes to what remains, in at most `budget`
 /// trials: delta debugging (Zeller, Hildebrandt: "Simplifying and Isolating Failure-Inducing

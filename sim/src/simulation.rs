@@ -1,7 +1,7 @@
 //! A cluster, its callers and its faults in virtual time: one seed, one run.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Role};
@@ -98,9 +98,23 @@ pub enum FailureKind {
     Twins,
 }
 
-/// A run that lost its promise.
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Panic => "assertion failed",
+            Self::Promise => "safety violated",
+            Self::Stuck => "liveness failed",
+            Self::Claim => "contradictory claims",
+            Self::Limit => "size limit exceeded",
+            Self::History => "history check failed",
+            Self::Twins => "not deterministic",
+        })
+    }
+}
+
+/// A run in which a check failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{kind:?} at {at}: {detail}")]
+#[error("{kind} at {at}: {detail}")]
 pub struct Failure {
     /// When it was found.
     pub at: Time,
@@ -480,7 +494,10 @@ impl<P: Protocol> Simulation<P> {
             self.world.now = at;
             self.handle(event);
             if at_once > EVENTS_AT_ONCE {
-                self.world.fail(FailureKind::Stuck, "time has stopped: events without end".into());
+                self.world.fail(
+                    FailureKind::Stuck,
+                    "time does not advance: events at one moment do not end".into(),
+                );
             }
             if let Some(failure) = self.world.failure.take() {
                 return Err(failure);
@@ -528,7 +545,10 @@ impl<P: Protocol> Simulation<P> {
             let count = self.world.load.outstanding();
             self.world.fail(
                 FailureKind::Stuck,
-                format!("{count} transactions did not end within {limit:?}: {}", stuck.join(", ")),
+                format!(
+                    "{count} transactions are still pending after {limit:?}: {}",
+                    stuck.join(", ")
+                ),
             );
         }
         self.world.failure.take().map_or(Ok(()), Err)
@@ -562,7 +582,7 @@ impl<P: Protocol> Simulation<P> {
                 return Ok(());
             }
             if self.world.load.outstanding() > 0 {
-                let detail = "a read-only transaction at the end did not end".into();
+                let detail = "a read-only transaction of the final audit is still pending".into();
                 self.world.fail(FailureKind::Stuck, detail);
             }
             if let Some(failure) = self.world.failure.take() {

@@ -2,7 +2,7 @@
 //! faults go on, and come to an end after they have healed.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Once;
@@ -26,9 +26,11 @@ use crate::fault::{self, Fault, Schedule};
 use crate::load::{Arrival, HistorySink, LoadModel};
 use crate::network::{Delay, Links, NetworkModel};
 use crate::promise;
-use crate::shrink::minimize;
+use crate::shrink::shrink;
 use crate::simulation::{Failure, FailureKind, Options, Report, Simulation, TraceSink};
-use crate::unusual::{self, Sizes};
+use crate::unusual::{self, Draws, Sizes};
+
+pub use crate::unusual::Unusual;
 
 /// What a swarm may draw, and what it holds protocols to.
 #[derive(Clone)]
@@ -59,6 +61,8 @@ pub struct SwarmOptions {
     pub clock_faults: bool,
     /// Leave a minority of the servers down for ever in some seeds.
     pub losses: bool,
+    /// Draws that are left out, whatever the seed; all others stay as they are.
+    pub without: BTreeSet<Unusual>,
     /// Transactions of one seed, at most.
     pub transactions: u64,
     /// How long faults go on, in simulated time; some seeds go on longer.
@@ -86,6 +90,7 @@ impl SwarmOptions {
             admin: true,
             clock_faults: true,
             losses: true,
+            without: BTreeSet::new(),
             transactions: 300,
             safety: Duration::from_secs(8),
             liveness: Duration::from_secs(60),
@@ -116,6 +121,10 @@ pub struct Scenario {
     pub schedule: Schedule,
     /// Nodes that stay down when everything else heals.
     pub down: Vec<NodeId>,
+    /// What it draws that not every seed does.
+    pub unusual: BTreeSet<Unusual>,
+    /// What of that was left out.
+    pub without: BTreeSet<Unusual>,
 }
 
 /// What a seed is mostly about. Trouble is coincidence, and the rarer kinds need more of it than even
@@ -153,7 +162,7 @@ pub struct Found {
     pub failure: Failure,
     /// What went wrong in the run as it was drawn.
     pub original: Failure,
-    /// The smallest run found: same seed, fewer faults, fewer transactions.
+    /// The smallest run found: same seed, fewer unusual draws, fewer faults, fewer transactions.
     pub scenario: Scenario,
     /// Runs spent on shrinking.
     pub trials: u32,
@@ -211,14 +220,20 @@ pub fn run_seed_with<P: Protocol>(
         let second = run(&scenario)?;
         if second.trace_hash != first.trace_hash || second.failure.is_some() {
             let detail = format!(
-                "the same seed gave trace hash {:016x} first and {:016x} then",
+                "two runs of one seed differ: trace hash {:016x}, then {:016x}",
                 first.trace_hash, second.trace_hash
             );
             failure = Some(Failure { at: Time::ZERO, kind: FailureKind::Twins, detail });
         }
     }
     let found = match failure {
-        Some(original) => Some(shrink(&scenario, original, options, run)?),
+        Some(original) => {
+            let draw = |without: &BTreeSet<Unusual>| {
+                let options = SwarmOptions { without: without.clone(), ..options.clone() };
+                Scenario::draw::<P>(seed, &options)
+            };
+            Some(shrink(&scenario, original, options.shrink_budget, draw, run))
+        }
         None => None,
     };
     Ok(SeedResult {
@@ -237,7 +252,7 @@ pub fn run_seed_with<P: Protocol>(
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwarmError {
     /// No unsafe variant has that name.
-    #[error("{mutation:?} is no unsafe variant of this protocol; use one of {known}")]
+    #[error("{mutation:?} is not a mutation of this protocol; use one of {known}")]
     Mutation {
         /// The name.
         mutation: String,
@@ -245,10 +260,10 @@ pub enum SwarmError {
         known: String,
     },
     /// A drawn cluster contradicts itself.
-    #[error("a drawn cluster cannot be: {0}")]
+    #[error("the seed's cluster is invalid: {0}")]
     Cluster(#[from] ClusterError),
     /// A drawn workload cannot be had.
-    #[error("a drawn workload cannot be had: {0}")]
+    #[error("the seed's workload is invalid: {0}")]
     Workload(#[from] workload::WorkloadError),
     /// A schedule that does not fit the cluster.
     #[error(transparent)]
@@ -399,52 +414,6 @@ fn phases<P: Protocol>(
     run.audit()
 }
 
-/// Takes faults away from a failing scenario, then transactions, as long as it fails in the same
-/// way.
-fn shrink(
-    scenario: &Scenario,
-    original: Failure,
-    options: &SwarmOptions,
-    run: impl Fn(&Scenario) -> Result<ScenarioResult, SwarmError>,
-) -> Result<Found, SwarmError> {
-    let mut budget = options.shrink_budget;
-    let mut smallest = scenario.clone();
-    let mut failure = original.clone();
-    let kind = original.kind;
-    // Two runs that differ cannot be compared with a third.
-    if kind == FailureKind::Twins {
-        return Ok(Found { failure, original, scenario: smallest, trials: 0 });
-    }
-    let mut problem = None;
-    let mut fails = |candidate: &Scenario| match run(candidate) {
-        Ok(result) => result.failure.filter(|failure| failure.kind == kind),
-        Err(error) => {
-            problem.get_or_insert(error);
-            None
-        }
-    };
-    let faults = minimize(&scenario.schedule.faults, &mut budget, |faults| {
-        let mut candidate = smallest.clone();
-        candidate.schedule.faults = faults.to_vec();
-        let found = fails(&candidate);
-        failure = found.clone().unwrap_or_else(|| failure.clone());
-        found.is_some()
-    });
-    smallest.schedule.faults = faults;
-    let mut transactions = smallest.options.load.transactions_max;
-    while transactions > 1 && budget > 0 {
-        budget -= 1;
-        let mut candidate = smallest.clone();
-        candidate.options.load.transactions_max = transactions / 2;
-        let Some(found) = fails(&candidate) else { break };
-        (smallest, failure) = (candidate, found);
-        transactions /= 2;
-    }
-    smallest.schedule.about = format!("seed {}: {}", scenario.seed, failure);
-    let trials = options.shrink_budget - budget;
-    problem.map_or(Ok(Found { failure, original, scenario: smallest, trials }), Err)
-}
-
 impl Scenario {
     /// Draws everything from `seed`.
     ///
@@ -468,7 +437,9 @@ impl Scenario {
             drawn = FaultProfile::PowerCuts;
         }
         let profile = options.profile.unwrap_or(drawn);
-        let sizes = Sizes::draw(seed, options);
+        let without = options.without.clone();
+        let mut draws = Draws::new(&without);
+        let sizes = Sizes::draw(seed, options, &mut draws);
         let options =
             &SwarmOptions { safety: sizes.safety.unwrap_or(options.safety), ..options.clone() };
         let regions = 3 + rng.below(3);
@@ -486,13 +457,14 @@ impl Scenario {
         servers = servers.max(replicas.div_ceil(u32::try_from(regions).unwrap_or(1)));
         // From a stream of its own: seeds without shares draw what they draw for every protocol.
         let mut divided = Rng::stream(seed, "shares", 0);
-        let shares = if P::SHARES && divided.chance(1, 4) { divided.range(2, 3) } else { 1 };
+        let shares = (P::SHARES && divided.chance(1, 4)).then(|| divided.range(2, 3));
+        let shares = draws.take(Unusual::Shares, shares).unwrap_or(1);
         let shares = u32::try_from(shares).unwrap_or(1);
         if shares > 1 {
             // With and without spares.
             servers = servers.max(shares + u32::try_from(divided.below(3)).unwrap_or_default());
         }
-        let mut moves = Moves::of::<P>(seed, options);
+        let mut moves = Moves(draws.take(Unusual::Moves, Moves::draws_of::<P>(seed, options)));
         servers = moves.servers(servers);
         let has_several = !matches!(
             profile,
@@ -512,29 +484,34 @@ impl Scenario {
             let mut rng = Rng::stream(seed, "general", 0);
             workload_options.dependent = rng.pick(&[0.0, 0.3, 0.7, 1.0]).copied();
         }
-        if P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6) {
-            workload_options.read_only_as = Some(ReadOnlyAs::Stale);
-        }
+        let stale = (P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6))
+            .then_some(ReadOnlyAs::Stale);
+        let stale = draws.take(Unusual::StaleReads, stale);
+        workload_options.read_only_as = stale.or(workload_options.read_only_as);
         let mut run = draw_options(seed, profile, options, rng);
-        run.network.loss = sizes.loss.unwrap_or(run.network.loss);
-        run.network.links = unusual::draw_links::<P>(seed, options).unwrap_or(Links::Ordered);
-        let limits = draw_limits(seed);
-        if P::limit(&mut P::configure(&cluster, options.name), limits) {
-            run.limits = limits;
-        }
+        run.cpu = draws.take(Unusual::Processors, run.cpu);
+        let loss = Some(sizes.loss.unwrap_or(run.network.loss)).filter(|loss| *loss > 0.0);
+        run.network.loss = draws.take(Unusual::Loss, loss).unwrap_or(0.0);
+        let links = draws.take(Unusual::Links, unusual::draw_links::<P>(seed, options));
+        run.network.links = links.unwrap_or(Links::Ordered);
+        let limits = Some(draw_limits(seed)).filter(|limits| {
+            *limits != Limits::SERVER
+                && P::limit(&mut P::configure(&cluster, options.name), *limits)
+        });
+        run.limits = draws.take(Unusual::Limits, limits).unwrap_or(Limits::SERVER);
         let varies_settings =
             rng.chance(if profile == FaultProfile::LeaderChurn { 3 } else { 2 }, 4);
+        let varies_settings =
+            draws.take(Unusual::Settings, varies_settings.then_some(())).is_some();
         let mut schedule = Schedule::default();
         // Some seeds have no faults at all.
         if rng.chance(9, 10) {
             schedule.faults = draw_faults(&cluster, profile, &run.network, options, rng);
         }
         schedule.faults.extend(moves.draw(&cluster, options));
-        if sizes.replicas == Some(1) {
-            // The copy that a removed server keeps has no second copy to be equal to.
-            schedule.faults.retain(|e| !matches!(e.fault, Fault::ChangeMembers { .. }));
-        }
         let replaced = draw_replaced::<P>(seed, &cluster, options);
+        let replaced = Some(replaced).filter(|replaced| !replaced.is_empty());
+        let replaced = draws.take(Unusual::Replaced, replaced).unwrap_or_default();
         let (mut down, mut lost) = (Vec::new(), Vec::new());
         for (server, entry) in replaced {
             lost.push(server);
@@ -553,16 +530,23 @@ impl Scenario {
                 }
             }
         }
-        schedule.faults.extend(unusual::draw_disks(seed, &cluster, options));
-        if !has_admin
-            && let Some((dead, entry)) =
-                unusual::draw_dead_region(seed, &cluster, options, &replaced_servers)
-        {
+        let down_for_ever = Some(down).filter(|down| !down.is_empty());
+        down = draws.take(Unusual::Losses, down_for_ever).unwrap_or_default();
+        let disks = unusual::draw_disks(seed, &cluster, options);
+        let disks = Some(disks).filter(|disks| !disks.is_empty());
+        schedule.faults.extend(draws.take(Unusual::Disks, disks).unwrap_or_default());
+        let dead_region = if has_admin {
+            None
+        } else {
+            unusual::draw_dead_region(seed, &cluster, options, &replaced_servers)
+        };
+        if let Some((dead, entry)) = draws.take(Unusual::DeadRegion, dead_region) {
             schedule.faults.push(entry);
             if P::OUTLIVES_GATEWAYS {
                 down = dead;
             }
         }
+        let unusual = std::mem::take(&mut draws.taken);
         let safety = options.safety;
         let options = run;
         Ok(Self {
@@ -576,6 +560,8 @@ impl Scenario {
             varies_settings,
             schedule,
             down,
+            unusual,
+            without,
         })
     }
 
@@ -798,10 +784,11 @@ fn draw_faults(
 struct Moves(Option<Rng>);
 
 impl Moves {
-    fn of<P: Protocol>(seed: u64, options: &SwarmOptions) -> Self {
+    /// Where they are drawn from, if they are.
+    fn draws_of<P: Protocol>(seed: u64, options: &SwarmOptions) -> Option<Rng> {
         let mut rng = Rng::stream(seed, "moves", 0);
         let are_drawn = P::MEMBERS && options.admin && rng.chance(1, 3);
-        Self(are_drawn.then_some(rng))
+        are_drawn.then_some(rng)
     }
 
     /// Servers in each region: where partitions move, mostly enough for a group that shares no server
@@ -887,4 +874,97 @@ fn catch<T>(act: impl FnOnce() -> T + std::panic::UnwindSafe) -> Result<T, Strin
     let result = catch_unwind(act);
     CATCHING.set(false);
     result.map_err(|_| CAUGHT.take())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(at_ms: u64) -> fault::Entry {
+        let fault = Fault::Crash { nodes: vec!["n1".into()] };
+        fault::Entry { at_ms, until_ms: Some(at_ms + 1), fault }
+    }
+
+    /// A scenario without these draws.
+    fn scenario(without: &BTreeSet<Unusual>) -> Scenario {
+        let mut rng = Rng::stream(1, "shrinking", 0);
+        let profile = FaultProfile::Mixed;
+        let options = SwarmOptions::of("none");
+        let topology = draw_topology(profile, 3, &mut rng);
+        let (workload, workload_options) = draw_workload(profile, &mut rng);
+        let mut unusual = BTreeSet::from(Unusual::ALL);
+        unusual.retain(|draw| !without.contains(draw));
+        Scenario {
+            seed: 1,
+            profile,
+            cluster: Cluster::spread(topology, 1, 1, 1, 3).unwrap(),
+            workload,
+            workload_options,
+            options: draw_options(1, profile, &options, &mut rng),
+            varies_settings: false,
+            safety: options.safety,
+            schedule: Schedule { faults: (1..=20).map(entry).collect(), ..Schedule::default() },
+            down: Vec::new(),
+            unusual,
+            without: without.clone(),
+        }
+    }
+
+    fn result(failure: Option<Failure>) -> ScenarioResult {
+        ScenarioResult {
+            failure,
+            injected: BTreeMap::new(),
+            notes: BTreeMap::new(),
+            simulated: Duration::ZERO,
+            events: 0,
+            attempts: (0, 0),
+            trace_hash: 0,
+        }
+    }
+
+    #[test]
+    fn a_failing_seed_is_shrunk_past_scenarios_that_cannot_be_set_up() {
+        let failure = |detail: &str| {
+            let (at, kind) = (Time::ZERO, FailureKind::History);
+            Failure { at, kind, detail: detail.into() }
+        };
+        let none = || SwarmError::Workload(workload::WorkloadError::Unknown("none".into()));
+        // Without so few keys nothing can be drawn; the workload needs the shares, and half of its
+        // transactions.
+        let draw = |without: &BTreeSet<Unusual>| {
+            if without.contains(&Unusual::Keys) { Err(none()) } else { Ok(scenario(without)) }
+        };
+        let run = |scenario: &Scenario| {
+            let at: Vec<u64> = scenario.schedule.faults.iter().map(|fault| fault.at_ms).collect();
+            let draws = |draw| scenario.unusual.contains(&draw);
+            // A fault that only such links can have.
+            let is_refused = at.contains(&7) && !draws(Unusual::Links);
+            if is_refused || !draws(Unusual::Shares) || scenario.options.load.transactions_max < 75
+            {
+                return Err(none());
+            }
+            // With all faults it fails only on slow processors.
+            let fails = at.contains(&7) && (draws(Unusual::Processors) || at.len() < 20);
+            Ok(result(fails.then(|| failure(&format!("with {} faults", at.len())))))
+        };
+        let whole = scenario(&BTreeSet::new());
+        let found = shrink(&whole, failure("first"), 200, draw, run);
+        let needed: Vec<Unusual> = found.scenario.unusual.iter().copied().collect();
+        assert_eq!(needed, [Unusual::Keys, Unusual::Shares, Unusual::Links]);
+        assert_eq!(found.scenario.schedule.faults, [entry(7)]);
+        assert_eq!(found.scenario.options.load.transactions_max, 75);
+        assert_eq!(found.failure, failure("with 1 faults"));
+        assert_eq!(found.original, failure("first"));
+        assert!(found.trials > 20 && found.trials < 60, "{}", found.trials);
+        let untried = shrink(&whole, failure("first"), 0, draw, run);
+        assert_eq!((untried.scenario.unusual.len(), untried.trials), (Unusual::ALL.len(), 0));
+    }
+
+    #[test]
+    fn unusual_draws_are_found_by_their_names() {
+        for draw in Unusual::ALL {
+            assert_eq!(Unusual::named(draw.name()), Some(draw));
+        }
+        assert_eq!(Unusual::named("nothing"), None);
+    }
 }

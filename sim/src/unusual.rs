@@ -2,6 +2,9 @@
 //! that dies for good. Each draw has a stream of its own, so that seeds without it draw everything
 //! else as they did before it existed.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::Protocol;
@@ -11,6 +14,126 @@ use orthodrome_core::time::Duration;
 use crate::fault::{Entry, Fault};
 use crate::network::Links;
 use crate::swarm::{SwarmOptions, leaves_majorities};
+
+/// A draw that some seeds have and others lack. A failing seed is easier to understand without those that
+/// it does not need, so the shrinker tries to leave each of them out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Unusual {
+    /// One replica of each partition, or seven.
+    Replicas,
+    /// Nine partitions.
+    Partitions,
+    /// Three keys, or 64.
+    Keys,
+    /// Several shares of each copy.
+    Shares,
+    /// Reads of old states.
+    StaleReads,
+    /// Faults for minutes.
+    Length,
+    /// Links between regions that lose packets.
+    Loss,
+    /// Links that keep no order.
+    Links,
+    /// Processors that take time.
+    Processors,
+    /// Small limits of records and messages.
+    Limits,
+    /// Settings other than those that suit the cluster.
+    Settings,
+    /// Operators who move partitions.
+    Moves,
+    /// Servers that are replaced by new ones with empty disks.
+    Replaced,
+    /// Servers that stay down for ever.
+    Losses,
+    /// Disks that damage, swap, lose or bring back data.
+    Disks,
+    /// A region that dies for good.
+    DeadRegion,
+}
+
+impl Unusual {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::Replicas,
+        Self::Partitions,
+        Self::Keys,
+        Self::Shares,
+        Self::StaleReads,
+        Self::Length,
+        Self::Loss,
+        Self::Links,
+        Self::Processors,
+        Self::Limits,
+        Self::Settings,
+        Self::Moves,
+        Self::Replaced,
+        Self::Losses,
+        Self::Disks,
+        Self::DeadRegion,
+    ];
+
+    /// Its name in commands and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Replicas => "replicas",
+            Self::Partitions => "partitions",
+            Self::Keys => "keys",
+            Self::Shares => "shares",
+            Self::StaleReads => "stale-reads",
+            Self::Length => "length",
+            Self::Loss => "loss",
+            Self::Links => "links",
+            Self::Processors => "processors",
+            Self::Limits => "limits",
+            Self::Settings => "settings",
+            Self::Moves => "moves",
+            Self::Replaced => "replaced",
+            Self::Losses => "losses",
+            Self::Disks => "disks",
+            Self::DeadRegion => "dead-region",
+        }
+    }
+
+    /// The draw of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|draw| draw.name() == name)
+    }
+}
+
+impl fmt::Display for Unusual {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which of these draws a seed has.
+#[derive(Debug)]
+pub(crate) struct Draws<'a> {
+    /// Those that are left out.
+    without: &'a BTreeSet<Unusual>,
+    /// Those that it has.
+    pub(crate) taken: BTreeSet<Unusual>,
+}
+
+impl<'a> Draws<'a> {
+    /// All but those `without`.
+    pub(crate) fn new(without: &'a BTreeSet<Unusual>) -> Self {
+        Self { without, taken: BTreeSet::new() }
+    }
+
+    /// What a draw came to; none if it came to nothing, or is left out.
+    pub(crate) fn take<T>(&mut self, draw: Unusual, drawn: Option<T>) -> Option<T> {
+        let drawn = drawn.filter(|_| !self.without.contains(&draw));
+        if drawn.is_some() {
+            self.taken.insert(draw);
+        }
+        drawn
+    }
+}
 
 /// Sizes that replace those that a seed draws otherwise.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
@@ -30,7 +153,7 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Draws sizes. Runs of minutes, groups of seven and heavy loss cost several times as much as
     /// others, so they are rare.
-    pub(crate) fn draw(seed: u64, options: &SwarmOptions) -> Self {
+    pub(crate) fn draw(seed: u64, options: &SwarmOptions, draws: &mut Draws<'_>) -> Self {
         let mut sizes = Self::default();
         if !options.unusual {
             return sizes;
@@ -52,7 +175,13 @@ impl Sizes {
             2 => sizes.loss = Some(0.2),
             _ => {}
         }
-        sizes
+        Self {
+            replicas: draws.take(Unusual::Replicas, sizes.replicas),
+            partitions: draws.take(Unusual::Partitions, sizes.partitions),
+            keys: draws.take(Unusual::Keys, sizes.keys),
+            safety: draws.take(Unusual::Length, sizes.safety),
+            loss: sizes.loss,
+        }
     }
 }
 

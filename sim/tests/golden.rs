@@ -22,7 +22,7 @@ fn a_script_is_refused_with_a_reason() {
     let reason = |script: &str| golden::generate::<Toy>("toy", script).unwrap_err().to_string();
     assert!(reason("begin n4 c1.1 read=a\n---\n").contains("no cluster yet"));
     assert!(reason("cluster\njump\n---\n").contains("\"jump\" is no command"));
-    assert!(reason("cluster mutation=x\n---\n").contains("no unsafe variant"));
+    assert!(reason("cluster mutation=x\n---\n").contains("not a mutation"));
     assert!(reason("cluster\ndeliver\n---\n").contains("`steps`"));
     assert!(reason("cluster steps\ncrash n9\n---\n").contains("n9 is not in the cluster"));
     assert!(reason("cluster\nrun for=1 now\n---\n").contains("now"));

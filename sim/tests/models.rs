@@ -292,9 +292,12 @@ fn a_schedule_that_does_not_fit_is_refused_by_name() {
     let cases = [
         (format!("{at}fault.crash = {{ nodes = [\"n77\"] }}"), "\"n77\""),
         (format!("{at}fault.pause = {{ nodes = [\"Mars\"] }}"), "\"Mars\""),
-        (format!("{at}fault.loss = {{ from = [\"*\"], percent = 101 }}"), "101 per cent"),
+        (
+            format!("{at}fault.loss = {{ from = [\"*\"], percent = 101 }}"),
+            "101 is not a percentage",
+        ),
         (format!("{at}fault.duplicate = {{ from = [\"*\"], percent = 1 }}"), "ordered links"),
-        (format!("{at}until_ms = 5\nfault.pause = {{ nodes = [\"*\"] }}"), "later than `at_ms`"),
+        (format!("{at}until_ms = 5\nfault.pause = {{ nodes = [\"*\"] }}"), "later than at_ms"),
         (format!("{at}fault.crash = {{ node = [\"n1\"] }}"), "node"),
         (format!("{at}fault.flood = {{ nodes = [\"n1\"] }}"), "flood"),
         (format!("{at}fault.transfer-leader = {{ partition = 9, to = \"n1\" }}"), "p9"),

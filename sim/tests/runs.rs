@@ -191,7 +191,7 @@ fn swapped_disks_are_refused_until_each_node_has_its_own_again() {
     let config = Toy::configure(&azure5(), "toy");
     let made =
         Simulation::<Toy>::new(azure5(), config, workload, &error.unwrap(), options(1, 60.0));
-    assert!(made.err().unwrap().to_string().contains("name two nodes"));
+    assert!(made.err().unwrap().to_string().contains("two nodes"));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::{Found, SwarmOptions, run_scenario, run_seed};
+use orthodrome_sim::swarm::{Found, Scenario, SwarmOptions, run_scenario, run_seed};
 use toy::Toy;
 
 /// The toy has one leader, so no server may stay down, and knows nothing of operators.
@@ -88,6 +88,26 @@ fn an_answer_before_it_is_durable_is_found_and_shrunk_to_one_crash() {
     again.schedule = orthodrome_sim::Schedule::parse(&text).unwrap();
     let result = run_scenario::<Toy>(&again, &options(Some("told-before-durable")), None).unwrap();
     assert_eq!(result.failure, Some(found.failure));
+}
+
+/// Draws that a failure does not need are left out, and what remains fails again by itself.
+#[test]
+fn a_failure_is_explained_without_the_draws_that_it_does_not_need() {
+    let options = options(Some("no-validation"));
+    let (mut drawn, mut needed) = (0, 0);
+    for seed in 0..24 {
+        let Some(found) = run_seed::<Toy>(seed, &options).unwrap().found else { continue };
+        drawn += Scenario::draw::<Toy>(seed, &options).unwrap().unusual.len();
+        needed += found.scenario.unusual.len();
+        let again = SwarmOptions { without: found.scenario.without.clone(), ..options.clone() };
+        let mut again = Scenario::draw::<Toy>(seed, &again).unwrap();
+        assert_eq!(again.unusual, found.scenario.unusual, "seed {seed}");
+        again.schedule = found.scenario.schedule.clone();
+        again.options.load.transactions_max = found.scenario.options.load.transactions_max;
+        let result = run_scenario::<Toy>(&again, &options, None).unwrap();
+        assert_eq!(result.failure, Some(found.failure), "seed {seed}");
+    }
+    assert!(drawn > 10 && needed * 4 < drawn, "{needed} of {drawn} draws were kept");
 }
 
 #[test]

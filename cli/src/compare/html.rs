@@ -43,51 +43,51 @@ impl Report<'_> {
             section {
                 h2 { "Side by side" }
                 p.soft {
-                    "Latency is from a transaction's beginning to its answer, attempts that aborted included. ÷ floor is latency over the "
-                    "least that any protocol could need on this map. WAN trips are wide-area round trips one after the other. "
-                    "The best of each column is bold."
+                    "Latency is the time from the submission of a transaction to its outcome, aborted attempts included. ÷ floor is the "
+                    "ratio of latency to the latency floor: the least that any protocol could have on this topology. WAN trips is the "
+                    "number of sequential wide-area round trips. The best value of each column is bold."
                 }
                 (self.table(COLUMNS))
                 @if runs().any(has_both) { h3 { "By priority" } (self.table(BY_PRIORITY)) }
-                @if runs().any(differs_in_reach) { h3 { "By how far transactions reach" } (self.table(BY_REACH)) }
-                h3 { "Mbit/s of each node, on average" }
+                @if runs().any(differs_in_reach) { h3 { "By distance of the data" } (self.table(BY_REACH)) }
+                h3 { "Mbit/s per node, on average" }
                 (self.table(BY_ROLE))
             }
             section {
                 h2 { "Latency" }
                 (drawing(&self.distribution().element((1040, 440))?))
-                p.soft { "How long transactions took, but for the slowest 2 %: a point at 90 % and 400 ms says that 90 of 100 were not slower than 400 ms." }
+                p.soft { "Distribution of latencies, without the slowest 2 %. A point at 90 % and 400 ms: 90 of 100 transactions took at most 400 ms." }
             }
             section {
                 h2 { "By region" }
-                p.soft { "Median, 95th and 99th percentile in milliseconds of the transactions that began in each region, first seed." }
+                p.soft { "Median, 95th and 99th percentile, in milliseconds, of the transactions that clients in each region submitted; first seed." }
                 (self.regions())
             }
             @if !self.swept.is_empty() {
                 section {
-                    h2 { "As the load grows" }
+                    h2 { "By offered load" }
                     div.pair { @for figure in self.against_load() { figure {
                         (PreEscaped(figure.element((520, 330))?)) figcaption { (figure.title) }
                     } } }
                     p.soft {
-                        "Shorter runs of " (format!("{:?}", self.args.swept_course().duration)) ", the first seed; of each the first "
-                        (format!("{:?}", self.args.swept_course().warmup())) " do not count."
+                        "Shorter runs of " (format!("{:?}", self.args.swept_course().duration)) ", first seed; the first "
+                        (format!("{:?}", self.args.swept_course().warmup())) " of each are left out."
                     }
                 }
             }
             section {
-                h2 { "The map" }
+                h2 { "Topology" }
                 p.soft {
-                    "Regions are placed so that distances are about the round trips between them, in milliseconds (" (cluster.topology.source)
-                    "). Below each region are the partitions that are led there."
+                    "The distance between two regions is about their round-trip time, in milliseconds (" (cluster.topology.source)
+                    "). Below each region are the partitions that prefer a leader there."
                 }
                 figure { (layout.draw(cluster, "map", &html! {})) }
             }
             @if !self.journeys.is_empty() { (self.step_through()?) }
             section {
-                h2 { "To get it again" }
+                h2 { "How to repeat it" }
                 pre { (command()) }
-                p.soft { "Commit " (output::COMMIT) ". One seed and one commit give one run, event for event." }
+                p.soft { "Commit " (output::COMMIT) ". The same seed at the same commit gives the same run, event for event." }
             }
             script { (PreEscaped(SCRIPT)) }
         };
@@ -102,8 +102,8 @@ impl Report<'_> {
             more => format!("{more} seeds from {}, means ± 95 % confidence intervals", course.seed),
         };
         format!(
-            "Simulated, by the protocol code that servers run: {}, {} partitions × {} replicas, {}; {:?}, of \
-             which the first {:?} do not count; {seeds}; commit {}; took {:.0} s.",
+            "Simulated, with the protocol code that servers run: {}, {} partitions × {} replicas, {}; {:?}, of \
+             which the first {:?} are left out; {seeds}; commit {}; took {:.0} s.",
             format_args!("{} {}", self.args.workload.amount(), self.args.workload.amount_unit()),
             placement.partitions,
             placement.replicas,
@@ -117,7 +117,7 @@ impl Report<'_> {
 
     fn legend(&self) -> Markup {
         html! {
-            div.legend.screen role="group" aria-label="Protocols that are shown" {
+            div.legend.screen role="group" aria-label="Visible protocols" {
                 @for (at, one) in self.compared.iter().enumerate() {
                     button aria-pressed="true" data-series=(at) { (swatch(at)) (one.protocol) }
                 }
@@ -129,7 +129,7 @@ impl Report<'_> {
         let best: Vec<Option<f64>> = columns.iter().map(|column| self.best(column)).collect();
         html! {
             div.wide { table {
-                tr { th { "protocol" } @for (name, ..) in columns { th.n { (name) } } th { "promises" } }
+                tr { th { "protocol" } @for (name, ..) in columns { th.n { (name) } } th { "guarantee" } }
                 @for (at, one) in self.compared.iter().enumerate() {
                     tr class={ "r" (at) } {
                         td { (swatch(at)) (one.protocol) }
@@ -166,7 +166,7 @@ impl Report<'_> {
         Figure {
             title: "Distribution of latencies".into(),
             note: String::new(),
-            x: "% of the transactions that are not slower".into(),
+            x: "% of the transactions with at most this latency".into(),
             y: "ms".into(),
             series: series.collect(),
         }
@@ -232,8 +232,8 @@ impl Report<'_> {
             }
         };
         vec![
-            figure("Throughput", "committed a second", |swept| swept.result.committed_tps),
-            figure("Attempts that aborted", "% of the attempts", |swept| {
+            figure("Throughput", "committed per second", |swept| swept.result.committed_tps),
+            figure("Aborted attempts", "% of all attempts", |swept| {
                 100.0 * (1.0 - swept.result.commit_rate)
             }),
             figure("Median latency", "ms", |swept| swept.result.latency_ms.all.p50),
@@ -248,9 +248,9 @@ impl Report<'_> {
             section.journeys {
                 h2 { "One transaction, step by step" }
                 p.soft {
-                    "For each protocol one of median latency, in a run in which transactions seldom meet. Messages between regions as they "
-                    "travel; those that name the transaction are coloured, others (what several transactions share, such as "
-                    "a replicated log's entries, and what goes on without it) are grey."
+                    "For each protocol: one transaction of median latency, in a run with few conflicts, with all messages between regions. "
+                    "Messages that name the transaction are coloured. Other messages are grey: background messages, and those "
+                    "that several transactions share, such as entries of a replicated log."
                 }
                 p.screen {
                     select aria-label="Protocol" { @for (at, journey) in self.journeys.iter().enumerate() {

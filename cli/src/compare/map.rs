@@ -57,7 +57,7 @@ impl Layout {
         let (width, height) = SIZE;
         html! {
             svg class="map" id=(id) viewBox={ "0 0 " (width) " " (height) } width=(width) height=(height)
-                role="img" aria-label={ "Regions of " (map.name) " and the round trips between them" } {
+                role="img" aria-label={ "Regions of " (map.name) " and the round-trip times between them" } {
                 @for (a, b) in links(cluster) {
                     @let ((ax, ay), (bx, by)) = (self.place(a), self.place(b));
                     line x1=(rounded(ax)) y1=(rounded(ay)) x2=(rounded(bx)) y2=(rounded(by)) {}

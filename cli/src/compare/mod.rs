@@ -1,4 +1,4 @@
-//! `compare`: several protocols under the same workload on the same map, side by side.
+//! `compare`: several protocols under the same workload on the same topology, side by side.
 
 mod html;
 mod journey;
@@ -27,9 +27,8 @@ use journey::Journey;
 
 /// Run several protocols in the simulator under the same workload, side by side
 ///
-/// Each protocol runs on the same cluster, with the same seeds, so that the same transactions arrive
-/// at the same times. With several seeds each figure is the mean over them, with its 95 % confidence
-/// interval.
+/// Every protocol runs on the same cluster with the same seeds, so clients submit the same transactions at
+/// the same times. With several seeds each figure is a mean with its 95 % confidence interval.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -39,9 +38,9 @@ Examples:
   orthodrome compare --topology azure5 --workload retwis --rate 200 --html report.html
   orthodrome compare --topology azure5 --workload retwis --rate 200 --json > compared.json
 
-Exit status: 0 every run kept its promises, 1 one did not, 2 bad usage or input.")]
+Exit status: 0 every run passed its checks, 1 a check failed, 2 bad usage or input.")]
 pub struct Args {
-    /// The protocols, by name and separated by commas
+    /// Protocols, by name, separated by commas; all has every protocol but those of the middleware
     #[arg(long, value_name = "all|A,B,C", default_value = "all", value_delimiter = ',')]
     protocols: Vec<String>,
     #[command(flatten)]
@@ -50,20 +49,20 @@ pub struct Args {
     workload: WorkloadArgs,
     #[command(flatten)]
     course: Course,
-    /// Runs of each protocol: this many seeds, counted up from --seed
+    /// Runs of each protocol, with consecutive seeds from --seed
     #[arg(long, value_name = "N", default_value = "1", value_parser = seeds, help_heading = "Run")]
     seeds: u64,
-    /// Threads, each with one simulation at a time [default: one for each processor]
+    /// Threads; each runs one simulation at a time [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Run")]
     threads: Option<u16>,
-    /// Write a page with tables, plots, a map, and a transaction step by step to this file; it opens offline
+    /// Write an HTML report to this file: tables, plots, the topology, and one transaction step by step
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// With --html: what is asked, as multiples of the rate or the clients, in shorter runs that show how figures
-    /// change with the load; 1 is among them
+    /// With --html: multiples of --rate or --clients for additional, shorter runs, which show the figures as functions of
+    /// the offered load; 1 is always among them
     #[arg(long, value_name = "F,…", default_values_t = [0.5, 2.0, 4.0], value_delimiter = ',', value_parser = multiple)]
     loads: Vec<f64>,
-    /// Print the figures as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -278,7 +277,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         output::print(&describe(args, &compared, began.elapsed().as_secs_f64()))?;
     }
     let mut runs = compared.iter().flat_map(|one| &one.runs);
-    Ok(if runs.all(|run| run.failure.is_none()) { Status::Held } else { Status::Broken })
+    Ok(if runs.all(|run| run.failure.is_none()) { Status::Passed } else { Status::Failed })
 }
 
 /// The protocols asked for, in the registry's order.
@@ -286,10 +285,10 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
     let is_known = |name: &String| orthodrome_lab::rows().any(|row| row.name == name);
     if let Some(unknown) = names.iter().find(|name| *name != "all" && !is_known(name)) {
         let known = orthodrome_lab::rows().map(|row| row.name).collect::<Vec<_>>().join(", ");
-        bail!("--protocols {unknown}: there is no such protocol; use all, or some of {known}");
+        bail!("--protocols {unknown}: unknown protocol; use all, or some of {known}");
     }
     // A middleware is another thing: it replicates nothing, so `all` is without it.
-    let is_comparable = |row: &Row| registry::ROWS.iter().any(|other| other.name == row.name);
+    let is_comparable = |row: &Row| registry::rows().any(|other| other.name == row.name);
     let wanted = |row: &&Row| {
         names.iter().any(|name| name == row.name || (name == "all" && is_comparable(row)))
     };
@@ -389,8 +388,8 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
     };
     let mut text = format!(
         "Simulated: {} on {topology}, {partitions} partitions × {replicas} replicas, \
-         {}; {duration:?}, of which the first {:?} do not \
-         count; {seeds}; commit {}; took {wall_seconds:.1} s\n\n",
+         {}; {duration:?}, of which the first {:?} are \
+         left out; {seeds}; commit {}; took {wall_seconds:.1} s\n\n",
         args.workload.workload,
         args.placement.servers(),
         args.course.warmup(),
@@ -405,7 +404,7 @@ fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
         text.push('\n');
         text.push_str(&table(compared, BY_REACH));
     }
-    text.push_str("\nMbit/s of each node, on average\n");
+    text.push_str("\nMbit/s per node, on average\n");
     text.push_str(&table(compared, BY_ROLE));
     for remark in remarks(compared) {
         text.push_str(&format!("\n{remark}"));
@@ -430,15 +429,13 @@ fn remarks(compared: &[Compared]) -> Vec<String> {
     for one in compared {
         for Run { result, outstanding, failure, .. } in &one.runs {
             if let Some(failure) = failure {
-                remarks.push(format!(
-                    "{} LOST ITS PROMISE with seed {}: {failure}",
-                    one.protocol, result.seed
-                ));
+                remarks
+                    .push(format!("FAILED: {} with seed {}: {failure}", one.protocol, result.seed));
             }
             // Those that did not end are not in the latencies.
             if f64::from(*outstanding) > 0.01 * result.committed as f64 {
                 remarks.push(format!(
-                    "{} with seed {}: {} requests had not ended, so its latencies are too low",
+                    "{} with seed {}: {} requests were still pending at the end, so the latencies are too low",
                     one.protocol,
                     result.seed,
                     output::count(u64::from(*outstanding))
@@ -501,7 +498,7 @@ mod tests {
     #[test]
     fn protocols_are_named_and_unknown_ones_refused() {
         let all = chosen(&["all".into()]).unwrap();
-        assert_eq!(all.len(), registry::ROWS.len());
+        assert_eq!(all.len(), registry::rows().count());
         let some = chosen(&["tapir".into(), "carousel-basic".into()]).unwrap();
         let names: Vec<&str> = some.iter().map(|one| one.protocol).collect();
         assert_eq!(names, ["carousel-basic", "tapir"]);

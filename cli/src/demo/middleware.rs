@@ -123,7 +123,7 @@ pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
     } else {
         output::print(&summary(&printed))?;
     }
-    Ok(if printed.total_ok { Status::Held } else { Status::Broken })
+    Ok(if printed.total_ok { Status::Passed } else { Status::Failed })
 }
 
 /// What each server is: of both kinds in turn where both are installed.
@@ -140,7 +140,7 @@ fn kinds() -> anyhow::Result<[Dialect; 4]> {
             Ok([maria; 4])
         }
         (Err(_), Err(_)) => bail!(
-            "--middleware needs PostgreSQL 15 or later, or MariaDB, on this machine, and better both; as root: \
+            "--middleware: needs PostgreSQL 15 or later, or MariaDB, or both on this machine; install them as root: \
              apt-get install postgresql mariadb-server"
         ),
     }
@@ -230,14 +230,14 @@ async fn show(
     let sixth = Duration::from_secs(wish.seconds) / 6;
     let mut killed = Vec::new();
     if wish.no_fault {
-        view.follow(sixth * 6, "all servers live").await;
-    } else if view.follow(sixth * 2, "all servers live").await {
+        view.follow(sixth * 6, "all servers up").await;
+    } else if view.follow(sixth * 2, "all servers up").await {
         let name = named.get(VICTIM).cloned().unwrap_or_default();
         locked(&tally).gap = Duration::ZERO;
         if let Some(server) = servers.get_mut(VICTIM) {
             server.kill();
             let dead = Instant::now();
-            let goes_on = view.follow(sixth, &style.error(&format!("{name} is DEAD"))).await;
+            let goes_on = view.follow(sixth, &style.error(&format!("{name} is DOWN"))).await;
             server.restart()?;
             let dead_ms = millis(dead.elapsed());
             if goes_on && view.follow(sixth, &style.good(&format!("{name} is back"))).await {
@@ -245,7 +245,7 @@ async fn show(
                 killed.push(Killed { what: name, dead_ms, gap_ms });
                 proxy.kill();
                 let dead = Instant::now();
-                note!("{}", style.error("the proxy is DEAD"));
+                note!("{}", style.error("the proxy is DOWN"));
                 proxy.restart()?;
                 let dead_ms = millis(dead.elapsed());
                 view.follow(sixth * 2, &style.good("the proxy is back")).await;
@@ -255,10 +255,10 @@ async fn show(
         }
     }
     ends.cancel();
-    note!("{}", style.dim("Waiting for the last answers, then counting the money."));
+    note!("{}", style.dim("Waiting for pending transactions, then counting the money."));
     let seconds = begun.elapsed().as_secs_f64();
     for call in calls {
-        call.await.context("a caller panicked")?;
+        call.await.context("a client of the demonstration panicked")?;
     }
     let last = Instant::now();
     let is_settled = settled(servers).await;
@@ -375,7 +375,7 @@ fn summary(printed: &Printed) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "\n{} over {} (servers on this machine, emulated distances; measured)",
+        "\n{} over {} (servers on this machine, emulated round-trip times; measured)",
         style.bold("geotp"),
         printed.sources.join(", ")
     );
@@ -389,27 +389,27 @@ fn summary(printed: &Printed) -> String {
     for Killed { what, dead_ms, gap_ms } in &printed.killed {
         let _ = writeln!(
             text,
-            "  {what} was killed and back after {dead_ms:.0} ms; nowhere longer than {gap_ms:.0} ms without a commit"
+            "  {what}: killed, restarted after {dead_ms:.0} ms; longest time without a commit: {gap_ms:.0} ms"
         );
     }
     let _ = writeln!(
         text,
-        "  {} committed, {} had no effect and said so, {} ended with their connection",
+        "  {} committed, {} aborted, {} unknown (the connection broke)",
         output::count(printed.committed),
         output::count(printed.failed),
         output::count(printed.unknown)
     );
     let _ = writeln!(
         text,
-        "{} Every account was counted: {}",
+        "{} Sum over all accounts: {}",
         tick(printed.total_ok),
         if printed.total_ok {
             format!(
-                "no money was made or lost, and nothing stayed prepared ({:.0} ms)",
+                "correct, no money was created or lost; every branch ended within {:.0} ms",
                 printed.settled_ms
             )
         } else {
-            format!("{} is WRONG, or something stayed prepared", printed.total)
+            format!("WRONG ({}), or a branch is still prepared", printed.total)
         }
     );
     let _ = writeln!(text, "\n  data     {}", printed.data);

@@ -42,47 +42,47 @@ const LISTS: u64 = 200;
 /// How long nodes may take to end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
-/// See five regions commit transactions on this machine, and one of them fail and come back.
+/// Run a cluster of five regions on this machine; one region fails and comes back.
 ///
-/// Five nodes with real sockets and files run in this process, as far apart as five Azure regions;
-/// callers in each move money between accounts and append to lists. After a third of the time one
-/// region is killed, after two thirds it returns. At the end the money is counted and everything that
-/// callers saw is checked.
+/// Five nodes with real sockets and files run in this process. Messages between them are delayed by the
+/// round-trip times of five Azure regions. Clients in each region transfer money between accounts and
+/// append to lists. After a third of the time one region is killed; after two thirds it is restarted. At
+/// the end the demonstration counts the money and checks the history of the clients.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   orthodrome demo
   orthodrome demo --seconds 60 --dir /tmp/demo
   orthodrome demo --no-fault --json
-  orthodrome demo --no-fault --rising --callers 60
+  orthodrome demo --no-fault --rising --clients 60
   orthodrome demo --middleware
 
-Exit status: 0 every promise was kept, 1 one was not, 2 it could not run.")]
+Exit status: 0 every check passed, 1 a check failed, 2 the demonstration could not run.")]
 pub struct Args {
-    /// Which protocol commits the transactions
+    /// Protocol that commits the transactions
     #[arg(long, value_name = "P", default_value = protocols::DEFAULT)]
     protocol: String,
-    /// Instead, transactions across PostgreSQL and MariaDB servers as far apart as Beijing, Shanghai, Singapore and
-    /// London: a proxy makes them one database. A server is killed, then the proxy
+    /// Demonstrate the middleware instead: a proxy over four private PostgreSQL and MariaDB servers, with the round-trip
+    /// times of Beijing, Shanghai, Singapore and London. A server is killed, then the proxy
     #[arg(long, conflicts_with_all = ["protocol", "rising"])]
     middleware: bool,
-    /// How long transactions are begun
+    /// How long clients submit transactions, in seconds
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(3..=3_600))]
     seconds: u64,
-    /// Kill no region
+    /// Kill nothing
     #[arg(long)]
     no_fault: bool,
-    /// Callers in each region: as many for each of the two workloads
+    /// Clients in each region, half of them for each of the two workloads; with --middleware: clients of the proxy
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    callers: u32,
-    /// Let the callers join one by one until the end: the live table shows what becomes of those of
+    clients: u32,
+    /// Start the clients one after the other until the end; the live table shows how latency changes for transactions of
     /// high priority as the load rises
     #[arg(long)]
     rising: bool,
-    /// New directory for data and history [default: one among the temporary files]
+    /// New directory for data and history [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Print the result as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let dir = common::directory(args.dir.as_deref(), "demo")?;
         return middleware::run(&middleware::Wish {
             seconds: args.seconds,
-            callers: args.callers,
+            callers: args.clients,
             no_fault: args.no_fault,
             json: args.json,
             dir: &dir,
@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&summary(&printed, &verdict, model))?;
     }
-    Ok(if is_kept { Status::Held } else { Status::Broken })
+    Ok(if is_kept { Status::Passed } else { Status::Failed })
 }
 
 fn history(dir: &Path) -> PathBuf {
@@ -155,7 +155,8 @@ fn history(dir: &Path) -> PathBuf {
 }
 
 fn cluster() -> anyhow::Result<Cluster> {
-    let map = Topology::built_in(TOPOLOGY).context("the map of the demonstration is missing")?;
+    let map =
+        Topology::built_in(TOPOLOGY).context("the topology of the demonstration is missing")?;
     Ok(Cluster::spread(map, 1, 1, PARTITIONS, REPLICAS)?)
 }
 
@@ -203,7 +204,7 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
         sites: regions.iter().map(site).collect(),
         origins: Origins::new(vec![1.0; regions.len()]),
         workloads: workloads()?,
-        callers: args.callers * u32::try_from(regions.len()).unwrap_or(1),
+        callers: args.clients * u32::try_from(regions.len()).unwrap_or(1),
         pace: if args.rising { Pace::Rising(third * 3) } else { Pace::Closed },
         seed: 1,
         prefix: Some(String::new()),
@@ -222,7 +223,7 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
         break_and_mend(&mut planet, &mut view, &regions, third).await?
     };
     let measured = shared.started.elapsed();
-    view.end("Waiting for the last answers, then counting the money.");
+    view.end("Waiting for pending transactions, then counting the money.");
     let (shared, audits) = driver.finish().await;
     planet.shutdown(SHUTDOWN).await;
     Ok(Seen { shared, audits, measured, regions: names, outage })
@@ -295,7 +296,7 @@ fn summary(printed: &Printed, verdict: &Verdict, model: Model) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "\n{} on {} ({} regions on this machine, emulated distances; measured)",
+        "\n{} on {} ({} regions on this machine, emulated round-trip times; measured)",
         style.bold(&printed.protocol),
         printed.topology,
         printed.regions.len()
@@ -307,7 +308,7 @@ fn summary(printed: &Printed, verdict: &Verdict, model: Model) -> String {
     let _ = writeln!(text, "{}", latency_table(rows.filter(|(_, summary)| summary.n > 0)));
     let _ = writeln!(
         text,
-        "  Latency over the lowest possible for each transaction: {:.2}× (median), {:.2}× (p95)",
+        "  Latency ÷ latency floor: {:.2} (median), {:.2} (p95)",
         printed.floor_ratio.p50, printed.floor_ratio.p95
     );
     if let (Some(killed), Some(committed), Some(recovery)) =
@@ -315,21 +316,21 @@ fn summary(printed: &Printed, verdict: &Verdict, model: Model) -> String {
     {
         let _ = writeln!(
             text,
-            "  While {killed} was dead: {} commits; no other region went longer than {recovery:.0} \
-             ms without one",
+            "  While {killed} was down: {} commits; longest time without a commit in another region: \
+             {recovery:.0} ms",
             output::count(committed)
         );
     }
     let _ = writeln!(
         text,
-        "{} Every account was counted: {}",
+        "{} Sum over all accounts: {}",
         tick(printed.total_ok),
-        if printed.total_ok { "no money was made or lost" } else { "the total is WRONG" }
+        if printed.total_ok { "correct, no money was created or lost" } else { "WRONG" }
     );
     let checked = verdict.transactions;
     let _ = writeln!(
         text,
-        "{} {} attempts were checked: the history {} {model}",
+        "{} The history of {} attempts {} {model}",
         tick(verdict.ok),
         output::count(checked.ok + checked.fail + checked.info),
         if verdict.ok { "is" } else { "is NOT" },
@@ -344,7 +345,10 @@ fn summary(printed: &Printed, verdict: &Verdict, model: Model) -> String {
     let _ = writeln!(
         text,
         "{}",
-        style.dim(&format!("  again:   orthodrome check {} --model {model}", printed.history))
+        style.dim(&format!(
+            "  repeat the check: orthodrome check {} --model {model}",
+            printed.history
+        ))
     );
     text
 }

@@ -17,6 +17,8 @@ use tokio::runtime::Runtime;
 
 /// Transactions in flight at each gateway at once.
 const IN_FLIGHT_MAX: usize = 10_000;
+/// Bytes of the requests of these.
+const BYTES_IN_FLIGHT_MAX: usize = 64 << 20;
 /// How long the regions have to find each other and elect leaders.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 /// How long one gateway may take to answer; longer than the slowest transaction that nothing
@@ -57,8 +59,9 @@ impl Planet {
             // Everything stays on loopback.
             tls: false,
             in_flight_max: IN_FLIGHT_MAX,
+            bytes_in_flight_max: BYTES_IN_FLIGHT_MAX,
         };
-        let nodes = EmbeddedCluster::start(plan).await.context("cannot start")?;
+        let nodes = EmbeddedCluster::start(plan).await.context("cannot start the nodes")?;
         let mut planet = Self { map, nodes, doors: Vec::new() };
         let servers: Vec<NodeId> = planet.nodes.nodes().collect();
         for node in servers {
@@ -73,7 +76,7 @@ impl Planet {
 
     /// Lets clients in at a door.
     fn open(&self, door: &mut Door) -> anyhow::Result<()> {
-        let gateway = self.nodes.gateway(door.node).context("the node does not run")?;
+        let gateway = self.nodes.gateway(door.node).context("the node is not running")?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -94,7 +97,7 @@ impl Planet {
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = served {
-                note!("a gateway ended: {error}");
+                note!("a gateway stopped: {error}");
             }
         });
         door.runtime = Some(runtime);
@@ -132,13 +135,17 @@ impl Planet {
         };
         let waiting = self.map.topology.regions().map(|region| tokio::spawn(one(region)));
         for ended in waiting.collect::<Vec<_>>() {
-            match ended.await.context("a client failed")?.context("the regions are not ready")? {
+            match ended
+                .await
+                .context("a client of the demonstration failed")?
+                .context("the regions did not become ready")?
+            {
                 Outcome::Committed(_) => {}
                 Outcome::Aborted(aborted) => {
-                    return Err(anyhow!("the regions are not ready: {}", aborted.reason));
+                    return Err(anyhow!("the regions did not become ready: {}", aborted.reason));
                 }
                 Outcome::Unknown(doubt) => {
-                    return Err(anyhow!("the regions are not ready: {}", doubt.trouble()));
+                    return Err(anyhow!("the regions did not become ready: {}", doubt.trouble()));
                 }
             }
         }
@@ -176,9 +183,8 @@ impl Planet {
             };
         }
         self.doors = doors;
-        outcome.with_context(|| {
-            format!("{} could not be started again", self.map.topology.name_of(region))
-        })
+        outcome
+            .with_context(|| format!("cannot restart region {}", self.map.topology.name_of(region)))
     }
 
     /// Ends everything in good order.

@@ -97,12 +97,12 @@ impl View {
     fn headline(&self, phase: Phase) -> String {
         let name = |region| self.shared.region_name(region);
         match phase {
-            Phase::Calm => "all regions live".into(),
+            Phase::Calm => "all regions up".into(),
             Phase::Outage(region) => {
                 let seen = self.shared.ledger().watched();
                 let (since, seen) = seen.unwrap_or_default();
                 let text = format!(
-                    "{} is DEAD for {:.1} s: {} commits elsewhere, longest gap {:.0} ms",
+                    "{} is DOWN for {:.1} s: {} commits in other regions, longest gap {:.0} ms",
                     name(region),
                     since.as_secs_f64(),
                     output::count(seen.committed),
@@ -112,7 +112,7 @@ impl View {
             }
             Phase::Back(region, seen) => {
                 let text = format!(
-                    "{} is back; while it was dead {} commits, longest gap {:.0} ms",
+                    "{} is back; while it was down: {} commits, longest gap {:.0} ms",
                     name(region),
                     output::count(seen.committed),
                     seen.longest_silence.as_secs_f64() * 1_000.0
@@ -129,7 +129,7 @@ impl View {
         let (rate, latency) = ledger.recent(|_, _| true);
         let (_, high) = ledger.recent(|priority, _| priority > Priority::LOW);
         format!(
-            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5} ms  p95 {:>5} ms ({} of high priority)  p99 {:>5} ms  \
+            "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5} ms  p95 {:>5} ms ({} high priority)  p99 {:>5} ms  \
              {headline}",
             self.shared.started.elapsed().as_secs_f64(),
             figure(&latency, latency.p50),
@@ -176,9 +176,9 @@ impl View {
         ];
         let regions = (0..).map(RegionId).zip(&self.names).map(|(region, name)| {
             let state = match phase {
-                Phase::Outage(dead) if dead == region => "✖ dead",
+                Phase::Outage(dead) if dead == region => "✖ down",
                 Phase::Back(back, _) if back == region => "↻ back",
-                Phase::Calm | Phase::Outage(_) | Phase::Back(..) => "● live",
+                Phase::Calm | Phase::Outage(_) | Phase::Back(..) => "● up",
             };
             row(name, state, &|_, at| at == region)
         });

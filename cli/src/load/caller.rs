@@ -114,7 +114,7 @@ impl Caller {
                 let compute = |reads: &ReadBack| match source
                     .decide(request, &stripped(prefix, reads.as_map()))
                 {
-                    Decision::Abort => Err(Abort::because("the workload refuses")),
+                    Decision::Abort => Err(Abort::because("the workload aborts this transaction")),
                     Decision::Commit(writes) => Ok(writes
                         .into_iter()
                         .map(|(key, value)| (place(&key), value))
@@ -135,7 +135,7 @@ impl Caller {
                                 known.extend(keys.into_iter().zip(reads));
                             }
                             Step::Decide(Decision::Abort) => {
-                                return Err(Abort::because("the workload refuses"));
+                                return Err(Abort::because("the workload aborts this transaction"));
                             }
                             Step::Decide(Decision::Commit(writes)) => {
                                 for (key, value) in writes {

@@ -215,7 +215,7 @@ impl Driver {
             ledger,
         } = plan;
         let arriving = origins.clone();
-        let first = sites.first().cloned().context("there is no gateway to use")?;
+        let first = sites.first().cloned().context("there is no gateway that clients can use")?;
         let sources: Vec<Arc<Source>> =
             workloads.into_iter().map(|workload| Arc::new(Source::new(workload))).collect();
         let connected = connect_all(&sites, &mut origins, callers).await?;
@@ -279,7 +279,7 @@ impl Driver {
         self.shared.stop();
         while let Some(ended) = self.tasks.join_next().await {
             if let Err(error) = ended {
-                self.shared.ledger().finding(format!("a caller of the load failed: {error}"));
+                self.shared.ledger().finding(format!("a client of the load failed: {error}"));
             }
         }
         let mut audits = Vec::new();
@@ -317,7 +317,8 @@ impl Driver {
     ) -> Result<Option<String>, String> {
         let site = self.first.clone();
         let caller = Caller::connect(site.config, self.callers, site.region).await;
-        let mut caller = caller.map_err(|error| format!("it could not be read: {error}"))?;
+        let mut caller =
+            caller.map_err(|error| format!("the audit could not read the database: {error}"))?;
         let mut state = Reads::new();
         for request in requests {
             let ended = caller.ask(&self.shared, source, request, Instant::now()).await;
@@ -327,9 +328,12 @@ impl Driver {
                 Ok(_) if found.is_some() => return Ok(found),
                 Ok(_) => {}
                 Err(Failed::Aborted(why) | Failed::Unknown(why)) => {
-                    return Err(format!("it could not be read: {why}"));
+                    return Err(format!("the audit could not read the database: {why}"));
                 }
-                Err(Failed::Refused) => return Err("it could not be read: it was refused".into()),
+                Err(Failed::Refused) => return Err(
+                    "the audit could not read the database: the cluster refused the transaction"
+                        .into(),
+                ),
             }
             state.extend(ended.reads.unwrap_or_default());
         }
@@ -354,8 +358,8 @@ async fn connect_all(
     }
     let mut connected = Vec::new();
     while let Some(ended) = connecting.join_next().await {
-        let caller = ended.context("a caller could not be started")?;
-        connected.push(caller.context("a caller could not connect")?);
+        let caller = ended.context("cannot start a client of the load")?;
+        connected.push(caller.context("a client of the load cannot connect")?);
     }
     connected.sort_by_key(|(_, caller)| caller.issuer().index);
     Ok(connected)

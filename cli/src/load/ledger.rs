@@ -108,7 +108,7 @@ impl Ledger {
     pub fn create(path: Option<&Path>) -> anyhow::Result<Self> {
         let open = |path: &Path| {
             let file = File::create(path)
-                .with_context(|| format!("--history {}: cannot be created", path.display()))?;
+                .with_context(|| format!("--history {}: cannot create the file", path.display()))?;
             anyhow::Ok(Writer::new(BufWriter::with_capacity(1 << 18, file)))
         };
         Ok(Self {
@@ -264,7 +264,7 @@ impl Ledger {
             (None, Some(history)) => history.finish().map(drop),
             (None, None) => Ok(()),
         };
-        written.context("the history cannot be written")
+        written.context("cannot write the history")
     }
 }
 

@@ -1,4 +1,4 @@
-//! `load`: puts a workload to a running cluster, of whatever protocol, and judges what it answered.
+//! `load`: runs a workload against a running cluster, measures it, and checks the recorded history.
 
 pub mod caller;
 pub mod driver;
@@ -28,50 +28,49 @@ use crate::{Status, check, output};
 use driver::{Audit, Driver, Pace, Plan, Shared, Site};
 use ledger::Ledger;
 
-/// Callers of an open loop: enough for this many seconds of arrivals to be under way at once.
+/// Clients of an open loop: enough for this many seconds of arrivals to be pending at once.
 const OPEN_LOOP_SECONDS: f64 = 2.0;
-/// Most callers of an open loop; each has a connection of its own.
+/// Maximum number of clients of an open loop; each has its own connection.
 const OPEN_LOOP_CALLERS_MAX: u32 = 1_000;
 /// How long a gateway may take to say where it is.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Put a workload to a running cluster, measure it, and check what it answered.
+/// Run a workload against a running cluster, measure it, and check the answers.
 ///
-/// Callers are dealt out over the endpoints given, each of which should be in another region; when
-/// a gateway fails, its callers go to the next by distance. Every attempt is kept in a history, which
-/// is held to the guarantee that the cluster states.
+/// The clients are spread over the gateways in --connect; give one gateway of each region. When a
+/// gateway fails, its clients use the next gateway by distance. Every attempt is recorded in a history,
+/// which is checked against the guarantee that the cluster states.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The keys of each run start with a prefix of its own, so that runs on one cluster do not meet.
+The keys of each run have their own prefix, so runs on one cluster do not conflict.
 
 Examples:
   orthodrome load --connect 127.0.0.1:7400,127.0.0.1:7401 --workload bank --clients 20
   orthodrome load --connect db-va:7400,db-sg:7400 --tls-ca ca.pem --token-file token \\
       --workload ycsbt:4 --rate 500 --duration 5m --history out.jsonl --json
 
-Exit status: 0 every promise was kept, 1 one was not, 2 bad usage or no such cluster.")]
+Exit status: 0 every check passed, 1 a check failed, 2 bad usage or no gateway can be reached.")]
 pub struct Args {
     #[command(flatten)]
     connect: Connect,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// How long transactions are begun
+    /// How long clients submit transactions
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = common::duration)]
     duration: Duration,
-    /// How long one transaction may take, retries included
+    /// Time limit of one transaction, retries included
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = common::duration)]
     deadline: Duration,
-    /// Seed of the workload's draws
+    /// Random seed of the workload
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// File for the history, one JSON object a line [default: a temporary file, kept if the check
-    /// fails]
+    /// Write the history to this file, one JSON object on each line [default: a temporary file, kept if a check fails]
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
-    /// Do not check the history; without --history none is kept
+    /// Do not check the history; without --history, do not record it either
     #[arg(long)]
     no_check: bool,
-    /// Print the result as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -169,7 +168,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         ledger: Ledger::create(file.path())?,
     };
     note!(
-        "{name} on {:?} ({}, {}): {callers} callers in {} regions for {:?}",
+        "{name} on {:?} ({}, {}): {callers} clients in {} regions for {:?}",
         about.cluster,
         keyspace.protocol,
         keyspace.guarantee,
@@ -208,7 +207,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&found.describe(&printed))?;
     }
-    Ok(if is_kept { Status::Held } else { Status::Broken })
+    Ok(if is_kept { Status::Passed } else { Status::Failed })
 }
 
 /// The sites of the endpoints given, and what the cluster says of itself.
@@ -220,16 +219,23 @@ async fn sites(args: &Args) -> anyhow::Result<(ClusterInfo, Vec<Site>)> {
         match describe(config.deadline(DESCRIBE_DEADLINE)).await {
             Ok(about) => known.push((endpoint.clone(), about)),
             Err(error) => {
-                note!("warning: {endpoint} does not answer, and is used last: {error}");
+                note!(
+                    "warning: gateway {endpoint} does not answer, so clients use it last: {error}"
+                );
                 silent.push(endpoint.clone());
             }
         }
     }
     let Some((first, about)) = known.first() else {
-        bail!("--connect {}: no gateway answers", silent.join(","));
+        bail!(
+            "--connect {}: no gateway answers; check the addresses, and that the nodes run",
+            silent.join(",")
+        );
     };
     if let Some((other, _)) = known.iter().find(|(_, other)| other.cluster != about.cluster) {
-        bail!("--connect: {first} and {other} belong to different clusters");
+        bail!(
+            "--connect: {first} and {other} belong to different clusters; use gateways of one cluster"
+        );
     }
     let mut sites = Vec::new();
     for (endpoint, here) in &known {
@@ -282,8 +288,7 @@ fn model(keyspace: &KeyspaceInfo) -> anyhow::Result<Model> {
         "strict serializability" | "strict-serializable" => Ok(Model::StrictSerializable),
         "serializability" | "serializable" => Ok(Model::Serializable),
         other => bail!(
-            "the cluster guarantees {other:?}, which this program does not know how to check; use \
-             --no-check"
+            "the cluster guarantees {other:?}, which this program cannot check; use --no-check"
         ),
     }
 }
@@ -319,7 +324,7 @@ async fn drive(
         tokio::select! {
             () = tokio::time::sleep_until(end) => break,
             _ = &mut interrupted => {
-                bar.println("stopping: no more transactions are begun");
+                bar.println("stopping: clients submit no more transactions");
                 break;
             }
             _ = ticks.tick() => {
@@ -337,7 +342,7 @@ async fn drive(
         }
     }
     let measured = shared.started.elapsed();
-    bar.set_message("waiting for the last answers");
+    bar.set_message("waiting for pending transactions");
     let (shared, audits) = driver.finish().await;
     bar.finish_and_clear();
     Ok((shared, audits, measured))
@@ -439,8 +444,8 @@ impl Found<'_> {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{} on {:?}, {} (measured, {:.1} s)\n{:.0} of {:.0} transactions/s committed; {} \
-             committed, {} aborted attempts, {} failed ({} unknown, {} turned away)",
+            "{} on {:?}, {} (measured, {:.1} s)\n{:.0} transactions/s committed of {:.0} offered; {} \
+             committed, {} aborted attempts, {} failed ({} unknown, {} shed)",
             printed.workload,
             printed.cluster,
             printed.protocol,
@@ -464,11 +469,11 @@ impl Found<'_> {
             );
         }
         for audit in &self.audits {
-            let found = audit.problem.as_deref().unwrap_or("holds");
-            let _ = writeln!(text, "{}: what must hold of all data: {found}", audit.workload);
+            let found = audit.problem.as_deref().unwrap_or("passed");
+            let _ = writeln!(text, "{}: audit of all data: {found}", audit.workload);
         }
         for finding in &printed.findings {
-            let _ = writeln!(text, "BROKEN: {finding}");
+            let _ = writeln!(text, "FAILED: {finding}");
         }
         if let Some(verdict) = &self.verdict {
             let _ = writeln!(text, "{verdict}");
@@ -503,6 +508,6 @@ pub fn latency_table<'a>(
 pub fn check_of(verdict: &Verdict) -> Check {
     let first = verdict.anomalies.first();
     let anomaly = first.map(|anomaly| format!("{}: {}", anomaly.kind, anomaly.problem));
-    let unshown = (!verdict.ok).then(|| "anomalies that are not shown".to_owned());
+    let unshown = (!verdict.ok).then(|| "there are anomalies; none is shown".to_owned());
     Check { model: verdict.model.to_string(), ok: verdict.ok, anomaly: anomaly.or(unshown) }
 }

@@ -1,4 +1,4 @@
-//! `measure`: what transactions cost over real PostgreSQL and MariaDB servers that seem to be as far apart as four cities.
+//! `measure`: the middleware over real PostgreSQL and MariaDB servers, with emulated round-trip times.
 
 mod overhead;
 
@@ -28,68 +28,69 @@ use tokio_util::sync::CancellationToken;
 use crate::private::{self, PLACES, Process, ProxyFile, enter};
 use crate::{Status, common, output};
 
-/// Measure the middleware on real servers: throughput and latency over emulated distances, and what a statement costs
+/// Measure throughput and latency of the middleware over real database servers, with emulated round-trip times
 ///
-/// Starts four private PostgreSQL or MariaDB servers on loopback, an agent beside each, and a proxy; servers and agents seem to be
-/// 0, 27, 73 and 251 ms away, there and back (GeoTP §VII-A3). Terminals run YCSB transactions through the proxy, one
-/// after the other, serializable, and try nothing again. Each row of the table is a new proxy with new agents over the same servers.
+/// Starts four private PostgreSQL or MariaDB servers on loopback, an agent beside each, and a proxy. Messages are delayed by
+/// round-trip times of 0, 27, 73 and 251 ms (GeoTP §VII-A3). Each client (terminal) runs one serializable YCSB transaction
+/// after the other through the proxy, without retries. Each row of the table is a new proxy with new agents over the same
+/// servers.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
-  orthodrome measure                                              PostgreSQL, medium contention, xa and GeoTP's three stages
+  orthodrome measure                                              PostgreSQL; modes xa and the three stages of GeoTP
   orthodrome measure --sources mixed --rounds 1,5 --seconds 30
   orthodrome measure --zipf 0.3,0.9,1.5 --distributed 0.2,0.5 --json > measured.json
-  orthodrome measure --overhead                                   a statement through the proxy and without it
+  orthodrome measure --overhead                                   latency of a statement with and without the proxy
 
 Needs PostgreSQL 15 or later, MariaDB, or both; as root: apt-get install postgresql mariadb-server
 
-Exit status: 0 it was measured, 2 bad usage, or servers did not start.")]
+Exit status: 0 success, 2 bad usage, or a server did not start.")]
 pub struct Args {
-    /// What the four servers are
+    /// Kinds of the four servers: postgresql, mariadb, or mixed (PostgreSQL and MariaDB in turn); one measurement for each
     #[arg(long, value_name = "KINDS", value_delimiter = ',', default_value = "postgresql")]
     sources: Vec<Sources>,
-    /// Modes of the proxy
+    /// Modes of the proxy (`mode` in its configuration file); one measurement for each
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "xa,geotp-o1,geotp-o2,geotp",
           value_parser = ["xa", "xa-local", "quro", "chiller", "scalardb", "scalardb+", "geotp-o1", "geotp-o2", "geotp"])]
     modes: Vec<String>,
-    /// Zipf exponents of rows
+    /// Zipf exponents of the row distribution; one measurement for each
     #[arg(long, value_name = "Z", value_delimiter = ',', default_value = "0.9")]
     zipf: Vec<f64>,
-    /// Shares of the transactions whose rows are at two servers
+    /// Shares of the transactions with rows on two servers, from 0 to 1; one measurement for each
     #[arg(long, value_name = "F", value_delimiter = ',', default_value = "0.2")]
     distributed: Vec<f64>,
-    /// Texts in which the five operations of a transaction are sent: 1 to 5
+    /// Query batches in which a client sends the five operations of a transaction, 1 to 5; one measurement for each
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
           value_parser = clap::value_parser!(u8).range(1..=5))]
     rounds: Vec<u8>,
-    /// Connections, each with one transaction at a time
+    /// Clients; each has one connection and one transaction at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=200))]
     terminals: u32,
-    /// Rows at each server
+    /// Rows on each server
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
     rows: u32,
     /// Length of a row's value in bytes
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(16..=10_000))]
     value_bytes: u32,
-    /// How long each row of the table is measured, in seconds
+    /// Length of each measurement, in seconds
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
-    /// How long before that is not counted, in seconds
+    /// Length of the warmup before each measurement, in seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=600))]
     warmup: u64,
-    /// How long a statement waits for a lock before its transaction ends, in milliseconds; MariaDB counts whole seconds
+    /// Lock time-out in milliseconds: a statement that waits longer aborts its transaction; MariaDB rounds to whole seconds
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     lock_wait: u32,
-    /// Without agents: the proxy is the agent of every server
+    /// Run without agents; the proxy takes their role
     #[arg(long)]
     no_agents: bool,
-    /// Measure instead what a statement costs on loopback, through the proxy and at the server itself
+    /// Measure instead the latency of single statements on loopback, with and without the proxy
     #[arg(long)]
     overhead: bool,
-    /// New directory for servers and logs, which is kept [default: one among the temporary files, taken away]
+    /// New directory for server data and logs [default: a temporary directory, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Print the figures as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -181,13 +182,13 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         } else {
             output::print(&overhead::table(&found))?;
         }
-        return Ok(Status::Held);
+        return Ok(Status::Passed);
     }
     let mut runs = Vec::new();
     for (number, &sources) in args.sources.iter().enumerate() {
         let dir = folder.path.join(format!("{number}"));
         std::fs::create_dir_all(&dir)?;
-        note!("Starting four private servers ({}) and filling them.", sources.name());
+        note!("Starting four private servers ({}) and loading the rows.", sources.name());
         let servers = private::start(&sources.kinds(), &dir)?;
         runtime.block_on(fill(args, &servers))?;
         for &rounds in &args.rounds {
@@ -219,7 +220,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&table(&printed))?;
     }
-    Ok(Status::Held)
+    Ok(Status::Passed)
 }
 
 /// A directory, taken away in the end unless somebody named it.
@@ -301,7 +302,7 @@ impl Case<'_> {
     fn line(&self, run: &Run) -> String {
         let Self { sources, mode, zipf, distributed, rounds } = self;
         format!(
-            "{}, {mode}, skew {zipf}, {:.0} % distributed, {rounds} round(s): {:.1} a second, {:.1} % aborted",
+            "{}, {mode}, skew {zipf}, {:.0} % distributed, {rounds} round(s): {:.1} transactions/s, {:.1} % aborted",
             sources.name(),
             distributed * 100.0,
             run.throughput,
@@ -371,15 +372,15 @@ impl Case<'_> {
             () = &mut window => {}
             // Nobody ends before it is told to.
             ended = terminals.join_next() => {
-                ended.context("there are no terminals")?.context("a terminal panicked")??;
-                bail!("a terminal ended by itself");
+                ended.context("there are no clients")?.context("a client panicked")??;
+                bail!("a client ended before the measurement did");
             }
         }
         let (seconds, after) = (begun.elapsed().as_secs_f64(), processors());
         let seen = std::mem::take(&mut *locked(&tally));
         ends.cancel();
         while let Some(ended) = terminals.join_next().await {
-            ended.context("a terminal panicked")??;
+            ended.context("a client panicked")??;
         }
         let mut all = Samples::default();
         all.merge(&seen.centralized);
@@ -433,9 +434,9 @@ fn agent_file(
     ports: &[u16],
     secret: &str,
 ) -> anyhow::Result<String> {
-    let server = servers.get(number).context("an agent is beside a server")?;
-    let port = ports.get(number).context("an agent has a port")?;
-    let map = common::topology("geotp4").context("how far agents are from each other")?;
+    let server = servers.get(number).context("an agent has no server")?;
+    let port = ports.get(number).context("an agent has no port")?;
+    let map = common::topology("geotp4").context("the round-trip times between agents")?;
     let rtt_max = PLACES.iter().map(|(_, rtt)| *rtt).max().unwrap_or_default();
     let mut file = format!(
         "listen = \"127.0.0.1:{port}\"\nsecret = \"{secret}\"\ndata_dir = \"agent{0}\"\nid = {0}\nkind = \"{1}\"\n\
@@ -459,7 +460,7 @@ fn agent_file(
 
 /// Where on the map the server of this number is.
 fn region(number: usize) -> anyhow::Result<RegionId> {
-    Ok(RegionId(u16::try_from(number).context("there are four regions")?))
+    Ok(RegionId(u16::try_from(number).context("there are more than four regions")?))
 }
 
 /// Transactions as texts.
@@ -498,7 +499,7 @@ impl Texts {
         let place = self.cluster.leader_region(self.cluster.partition_of(key)).0;
         let name = String::from_utf8_lossy(&key.0).into_owned();
         let rank = name.rsplit(':').next().and_then(|rank| rank.parse::<u64>().ok());
-        let rank = rank.with_context(|| format!("{name} is no row"))?;
+        let rank = rank.with_context(|| format!("{name} is not a row of the workload"))?;
         Ok(u64::from(place) * self.rows + rank % self.rows)
     }
 
@@ -577,7 +578,9 @@ impl Terminal {
                     self.client.text("ROLLBACK").await?;
                     return Ok(());
                 }
-                Err(error) => return Err(error).context("a terminal lost its connection"),
+                Err(error) => {
+                    return Err(error).context("a client lost its connection to the proxy");
+                }
             }
         }
         let took = nanos(begun.elapsed());
@@ -618,12 +621,12 @@ fn table(printed: &Printed) -> String {
         "p50 ms",
         "p99 ms",
         "aborted %",
-        "processors %",
+        "CPU %",
     ];
-    let agents = if printed.agents { "an agent beside each" } else { "no agents" };
+    let agents = if printed.agents { "with agents" } else { "without agents" };
     format!(
-        "Measured on this machine: four servers 0, 27, 73 and 251 ms away (emulated), {agents}, {} terminals, five operations, \
-         {} rows of {} bytes at each; {} s a row; commit {}\n\n{}\n",
+        "Measured on this machine: four servers with emulated round-trip times of 0, 27, 73 and 251 ms, {agents}, {} clients, five \
+         operations per transaction, {} rows of {} bytes on each server; {} s per measurement; commit {}\n\n{}\n",
         printed.terminals,
         output::count(u64::from(printed.rows)),
         printed.value_bytes,

@@ -1,4 +1,4 @@
-//! `measure --overhead`: what a statement costs on loopback, through the proxy and at the server itself.
+//! `measure --overhead`: latency of single statements on loopback, with and without the proxy.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ const TEXTS: [(&str, &str); 3] = [
     ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
     ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
     (
-        "BEGIN, read, update, COMMIT in one text",
+        "BEGIN, read, update, COMMIT in one batch",
         "BEGIN; SELECT field FROM usertable WHERE id = {row}; UPDATE usertable SET field = 'changed' WHERE id = {row}; COMMIT",
     ),
 ];
@@ -54,7 +54,7 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     let mut statements = Vec::new();
     for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
         if let Err(missing) = LocalServer::check(kind) {
-            note!("{kind} is left out: {missing}");
+            note!("{kind} is not measured: {missing}");
             continue;
         }
         let dir = dir.join(private::kind_name(kind));
@@ -63,7 +63,7 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
         fill(args, &servers).await?;
         let file = ProxyFile::new("geotp", &[], "", ("usertable", args.rows as usize))?;
         let _proxy = Process::start("proxy", &dir, "proxy", &file.text(&servers))?;
-        let server = servers.first().context("a server was started")?;
+        let server = servers.first().context("no server was started")?;
         for (name, text) in TEXTS {
             for callers in [1, 8] {
                 let mut ends = Vec::new();
@@ -71,7 +71,8 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
                     ends.push(repeat(args, login, text, callers).await?);
                 }
                 let [(server_ms, server_a_second), (proxy_ms, proxy_a_second)] =
-                    <[_; 2]>::try_from(ends).map_err(|_| anyhow!("there are two ends"))?;
+                    <[_; 2]>::try_from(ends)
+                        .map_err(|_| anyhow!("there must be two measurements"))?;
                 let source = private::kind_name(kind);
                 statements.push(Statement {
                     source,
@@ -152,8 +153,16 @@ pub fn table(found: &Overhead) -> String {
             format!("{:.0}", one.proxy_a_second),
         ]
     });
-    let header =
-        ["text", "callers", "p50 ms", "by proxy", "p99 ms", "by proxy", "a second", "by proxy"];
+    let header = [
+        "statement",
+        "clients",
+        "p50 ms",
+        "via proxy",
+        "p99 ms",
+        "via proxy",
+        "per second",
+        "via proxy",
+    ];
     format!(
         "Measured on this machine, on loopback; commit {}\n\n{}\n",
         found.commit,

@@ -1,4 +1,4 @@
-//! `plan`: which protocol, and which replicas and leaders where, suit a map and a load.
+//! `plan`: finds the protocol and the placement of replicas and leaders that suit a topology and a load.
 
 mod objective;
 mod placement;
@@ -23,18 +23,18 @@ use objective::Objective;
 use placement::{Candidate, Wish};
 use search::{Found, Run, Search, Tried};
 
-/// Find the protocol and the placement that suit a map and a load
+/// Find the protocol and the placement that suit a topology and a load
 ///
-/// Protocols are simulated at placements that differ in where partitions are led from and where their other replicas
-/// are: many pairs briefly, the better ones longer, the best with several seeds. The recommendation comes with the
-/// runner-up, with what the naive placement would give (partition i is led from region i, its other replicas are in the
-/// regions after it), and with what happens when a region dies. --init writes the files of its servers.
+/// The planner simulates protocols at placements, which differ in the regions of leaders and replicas: many combinations
+/// in short runs, the better ones in longer runs, the best with several seeds. It prints the recommendation, the
+/// runner-up, the naive placement (the leader of partition i in region i, its other replicas in the following regions),
+/// and the results when a region dies. --init writes the configuration files of the recommended cluster.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
-A workload file can say all of it:
+A workload file can contain the load and the goal:
 
   workload = \"retwis\"
-  origins = { VA = 3, SG = 1 }    # where transactions begin
+  origins = { VA = 3, SG = 1 }    # shares of the load by region
   [options]
   zipf = 0.9
   [goal]
@@ -47,24 +47,25 @@ Examples:
   orthodrome plan --topology map.toml --workload shop.toml --rate 500 --init cluster
   orthodrome plan --topology azure5 --workload smallbank --clients 400 --objective throughput --json
 
-Exit status: 0 there is a recommendation, 1 a run broke its promise, 2 bad usage, or nothing keeps up with the load.")]
+Exit status: 0 there is a recommendation, 1 a check failed in a run, 2 bad usage, or no protocol sustains the load.")]
 pub struct Args {
-    /// The protocols to choose from, by name and separated by commas
+    /// Protocols to choose from, by name, separated by commas
     #[arg(long, value_name = "all|A,B,C", default_value = "all", value_delimiter = ',')]
     protocols: Vec<String>,
-    /// What is to be best: mean, p50, p95 or p99, each also with -high or -low for transactions of that priority;
-    /// throughput (with --clients); egress, which is bytes between regions for each transaction, or money if the
-    /// workload's file says what they cost [default: p95]
+    /// Figure to optimize: mean, p50, p95 or p99 latency, each also with -high or -low for transactions of that priority;
+    /// throughput (needs --clients); egress: bytes between regions per transaction, or their price if the workload file
+    /// has egress_price [default: p95]
     #[arg(long, value_name = "O")]
     objective: Option<Objective>,
-    /// How many regions may die without anything being lost: each partition has a replica in 2 N + 1 regions, or more
+    /// Number of regions that may fail without loss of data: each partition has replicas in at least 2 N + 1 regions
     /// [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10))]
     survive: Option<u32>,
-    /// A built-in map (azure5, azure6, ec2-3, ec2-5, geotp4, local3, local5) or a file of that form
+    /// Topology, the regions and the round-trip times between them: a built-in name (azure5, azure6, ec2-3, ec2-5, geotp4,
+    /// local3, local5) or a TOML file
     #[arg(long, value_name = "T", help_heading = "Cluster")]
     topology: String,
-    /// Partitions of the key space [default: as many as there are regions]
+    /// Number of partitions [default: the number of regions]
     #[arg(long, value_name = "N", help_heading = "Cluster", value_parser = clap::value_parser!(u32).range(1..=4096))]
     partitions: Option<u32>,
     /// Servers in each region
@@ -75,16 +76,16 @@ pub struct Args {
     workload: WorkloadArgs,
     #[command(flatten)]
     course: Course,
-    /// Runs of each of the best: this many seeds, counted up from --seed
+    /// Runs of each finalist, with consecutive seeds from --seed
     #[arg(long, value_name = "N", default_value = "3", value_parser = compare::seeds, help_heading = "Run")]
     seeds: u64,
-    /// Threads, each with one simulation at a time [default: one for each processor]
+    /// Threads; each runs one simulation at a time [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Run")]
     threads: Option<u16>,
-    /// Write the files of the recommended servers, on this machine, to this new directory
+    /// Write the configuration files of the recommended cluster, for this machine, to this new directory
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
-    /// With --init: first of the ports to listen on, two for each node
+    /// With --init: first port; each node uses two
     #[arg(long, value_name = "PORT", default_value_t = 7400, requires = "init")]
     base_port: u16,
     /// Print the plan as one JSON object
@@ -145,11 +146,11 @@ struct PrintedDeath<'a> {
 /// A mistake in the arguments, or nothing keeps up with the load.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     // These are `sim`'s and `compare`'s; here they would change nothing.
-    ensure!(args.course.faults.is_none(), "--faults: a plan lets regions die by itself; use sim");
     ensure!(
-        args.course.mutation.is_none(),
-        "--mutation: an unsafe variant is not planned for; use sim"
+        args.course.faults.is_none(),
+        "--faults: not used by plan, which tests region failures itself; use sim"
     );
+    ensure!(args.course.mutation.is_none(), "--mutation: not used by plan; use sim");
     let map = common::topology(&args.topology)?;
     let goal = args.workload.described()?.goal;
     let objective = match (&args.objective, &goal.objective) {
@@ -161,7 +162,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     };
     ensure!(
         objective != Objective::Throughput || args.workload.clients.is_some(),
-        "--objective throughput: at a fixed rate all that keep up commit as much; give --clients"
+        "--objective throughput: needs --clients; at a fixed rate every protocol that sustains the load has the same throughput"
     );
     let prices = prices(&map, &goal.egress_price)
         .with_context(|| format!("--workload {}: goal.egress_price", args.workload.workload))?;
@@ -169,7 +170,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let wanted = 2 * survive as usize + 1;
     ensure!(
         wanted <= map.len(),
-        "--survive {survive}: that takes {wanted} regions; --topology {} has {}",
+        "--survive {survive}: needs {wanted} regions; --topology {} has {}",
         args.topology,
         map.len()
     );
@@ -192,7 +193,11 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     };
     if let Some(dir) = &args.init {
         let is_free = !dir.exists() || dir.read_dir().is_ok_and(|mut files| files.next().is_none());
-        ensure!(is_free, "--init {}: it is not empty; name a new directory", dir.display());
+        ensure!(
+            is_free,
+            "--init {}: the directory is not empty; use a new directory",
+            dir.display()
+        );
     }
     let began = Instant::now();
     let search = Search {
@@ -213,7 +218,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     };
     let found = search.run()?;
     let wall = began.elapsed();
-    let best = found.finalists.first().context("nothing was tried")?;
+    let best = found.finalists.first().context("no combination was tried")?;
     if args.json {
         let pair = |tried| printed(tried, objective, &map);
         output::print_json(&Printed {
@@ -250,7 +255,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     let all = found.finalists.iter().chain([&found.naive, &found.same_naive]);
     let mut runs = all.flat_map(|tried| &tried.runs).chain(found.deaths.iter().map(|(_, run)| run));
-    Ok(if runs.all(|run| run.failure.is_none()) { Status::Held } else { Status::Broken })
+    Ok(if runs.all(|run| run.failure.is_none()) { Status::Passed } else { Status::Failed })
 }
 
 /// What a gigabyte that leaves a region costs; nothing, or something for each.
@@ -259,14 +264,16 @@ fn prices(
     given: &BTreeMap<String, f64>,
 ) -> anyhow::Result<BTreeMap<RegionId, f64>> {
     for (name, price) in given {
-        ensure!(map.region_named(name).is_some(), "{name}: there is no such region");
-        ensure!((0.0..=1e6).contains(price), "{name}: use dollars for a gigabyte, such as 0.09");
+        ensure!(map.region_named(name).is_some(), "{name}: the topology has no such region");
+        ensure!((0.0..=1e6).contains(price), "{name}: use dollars per gigabyte, such as 0.09");
     }
     let price = |region| {
         let name = map.name_of(region);
         Ok((
             region,
-            *given.get(name).with_context(|| format!("{name} has none; give 0 if it is free"))?,
+            *given
+                .get(name)
+                .with_context(|| format!("{name} has no price; use 0 if egress is free there"))?,
         ))
     };
     if given.is_empty() { Ok(BTreeMap::new()) } else { map.regions().map(price).collect() }
@@ -274,11 +281,13 @@ fn prices(
 
 /// The protocols to choose from: of those that servers run.
 fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static str>> {
-    let known = || registry::ROWS.iter().map(|row| row.name);
+    let known = || registry::rows().map(|row| row.name);
     if let Some(unknown) = names.iter().find(|name| *name != "all" && !known().any(|k| k == *name))
     {
         let known = known().collect::<Vec<_>>().join(", ");
-        bail!("--protocols {unknown}: no server runs such a protocol; use all, or some of {known}");
+        bail!(
+            "--protocols {unknown}: servers do not run this protocol; use all, or some of {known}"
+        );
     }
     let is_wanted = |known: &&str| names.iter().any(|name| name == "all" || name == known);
     Ok(known().filter(is_wanted).collect())
@@ -335,7 +344,7 @@ const COLUMNS: &[Column] = &[
     ("committed/s", 1, |run| run.result.committed_tps),
     ("WAN trips", 2, |run| run.result.wan_round_trips.mean),
     ("egress bytes", 0, |run| run.egress_bytes_per_txn),
-    ("$ a million", 2, |run| run.egress_dollars.unwrap_or(f64::NAN)),
+    ("$ per million", 2, |run| run.egress_dollars.unwrap_or(f64::NAN)),
 ];
 
 /// The plan for people.
@@ -349,8 +358,8 @@ fn describe(
 ) -> String {
     let Course { duration, seed, .. } = &args.course;
     let mut text = format!(
-        "Planned by simulation: {} ({:.0} {}) on {}, best {objective}; {} runs in {:.0} s, the last with {} seeds from {seed} of \
-         {duration:?}; commit {}\n\nRecommended: {}, {}\n\n",
+        "Planned by simulation: {} ({:.0} {}) on {}, objective {objective}; {} runs in {:.0} s, finalists with {} seeds from {seed} and \
+         {duration:?} each; commit {}\n\nRecommended: {}, {}\n\n",
         args.workload.workload,
         args.workload.amount(),
         args.workload.amount_unit(),
@@ -394,24 +403,24 @@ fn describe(
         text.push_str(&format!("{line}\n"));
     }
     if !found.deaths.is_empty() {
-        text.push_str("\nWhen a region dies, with everything in it, and stays dead:\n");
+        text.push_str("\nWhen all nodes of a region fail and stay down:\n");
         let rows = found.deaths.iter().map(|(region, run)| {
             let result = &run.result;
-            let begun = result.committed + result.failed + u64::from(run.outstanding);
+            let submitted = result.committed + result.failed + u64::from(run.outstanding);
             vec![
                 map.name_of(*region).to_owned(),
-                output::percent(result.committed, begun),
+                output::percent(result.committed, submitted),
                 format!("{:.1}", result.latency_ms.all.p50),
                 format!("{:.1}", result.latency_ms.all.p95),
                 format!("{:.1}", result.latency_ms.all.max / 1e3),
-                run.failure.clone().unwrap_or_else(|| "kept".into()),
+                run.failure.clone().unwrap_or_else(|| "passed".into()),
             ]
         });
-        let header = ["region", "committed", "p50 ms", "p95 ms", "longest s", "promise"];
+        let header = ["region", "committed", "p50 ms", "p95 ms", "max s", "checks"];
         text.push_str(&format!("{}\n", output::table(&header, rows).trim_fmt()));
     }
     if args.init.is_none() {
-        text.push_str("\n--init DIR writes the files of these servers.");
+        text.push_str("\n--init DIR writes the configuration files of this cluster.");
     }
     text
 }
@@ -428,7 +437,7 @@ fn reasons(objective: Objective, found: &Found, best: &Tried) -> Vec<String> {
     };
     let against = |what: &str, other: &Tried| {
         format!(
-            "{what}: {}, {}: {}; {:.2} times as good, with {:.2} WAN round trips for {:.2}",
+            "{what}: {}, {}: {}; the recommendation is {:.2} times better, with {:.2} instead of {:.2} WAN round trips",
             other.pair.protocol,
             other.pair.candidate.name,
             figure(other),
@@ -444,9 +453,9 @@ fn reasons(objective: Objective, found: &Found, best: &Tried) -> Vec<String> {
     if others().next().is_some_and(|other| !another(&other)) {
         lines.extend(others().find(another).map(|other| against("Best other protocol", other)));
     }
-    lines.push(against("The same, placed naively", &found.same_naive));
+    lines.push(against("Same protocol, placed naively", &found.same_naive));
     if found.naive.pair != found.same_naive.pair {
-        lines.push(against("Best of those placed naively", &found.naive));
+        lines.push(against("Best protocol, placed naively", &found.naive));
     }
     lines
 }

@@ -57,13 +57,13 @@ impl FromStr for Objective {
             "p50" => Figure::P50,
             "p95" => Figure::P95,
             "p99" => Figure::P99,
-            _ => return Err(format!("{text:?} is no objective; use {NAMES}")),
+            _ => return Err(format!("{text:?} is not an objective; use {NAMES}")),
         };
         let whose = match whose {
             "" if !text.contains('-') => Whose::All,
             "high" => Whose::High,
             "low" => Whose::Low,
-            _ => return Err(format!("{text:?} is no objective; use {NAMES}")),
+            _ => return Err(format!("{text:?} is not an objective; use {NAMES}")),
         };
         Ok(Self::Latency(LatencyOf(figure, whose)))
     }

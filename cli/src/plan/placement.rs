@@ -15,7 +15,7 @@ pub struct Candidate {
     pub regions: Regions,
 }
 
-/// What a placement is made for.
+/// What a placement must suit.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     /// The map.

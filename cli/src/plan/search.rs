@@ -66,11 +66,11 @@ impl Run {
         let RunResult { committed, failed, .. } = self.result;
         let hundredth = committed as f64 * 0.01;
         if self.failure.is_some() {
-            Some("broke its promise")
+            Some("fails a check")
         } else if committed == 0 {
-            Some("commits nothing")
+            Some("commits no transaction")
         } else if f64::from(self.outstanding) > hundredth.max(self.result.offered_tps) {
-            Some("falls behind")
+            Some("has a growing backlog")
         } else if failed as f64 > hundredth {
             Some("gives up more than 1 % of the transactions")
         } else {
@@ -158,12 +158,15 @@ impl Search<'_> {
                 candidates.iter().map(pair)
             })
             .collect();
-        let first = self.round("many, briefly", all, FIRST, 1, &mut count)?;
+        let first = self.round("first round", all, FIRST, 1, &mut count)?;
         let is_naive = |tried: &Tried| tried.pair.candidate.name == "naive";
-        let naive = first.iter().find(|tried| is_naive(tried)).context("there is no protocol")?;
+        let naive = first
+            .iter()
+            .find(|tried| is_naive(tried))
+            .context("there is no protocol to choose from")?;
         let naive = naive.pair.clone();
         let pairs = best_of(first, SECOND_MAX).into_iter().map(|tried| tried.pair).collect();
-        let second = self.round("the better ones", pairs, SECOND, 1, &mut count)?;
+        let second = self.round("second round", pairs, SECOND, 1, &mut count)?;
         let mut second = best_of(second, THIRD_MAX);
         for place in 0..second.len().min(MOVED_MAX) {
             if let Some(better) = second.get(place).cloned() {
@@ -176,13 +179,13 @@ impl Search<'_> {
         let mut pairs: Vec<Pair> = second.into_iter().map(|tried| tried.pair).collect();
         let length = self.course.duration;
         let mut finalists =
-            self.round("the best", pairs.clone(), length, self.seeds, &mut count)?;
+            self.round("finalists", pairs.clone(), length, self.seeds, &mut count)?;
         self.settle_ties(&mut finalists);
-        let best = finalists.first().context("nothing was tried")?;
+        let best = finalists.first().context("no combination was tried")?;
         if let Some(fault) = best.runs.iter().find_map(Run::fault) {
             bail!(
-                "no protocol keeps up with this load at any placement that was tried: even the best, {} {}, {fault}; ask \
-                 less, or give regions more servers (--servers-per-region) or cores (--cores)",
+                "no protocol sustains this load at any placement that was tried: the best, {} ({}), {fault}; lower the \
+                 load, or use more servers (--servers-per-region) or cores (--cores)",
                 best.pair.protocol,
                 best.pair.candidate.name
             );
@@ -190,7 +193,7 @@ impl Search<'_> {
         let same = Pair { protocol: best.pair.protocol, candidate: self.wish.naive() };
         pairs = [same.clone(), naive.clone()].into();
         pairs.dedup();
-        let naives = self.round("the naive placement", pairs, length, self.seeds, &mut count)?;
+        let naives = self.round("naive placement", pairs, length, self.seeds, &mut count)?;
         let of = |pair: &Pair| naives.iter().find(|tried| tried.pair == *pair).cloned();
         let naive = of(&naive).context("the naive placement was not tried")?;
         let same_naive = of(&same).context("the naive placement was not tried")?;
@@ -296,7 +299,7 @@ impl Search<'_> {
             let Pair { protocol, candidate } = best.pair.clone();
             let moved = self.wish.moved(&candidate, partition);
             let pairs = moved.into_iter().map(|candidate| Pair { protocol, candidate }).collect();
-            let tried = self.round("moving leaders", pairs, SECOND, 1, count)?;
+            let tried = self.round("moved leaders", pairs, SECOND, 1, count)?;
             let now = self.objective.cost(&best.runs);
             if let Some(other) = tried.into_iter().next()
                 && self.objective.cost(&other.runs) < now - now.abs() * GAIN
@@ -336,7 +339,7 @@ impl Search<'_> {
             Ok((region, run))
         };
         let mut deaths = Vec::new();
-        Pool::of(self.threads).shown("regions die", regions.len() as u64, job, |death| {
+        Pool::of(self.threads).shown("region failures", regions.len() as u64, job, |death| {
             deaths.push(death);
             Ok(())
         })?;

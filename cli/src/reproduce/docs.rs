@@ -27,14 +27,14 @@ pub fn write(args: &Args, done: &[Done], folder: &Path) -> anyhow::Result<()> {
 const HEAD: &str = "\
 # Published figures, measured again (simulated)
 
-This document is written by `orthodrome reproduce all --keep RUNS --docs docs`; do not edit it. Each figure is a file of `experiments/`: the options of a
-`compare`, what is swept, and what the paper reports, claim by claim. A figure is reproduced when the order of the systems, the crossover points
-and the ratios agree; milliseconds are expected to agree within 10 % where round trips set them, and not where the authors' processors did.
-No protocol and no model was changed to come nearer to a paper. `docs/comparison.md` has the long explanations.
+`orthodrome reproduce all --keep RUNS --docs docs` writes this document; do not edit it. Each figure is a file in `experiments/`: the options of
+`compare`, the option that varies, and the claims of the paper. A figure is reproduced when the order of the systems, the crossover points and
+the ratios agree. Milliseconds should agree within 10 % where round trips dominate; where processors dominate they depend on the authors' hardware.
+No protocol and no model was adapted to match a paper. `docs/comparison.md` has the long explanations.
 
-*Agrees*: what was measured is within what the claim allows (10 % unless its file says otherwise). *Explained*: it is not, and the file says why: the
-cause, and the run that shows it where one was made. *Not run*: the value is not in the short form, or has not been run. Short forms have fewer
-points, shorter runs and one seed; `orthodrome reproduce ID --full` is as long as the paper's.
+*Agrees*: the measured value is within the tolerance of the claim (10 % unless its file says otherwise). *Explained*: it is not, and the file gives
+the cause and, if there is one, the run that shows it. *Not run*: the short form does not have the value, or nobody has run it. Short forms have
+fewer points, shorter runs and one seed; `orthodrome reproduce ID --full` is as long as in the paper.
 
 ";
 
@@ -228,7 +228,7 @@ mod tests {
             "| carousel-fast | 240.5 |",
             "![Retwis on ec2-5 at 200 a second](plots/C4.svg)",
             "| tapir at 200: 334 | 200 (-40.1 %) | differs, explained: Half of Retwis",
-            "- tapir at 200: 10 % of the requests had not ended",
+            "- tapir at 200: 10 % of the requests were still pending",
             "It has not been run.",
         ] {
             assert!(text.contains(part), "{part}: {text}");

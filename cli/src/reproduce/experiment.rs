@@ -108,7 +108,7 @@ impl Experiment {
         let read: Self =
             toml::from_str(text).map_err(|error| toml_error(&place, &error.to_string()))?;
         read.validate().with_context(|| place.clone())?;
-        ensure!(read.id == name, "{place}: id {} is not the file's name", read.id);
+        ensure!(read.id == name, "{place}: id {} differs from the name of the file", read.id);
         Ok(read)
     }
 
@@ -117,7 +117,7 @@ impl Experiment {
         for column in self.columns() {
             ensure!(
                 compare::columns().any(|(name, ..)| *name == column),
-                "column {column:?}: no such column"
+                "column {column:?}: compare has no such column"
             );
         }
         let known: BTreeSet<&str> = self.protocols.iter().map(String::as_str).collect();
@@ -176,7 +176,7 @@ impl Experiment {
         }
         ensure!(
             self.sweep.short_seconds.len() == self.sweep.short.len(),
-            "sweep.short_seconds: one for each of sweep.short"
+            "sweep.short_seconds: needs one value for each of sweep.short"
         );
         for is_full in [false, true] {
             for &value in self.values(is_full) {

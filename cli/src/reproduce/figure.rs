@@ -144,7 +144,7 @@ impl Done {
     pub fn origin(&self) -> String {
         let commits: Vec<&str> = self.commits.iter().map(String::as_str).collect();
         match commits.as_slice() {
-            [] => "nothing was run".into(),
+            [] => "no runs".into(),
             [one] => format!("commit {one}"),
             several => format!("commits {}", several.join(", ")),
         }
@@ -204,12 +204,12 @@ pub fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
                     *audited.get_or_insert(0) += usize::from(is_audited);
                     if !is_audited && outcome.failure.is_none() {
                         failures.push(format!(
-                            "{what}: the database was not audited, for {} requests did not end",
+                            "{what}: no audit, because {} requests were still pending at the end",
                             outcome.outstanding
                         ));
                     }
                 }
-                let lost = |failure| format!("{what} LOST ITS PROMISE: {failure}");
+                let lost = |failure| format!("FAILED: {what}: {failure}");
                 failures.extend(outcome.failure.as_ref().map(lost));
             }
             points.push(point);
@@ -340,9 +340,9 @@ fn distributions(args: &Args, experiment: &Experiment, points: &[&Point]) -> Fig
         reported: Vec::new(),
     });
     Figure {
-        title: format!("{}: how latencies are distributed at {at}", experiment.title),
+        title: format!("{}: distribution of latencies at {at}", experiment.title),
         note: note(args, experiment),
-        x: "% of the transactions that are not slower".into(),
+        x: "% of the transactions with at most this latency".into(),
         y: "ms".into(),
         series: series.collect(),
     }

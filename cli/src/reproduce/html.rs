@@ -12,7 +12,7 @@ pub fn figures(done: &[Done], is_full: bool, seeds: u64) -> String {
     let body = html! {
         h1 { "Published figures, measured again" }
         p.lead {
-            "Simulated " (form) ", " (seeds) " seed(s) a point. × marks what was reported."
+            "Simulated " (form) ", " (seeds) " seed(s) per point. × marks a reported value."
         }
         @for one in done {
             @let experiment = &one.experiment;

@@ -112,7 +112,10 @@ impl Kept {
             let mut options = OpenOptions::new();
             let file = options.create(true).append(true).open(&path).with_context(place)?;
             file.try_lock().with_context(|| {
-                format!("--keep: another process is adding to {}", path.display())
+                format!(
+                    "--keep: another process writes to {}; wait for it, or use another folder",
+                    path.display()
+                )
             })?;
             Some(file)
         };
@@ -123,7 +126,7 @@ impl Kept {
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let (lines, torn) = text.split_at(whole);
         if !torn.is_empty() {
-            note!("{}: the last line was not written to its end; passed over", path.display());
+            note!("warning: {}: the last line is incomplete; ignored", path.display());
             if let Some(file) = &file {
                 file.set_len(whole as u64).with_context(place)?;
             }
@@ -132,7 +135,7 @@ impl Kept {
         let lines = lines.split(|&byte| byte == b'\n').enumerate();
         for (at, line) in lines.filter(|(_, line)| !line.is_empty()) {
             let entry: Entry = serde_json::from_slice(line).with_context(|| {
-                format!("{}:{}: this is no kept run; remove the line", path.display(), at + 1)
+                format!("{}:{}: not a kept run; remove the line", path.display(), at + 1)
             })?;
             let is_own = entry.commit == output::COMMIT;
             let has_own =

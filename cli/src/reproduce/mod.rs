@@ -23,11 +23,11 @@ use experiment::Experiment;
 use figure::{Done, Point, carry_out};
 use verdict::{Judged, Verdict};
 
-/// Measure published figures again, and hold them against what their authors reported
+/// Repeat published figures in the simulator and compare them with the papers
 ///
-/// Each figure is a file of `experiments/`: a `compare` with one of its options swept, and the
-/// values the paper gives. Figures are run in a short form (fewer points, shorter runs) unless
-/// --full is given; every point can be run alone with the command that is printed.
+/// Each figure is a file in `experiments/`: the options of `compare`, the option that varies, and the
+/// values that the paper reports. The short form has fewer points and shorter runs; --full runs the
+/// figure as in the paper. The output contains the `compare` command of a single point.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -35,44 +35,43 @@ Examples:
   orthodrome reproduce C4
   orthodrome reproduce N7a --full --seeds 3 --html n7a.html
   orthodrome reproduce all --json > figures.json
-  orthodrome reproduce all --keep runs          # again after an interruption: it goes on
+  orthodrome reproduce all --keep runs          # resumes after an interruption
 
-Exit status: 0 every claim agrees or its difference is explained, 1 one differs or a run lost its
-promise, 2 bad usage or input.")]
+Exit status: 0 every claim agrees or its difference is explained, 1 a claim differs or a check failed
+in a run, 2 bad usage or input.")]
 pub struct Args {
-    /// list, all, or figures by id and separated by commas
+    /// list, all, or ids of figures, separated by commas
     #[arg(value_name = "list|ID|all", default_value = "list", value_delimiter = ',')]
     figures: Vec<String>,
-    /// Runs of each point: this many seeds, counted up from 1
+    /// Runs of each point, with consecutive seeds from 1
     #[arg(long, value_name = "N", default_value = "1", value_parser = compare::seeds)]
     seeds: u64,
-    /// Every point of the paper's figure, and runs as long as the paper's
+    /// Run every point of the paper's figure, for as long as the paper did
     #[arg(long)]
     full: bool,
-    /// Threads, each with one simulation at a time [default: one for each processor]
+    /// Threads; each runs one simulation at a time [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Keep what came of each run in this folder as soon as it has ended, and do not run again what is there with the same
-    /// options, seed and commit: an interrupted sweep goes on where it was
+    /// Write the result of each run to this folder as soon as the run has ended, and reuse results with the same options,
+    /// seed and commit: an interrupted command resumes
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-    /// With --keep: what is there of other commits counts too, where there is nothing of this one; each figure names the
-    /// commits of its runs
+    /// With --keep: reuse results of other commits if this commit has none; each figure names the commits of its runs
     #[arg(long, requires = "keep")]
     any_commit: bool,
-    /// With --keep: run nothing, show what is there
+    /// With --keep: run nothing; show the results in the folder
     #[arg(long, requires = "keep")]
     no_runs: bool,
-    /// Write a page with tables, plots and verdicts to this file
+    /// Write an HTML report to this file: tables, plots and verdicts
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write each figure as ID.svg into this folder
+    /// Write a plot of each figure to this folder, as ID.svg
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
-    /// With all figures: write them as reproduction.md, with their plots in plots/, into this folder
+    /// With all: write reproduction.md, and plots in plots/, to this folder
     #[arg(long, value_name = "FOLDER")]
     docs: Option<PathBuf>,
-    /// Print the figures as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -108,11 +107,11 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let all = Experiment::all()?;
     if args.figures.iter().any(|name| name == "list") {
         output::print(&list(&all))?;
-        return Ok(Status::Held);
+        return Ok(Status::Passed);
     }
     ensure!(
         args.docs.is_none() || args.figures.iter().any(|name| name == "all"),
-        "--docs: it has every figure; use reproduce all"
+        "--docs: needs every figure; use reproduce all"
     );
     let chosen = chosen(all, &args.figures)?;
     common::check_place("--html", args.html.as_deref())?;
@@ -125,7 +124,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let one = carry_out(args, experiment)?;
         if args.keep.is_some() && one.ran < one.runs() {
             let kept = one.runs() - one.ran;
-            note!("{}: {kept} of {} runs were there", one.experiment.id, one.runs());
+            note!("{}: reused {kept} of {} runs", one.experiment.id, one.runs());
         }
         if !args.json {
             output::print(&describe(&one, args.full))?;
@@ -154,7 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     let differs = |one: &Done| one.claims.iter().any(|claim| claim.verdict == Verdict::Differs);
     let is_broken = done.iter().any(|one| differs(one) || !one.failures.is_empty());
-    Ok(if is_broken { Status::Broken } else { Status::Held })
+    Ok(if is_broken { Status::Failed } else { Status::Passed })
 }
 
 fn printed(done: &Done) -> PrintedExperiment<'_> {
@@ -187,7 +186,7 @@ fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experime
     let is_known = |name: &&String| *name == "all" || all.iter().any(|one| one.id == **name);
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
         let known = all.iter().map(|one| one.id.as_str()).collect::<Vec<_>>().join(", ");
-        bail!("{unknown}: there is no such figure; use list, all, or some of {known}");
+        bail!("{unknown}: unknown figure; use list, all, or some of {known}");
     }
     let mut all = all;
     let mut chosen = Vec::new();
@@ -207,7 +206,7 @@ fn by_reach(done: &Done) -> String {
 }
 
 /// What the table of [`reaches`] has.
-const BY_REACH: &str = "mean ms by how far transactions reach, and the distribution over all";
+const BY_REACH: &str = "mean ms by distance of the data, and the distribution over all";
 
 /// A row for each point where transactions differ in how far they reach, with a header.
 fn reaches(done: &Done) -> (Vec<&'static str>, Vec<Vec<String>>) {
@@ -260,7 +259,7 @@ fn describe(done: &Done, is_full: bool) -> String {
     if let Some(audited) = done.audited {
         let runs = done.runs();
         text.push_str(&format!(
-            "\nThe workload's audit of the whole database held after {audited} of {runs} runs.\n"
+            "\nThe workload's audit of all data passed after {audited} of {runs} runs.\n"
         ));
     }
     let rows = claims.iter().map(|claim| {
@@ -297,7 +296,7 @@ fn remarks(done: &Done) -> Vec<String> {
     // Those that did not end are not in the latencies.
     for point in done.points.iter().filter(|point| point.outstanding.value() > 0.01) {
         remarks.push(format!(
-            "{} at {}: {:.0} % of the requests had not ended, so its latencies are too low",
+            "{} at {}: {:.0} % of the requests were still pending at the end, so the latencies are too low",
             point.protocol,
             point.at,
             point.outstanding.value() * 100.0
@@ -456,7 +455,7 @@ mod tests {
         fs::write(&file, format!("{{}}\n{other}")).unwrap();
         let args = parsed(&["X1", "--keep", &keep]);
         let error = carry_out(&args, Experiment::parse("X1", SMALL).unwrap()).err().unwrap();
-        assert!(format!("{error:#}").contains("X1.jsonl:1: this is no kept run"), "{error:#}");
+        assert!(format!("{error:#}").contains("X1.jsonl:1: not a kept run"), "{error:#}");
     }
 
     #[test]

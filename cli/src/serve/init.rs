@@ -51,7 +51,7 @@ pub fn init(wish: &Wish) -> anyhow::Result<String> {
     let made = wish.dir.ancestors().take_while(|path| !path.as_os_str().is_empty());
     let made = made.take_while(|path| !path.exists()).last();
     if made.is_none() && fs::read_dir(&wish.dir).with_context(|| place.clone())?.next().is_some() {
-        bail!("{place}: it is not empty; name a new directory");
+        bail!("{place}: the directory is not empty; use a new directory");
     }
     let written = fs::create_dir_all(&wish.dir).with_context(|| place.clone());
     let written = written.and_then(|()| write(wish, &place));
@@ -81,7 +81,10 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
     let count = map.len() * wish.servers_per_region as usize;
     let last = usize::from(wish.base_port) + 2 * count;
     if last > usize::from(u16::MAX) {
-        bail!("--base-port {}: {count} nodes need ports up to {last}", wish.base_port);
+        bail!(
+            "--base-port {}: {count} nodes need ports up to {last}; use a lower base port",
+            wish.base_port
+        );
     }
     let port = |at: usize| format!("127.0.0.1:{}", usize::from(wish.base_port) + at);
     let regions = map.regions().flat_map(|region| {
@@ -155,7 +158,7 @@ fn administrator(dir: &Path) -> anyhow::Result<()> {
     let mut bytes = [0; 24];
     let provider = rustls::crypto::ring::default_provider();
     if provider.secure_random.fill(&mut bytes).is_err() {
-        bail!("the system gives no randomness for a token");
+        bail!("the operating system has no random bytes for a token; try again");
     }
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut options = fs::OpenOptions::new();
@@ -174,7 +177,7 @@ fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{} nodes in {} regions of {}, {} partitions × {} replicas, {}.\n\nStart them:",
+        "{} nodes in {} regions of {}, {} partitions × {} replicas, {}.\n\nStart the nodes:",
         clients.len(),
         map.topology.len(),
         map.topology.name,
@@ -204,7 +207,7 @@ fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {
     let first = near.first().cloned().unwrap_or_default();
     let _ = writeln!(
         text,
-        "\nThen use them:\n  orthodrome shell --connect {first}{secure}\n  orthodrome load --connect \
+        "\nThen use the cluster:\n  orthodrome shell --connect {first}{secure}\n  orthodrome load --connect \
          {}{secure} --workload bank --clients 20",
         near.join(",")
     );

@@ -17,14 +17,14 @@ use tracing_subscriber::EnvFilter;
 use crate::{Status, output, protocols};
 use init::Wish;
 
-/// Run a node of a cluster; or, with --init, make the files of a cluster on this machine.
+/// Run a node of a cluster; or, with --init, write the configuration files of a cluster on this machine.
 ///
-/// A node runs until SIGTERM or Ctrl-C; then it takes nothing new, finishes what it has begun, hands
-/// leadership over and ends.
+/// A node runs until SIGTERM or Ctrl-C. Then it refuses new transactions, finishes pending ones, hands over
+/// its leaderships, and exits.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Logs go to standard error; ORTHODROME_LOG sets what is logged (error, warn, info, debug, trace; or by
-part, as in warn,orthodrome_server::transport=debug).
+Logs go to standard error; ORTHODROME_LOG sets the level (error, warn, info, debug, trace), also by
+module, as in warn,orthodrome_server::transport=debug.
 
 Examples:
   orthodrome serve --init dev --topology azure5
@@ -32,24 +32,24 @@ Examples:
   orthodrome serve --config dev/n1.toml
   orthodrome serve --config /etc/orthodrome/n4.toml --replace
 
-Exit status: 0 it ended in good order, 1 it failed while it ran, 2 it could not start.")]
+Exit status: 0 clean shutdown, 1 failure while running, 2 failure to start.")]
 pub struct Args {
-    /// The node's file
+    /// Configuration file of the node (TOML)
     #[arg(long, value_name = "FILE", required_unless_present = "init")]
     config: Option<PathBuf>,
-    /// Check the configuration and leave
+    /// Check the configuration file and exit
     #[arg(long, requires = "config")]
     check: bool,
-    /// Its cluster is new and this node has never run: there is no data yet. Not for nodes of --init
+    /// First start of this node in a new cluster: its data directory is empty. Not needed after --init
     #[arg(long, requires = "config", conflicts_with = "replace")]
     new_cluster: bool,
-    /// It has lost its data and comes back to a running cluster without it
+    /// Start a node that has lost its data, in a running cluster: it recovers the data from other nodes
     ///
-    /// Only where the protocol has a way to give the node what it lost (ocean-vista, unless the node holds the
-    /// first partition). It counts in no quorum until it is complete; `status` shows how much is missing.
+    /// Only for protocols that can restore a node (ocean-vista, unless the node holds the first partition). The node
+    /// counts in no quorum until its data is complete; `status` in the shell shows how much is missing.
     #[arg(long, requires = "config")]
     replace: bool,
-    /// Make the files of a cluster in this new directory and leave
+    /// Write the configuration files of a cluster to this new directory and exit
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     init: Option<PathBuf>,
     #[command(flatten)]
@@ -60,27 +60,28 @@ pub struct Args {
 #[derive(clap::Args)]
 #[command(next_help_heading = "With --init")]
 struct InitArgs {
-    /// A built-in map (azure5, azure6, ec2-3, ec2-5, local3, local5) or a file of that form
+    /// Topology, the regions and the round-trip times between them: a built-in name (azure5, azure6, ec2-3, ec2-5, geotp4,
+    /// local3, local5) or a TOML file
     #[arg(long, value_name = "T", default_value = "azure5", conflicts_with = "config")]
     topology: String,
     /// Nodes in each region
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "config",
           value_parser = clap::value_parser!(u32).range(1..=16))]
     servers_per_region: u32,
-    /// Partitions of the key space
+    /// Number of partitions
     #[arg(long, value_name = "N", default_value_t = 5, conflicts_with = "config",
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     partitions: u32,
-    /// Replicas of each partition: an odd number
+    /// Replicas of each partition, an odd number
     #[arg(long, value_name = "N", default_value_t = 3, conflicts_with = "config")]
     replicas: u32,
-    /// The protocol that commits transactions
+    /// Protocol that commits transactions
     #[arg(long, value_name = "P", default_value = protocols::DEFAULT, conflicts_with = "config")]
     protocol: String,
-    /// Talk TLS, with an authority made for this cluster, and ask clients for a token
+    /// Enable TLS, with a new certificate authority for this cluster, and require a token from clients
     #[arg(long, conflicts_with = "config")]
     tls: bool,
-    /// First of the ports to listen on, two for each node
+    /// First port; each node uses two
     #[arg(long, value_name = "PORT", default_value_t = 7400, conflicts_with = "config")]
     base_port: u16,
 }
@@ -105,9 +106,9 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             base_port,
         };
         output::print(&init::init(&wish)?)?;
-        return Ok(Status::Held);
+        return Ok(Status::Passed);
     }
-    let Some(path) = &args.config else { bail!("give --config FILE, or --init DIR") };
+    let Some(path) = &args.config else { bail!("nothing to do; use --config FILE or --init DIR") };
     let mut config = NodeConfig::load(path)?;
     if args.new_cluster {
         config.node.expected = Expected::NewCluster;
@@ -116,7 +117,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     if args.check {
         output::print(&format!("{}: ok\n{}", path.display(), banner(&config)))?;
-        return Ok(Status::Held);
+        return Ok(Status::Passed);
     }
     serve(config, path)
 }
@@ -139,13 +140,15 @@ fn banner(config: &NodeConfig) -> String {
         (None, true) => "off (loopback only); open to every client",
     };
     let data = match settings.durability {
-        Durability::Sync => format!("{}, survives power failures", settings.data_dir.display()),
-        Durability::NoSync => {
-            format!("{}, survives the process only", settings.data_dir.display())
+        Durability::Sync => {
+            format!("{}, durable across power failures", settings.data_dir.display())
         }
-        Durability::None => "not kept".into(),
+        Durability::NoSync => {
+            format!("{}, durable across crashes of the process only", settings.data_dir.display())
+        }
+        Durability::None => "in memory only".into(),
     };
-    let wan = if settings.emulate_wan { ", emulated distances" } else { "" };
+    let wan = if settings.emulate_wan { ", emulated round-trip times" } else { "" };
     format!(
         "  cluster     {} ({}{wan})\n  protocol    {}\n  region      {}\n  partitions  {}\n  nodes       \
          {}\n  clients     {}\n  TLS         {tls}\n  data        {data}",
@@ -191,19 +194,19 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
         };
         let stop = async move {
             let signal = stopped.await;
-            note!("{signal}: taking nothing new, finishing what was begun (at most {within:?})");
+            note!("{signal}: shutting down; finishing pending transactions (at most {within:?})");
         };
         anyhow::Ok(run_node(config, ready, stop).await)
     })?;
     runtime.shutdown_background();
     match ended {
         Ok(()) => {
-            note!("{node} has ended in good order");
-            Ok(Status::Held)
+            note!("{node} has shut down");
+            Ok(Status::Passed)
         }
         Err(RunError::Failed(problem)) => {
             note!("error: {node} has failed: {problem}");
-            Ok(Status::Broken)
+            Ok(Status::Failed)
         }
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }

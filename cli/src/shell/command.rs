@@ -1,6 +1,8 @@
 //! The shell's commands: their grammar and their help, in one table.
 
 use orthodrome_client::{Key, Op, Priority, Value};
+use orthodrome_core::NodeId;
+use orthodrome_core::machine::Admin;
 
 use super::words::{Word, split};
 
@@ -25,6 +27,10 @@ pub(super) enum Command {
     Priority(Option<Priority>),
     Describe,
     Status,
+    /// Asks the leader of a partition to carry this out.
+    Order(Admin),
+    /// Shows orders to change members, and their states.
+    Orders,
     History,
     Help(Option<String>),
     Quit,
@@ -46,53 +52,80 @@ pub(super) const COMMANDS: &[Usage] = &[
         "get-stale",
         "KEY…",
         "read keys as of any consistent snapshot, however old",
-        "What the nearest server has. It may miss what was committed before, by this shell too. With \
-         calvin, slog,\nslog-consensus and sloth it takes no word with another region; with other \
-         protocols it is the same as `get`.",
+        "Reads the state of the nearest server, which may miss earlier commits, even those of this shell. \
+         With calvin, slog,\nslog-consensus and sloth it needs no message to another region; with \
+         other protocols it is the same as `get`.",
     ),
     usage(
         "put",
         "KEY VALUE [KEY VALUE…]",
-        "set keys, all or none",
-        "Several pairs are one transaction. Quote what contains blanks: put greeting \"hello, \
-         world\"\nIn double quotes, \\n \\t \\\" \\\\ and \\xNN stand for bytes.",
+        "set keys, in one transaction",
+        "Quote keys and values that contain blanks: put greeting \"hello, world\"\nEscapes in double \
+         quotes: \\n \\t \\\" \\\\ and \\xNN for one byte.",
     ),
-    usage("delete", "KEY…", "remove keys, all or none", ""),
-    usage("add", "KEY NUMBER", "add to a number; a missing key counts as 0", ""),
+    usage("delete", "KEY…", "remove keys, in one transaction", ""),
+    usage("add", "KEY NUMBER", "add NUMBER to a value; a missing key counts as 0", ""),
     usage("append", "KEY VALUE", "append to a value; a missing key counts as empty", ""),
     usage(
         "cas",
         "KEY EXPECTED NEW",
-        "set a key if it holds exactly what is expected",
-        "EXPECTED may be `nothing` (quote it to mean the word): the key must not exist.\nNEW may be \
-         `nothing`: the key is removed.",
+        "set a key to NEW if its value is EXPECTED",
+        "EXPECTED `nothing`: the key must not exist. NEW `nothing`: remove the key.\nQuote \"nothing\" to \
+         mean the word itself.",
     ),
     usage(
         "begin",
         "[READ…] [-> WRITE…]",
-        "open a transaction that reads and may write these keys, or any",
-        "The keys are read at once, in one round. Then put, delete, add, append and cas are kept \
-         until `commit`\nsends them, in a second round. Example:\n  begin tea coffee -> tea\n  add \
-         tea -1\n  commit\nA key must stand on the left to be read or added to, and on the right to \
-         be written.\nWithout keys: every `get` reads at once, in a round of its own, and any key may be \
-         written. Where\nthe protocol has no such transactions, `commit` fails if something that was \
-         read has changed.",
+        "open a transaction, with or without declared keys",
+        "With keys: `begin` reads the READ keys in one round. The shell collects put, delete, add, \
+         append and cas;\n`commit` sends them in a second round. Example:\n  begin tea coffee -> tea\n  \
+         add tea -1\n  commit\nDeclare keys that you read or add to on the left, and keys that you write \
+         on the right.\nWithout keys: every `get` is a round of its own, and you may write any key. If the \
+         protocol does not\nsupport such transactions, `commit` fails if another transaction has changed \
+         a value that you read.",
     ),
-    usage("commit", "", "write what the open transaction holds, and commit it", ""),
-    usage("abort", "", "give the open transaction up", ""),
+    usage("commit", "", "commit the open transaction with its writes", ""),
+    usage("abort", "", "abort the open transaction", ""),
     usage(
         "resolve",
         "",
-        "ask again for an outcome that was unknown",
-        "A transaction whose outcome is unknown may have committed or not. Asking ends it, if it has \
-         not ended.",
+        "ask again for an unknown outcome",
+        "A transaction whose outcome is unknown may have committed or not. If it is still pending, \
+         `resolve` ends it.",
     ),
-    usage("priority", "[low|high]", "show or set the priority of what follows", ""),
-    usage("describe", "", "the cluster: regions, distances, partitions, protocol, guarantee", ""),
-    usage("status", "", "how the gateway in use does right now", ""),
-    usage("history", "", "what was typed", ""),
-    usage("help", "[COMMAND]", "this list, or more about one command", ""),
-    usage("quit", "", "leave (also: exit, Ctrl-D)", ""),
+    usage("priority", "[low|high]", "show or set the priority of the next transactions", ""),
+    usage(
+        "describe",
+        "",
+        "show the cluster: regions, round-trip times, partitions, protocol, guarantee",
+        "",
+    ),
+    usage("status", "", "show the state of the gateway in use", ""),
+    usage(
+        "transfer-leader",
+        "PARTITION NODE",
+        "hand leadership of a partition to another of its voters",
+        "The request goes to the leader of the partition, if its gateway is among --connect. It needs the \
+         role\nadmin. Example: transfer-leader p0 n2",
+    ),
+    usage(
+        "change-members",
+        "PARTITION VOTER… [learners NODE…]",
+        "replace the members of a partition",
+        "The request goes to the leader of the partition, if its gateway is among --connect. It needs the \
+         role\nadmin, and an odd number of voters. New voters copy the data first; `orders` shows when the \
+         change is\nfinished. Example: change-members p0 n1 n2 n4",
+    ),
+    usage(
+        "orders",
+        "",
+        "show requests to change members, and their state",
+        "Each node of --connect shows its latest requests since it started. A request is pending, finished \
+         or failed.\nIf the leader changes, a request may fail: repeat it.",
+    ),
+    usage("history", "", "show the commands of this session", ""),
+    usage("help", "[COMMAND]", "show this list, or the details of one command", ""),
+    usage("quit", "", "exit the shell (also: exit, Ctrl-D)", ""),
 ];
 
 const fn usage(
@@ -126,7 +159,7 @@ pub(super) fn parse(line: &str) -> Result<Command, String> {
         other => other,
     };
     let Some(usage) = find(name) else {
-        return Err(format!("there is no command {name:?}; `help` lists them"));
+        return Err(format!("unknown command {name:?}; `help` lists all commands"));
     };
     understand(usage.name, arguments)
         .ok_or_else(|| format!("usage: {} {}", usage.name, usage.arguments).trim_end().to_owned())
@@ -184,6 +217,24 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
         ("resolve", []) => Command::Resolve,
         ("describe", []) => Command::Describe,
         ("status", []) => Command::Status,
+        ("transfer-leader", [partition, to]) => Command::Order(Admin::TransferLeader {
+            partition: text(partition).parse().ok()?,
+            to: text(to).parse().ok()?,
+        }),
+        ("change-members", [partition, members @ ..]) => {
+            let ids = |words: &[Word]| -> Option<Vec<NodeId>> {
+                words.iter().map(|word| text(word).parse().ok()).collect()
+            };
+            let mut sides = members.split(|word| word.is("learners"));
+            let voters = ids(sides.next()?)?;
+            let learners = sides.next().map_or_else(|| Some(Vec::new()), ids)?;
+            if voters.is_empty() || sides.next().is_some() {
+                return None;
+            }
+            let partition = text(partition).parse().ok()?;
+            Command::Order(Admin::ChangeMembers { partition, voters, learners })
+        }
+        ("orders", []) => Command::Orders,
         ("history", []) => Command::History,
         ("quit", []) => Command::Quit,
         (_, _) => return None,
@@ -192,6 +243,8 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::PartitionId;
+
     use super::*;
 
     #[test]
@@ -224,6 +277,27 @@ mod tests {
             ("begin -> c", Command::Begin { reads: vec![], writes: vec!["c".into()] }),
             ("begin", Command::Begin { reads: vec![], writes: vec![] }),
             ("priority high", Command::Priority(Some(Priority::HIGH))),
+            (
+                "transfer-leader p3 n2",
+                Command::Order(Admin::TransferLeader { partition: PartitionId(3), to: NodeId(2) }),
+            ),
+            (
+                "change-members p0 n1 n2 n4",
+                Command::Order(Admin::ChangeMembers {
+                    partition: PartitionId(0),
+                    voters: [1, 2, 4].map(NodeId).into(),
+                    learners: vec![],
+                }),
+            ),
+            (
+                "change-members p0 n1 learners n5 n6",
+                Command::Order(Admin::ChangeMembers {
+                    partition: PartitionId(0),
+                    voters: vec![NodeId(1)],
+                    learners: [5, 6].map(NodeId).into(),
+                }),
+            ),
+            ("orders", Command::Orders),
             ("exit", Command::Quit),
         ] {
             assert_eq!(parse(line), Ok(expected), "{line}");
@@ -233,7 +307,7 @@ mod tests {
     #[test]
     fn mistakes_are_answered_with_the_right_form() {
         for (line, expected) in [
-            ("jump", "there is no command \"jump\""),
+            ("jump", "unknown command \"jump\""),
             ("get", "usage: get KEY…"),
             ("get-stale", "usage: get-stale KEY…"),
             ("put a", "usage: put KEY VALUE"),
@@ -242,6 +316,9 @@ mod tests {
             ("begin ->", "usage: begin [READ…] [-> WRITE…]"),
             ("begin a -> b -> c", "usage: begin"),
             ("commit now", "usage: commit"),
+            ("transfer-leader 0 n1", "usage: transfer-leader PARTITION NODE"),
+            ("change-members p0", "usage: change-members PARTITION VOTER…"),
+            ("change-members p0 learners n1", "usage: change-members PARTITION VOTER…"),
             ("priority urgent", "usage: priority [low|high]"),
         ] {
             let error = parse(line).unwrap_err();
@@ -253,9 +330,15 @@ mod tests {
     fn every_command_of_the_list_exists() {
         for usage in COMMANDS {
             let line = format!("{} a 1 2", usage.name);
-            let parsed =
-                [usage.name, &format!("{} a", usage.name), &line, &format!("{} a 1", usage.name)]
-                    .map(parse);
+            let order = format!("{} p0 n1", usage.name);
+            let parsed = [
+                usage.name,
+                &format!("{} a", usage.name),
+                &line,
+                &format!("{} a 1", usage.name),
+                &order,
+            ]
+            .map(parse);
             let known = parsed.iter().any(Result::is_ok);
             assert!(known || usage.name == "priority", "{}: {parsed:?}", usage.name);
         }

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table};
-use orthodrome_client::{ClusterInfo, MembershipOrder, NodeInfo, OrderState, StatusInfo};
+use orthodrome_client::{
+    ClusterInfo, Error, MembershipOrder, NodeInfo, OrderState, PartitionInfo, StatusInfo,
+};
 use orthodrome_core::NodeId;
 
 use crate::output;
@@ -24,7 +26,7 @@ pub(super) fn welcome(about: &ClusterInfo) -> String {
     let (protocol, guarantee) =
         keyspace.map_or(("?", "?"), |space| (space.protocol.as_str(), space.guarantee.as_str()));
     format!(
-        "Cluster {:?}: {} regions, {} partitions, {protocol} ({guarantee}). You are in {}.\n\
+        "Cluster {:?}: {} regions, {} partitions, {protocol} ({guarantee}). The gateway is in {}.\n\
          `help` lists the commands.",
         about.cluster,
         about.regions.len(),
@@ -48,7 +50,7 @@ pub(super) fn cluster(about: &ClusterInfo, style: Style) -> String {
             space.name, space.protocol, space.guarantee
         );
     }
-    let _ = writeln!(text, "\n{}", style.bold("round trips, ms"));
+    let _ = writeln!(text, "\n{}", style.bold("round-trip times, ms"));
     let _ = writeln!(text, "{}", distances(about));
     let _ = writeln!(text, "\n{}", style.bold("partitions"));
     let _ = writeln!(text, "{}", placement(about));
@@ -71,12 +73,20 @@ fn placement(about: &ClusterInfo) -> Table {
         let region = node.map_or("?", |node| region_name(about, usize::from(node.region.0)));
         format!("{id} {region}")
     };
-    let rows = about.partitions.iter().map(|(partition, nodes)| {
-        let mut nodes = nodes.iter().map(|id| place(*id));
-        let leader = nodes.next().unwrap_or_default();
-        [partition.to_string(), leader, nodes.collect::<Vec<_>>().join(", ")]
+    let places = |ids: &[NodeId]| ids.iter().map(|id| place(*id)).collect::<Vec<_>>().join(", ");
+    let has_learners = about.partitions.iter().any(|partition| !partition.learners.is_empty());
+    let rows = about.partitions.iter().map(|partition| {
+        let PartitionInfo { id, placed, voters, learners, leader } = partition;
+        let preferred = placed.first().map(|id| place(*id)).unwrap_or_default();
+        let leader = leader.map(place).unwrap_or_default();
+        let members = if voters.is_empty() { placed } else { voters };
+        let mut row = vec![id.to_string(), leader, preferred, places(members)];
+        row.extend(has_learners.then(|| places(learners)));
+        row
     });
-    let mut table = output::table(&["partition", "leader prefers", "other replicas"], rows);
+    let mut header = vec!["partition", "leader", "preferred leader", "members"];
+    header.extend(has_learners.then_some("learners"));
+    let mut table = output::table(&header, rows);
     for column in table.column_iter_mut() {
         column.set_cell_alignment(CellAlignment::Left);
     }
@@ -99,28 +109,48 @@ pub(super) fn status(status: &StatusInfo) -> String {
         row("node", status.node.to_string()),
         row("state", trouble),
         row("up for", format!("{:.1} s", status.uptime.as_secs_f64())),
-        row("requests now", format!("{} of {}", status.requests, status.requests_max)),
+        row("pending requests", format!("{} of {}", status.requests, status.requests_max)),
         row(
-            "transactions now",
+            "pending transactions",
             format!("{} of {}", status.txns_in_flight, status.txns_in_flight_max),
         ),
-        row("open for a client", format!("{} of {}", status.txns_open, status.txns_open_max)),
+        row("open interactive", format!("{} of {}", status.txns_open, status.txns_open_max)),
         row(
-            "told so far",
+            "outcomes so far",
             format!(
                 "{} committed, {} aborted, {} unknown",
                 status.committed, status.aborted, status.unknown
             ),
         ),
-        row("refused for room", status.refused.to_string()),
-        row("leases run out", status.leases_expired.to_string()),
-        row("demoted by quota", status.demoted.to_string()),
+        row("refused (overload)", status.refused.to_string()),
+        row("expired leases", status.leases_expired.to_string()),
+        row("demoted (quota)", status.demoted.to_string()),
     ];
-    let orders = status.orders.iter().map(|order| row("order to change", describe_order(order)));
+    let orders = status.orders.iter().map(|order| row("member change", describe_order(order)));
     rows.into_iter().chain(gauges).chain(orders).collect()
 }
 
-/// One order to change members: `partition 0: voters n1 n2 n4: finished, 12 s ago`.
+/// The orders that each node took, and what became of them.
+pub(super) fn orders(statuses: &[(String, Result<StatusInfo, Error>)]) -> String {
+    let mut text = String::new();
+    for (endpoint, status) in statuses {
+        // Writing to a string cannot fail.
+        match status {
+            Ok(status) => {
+                for order in &status.orders {
+                    let _ =
+                        writeln!(text, "{:<6}{}", status.node.to_string(), describe_order(order));
+                }
+            }
+            Err(error) => {
+                let _ = writeln!(text, "{endpoint} does not say which orders it took: {error}");
+            }
+        }
+    }
+    if text.is_empty() { "no node has taken an order since it started".into() } else { text }
+}
+
+/// One order to change members: `p0: voters n1 n2 n4: finished, given 12 s ago`.
 fn describe_order(order: &MembershipOrder) -> String {
     let names = |ids: &[NodeId]| {
         let names: Vec<String> = ids.iter().map(NodeId::to_string).collect();
@@ -132,11 +162,11 @@ fn describe_order(order: &MembershipOrder) -> String {
         OrderState::Failed => "failed",
         OrderState::Unknown => "unknown to this version",
     };
-    let mut text = format!("partition {}: voters {}", order.partition.0, names(&order.voters));
+    let mut text = format!("{}: voters {}", order.partition, names(&order.voters));
     if !order.learners.is_empty() {
         text.push_str(&format!(", learners {}", names(&order.learners)));
     }
-    text.push_str(&format!(": {state}, given {:.0} s ago", order.age.as_secs_f64()));
+    text.push_str(&format!(": {state}, requested {:.0} s ago", order.age.as_secs_f64()));
     if !order.detail.is_empty() {
         text.push_str(&format!("; {}", order.detail));
     }

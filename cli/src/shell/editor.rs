@@ -75,7 +75,7 @@ impl Editor {
             .history_ignore_space(true)
             .auto_add_history(true)
             .max_history_size(1_000)
-            .context("line editor")?
+            .context("cannot configure the line editor")?
             .build();
         let mut editor =
             rustyline::Editor::with_config(config).context("cannot use the terminal")?;
@@ -103,7 +103,7 @@ impl Drop for Editor {
         if let Some(path) = &self.history
             && let Err(error) = self.editor.save_history(path)
         {
-            note!("the history was not saved to {}: {error}", path.display());
+            note!("warning: cannot save the command history to {}: {error}", path.display());
         }
     }
 }

@@ -21,7 +21,7 @@ use session::Session;
 
 /// Open a key-value shell on a cluster.
 ///
-/// At a terminal it edits lines and keeps a history; from a pipe it runs every line.
+/// On a terminal the shell has line editing and a history. From a pipe it runs every line.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,18 +29,17 @@ Examples:
   orthodrome shell -e 'put tea 12' -e 'get tea'
   printf 'begin tea -> tea\\nadd tea -1\\ncommit\\n' | orthodrome shell
 
-Exit status: 0 every command did what it was asked, 1 one did not, 2 there is no such cluster.")]
+Exit status: 0 every command succeeded, 1 a command failed, 2 bad usage or no gateway can be reached.")]
 pub struct Args {
     #[command(flatten)]
     connect: Connect,
-    /// Run this command and leave; may be given several times [default: read commands from standard
-    /// input]
+    /// Run this command and exit; may be repeated [default: read commands from standard input]
     #[arg(short, long, value_name = "COMMAND")]
     execute: Vec<String>,
-    /// How long a command may take, retries included
+    /// Time limit of one command, retries included
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = common::duration)]
     deadline: Duration,
-    /// Say how long each command took (always on at a terminal)
+    /// Print the latency of each command [default: only on a terminal]
     #[arg(long)]
     timing: bool,
 }
@@ -52,9 +51,9 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let config = args.connect.config(args.connect.endpoints())?.deadline(args.deadline);
-    let client = runtime.block_on(Client::connect(config)).with_context(|| {
-        format!("cannot open a shell on {}", args.connect.endpoints().join(", "))
-    })?;
+    let client = runtime
+        .block_on(Client::connect(config))
+        .with_context(|| format!("cannot connect to {}", args.connect.endpoints().join(", ")))?;
     let is_tty = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let is_interactive = is_tty && args.execute.is_empty();
     let mut shell = Shell {
@@ -68,7 +67,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     shell.leave();
     ended?;
     let has_failed = shell.failures > 0 && !is_interactive;
-    Ok(if has_failed { Status::Broken } else { Status::Held })
+    Ok(if has_failed { Status::Failed } else { Status::Passed })
 }
 
 struct Shell {
@@ -111,10 +110,10 @@ impl Shell {
                 }
                 Line::Interrupted if self.session.is_open() => {
                     output::print(
-                        "a transaction is open: `commit` or `abort` it, or leave by Ctrl-D",
+                        "a transaction is open: `commit` or `abort` it, or exit with Ctrl-D",
                     )?;
                 }
-                Line::Interrupted => output::print("leave by Ctrl-D or `quit`")?,
+                Line::Interrupted => output::print("exit with Ctrl-D or `quit`")?,
                 Line::End => return Ok(()),
             }
         }
@@ -166,7 +165,7 @@ async fn interruptible(
     tokio::select! {
         answer = command => answer,
         _ = tokio::signal::ctrl_c() => Err(
-            "interrupted; if this was a commit, nobody here can tell whether it took effect".into(),
+            "interrupted; if this was a commit, its outcome is unknown here".into(),
         ),
     }
 }

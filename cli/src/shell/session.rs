@@ -6,9 +6,10 @@ use orthodrome_client::{
     AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenGeneral, OpenTransaction, Outcome,
     Priority, Reads, Writes,
 };
+use orthodrome_core::machine::Admin;
 use orthodrome_core::{Txn, TxnId};
 
-use super::command::{COMMANDS, Command, find};
+use super::command::{COMMANDS, Command, Usage, find};
 use super::describe;
 use super::words::quote;
 use crate::style::Style;
@@ -90,7 +91,7 @@ impl Session {
     pub(super) async fn welcome(&self) -> String {
         match self.client.describe().await {
             Ok(about) => describe::welcome(&about),
-            Err(error) => format!("connected, but the cluster does not describe itself: {error}"),
+            Err(error) => format!("connected, but the cluster did not describe itself: {error}"),
         }
     }
 
@@ -116,6 +117,19 @@ impl Session {
                 let status = self.client.status().await.map_err(|error| error.to_string())?;
                 Ok(describe::status(&status))
             }
+            Command::Order(Admin::TransferLeader { partition, to }) => {
+                let taken = self.client.transfer_leader(partition, to).await;
+                let by = taken.map_err(|error| error.to_string())?;
+                Ok(format!("{by} leads {partition} and hands leadership to {to}"))
+            }
+            Command::Order(Admin::ChangeMembers { partition, voters, learners }) => {
+                let taken = self.client.change_members(partition, &voters, &learners).await;
+                let by = taken.map_err(|error| error.to_string())?;
+                Ok(format!(
+                    "{by} leads {partition} and has taken the order; `orders` shows its state"
+                ))
+            }
+            Command::Orders => Ok(describe::orders(&self.client.statuses().await)),
             Command::Help(topic) => help(topic.as_deref()),
             // The shell itself answers these.
             Command::Nothing | Command::History | Command::Quit => Ok(String::new()),
@@ -138,7 +152,7 @@ impl Session {
         if let Some(open) = &self.open {
             let id = open.txn.id();
             return Err(format!(
-                "{id} is open, and reads no old state; `commit` or `abort` it first"
+                "{id} is open, and `get-stale` is not possible in a transaction; `commit` or `abort` it first"
             ));
         }
         let query = self.client.read(keys.to_vec()).priority(self.priority).stale();
@@ -153,7 +167,7 @@ impl Session {
         let unknown = keys.iter().filter(|key| !is_written(key)).cloned();
         if let Err(error) = txn.read(unknown).await {
             self.open = None;
-            return Err(format!("{error}; the transaction is over"));
+            return Err(format!("{error}; the transaction has ended"));
         }
         Ok(())
     }
@@ -209,7 +223,7 @@ impl Session {
     }
 
     async fn resolve(&mut self) -> Result<String, String> {
-        let doubt = self.doubt.take().ok_or("no outcome is unknown")?;
+        let doubt = self.doubt.take().ok_or("no transaction has an unknown outcome")?;
         let outcome = doubt.resolve().await;
         self.ended(Ok(outcome))
     }
@@ -225,7 +239,7 @@ impl Session {
             Outcome::Aborted(aborted) => Err(format!("aborted: {}", reason(aborted.reason))),
             Outcome::Unknown(doubt) => {
                 let text = format!(
-                    "unknown: {} may have committed or not ({}); `resolve` asks again",
+                    "unknown: {} may have committed or not ({}); use `resolve` to ask again",
                     doubt.txn(),
                     doubt.trouble()
                 );
@@ -240,7 +254,7 @@ impl Session {
         let open = self.open.take()?;
         let (id, is_idle) = (open.txn.id(), open.ops.is_empty());
         open.txn.abort().await;
-        (!is_idle).then(|| format!("{id} was not committed; it is aborted"))
+        (!is_idle).then(|| format!("{id} was still open at the end of the shell; it is aborted"))
     }
 }
 
@@ -287,9 +301,9 @@ impl Open {
         if let Err(reason) = self.pending() {
             self.ops.truncate(kept);
             let why = if reason == orthodrome_core::txn::AbortReason::TooLarge {
-                "the value would be longer than 1 MiB"
+                "the value would exceed the limit of 1 MiB"
             } else {
-                "the key does not hold what that needs"
+                "the current value of the key does not allow the operation"
             };
             return Err(format!("refused: {why}; the transaction is still open"));
         }
@@ -299,7 +313,7 @@ impl Open {
 
 fn undeclared(key: &Key, what: &str, side: &str) -> String {
     let key = quote(&key.0);
-    format!("{key} was not declared to be {what}; name it to the {side} of -> in `begin`")
+    format!("{key} is not declared as {what}; name it to the {side} of -> in `begin`")
 }
 
 fn value_of(reads: &Reads, key: &Key) -> Option<Vec<u8>> {
@@ -323,13 +337,13 @@ fn show(keys: &[Key], value: impl Fn(&Key) -> Option<Vec<u8>>) -> String {
 /// An abort in words a person can act on.
 fn reason(reason: AbortReason) -> String {
     let advice = match reason {
-        AbortReason::Guard => "the key does not hold what that needs",
-        AbortReason::TooLarge => "the value would be longer than 1 MiB",
-        AbortReason::StaleRead => "what it read has changed; begin again",
-        AbortReason::Conflict => "another transaction was faster; try again",
+        AbortReason::Guard => "the value of a key does not allow the operation",
+        AbortReason::TooLarge => "the value would exceed the limit of 1 MiB",
+        AbortReason::StaleRead => "a value that it read has changed; begin again",
+        AbortReason::Conflict => "it conflicts with another transaction; try again",
         AbortReason::Abandoned => "it was open for too long; begin again",
         AbortReason::Overload => "the cluster is busy; try again later",
-        AbortReason::Recovery => "a failure interrupted it; try again",
+        AbortReason::Recovery => "a failure in the cluster interrupted it; try again",
         AbortReason::Client | AbortReason::Invalid | AbortReason::Other(_) => "",
         // The list of reasons may grow.
         _ => "",
@@ -340,7 +354,8 @@ fn reason(reason: AbortReason) -> String {
 fn help(topic: Option<&str>) -> Result<String, String> {
     let mut text = String::new();
     if let Some(topic) = topic {
-        let usage = find(topic).ok_or_else(|| format!("there is no command {topic:?}"))?;
+        let usage = find(topic)
+            .ok_or_else(|| format!("unknown command {topic:?}; `help` lists all commands"))?;
         let _ = writeln!(text, "{} {}", usage.name, usage.arguments);
         let _ = writeln!(text, "  {}", usage.summary);
         for line in usage.details.lines() {
@@ -348,13 +363,16 @@ fn help(topic: Option<&str>) -> Result<String, String> {
         }
         return Ok(text);
     }
+    let form = |usage: &Usage| format!("{} {}", usage.name, usage.arguments);
+    // The width is counted in characters, for some of them are not ASCII.
+    let width = COMMANDS.iter().map(|usage| form(usage).chars().count()).max().unwrap_or(0) + 2;
     for usage in COMMANDS {
-        let form = format!("{} {}", usage.name, usage.arguments);
-        // The width is counted in characters, for some of them are not ASCII.
-        let _ = writeln!(text, "  {form:<30}{}", usage.summary);
+        let _ = writeln!(text, "  {:<width$}{}", form(usage), usage.summary);
     }
-    let _ =
-        writeln!(text, "`help COMMAND` says more. Quote what contains blanks; # starts a comment.");
+    let _ = writeln!(
+        text,
+        "`help COMMAND` shows details. Quote keys and values that contain blanks; # starts a comment."
+    );
     Ok(text)
 }
 

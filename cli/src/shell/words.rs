@@ -51,7 +51,7 @@ fn verbatim(chars: &mut impl Iterator<Item = char>, word: &mut Vec<u8>) -> Resul
         match chars.next() {
             Some('\'') => return Ok(()),
             Some(char) => push(word, char),
-            None => return Err("a ' is not closed".into()),
+            None => return Err("closing ' is missing".into()),
         }
     }
 }
@@ -67,7 +67,7 @@ fn escaped(chars: &mut impl Iterator<Item = char>, word: &mut Vec<u8>) -> Result
             Some('"') => return Ok(()),
             Some('\\') => escape(chars, word)?,
             Some(char) => push(word, char),
-            None => return Err("a \" is not closed".into()),
+            None => return Err("closing \" is missing".into()),
         }
     }
 }
@@ -81,12 +81,12 @@ fn escape(chars: &mut impl Iterator<Item = char>, word: &mut Vec<u8>) -> Result<
         Some('x') => {
             let mut digit = || chars.next().and_then(|char| char.to_digit(16));
             let (Some(high), Some(low)) = (digit(), digit()) else {
-                return Err("\\x must be followed by two hexadecimal digits".into());
+                return Err("\\x needs two hexadecimal digits".into());
             };
             word.push(u8::try_from(high * 16 + low).unwrap_or(u8::MAX));
         }
-        Some(other) => return Err(format!("\\{other} is no escape; write \\\\ for a backslash")),
-        None => return Err("a \" is not closed".into()),
+        Some(other) => return Err(format!("\\{other} is not an escape; use \\\\ for a backslash")),
+        None => return Err("closing \" is missing".into()),
     }
     Ok(())
 }
@@ -138,10 +138,10 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_refused_with_a_reason() {
         for (line, reason) in [
-            ("put \"a", "\" is not closed"),
-            ("put 'a", "' is not closed"),
-            (r#"put "\"#, "not closed"),
-            (r#"put "\q""#, "\\q is no escape"),
+            ("put \"a", "closing \" is missing"),
+            ("put 'a", "closing ' is missing"),
+            (r#"put "\"#, "is missing"),
+            (r#"put "\q""#, "\\q is not an escape"),
             (r#"put "\x4""#, "hexadecimal"),
         ] {
             let error = split(line).unwrap_err();

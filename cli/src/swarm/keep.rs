@@ -27,6 +27,8 @@ pub struct Kept {
     pub faults: usize,
     /// See `faults`.
     pub transactions: u64,
+    /// What it draws that not every seed does, and the failure needs.
+    pub unusual: Vec<&'static str>,
     /// Where schedule, trace and history are.
     pub folder: PathBuf,
     /// The command that repeats it at this commit.
@@ -43,8 +45,15 @@ impl Kept {
     ) -> Self {
         let (seed, transactions) = (scenario.seed, scenario.options.load.transactions_max);
         let mutation = options.mutation.iter().map(|mutation| format!(" --mutation {mutation}"));
+        let without: Vec<&str> = scenario.without.iter().map(|draw| draw.name()).collect();
+        let without = if without.is_empty() {
+            String::new()
+        } else {
+            format!(" --without {}", without.join(","))
+        };
         let replay = format!(
-            "swarm --protocol {}{} --seeds {seed}..{} --schedule {} --transactions {transactions}",
+            "swarm --protocol {}{} --seeds {seed}..{}{without} --schedule {} \
+             --transactions {transactions}",
             options.name,
             mutation.collect::<String>(),
             seed.saturating_add(1),
@@ -57,6 +66,7 @@ impl Kept {
             detail: failure.detail.trim_end().into(),
             faults: scenario.schedule.faults.len(),
             transactions,
+            unusual: scenario.unusual.iter().map(|draw| draw.name()).collect(),
             folder,
             replay,
         }
@@ -75,10 +85,10 @@ impl Kept {
         let folder = failures.join(format!("{}-{mutation}{}", options.name, scenario.seed));
         let kept = Self::new(scenario, &found.failure, folder.clone(), options);
         fs::create_dir_all(&folder)
-            .with_context(|| format!("--failures: {} cannot be made", folder.display()))?;
+            .with_context(|| format!("--failures: cannot create {}", folder.display()))?;
         let path = folder.join("schedule.toml");
         fs::write(&path, scenario.schedule.to_toml())
-            .with_context(|| format!("--failures: {} cannot be written", path.display()))?;
+            .with_context(|| format!("--failures: cannot write {}", path.display()))?;
         let trace = Recording::create(&folder.join("trace")).context("--failures")?;
         let history = Recording::create(&folder.join("history.jsonl")).context("--failures")?;
         subject.record(

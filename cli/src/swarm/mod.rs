@@ -1,4 +1,4 @@
-//! `swarm`: many runs, each drawn from its seed: cluster, load and faults.
+//! `swarm`: many simulated runs; the seed decides the cluster, the load and the faults of each.
 
 mod keep;
 mod seeds;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use orthodrome_lab::Subject;
-use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions};
+use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions, Unusual};
 use serde::Serialize;
 
 use crate::workers::Pool;
@@ -18,12 +18,13 @@ use keep::Kept;
 use seeds::Seeds;
 use tally::Tally;
 
-/// Run many drawn clusters under drawn faults and hold the protocol to its promises
+/// Run many random clusters under random faults and check the protocol's guarantees
 ///
-/// Each seed draws a map, a cluster, a workload, models of network, clocks, disks and processors,
-/// and a fault schedule. While faults go on everything must stay safe; after they have healed
-/// everything must end; every history is checked. A seed that fails is shrunk to few faults and
-/// transactions and kept in a folder, with the command that repeats it.
+/// Each seed decides a topology, a cluster, a workload, models of network, clocks, disks and processors,
+/// and a fault schedule. The swarm checks safety during the faults and liveness after they have healed:
+/// every transaction must end. It checks every history. When a seed fails, the swarm shrinks the run to
+/// few unusual draws, faults and transactions and writes it to a folder, with the command that
+/// repeats it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -32,54 +33,64 @@ Examples:
   orthodrome swarm --protocol carousel-basic --minutes 30 --json
   orthodrome swarm --protocol carousel-basic --mutation NAME --trials 20
 
+Kinds of failures: panic (an assertion failed), promise (safety violated), stuck (liveness failed),
+claim (contradictory claims of nodes), limit (size limit exceeded), history (history check failed),
+twins (two runs of one seed differ).
 A seed gives the same run only at the same commit.
-Exit status: 0 no seed failed (with --mutation: every trial caught it), 1 otherwise, 2 bad usage.")]
+Exit status: 0 no seed failed (with --mutation: the mutation was caught, in every trial), 1 otherwise,
+2 bad usage.")]
 pub struct Args {
-    /// The protocol, by name [default: each in turn]
+    /// Protocol, by name [default: all protocols, one after the other]
     #[arg(long, value_name = "P")]
     protocol: Option<String>,
-    /// Which seeds: A..B, without B [default: 0..200, or with --minutes all from 0 on]
+    /// Range of seeds, from A to B - 1 [default: 0..200; with --minutes: all seeds from 0]
     #[arg(long, value_name = "A..B")]
     seeds: Option<Seeds>,
-    /// Begin no seed after so many minutes, for each protocol
+    /// Time limit for each protocol, in minutes; the swarm starts no seed after it
     #[arg(long, value_name = "M", value_parser = minutes)]
     minutes: Option<Duration>,
-    /// Run every seed twice; the two must be equal, event for event
+    /// Run every seed twice and compare the traces; they must be equal
     #[arg(long)]
     twice: bool,
-    /// Threads, each with one simulation at a time [default: one for each processor]
+    /// Threads; each runs one simulation at a time [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Begin no seed after so many have failed
+    /// Stop after this many failed seeds
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     failures_max: u64,
-    /// Where failing seeds are kept
+    /// Folder for the traces, histories and fault schedules of failed seeds
     #[arg(long, value_name = "FOLDER", default_value = "failures")]
     failures: PathBuf,
-    /// Switch on one unsafe variant of the protocol, which exists only to show that the swarm
-    /// catches it, and stop at the first seed that does
+    /// Enable an injected bug: a mutation of the protocol, by its name in docs/protocols/. The swarm stops at the first
+    /// seed that catches it
     #[arg(
         long,
-        alias = "tooth",
         value_name = "NAME",
         requires = "protocol",
         help_heading = "Testing the swarm itself"
     )]
     mutation: Option<String>,
-    /// Find the variant so many times, each time with other seeds, and tell the median number of
-    /// seeds that it took; --seeds says how many seeds one trial may take
+    /// Number of trials: each looks for the mutation with other seeds, at most as many as --seeds has. Prints the median
+    /// number of seeds until the mutation was caught
     #[arg(long, value_name = "N", requires = "mutation", conflicts_with_all = ["twice", "minutes"], help_heading = "Testing the swarm itself", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     trials: Option<u64>,
-    /// With one seed: repeat a failure that was kept, with the faults in this file instead of those
-    /// that the seed draws
+    /// Repeat a failed seed with the faults in this file (TOML) instead of the seed's own; needs --seeds with one seed
     #[arg(long, value_name = "FILE", requires_all = ["seeds", "protocol"], conflicts_with_all = ["trials", "minutes", "twice"], help_heading = "Repeating a failure")]
     schedule: Option<PathBuf>,
-    /// With --schedule: at most so many transactions
+    /// With --schedule: maximum number of transactions
     #[arg(long, value_name = "N", requires = "schedule", help_heading = "Repeating a failure")]
     transactions: Option<u64>,
-    /// Print the result as one JSON object
+    /// Leave these unusual draws out, whatever the seed draws; a kept failure names those that it does not need
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = unusual, help_heading = "Repeating a failure")]
+    without: Vec<Unusual>,
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn unusual(name: &str) -> Result<Unusual, String> {
+    let known = || Unusual::ALL.map(Unusual::name).join(", ");
+    Unusual::named(name).ok_or_else(|| format!("use some of {}", known()))
 }
 
 fn minutes(text: &str) -> Result<Duration, String> {
@@ -87,7 +98,7 @@ fn minutes(text: &str) -> Result<Duration, String> {
         Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => {
             Ok(Duration::from_secs_f64(minutes * 60.0))
         }
-        Ok(_) | Err(_) => Err("use a number of minutes above 0".into()),
+        Ok(_) | Err(_) => Err("use a number of minutes above 0, at most 1000000".into()),
     }
 }
 
@@ -121,7 +132,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&tally::describe(&tallies))?;
     }
-    Ok(if ok { Status::Held } else { Status::Broken })
+    Ok(if ok { Status::Passed } else { Status::Failed })
 }
 
 fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
@@ -130,12 +141,13 @@ fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
         && !subject.mutations.contains(&mutation.as_str())
     {
         let known = subject.mutations.join(", ");
-        bail!("--mutation {mutation}: {} has no such unsafe variant; it has: {known}", row.name);
+        bail!("--mutation {mutation}: {} has no such mutation; it has {known}", row.name);
     }
     let options = SwarmOptions {
         model: subject.model(),
         mutation: args.mutation.clone(),
         twins: args.twice,
+        without: args.without.iter().copied().collect(),
         ..SwarmOptions::of(row.name)
     };
     if args.schedule.is_some() {
@@ -241,7 +253,9 @@ fn find_often(
     let seeds = args.seeds.unwrap_or(Seeds { first: 0, end: 1_000 });
     let span = seeds.len();
     if span.checked_mul(trials).and_then(|all| all.checked_add(seeds.first)).is_none() {
-        bail!("--trials {trials}: there are not so many seeds; make --seeds a smaller range");
+        bail!(
+            "--trials {trials}: too many trials for this range of --seeds; use a smaller range or fewer trials"
+        );
     }
     let mut tally = Tally::new(options.name, args.mutation.as_deref(), false);
     let bar = progress(options.name, Some(trials))?;
@@ -276,11 +290,11 @@ fn find_often(
 /// Repeats a failure that was kept.
 fn repeat(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Result<Tally> {
     let Some((seeds, path)) = args.seeds.zip(args.schedule.as_deref()) else {
-        bail!("--schedule: needs --seeds with the one seed that failed");
+        bail!("--schedule: needs --seeds with one seed, such as 5..6");
     };
     if seeds.len() != 1 {
         bail!(
-            "--seeds {seeds}: --schedule repeats one seed; give {0}..{1}",
+            "--seeds {seeds}: --schedule repeats one seed; use {0}..{1}",
             seeds.first,
             seeds.first.saturating_add(1)
         );
@@ -306,5 +320,5 @@ fn repeat(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Res
 
 fn progress(name: &str, length: Option<u64>) -> anyhow::Result<indicatif::ProgressBar> {
     let of = if length.is_some() { "/{len} {bar:20}" } else { "" };
-    output::progress(length, &format!("{{spinner}} {name} {{pos}}{of} {{per_sec}} {{msg}}"))
+    output::progress(length, &format!("{{spinner}} {name}: {{pos}}{of} {{per_sec}} {{msg}}"))
 }

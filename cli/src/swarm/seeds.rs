@@ -33,9 +33,9 @@ impl FromStr for Seeds {
         match ends {
             Some((Ok(first), Ok(end))) if first < end => Ok(Self { first, end }),
             Some((Ok(_), Ok(_))) => {
-                Err("the range is empty; the second number is not part of it".into())
+                Err("the range is empty: the second number is excluded; use A..B with A < B".into())
             }
-            Some(_) | None => Err("write a range like 0..200 (200 seeds, 0 to 199)".into()),
+            Some(_) | None => Err("use a range such as 0..200 (200 seeds, 0 to 199)".into()),
         }
     }
 }

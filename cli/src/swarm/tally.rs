@@ -1,5 +1,6 @@
 //! What a swarm amounts to.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use orthodrome_sim::swarm::{ScenarioResult, SeedResult};
@@ -167,27 +168,28 @@ impl Tally {
         let faults: u64 = self.faults.values().sum();
         let failed: u64 = self.failed.values().sum();
         format!(
-            "{:.2} simulated h, {} kinds of {} faults, {} notes, {failed} failed",
+            "{:.2} simulated hours, {} faults of {} kinds, {} kinds of notes, {failed} failed",
             self.simulated_hours,
-            self.faults.len(),
             output::count(faults),
+            self.faults.len(),
             self.notes.len(),
         )
     }
 
     fn rows(&self) -> Vec<(&'static str, String)> {
         let ratio = self.simulated_hours * 3_600.0 / self.wall_seconds.max(1e-6);
-        let list =
-            |pairs: Vec<String>| if pairs.is_empty() { "none".into() } else { pairs.join(", ") };
         let counted = |name: &str, count: u64| format!("{name} {}", output::count(count));
-        let twice =
-            if self.twice { ", each run twice with equal traces unless listed below" } else { "" };
+        let twice = if self.twice {
+            ", each run twice; the traces are equal unless a seed below failed"
+        } else {
+            ""
+        };
         let mut rows = vec![
             ("seeds", format!("{}{twice}", output::count(self.seeds))),
             (
                 "simulated",
                 format!(
-                    "{:.2} hours in {:.1} s: {ratio:.0} times real time; {} events",
+                    "{:.2} hours in {:.1} s, {ratio:.0} times real time; {} events",
                     self.simulated_hours,
                     self.wall_seconds,
                     output::count(self.events)
@@ -196,26 +198,34 @@ impl Tally {
             (
                 "checked",
                 format!(
-                    "{} attempts at transactions, {} of unknown outcome",
+                    "{} attempts at transactions, {} with unknown outcome",
                     output::count(self.transactions_checked),
                     output::percent(self.info, self.transactions_checked)
                 ),
             ),
             ("anomalies", output::count(self.anomalies)),
-            ("stuck", output::count(self.stuck)),
-            ("failed", list(self.failed.iter().map(|(name, n)| counted(name, *n)).collect())),
-            ("faults", list(self.faults.iter().map(|(name, n)| counted(name, *n)).collect())),
-            ("notes", list(self.notes.iter().map(|(name, n)| counted(name, *n)).collect())),
+            ("liveness failures", output::count(self.stuck)),
+            (
+                "failed",
+                list(&self.failed.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
+            (
+                "faults",
+                list(&self.faults.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
+            (
+                "notes",
+                list(&self.notes.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
         ];
         if self.fail_anyway > 0 {
-            let text =
-                format!("{} seeds without the unsafe variant, not counted", self.fail_anyway);
-            rows.push(("also fail", text));
+            let text = format!("{} seeds, which also fail without the mutation", self.fail_anyway);
+            rows.push(("not counted", text));
         }
         if let Some(trials) = &self.trials {
             let median = trials.median_seeds.map_or_else(|| "not found".into(), |n| n.to_string());
             let text = format!(
-                "{} of {} caught it; median seeds until caught: {median}",
+                "{} of {} caught the mutation; median number of seeds until then: {median}",
                 trials.caught, trials.made
             );
             rows.push(("trials", text));
@@ -231,26 +241,30 @@ impl Tally {
     }
 }
 
+fn list<T: Borrow<str>>(names: &[T]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
 /// The result for people.
 pub fn describe(tallies: &[Tally]) -> String {
     let mut text = String::new();
     for tally in tallies {
-        let mutation =
-            tally.mutation.iter().map(|mutation| format!(" with unsafe variant {mutation}"));
+        let mutation = tally.mutation.iter().map(|mutation| format!(" with mutation {mutation}"));
         let title = format!("{}{}", tally.protocol, mutation.collect::<String>());
         text.push_str(&format!("Simulated: swarm of {title}, commit {}\n", output::COMMIT));
         for (name, value) in tally.rows() {
-            text.push_str(&format!("  {name:10} {value}\n"));
+            text.push_str(&format!("  {name:17} {value}\n"));
         }
         for kept in &tally.failures {
             text.push_str(&format!(
-                "\nseed {}: {} at {:.3} ms with {} faults, {} transactions at most; see {}\n{}\n  \
-                 orthodrome {}\n",
+                "\nseed {}: {} at {:.3} ms with {} faults, at most {} transactions, and unusual draws: {}; \
+                 files in {}\n{}\n  repeat it: orthodrome {}\n",
                 kept.seed,
                 kept.kind,
                 kept.at_ms,
                 kept.faults,
                 kept.transactions,
+                list(&kept.unusual),
                 kept.folder.display(),
                 kept.detail,
                 kept.replay,

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Timestamp, Txn, TxnId,
 };
-use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health};
+use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -52,6 +52,8 @@ pub enum Call {
 #[derive(Default)]
 pub struct Store {
     state: Mutex<State>,
+    /// The node that takes orders; 0: nobody leads.
+    pub leader: Mutex<u32>,
 }
 
 #[derive(Default)]
@@ -368,7 +370,18 @@ impl Transactions for Handle {
         self.0.call(Call::Resolve, txn.id, resolve, finished).await
     }
 
-    fn admin(&self, _order: Admin) {}
+    async fn admin(&self, _order: Admin) -> Result<(), OrderError> {
+        let leader = NodeId(*self.0.store.leader.lock().unwrap());
+        if leader == self.describe().node {
+            return Ok(());
+        }
+        let leader = (leader != NodeId(0)).then_some(leader);
+        Err(OrderError::Refused(Refusal::NotLeader(leader)))
+    }
+
+    async fn groups(&self) -> Vec<GroupView> {
+        Vec::new()
+    }
 
     fn describe(&self) -> Description {
         Description {

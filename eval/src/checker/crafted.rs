@@ -383,7 +383,7 @@ fn reasons_name_keys_values_and_times() {
     let verdict = judge(text, Model::StrictSerializable);
     let text = verdict.to_string();
     let expected = "\
-strict-serializable: NOT OK; 4 committed, 0 aborted, 0 unknown
+strict-serializable: FAILED; 4 committed, 0 aborted, 0 unknown
 
 G-single-realtime: each of c5.2, c4.19 must come before the next, and the last before the first
   1. c5.2 before c4.19: c5.2 completed at 10 ms before c4.19 was invoked at 15 ms (real time)
@@ -460,7 +460,7 @@ fn findings_are_bounded_but_counted() {
     assert_eq!(verdict.anomalies.len(), 2 * super::MAX_OF_A_KIND);
     // 100 cycles, 100 elements of garbage in keys of their own and one in a key that many read.
     assert_eq!(verdict.unreported, 201 - verdict.anomalies.len() as u64);
-    assert!(verdict.to_string().contains("more findings"));
+    assert!(verdict.to_string().contains("more anomalies"));
 }
 
 #[test]
@@ -497,7 +497,7 @@ fn reads_of_old_states_are_held_to_one_state_each() {
         for model in [Model::StrictSerializable, Model::Serializable] {
             let verdict = judge(text, model);
             assert!(verdict.ok, "{verdict}");
-            assert!(verdict.transactions.stale > 0 && verdict.to_string().contains("old states"));
+            assert!(verdict.transactions.stale > 0 && verdict.to_string().contains("stale reads"));
             assert!(!judge(&text.replace("stale", "ok"), Model::StrictSerializable).ok);
         }
     }
@@ -560,7 +560,10 @@ fn models_and_kinds_have_names() {
         assert_eq!(model.to_string().parse(), Ok(model));
     }
     let error = "linear".parse::<Model>().unwrap_err().to_string();
-    assert_eq!(error, "\"linear\" is no model; use strict-serializable or serializable");
+    assert_eq!(
+        error,
+        "\"linear\" is not a consistency model; use strict-serializable or serializable"
+    );
     let kind = Kind { phenomenon: Phenomenon::G2Item, order: Some(Order::Process) };
     assert_eq!(kind.to_string(), "G2-item-process");
     assert!(check(&History::new(), Model::StrictSerializable).ok);

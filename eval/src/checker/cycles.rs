@@ -385,7 +385,7 @@ fn problem(kind: Kind, steps: &[Step]) -> String {
     let txns = txns.join(", ");
     match kind.phenomenon {
         Phenomenon::LostAppend => {
-            format!("an append that committed is in no list read after it ({txns})")
+            format!("no later read of the list has this committed append ({txns})")
         }
         Phenomenon::AmbiguousAppend
         | Phenomenon::GarbageRead

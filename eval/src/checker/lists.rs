@@ -239,12 +239,12 @@ impl<'a> Lists<'a> {
             });
             match (phenomenon, writer) {
                 (Phenomenon::G1a, Some(writer)) => {
-                    format!("{read} with {element}, which {writer} appended and then aborted")
+                    format!("{read} with {element}, which {writer} appended, but {writer} aborted")
                 }
                 (_, Some(writer)) => {
                     format!("{read} with {element} twice, which {writer} appended once")
                 }
-                (_, None) => format!("{read} with {element}, which nobody appended"),
+                (_, None) => format!("{read} with {element}, which no transaction appended"),
             }
         });
     }

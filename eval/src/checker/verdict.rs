@@ -29,7 +29,7 @@ impl fmt::Display for Model {
 
 /// A text that names no [`Model`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no model; use strict-serializable or serializable")]
+#[error("{0:?} is not a consistency model; use strict-serializable or serializable")]
 pub struct ParseModelError(String);
 
 impl FromStr for Model {
@@ -230,20 +230,20 @@ pub const MAX_OF_A_KIND: usize = 8;
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counts { ok, fail, info, info_committed, stale } = self.transactions;
-        let word = if self.ok { "ok" } else { "NOT OK" };
+        let word = if self.ok { "passed" } else { "FAILED" };
         write!(f, "{}: {word}; {ok} committed, {fail} aborted, {info} unknown", self.model)?;
         if info > 0 {
-            write!(f, " ({info_committed} of them committed)")?;
+            write!(f, " ({info_committed} of them seen to be committed)")?;
         }
         if stale > 0 {
-            write!(f, "; {stale} reads of old states, each held to be consistent alone")?;
+            write!(f, "; {stale} stale reads, each checked for a consistent snapshot only")?;
         }
         writeln!(f)?;
         if self.unplaced_writes > 0 {
             let count = self.unplaced_writes;
             writeln!(
                 f,
-                "incomplete: {count} committed writes have no known place in version order"
+                "incomplete: {count} committed writes have no known position in the version order"
             )?;
         }
         for anomaly in &self.anomalies {
@@ -253,7 +253,7 @@ impl fmt::Display for Verdict {
             }
         }
         if self.unreported > 0 {
-            writeln!(f, "\n{} more findings are not shown", self.unreported)?;
+            writeln!(f, "\n{} more anomalies are not shown", self.unreported)?;
         }
         Ok(())
     }

@@ -189,7 +189,7 @@ impl History {
             self.ops.push(compact);
         }
         let too_large = |what: &str| {
-            let remedy = "check it in pieces that no transaction spans";
+            let remedy = "split the history where no transaction is pending";
             FormError::new("ops", format!("the history has too many {what}"), remedy)
         };
         if attempt >= LIMIT_ROWS || self.keys.len() > LIMIT_ROWS {
@@ -217,14 +217,14 @@ impl History {
             FormError::new("txn", format!("{error}"), "name attempts as in c4.19 or c4.19#2")
         })?;
         if id == Version::INITIAL.writer {
-            let remedy = "it stands for the writer of initial versions; number clients from 1";
+            let remedy = "client 0 is the writer of initial versions; number clients from 1";
             return Err(FormError::new("txn", format!("{id} is reserved"), remedy));
         }
         let name = self.intern_name(id);
         if self.names[name].attempt == NOBODY {
             return Ok(name);
         }
-        let remedy = "give each attempt one line and a name of its own, as in c4.19#2";
+        let remedy = "write one line for each attempt, each with its own name, as in c4.19#2";
         Err(FormError::new("txn", format!("{id} has a line already"), remedy))
     }
 
@@ -286,7 +286,7 @@ impl History {
         if self.kinds[key] == kind {
             return Ok(key);
         }
-        let problem = format!("{name:?} holds a list in one place and versions in another");
+        let problem = format!("{name:?} has lists in some entries and versions in others");
         Err((problem, "record a key the same way in the whole history"))
     }
 
@@ -445,7 +445,8 @@ fn completion(entry: &Entry) -> Result<u64, FormError> {
             Err(FormError::new("complete_us", problem, "take both from one monotonic clock"))
         }
         (Status::Ok, None) => {
-            let remedy = "record when the caller was told, or the status info if it never was";
+            let remedy =
+                "record when the client learned the outcome, or status info if it never did";
             Err(FormError::new("complete_us", "missing although the status is ok", remedy))
         }
         (Status::Ok, Some(complete_us)) => Ok(complete_us.min(NEVER - 1)),
@@ -458,7 +459,7 @@ fn parse_version(version: &str) -> Result<(TxnId, u64), (String, &'static str)> 
         Some((writer.parse::<TxnId>().ok()?, timestamp.parse::<u64>().ok()?))
     });
     parsed.filter(|(_, timestamp)| *timestamp != UNKNOWN).ok_or_else(|| {
-        (format!("{version:?} is no version"), "write versions as writer@timestamp: c4.19@1700")
+        (format!("{version:?} is not a version"), "write versions as writer@timestamp: c4.19@1700")
     })
 }
 

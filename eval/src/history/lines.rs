@@ -10,7 +10,7 @@ use super::{Entry, FormError, Op, Status};
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The input failed.
-    #[error("line {line}: the history cannot be read: {source}")]
+    #[error("line {line}: cannot read the history: {source}")]
     Io {
         /// The line being read, from 1.
         line: u64,
@@ -117,12 +117,12 @@ fn diagnose(text: &[u8], error: &serde_json::Error) -> FormError {
             return FormError::new("(line)", problem, remedy);
         }
         Err(syntax) => {
-            let remedy = "write one JSON object a line";
+            let remedy = "write one JSON object on each line";
             return FormError::new("(line)", format!("not JSON: {syntax}"), remedy);
         }
     };
     let Value::Object(fields) = value else {
-        return FormError::new("(line)", "not a JSON object", "write one JSON object a line");
+        return FormError::new("(line)", "not a JSON object", "write one JSON object on each line");
     };
     let number = |value: Value| serde_json::from_value::<u64>(value).map(drop);
     let string = |value: Value| serde_json::from_value::<String>(value).map(drop);
@@ -134,7 +134,7 @@ fn diagnose(text: &[u8], error: &serde_json::Error) -> FormError {
             "invoke_us" => (number(value), "write whole microseconds from 0"),
             "complete_us" => {
                 let result = serde_json::from_value::<Option<u64>>(value).map(drop);
-                (result, "write whole microseconds from 0, or leave it out")
+                (result, "write whole microseconds from 0, or omit the field")
             }
             "status" => {
                 (serde_json::from_value::<Status>(value).map(drop), "write ok, fail or info")
@@ -204,7 +204,7 @@ mod tests {
             (second.replace("append", "push"), &["field `ops[0]`", "push", "use [\"append\""]),
             (second.replace("\"complete_us\":2", "\"complete_us\":0"), &["field `complete_us`"]),
             (second[..40].into(), &["ends in the middle", "delete this line"]),
-            ("{]".into(), &["not JSON", "one JSON object a line"]),
+            ("{]".into(), &["not JSON", "one JSON object on each line"]),
             ("[]".into(), &["not a JSON object"]),
         ];
         for (line, parts) in cases {

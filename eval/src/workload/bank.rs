@@ -76,10 +76,10 @@ impl Bank {
 
 /// What an account holds, given what was read of it.
 fn balance(key: &Key, reads: &Reads) -> Result<i64, String> {
-    let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+    let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;
     change(read)
         .and_then(|change| change.checked_add(INITIAL_BALANCE))
-        .ok_or_else(|| format!("{key} holds {:?}, which is no balance", read.value))
+        .ok_or_else(|| format!("{key} holds {:?}, which is not a balance", read.value))
 }
 
 fn change(read: &Read) -> Option<i64> {
@@ -169,9 +169,7 @@ impl Workload for Bank {
         for key in &request.reads {
             let balance = balance(key, reads)?;
             if balance < 0 {
-                return Err(format!(
-                    "{key} holds {balance}; no account may hold less than nothing"
-                ));
+                return Err(format!("{key} holds {balance}; a balance must not be negative"));
             }
             total = total.saturating_add(balance);
         }
@@ -179,7 +177,7 @@ impl Workload for Bank {
         let expected = accounts.saturating_mul(INITIAL_BALANCE);
         if request.name == AUDIT && total != expected {
             return Err(format!(
-                "all {accounts} accounts together hold {total}; they must hold {expected}"
+                "the sum over all {accounts} accounts is {total}; it must be {expected}"
             ));
         }
         Ok(())

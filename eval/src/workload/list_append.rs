@@ -69,7 +69,7 @@ impl ListAppend {
                 return Err(WorkloadError::Parameter {
                     spec: format!("list-append:{other}"),
                     problem: format!("list-append has no variant {other:?}"),
-                    remedy: "write \"list-append\" or \"list-append:dependent\"".into(),
+                    remedy: "use \"list-append\" or \"list-append:dependent\"".into(),
                 });
             }
         };
@@ -221,11 +221,11 @@ impl Workload for ListAppend {
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         if let Some(key) = request.reads.iter().find(|key| !reads.contains_key(*key)) {
-            return Err(format!("{key} was asked for but not read"));
+            return Err(format!("{key} was requested but not read"));
         }
         for (key, read) in reads {
             let list = list_elements(read.value.as_ref())
-                .ok_or_else(|| format!("{key} holds {:?}, which is no list", read.value))?;
+                .ok_or_else(|| format!("{key} holds {:?}, which is not a list", read.value))?;
             let mut seen = BTreeSet::new();
             if let Some(twice) = list.iter().find(|element| !seen.insert(**element)) {
                 return Err(format!("{key} holds {twice} twice: {list:?}"));

@@ -43,7 +43,7 @@ pub const NAMES: &[&str] =
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// No workload has that name.
-    #[error("workload {0:?} does not exist; use one of {known}, or a file", known = NAMES.join(", "))]
+    #[error("unknown workload {0:?}; use one of {known}, or a file", known = NAMES.join(", "))]
     Unknown(String),
     /// What follows the colon in the name makes no sense.
     #[error("workload {spec:?}: {problem}; {remedy}")]
@@ -82,8 +82,8 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         None => Ok(()),
         Some(parameter) => Err(WorkloadError::Parameter {
             spec: spec.into(),
-            problem: format!("{name} takes no parameter, {parameter:?} was given"),
-            remedy: format!("write {name:?}"),
+            problem: format!("{name} has no parameter, but {parameter:?} was given"),
+            remedy: format!("use {name:?}"),
         }),
     };
     let workload = match name {

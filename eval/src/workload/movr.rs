@@ -149,7 +149,7 @@ impl Movr {
                 return Err(WorkloadError::Parameter {
                     spec: format!("movr:{other}"),
                     problem: format!("movr has no variant {other:?}"),
-                    remedy: "write \"movr\" or \"movr:begin-ride\"".into(),
+                    remedy: "use \"movr\" or \"movr:begin-ride\"".into(),
                 });
             }
         };
@@ -157,8 +157,8 @@ impl Movr {
         if options.multi_region.is_some() && contradicts {
             return Err(WorkloadError::Option {
                 field: "multi_region",
-                problem: "contradicts `p_close` and `p_far`, which say the same".into(),
-                remedy: "give it alone, or those two".into(),
+                problem: "conflicts with `p_close` and `p_far`".into(),
+                remedy: "use either this option or those two".into(),
             });
         }
         let abroad = share("multi_region", options.multi_region, 0.15)?;
@@ -167,7 +167,7 @@ impl Movr {
         if close + far > 1.0 {
             return Err(WorkloadError::Option {
                 field: "p_far",
-                problem: format!("{far} and `p_close` {close} are more than 1 together"),
+                problem: format!("the sum of {far} and `p_close` = {close} is above 1"),
                 remedy: "use smaller shares".into(),
             });
         }
@@ -343,7 +343,7 @@ enum Found {
 }
 
 fn found(key: &Key, value: Option<&Value>) -> Result<Found, String> {
-    let bad = || format!("{key} holds {value:?}, which is no row of its table");
+    let bad = || format!("{key} holds {value:?}, which is not a row of its table");
     let is_of = |table: &[u8]| key.0.starts_with(table);
     if is_of(b"user{") || is_of(b"vehicle{") {
         let rider = Rider::parse(value).ok_or_else(bad)?;
@@ -417,7 +417,7 @@ impl Workload for Movr {
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         if let Some(key) = request.reads.iter().find(|key| !reads.contains_key(*key)) {
-            return Err(format!("{key} was asked for but not read"));
+            return Err(format!("{key} was requested but not read"));
         }
         if request.name == CHECK { Ok(()) } else { audit(reads) }
     }
@@ -450,7 +450,7 @@ impl Workload for Movr {
         for (vehicle, [active, ended]) in rides {
             let key = vehicle_key(vehicle);
             let row = reads.get(&key).and_then(|read| Rider::parse(read.value.as_ref()));
-            let row = row.ok_or_else(|| format!("{key} was asked for but not read"))?;
+            let row = row.ok_or_else(|| format!("{key} was requested but not read"))?;
             if active > 1 || (row.begun, row.ended) != (active + ended, ended) {
                 return Err(format!(
                     "{key} has {active} rides under way and {ended} that ended; it says that it \

@@ -241,7 +241,7 @@ impl Options {
             if !common.contains(&field) && !known.contains(&field) {
                 return Err(WorkloadError::Option {
                     field,
-                    problem: format!("has no meaning for `{workload}`"),
+                    problem: format!("not an option of `{workload}`"),
                     remedy: format!("remove it, or use {}", known.join(", ")),
                 });
             }
@@ -257,7 +257,7 @@ impl Options {
         if self.high_priority.is_some() {
             return Err(WorkloadError::Option {
                 field: "high_priority_names",
-                problem: "contradicts `high_priority`".into(),
+                problem: "conflicts with `high_priority`".into(),
                 remedy: "remove one of the two".into(),
             });
         }
@@ -288,7 +288,7 @@ impl Options {
             if let Some((field, _)) = of_zipf.into_iter().find(|(_, is_present)| *is_present) {
                 return Err(WorkloadError::Option {
                     field,
-                    problem: "has no meaning for a contention-index distribution".into(),
+                    problem: "not an option of a contention-index distribution".into(),
                     remedy: "remove it, or set `distribution` to \"zipf\"".into(),
                 });
             }
@@ -299,7 +299,7 @@ impl Options {
             Distribution::Zipf if self.contention_index.is_some() => {
                 return Err(WorkloadError::Option {
                     field: "contention_index",
-                    problem: "has no meaning for a Zipf distribution".into(),
+                    problem: "not an option of a Zipf distribution".into(),
                     remedy: "remove it, or set `distribution` to \"contention-index\" or \
                              \"contention-index-fixed\""
                         .into(),
@@ -310,8 +310,8 @@ impl Options {
                 if !keys.is_multiple_of(keys_per_rank) {
                     return Err(WorkloadError::Option {
                         field: "keys_per_rank",
-                        problem: format!("{keys} keys are no multiple of {keys_per_rank}"),
-                        remedy: "choose a divisor of the number of keys".into(),
+                        problem: format!("{keys} keys are not a multiple of {keys_per_rank}"),
+                        remedy: "use a divisor of the number of keys".into(),
                     });
                 }
                 let ranks = Zipf::new(keys / keys_per_rank, self.theta(zipf)?);
@@ -342,7 +342,7 @@ impl Options {
         }
         Err(WorkloadError::Option {
             field: "zipf",
-            problem: format!("{theta} is no Zipf exponent"),
+            problem: format!("{theta} is not a Zipf exponent"),
             remedy: "use a number from 0 (uniform) to 10".into(),
         })
     }
@@ -360,7 +360,7 @@ pub(super) fn share(
     }
     Err(WorkloadError::Option {
         field,
-        problem: format!("{value} is no share"),
+        problem: format!("{value} is not a share"),
         remedy: "use a number from 0 to 1".into(),
     })
 }

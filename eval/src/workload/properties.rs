@@ -71,7 +71,7 @@ pub fn read_properties(text: &str) -> Result<Description, WorkloadError> {
         return Err(wrong("readmodifywriteproportion", problem));
     };
     if reads + updates + modifies == 0.0 {
-        return Err(wrong("readproportion", "there is nothing to do"));
+        return Err(wrong("readproportion", "the proportions are all 0; use a proportion above 0"));
     }
     Ok(Description {
         workload: workload.into(),
@@ -115,7 +115,7 @@ mod tests {
             ("requestdistribution=latest", "requestdistribution=latest: use uniform or zipfian"),
             ("readmodifywriteproportion=0.5", "not both"),
             ("readproportion=many", "readproportion=many: use a number"),
-            ("readproportion=0\nupdateproportion=0", "nothing to do"),
+            ("readproportion=0\nupdateproportion=0", "the proportions are all 0"),
             ("what", "line 1: \"what\""),
         ] {
             let error = read_properties(text).unwrap_err().to_string();

@@ -107,7 +107,7 @@ impl Replay {
             replay.add(line).map_err(wrong)?;
         }
         if replay.recorded.is_empty() {
-            return Err(WorkloadError::Syntax("it has no transactions".into()));
+            return Err(WorkloadError::Syntax("the file has no transactions".into()));
         }
         Ok(replay)
     }
@@ -136,9 +136,11 @@ impl Replay {
         match all.len() {
             // An attempt that ended before it had read anything.
             0 if !txn.is_empty() => return Ok(()),
-            0 => return Err("it has neither `reads` nor `writes`".into()),
+            0 => return Err("the transaction has neither `reads` nor `writes`".into()),
             keys if keys > KEYS_MAX => {
-                return Err(format!("it has {keys} keys; at most {KEYS_MAX} are allowed"));
+                return Err(format!(
+                    "the transaction has {keys} keys; at most {KEYS_MAX} are allowed"
+                ));
             }
             _ => {}
         }
@@ -266,7 +268,7 @@ mod tests {
         let good = "{\"reads\":[\"x\"]}\n";
         for (line, expected) in [
             ("{\"reads\":[\"x\"]", "line 2: "),
-            ("{\"priority\":\"low\"}", "line 2: it has neither `reads` nor `writes`"),
+            ("{\"priority\":\"low\"}", "line 2: the transaction has neither `reads` nor `writes`"),
             ("{\"reads\":[\"\"]}", "line 2: a key is empty"),
             ("{\"reads\":[\"x\"],\"priority\":\"urgent\"}", "urgent"),
         ] {

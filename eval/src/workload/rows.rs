@@ -86,7 +86,7 @@ impl Rows {
     /// Checks that every row read is whole: missing, or one value from end to end.
     pub(super) fn audit(self, request: &Request, reads: &Reads) -> Result<(), String> {
         for key in &request.reads {
-            let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+            let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;
             let Some(value) = &read.value else { continue };
             let parameter = value
                 .0

@@ -146,13 +146,13 @@ fn checking(user: u64) -> Key {
 /// The balance at `key`; balances that no sequence of transactions can reach are refused, which
 /// also keeps sums of a few of them from overflowing.
 fn balance(key: &Key, reads: &Reads) -> Result<i64, String> {
-    let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+    let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;
     let Some(value) = &read.value else { return Ok(INITIAL_CENTS) };
     std::str::from_utf8(&value.0)
         .ok()
         .and_then(|text| text.parse().ok())
         .filter(|cents: &i64| cents.unsigned_abs() < 1 << 60)
-        .ok_or_else(|| format!("{key} holds {value}, which is no balance"))
+        .ok_or_else(|| format!("{key} holds {value}, which is not a balance"))
 }
 
 /// The workload.

@@ -166,8 +166,8 @@ impl Spread {
         if hot == 0 || hot >= keys {
             return Err(WorkloadError::Option {
                 field: "contention_index",
-                problem: format!("{index} of {keys} keys makes {hot} of them hot"),
-                remedy: "choose a share that leaves at least one hot key and one cold one".into(),
+                problem: format!("a share of {index} of {keys} keys is {hot} hot keys"),
+                remedy: "use a share with at least one hot and one cold key".into(),
             });
         }
         Ok(if is_fixed {

@@ -255,47 +255,51 @@ fn errors_name_the_field_and_the_remedy() {
     let set =
         |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().options;
     for (spec, options, expected) in [
-        ("tpcx", "", "\"tpcx\" does not exist; use one of ycsbt, ycsb, retwis"),
-        ("ycsbt:x", "", "\"ycsbt:x\": what follows the colon"),
+        ("tpcx", "", "unknown workload \"tpcx\"; use one of ycsbt, ycsb, retwis"),
+        ("ycsbt:x", "", "\"ycsbt:x\": the parameter must be"),
         ("ycsbt:0", "", "use a whole number from 1 to 100"),
         ("ycsbt:", "", "use a whole number from 1 to 100"),
-        ("tpcc:x", "", "tpcc has no variant \"x\"; write \"tpcc\", \"tpcc:new-order\" or"),
+        ("tpcc:x", "", "tpcc has no variant \"x\"; use \"tpcc\", \"tpcc:new-order\" or"),
         ("tpcc", "warehouses = 0", "`warehouses`: 0 is out of range"),
-        ("tpcc", "multi_region = 1.5", "`multi_region`: 1.5 is no share"),
+        ("tpcc", "multi_region = 1.5", "`multi_region`: 1.5 is not a share"),
         (
             "tpcc",
             "distributed = 0.2\nmulti_region = 0.1",
-            "`multi_region`: contradicts `distributed`",
+            "`multi_region`: conflicts with `distributed`",
         ),
-        ("tpcc:payment", "new_order_share = 0.1", "`new_order_share`: contradicts `tpcc:payment`"),
-        ("movr:x", "", "movr has no variant \"x\"; write \"movr\" or"),
-        ("movr", "p_far = 0.95", "are more than 1 together"),
-        ("movr", "p_far = 0.1\nmulti_region = 0.1", "`multi_region`: contradicts `p_close`"),
-        ("retwis", "cities = 3", "`cities`: has no meaning for `retwis`"),
-        ("bank:3", "", "bank takes no parameter, \"3\" was given; write \"bank\""),
-        ("ycsbt", "zipf = -1.0", "`zipf`: -1 is no Zipf exponent; use a number from 0"),
+        (
+            "tpcc:payment",
+            "new_order_share = 0.1",
+            "`new_order_share`: conflicts with `tpcc:payment`",
+        ),
+        ("movr:x", "", "movr has no variant \"x\"; use \"movr\" or"),
+        ("movr", "p_far = 0.95", "is above 1"),
+        ("movr", "p_far = 0.1\nmulti_region = 0.1", "`multi_region`: conflicts with `p_close`"),
+        ("retwis", "cities = 3", "`cities`: not an option of `retwis`"),
+        ("bank:3", "", "bank has no parameter, but \"3\" was given; use \"bank\""),
+        ("ycsbt", "zipf = -1.0", "`zipf`: -1 is not a Zipf exponent; use a number from 0"),
         ("ycsbt", "zipf = nan", "`zipf`"),
         ("ycsbt:6", "keys = 5", "`keys`: with 5 keys a transaction can find 5 different ones"),
-        ("retwis", "read_only = 0.5", "`read_only`: has no meaning for `retwis`; remove it"),
-        ("smallbank", "form = \"mixed\"", "`form`: has no meaning for `smallbank`"),
+        ("retwis", "read_only = 0.5", "`read_only`: not an option of `retwis`; remove it"),
+        ("smallbank", "form = \"mixed\"", "`form`: not an option of `smallbank`"),
         ("smallbank", "keys = 1000", "`hot_users`: 1000 is out of range"),
-        ("bank", "read_only = 1.5", "`read_only`: 1.5 is no share; use a number from 0 to 1"),
+        ("bank", "read_only = 1.5", "`read_only`: 1.5 is not a share; use a number from 0 to 1"),
         ("bank", "accounts_per_transfer = 1", "`accounts_per_transfer`: 1 is out of range"),
         ("list-append", "appends_per_key = 0", "`appends_per_key`: 0 is out of range"),
-        ("ycsbt", "contention_index = 0.1", "`contention_index`: has no meaning for a Zipf"),
-        ("ycsbt", "keys_per_rank = 7", "`keys_per_rank`: 1000000 keys are no multiple of 7"),
+        ("ycsbt", "contention_index = 0.1", "`contention_index`: not an option of a Zipf"),
+        ("ycsbt", "keys_per_rank = 7", "`keys_per_rank`: 1000000 keys are not a multiple of 7"),
         ("ycsbt", "keys_per_rank = 0", "`keys_per_rank`: 0 is out of range"),
-        ("ycsbt", "rank_share = 1.5", "`rank_share`: 1.5 is no share"),
-        ("smallbank", "keys_per_rank = 5", "`keys_per_rank`: has no meaning for `smallbank`"),
+        ("ycsbt", "rank_share = 1.5", "`rank_share`: 1.5 is not a share"),
+        ("smallbank", "keys_per_rank = 5", "`keys_per_rank`: not an option of `smallbank`"),
         (
             "ycsbt",
             "distribution = \"contention-index\"\nzipf = 0.5",
-            "`zipf`: has no meaning for a contention-index",
+            "`zipf`: not an option of a contention-index",
         ),
         (
             "ycsbt",
             "distribution = \"contention-index\"\nkeys = 100",
-            "`contention_index`: 0.001 of 100 keys makes 0",
+            "`contention_index`: a share of 0.001 of 100 keys is 0",
         ),
         (
             "smallbank",
@@ -305,7 +309,7 @@ fn errors_name_the_field_and_the_remedy() {
         (
             "smallbank",
             "high_priority = 0.1\nhigh_priority_names = []",
-            "`high_priority_names`: contradicts `high_priority`",
+            "`high_priority_names`: conflicts with `high_priority`",
         ),
     ] {
         let message = parse(spec, &set(options)).unwrap_err().to_string();
@@ -512,7 +516,7 @@ fn audits_notice_lost_writes() {
     let mut serial = Serial { loses_every: Some(50), ..Serial::default() };
     let mut workload = parse("bank", &Options::default()).unwrap();
     let error = serial.run_many(workload.as_mut(), 500).unwrap_err();
-    assert!(error.contains("they must hold 100000"), "{error}");
+    assert!(error.contains("it must be 100000"), "{error}");
 }
 
 #[test]
@@ -522,10 +526,10 @@ fn audits_name_what_cannot_be() {
     let twice = Some(Value::from([7_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat()));
     for (spec, name, value, expected) in [
         ("bank", "transfer", &overdrawn, "holds -1"),
-        ("bank", "transfer", &garbage, "no balance"),
+        ("bank", "transfer", &garbage, "not a balance"),
         ("smallbank", "transact-savings", &overdrawn, "holds -1001 cents"),
-        ("smallbank", "transact-savings", &garbage, "no balance"),
-        ("list-append", "append", &garbage, "no list"),
+        ("smallbank", "transact-savings", &garbage, "not a balance"),
+        ("list-append", "append", &garbage, "not a list"),
         ("list-append", "append", &twice, "holds 7 twice"),
         ("ycsbt", "read-modify-write", &garbage, "nobody wrote"),
     ] {

@@ -114,7 +114,7 @@ impl Tpcc {
                 return Err(WorkloadError::Parameter {
                     spec: format!("tpcc:{other}"),
                     problem: format!("tpcc has no variant {other:?}"),
-                    remedy: "write \"tpcc\", \"tpcc:new-order\" or \"tpcc:payment\"".into(),
+                    remedy: "use \"tpcc\", \"tpcc:new-order\" or \"tpcc:payment\"".into(),
                 });
             }
         };
@@ -127,15 +127,15 @@ impl Tpcc {
         {
             return Err(WorkloadError::Option {
                 field,
-                problem: "contradicts `distributed`".into(),
+                problem: "conflicts with `distributed`".into(),
                 remedy: "remove one of the two".into(),
             });
         }
         if only == Some(PAYMENT) && options.new_order_share.is_some() {
             return Err(WorkloadError::Option {
                 field: "new_order_share",
-                problem: "contradicts `tpcc:payment`".into(),
-                remedy: "remove it, or write \"tpcc\"".into(),
+                problem: "conflicts with `tpcc:payment`".into(),
+                remedy: "remove it, or use \"tpcc\"".into(),
             });
         }
         let new_orders = share("new_order_share", options.new_order_share, new_orders)?;

@@ -55,7 +55,7 @@ impl State {
         for (key, read) in reads {
             let value = read.value.as_ref();
             if state.insert(key, value).is_none() {
-                return Err(format!("{key} holds {value:?}, which is no row of its table"));
+                return Err(format!("{key} holds {value:?}, which is not a row of its table"));
             }
         }
         Ok(state)

@@ -59,7 +59,7 @@ impl Ycsb {
             Some(_) => {
                 return Err(WorkloadError::Parameter {
                     spec: format!("ycsb:{}", parameter.unwrap_or_default()),
-                    problem: "what follows the colon is the number of operations".into(),
+                    problem: "the parameter must be the number of operations".into(),
                     remedy: "use a whole number from 1 to 100".into(),
                 });
             }
@@ -187,7 +187,7 @@ impl Workload for Ycsb {
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         for key in &request.reads {
-            let read = reads.get(key).ok_or_else(|| format!("{key} was asked for but not read"))?;
+            let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;
             let Some(value) = &read.value else { continue };
             let digits = value.0.get(..16).and_then(|digits| std::str::from_utf8(digits).ok());
             let parameter = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());

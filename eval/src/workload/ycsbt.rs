@@ -57,7 +57,7 @@ impl Ycsbt {
             Some(_) => {
                 return Err(WorkloadError::Parameter {
                     spec: format!("ycsbt:{}", parameter.unwrap_or_default()),
-                    problem: "what follows the colon is the number of read-modify-writes".into(),
+                    problem: "the parameter must be the number of read-modify-writes".into(),
                     remedy: "use a whole number from 1 to 100".into(),
                 });
             }

@@ -313,10 +313,7 @@ impl Catalogue {
                 ));
             }
             if catalogue.find_source(&entry.name).is_some() {
-                return bad(format!(
-                    "sources.{}: listed twice; give each its own name",
-                    entry.name
-                ));
+                return bad(format!("sources.{}: listed twice; use another name", entry.name));
             }
             catalogue.sources.push(Source {
                 name: entry.name.clone(),
@@ -348,7 +345,7 @@ impl Catalogue {
     fn named(&self, name: &str) -> Result<SourceId, String> {
         self.find_source(name).ok_or_else(|| {
             let known: Vec<_> = self.sources.iter().map(|s| s.name.as_str()).collect();
-            format!("there is no source `{name}`; use one of {}", known.join(", "))
+            format!("unknown source `{name}`; use one of {}", known.join(", "))
         })
     }
 
@@ -361,7 +358,7 @@ impl Catalogue {
                 let found = found.map_err(|e| format!("broadcast: {e}"))?;
                 if found.is_empty() {
                     return Err(
-                        "broadcast: it lists no source; list those that have the table".into()
+                        "broadcast: the list is empty; list the sources that have the table".into(),
                     );
                 }
                 Ok(Placement::Broadcast(found))
@@ -370,10 +367,9 @@ impl Catalogue {
                 self.named(source).map(Placement::Single).map_err(|e| format!("single: {e}"))
             }
             (None, None, None) => {
-                Err("shard: where its rows are is missing; give `shard`, `broadcast` or `single`"
-                    .into())
+                Err("shard: the placement is missing; use `shard`, `broadcast` or `single`".into())
             }
-            _ => Err("shard: give only one of `shard`, `broadcast` and `single`".into()),
+            _ => Err("shard: use only one of `shard`, `broadcast` and `single`".into()),
         }
     }
 
@@ -391,21 +387,22 @@ impl Catalogue {
         let layout = match shard.by {
             Method::Hash => {
                 if !shard.parts.is_empty() {
-                    return Err("shard.parts: a hash has no parts; list `sources`".into());
+                    return Err("shard.parts: not used with a hash; use `sources`".into());
                 }
                 let sources: Result<Vec<_>, _> =
                     shard.sources.iter().map(|name| self.named(name)).collect();
                 let sources = sources.map_err(|e| format!("shard.sources: {e}"))?;
                 if sources.is_empty() {
                     return Err(
-                        "shard.sources: it is empty; list the sources that share the rows".into()
+                        "shard.sources: the list is empty; list the sources that have the rows"
+                            .into(),
                     );
                 }
                 Layout::Hash(sources)
             }
             Method::Range => {
                 let Some((last, bounded)) = shard.parts.split_last() else {
-                    return Err("shard.parts: it is empty; give [{ below = …, source = … }, …, { source = … }]".into());
+                    return Err("shard.parts: the list is empty; use [{ below = …, source = … }, …, { source = … }]".into());
                 };
                 let mut bounds: Vec<(Key, SourceId)> = Vec::new();
                 for part in bounded {
@@ -424,7 +421,7 @@ impl Catalogue {
                     ));
                 }
                 if last.below.is_some() {
-                    return Err("shard.parts: the last part has a `below`, so nothing holds the rest; remove it".into());
+                    return Err("shard.parts: the last part has a `below`, so no part has the remaining rows; remove it".into());
                 }
                 Layout::Range(
                     bounds,
@@ -439,7 +436,7 @@ impl Catalogue {
                         self.named(&part.source).map_err(|e| format!("shard.parts: {e}"))?;
                     if part.values.is_empty() && default.replace(source).is_some() {
                         return Err(
-                            "shard.parts: two parts have no `values`; only one can hold the rest"
+                            "shard.parts: two parts have no `values`; only one can have the remaining rows"
                                 .into(),
                         );
                     }

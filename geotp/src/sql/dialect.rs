@@ -36,7 +36,7 @@ pub fn bind(statement: &mut Statement, parameters: &[Value], to: Dialect) -> Res
             let found = index.and_then(|n| n.checked_sub(1)).and_then(|n| self.0.get(n));
             let Some(found) = found else {
                 return ControlFlow::Break(Refusal {
-                    message: format!("there is no parameter {name}"),
+                    message: format!("unknown parameter {name}"),
                     sqlstate: "42P02",
                 });
             };
@@ -124,7 +124,7 @@ fn check(statement: &Statement, from: Dialect, to: Dialect) -> Result<(), Refusa
             if insert.on.is_some() || insert.ignore || insert.replace_into =>
         {
             refuse(format!(
-                "what an insert does with rows that are there already is not the same in {from} and {to}; use \
+                "the conflict handling of this INSERT differs between {from} and {to}; use \
                  UPDATE, then INSERT",
             ))
         }
@@ -136,7 +136,7 @@ fn check(statement: &Statement, from: Dialect, to: Dialect) -> Result<(), Refusa
         }
         Statement::Update(update) if update.from.is_some() || !update.table.joins.is_empty() => {
             refuse(format!(
-                "an UPDATE of several tables is not the same in {from} and {to}; use a subquery"
+                "UPDATE of several tables differs between {from} and {to}; use a subquery"
             ))
         }
         Statement::Delete(delete)
@@ -146,7 +146,7 @@ fn check(statement: &Statement, from: Dialect, to: Dialect) -> Result<(), Refusa
                 || !delete.tables.is_empty() =>
         {
             refuse(format!(
-                "this DELETE is not the same in {from} and {to}; restrict the rows by a condition"
+                "this DELETE differs between {from} and {to}; restrict the rows by a condition"
             ))
         }
         _ => Ok(()),
@@ -338,7 +338,7 @@ impl Translator<'_> {
             }
             (Dialect::MariaDb, Expr::BinaryOp { op: BinaryOperator::Divide, .. }) => {
                 return Err(Refusal::unsupported(
-                    "the quotient of whole numbers is whole in PostgreSQL and not in MariaDB; compute it in the client",
+                    "division of integers differs between PostgreSQL and MariaDB; compute it in the client",
                 ));
             }
             (Dialect::MariaDb, Expr::ILike { .. } | Expr::SimilarTo { .. }) => {

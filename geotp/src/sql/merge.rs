@@ -254,7 +254,8 @@ impl RowMerge {
 
     fn average(&self, sum: &[u8], count: &[u8], kind: Kind) -> Result<Vec<u8>, Refusal> {
         let bad = || Refusal {
-            message: "an average is too long to be computed here".into(),
+            message: "an average has too many digits for the proxy; compute it in the client"
+                .into(),
             sqlstate: "22003",
         };
         if kind.is_float() {
@@ -281,7 +282,7 @@ fn common_columns(answers: &[Answer]) -> Result<Vec<Column>, Refusal> {
     for answer in answers {
         if answer.columns.len() != columns.len() {
             return Err(Refusal::data(
-                "the sources answer with different columns; compare the table's definitions",
+                "the sources returned different columns; compare the table definitions",
             ));
         }
         for (column, other) in columns.iter_mut().zip(&answer.columns) {
@@ -450,8 +451,8 @@ fn check_sorted(
                 && compare_rows(one, next, columns, order) == Ordering::Greater
             {
                 return Err(Refusal::unsupported(
-                    "a source sorts this column by other rules than byte by byte, so rows of several sources cannot be put \
-                     in one order; give the column a binary collation (COLLATE \"C\", utf8mb4_bin) at every source",
+                    "a source does not sort this column byte by byte, so the proxy cannot merge the rows of several \
+                     sources in order; give the column a binary collation (COLLATE \"C\", utf8mb4_bin) at every source",
                 ));
             }
         }
@@ -473,8 +474,10 @@ impl Op {
 }
 
 fn add(left: &[u8], right: &[u8], kind: Kind) -> Result<Vec<u8>, Refusal> {
-    let bad =
-        || Refusal { message: "a sum is too long to be computed here".into(), sqlstate: "22003" };
+    let bad = || Refusal {
+        message: "a sum has too many digits for the proxy; compute it in the client".into(),
+        sqlstate: "22003",
+    };
     if kind.is_float() {
         let (left, right) = (float(left).ok_or_else(bad)?, float(right).ok_or_else(bad)?);
         return Ok(print_float(left + right).into_bytes());

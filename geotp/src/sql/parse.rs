@@ -250,7 +250,7 @@ impl<'a> Scan<'a> {
             let body = rest.get(tag.len()..).unwrap_or_default();
             let end = body
                 .find(tag)
-                .ok_or_else(|| Refusal::syntax(format!("the text quoted by {tag} does not end")))?;
+                .ok_or_else(|| Refusal::syntax(format!("the string quoted by {tag} has no end")))?;
             self.at += tag.len() * 2 + end;
             return Ok(Some(Lexeme::Quoted));
         }
@@ -262,7 +262,7 @@ impl<'a> Scan<'a> {
                 first == '\'' && matches!(before, Some('e' | 'E'))
             };
             self.at += quoted(rest, first, has_escapes)
-                .ok_or_else(|| Refusal::syntax(format!("a text quoted by {first} does not end")))?;
+                .ok_or_else(|| Refusal::syntax(format!("a string quoted by {first} has no end")))?;
             return Ok(Some(Lexeme::Quoted));
         }
         self.at += first.len_utf8();
@@ -275,7 +275,7 @@ impl<'a> Scan<'a> {
         let (mut depth, mut at) = (1, 2);
         while depth > 0 {
             let left = rest.get(at..).unwrap_or_default();
-            let end = left.find("*/").ok_or_else(|| Refusal::syntax("a comment does not end"))?;
+            let end = left.find("*/").ok_or_else(|| Refusal::syntax("a comment has no end"))?;
             match left.find("/*").filter(|&inner| nests && inner < end) {
                 Some(inner) => (depth, at) = (depth + 1, at + inner + 2),
                 None => (depth, at) = (depth - 1, at + end + 2),
@@ -496,7 +496,7 @@ fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
         | Statement::Delete(_) => Verb::Data(Box::new(statement)),
         Statement::CreateTable(create) if create.temporary => {
             return Err(Refusal::unsupported(
-                "a temporary table belongs to one session at one source; use a table of the catalogue",
+                "temporary tables are not supported; use a table of the catalogue",
             ));
         }
         Statement::CreateTable(_)

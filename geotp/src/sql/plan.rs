@@ -279,20 +279,23 @@ impl Planner<'_> {
         };
         if !names_all || has_nested {
             return Err(Refusal::unsupported(
-                "this mode controls concurrency record by record: name each row by `primary` columns that the proxy's file gives, \
-                 with whole numbers and without subqueries, or choose another `mode`",
+                "in this mode a statement must name each row by the `primary` columns of the proxy's configuration file, \
+                 with whole numbers and without subqueries; rewrite it, or choose another `mode`",
             ));
         }
         if let Statement::Insert(insert) = statement
             && (insert.on.is_some() || insert.replace_into || insert.ignore)
         {
             return Err(Refusal::unsupported(
-                "this mode controls concurrency record by record, and ON CONFLICT, ON DUPLICATE KEY, REPLACE and IGNORE may change or \
-                 leave out rows for the sake of others; look for the row first, or choose another `mode`",
+                "this mode does not support ON CONFLICT, ON DUPLICATE KEY, REPLACE and IGNORE, because they change or \
+                 skip rows that already exist; read the row first, or choose another `mode`",
             ));
         }
         if !matches!(statement, Statement::Query(_)) {
-            check_deterministic(statement, "would be another value when the transaction commits")?;
+            check_deterministic(
+                statement,
+                "would have another value when the transaction commits",
+            )?;
         }
         Ok(())
     }
@@ -302,7 +305,7 @@ impl Planner<'_> {
         let (from, to) = (self.context.client, self.kind(source));
         if self.context.by_key && named.records.len() >= RECORDS_MAX {
             return Err(Refusal::unsupported(format!(
-                "this names {RECORDS_MAX} rows or more of one source; send it in parts",
+                "the statement names {RECORDS_MAX} rows or more of one source; split it",
             )));
         }
         let keys = self.keys(statement, to, &named)?;
@@ -344,7 +347,7 @@ impl Planner<'_> {
         }
         if records.len() >= RECORDS_MAX {
             return Err(Refusal::unsupported(format!(
-                "this names {RECORDS_MAX} rows or more of one source, and SERIALIZABLE wants each of them seen to; send it in parts, \
+                "the statement names {RECORDS_MAX} rows or more of one source, and SERIALIZABLE must lock each of them; split it, \
                  or ask for REPEATABLE READ",
             )));
         }
@@ -394,7 +397,7 @@ impl Planner<'_> {
         };
         let Some((select, scope)) = &scope else {
             return Err(Refusal::unsupported(
-                "a set operation over several sources is not supported; send its parts apart",
+                "a set operation over several sources is not supported; split the statement",
             ));
         };
         let (query, merge) = Spread { client: self.context.client, select, scope }.spread(query)?;
@@ -436,7 +439,7 @@ impl Planner<'_> {
                 for scoped in &scope.tables {
                     if scoped.table.sharding().is_some_and(|s| s.column == column) {
                         return Err(Refusal::unsupported(format!(
-                            "column \"{column}\" decides where a row of \"{}\" lives and cannot be changed; delete the \
+                            "column \"{column}\" is the sharding column of \"{}\" and cannot be changed; delete the \
                              row and insert it anew",
                             scoped.table.name,
                         )));
@@ -487,7 +490,7 @@ impl Planner<'_> {
             let reads = one_place(own, nested)?;
             if !matches!(&reads, Route::AnyOf(sources) if *sources == copies) {
                 return Err(Refusal::unsupported(format!(
-                    "every copy of \"{}\" must change alike, and this reads tables that not every copy has beside it",
+                    "every copy of \"{}\" must change equally, but not every source has the tables that this statement reads",
                     table.name,
                 )));
             }
@@ -496,18 +499,20 @@ impl Planner<'_> {
             match one_place(nested, own)? {
                 Route::All(sources) => (sources, Merge::Concatenate),
                 Route::AnyOf(_) | Route::Free => {
-                    return Err(Refusal::unsupported("this changes no table of the catalogue"));
+                    return Err(Refusal::unsupported(
+                        "the statement changes no table of the catalogue",
+                    ));
                 }
             }
         };
         if has_limit && (sources.len() > 1) {
             return Err(Refusal::unsupported(
-                "a LIMIT on changes cannot be kept over several sources; restrict the rows by a condition",
+                "LIMIT in a change is not supported over several sources; restrict the rows by a condition",
             ));
         }
         if scope.has_other && sources.len() > 1 {
             return Err(Refusal::unsupported(
-                "this reads more than plain tables, over several sources; restrict it to keys of one source",
+                "over several sources only plain tables can be read here; restrict the statement to keys of one source",
             ));
         }
         let mut parts = Vec::new();
@@ -562,7 +567,7 @@ impl Planner<'_> {
                 if !matches!(one_place(nested, Route::AnyOf(sources.clone()))?, Route::AnyOf(found) if found == *sources)
                 {
                     return Err(Refusal::unsupported(
-                        "every copy must get the same rows, and not every source can read them",
+                        "every copy must get the same rows, but not every source can read them",
                     ));
                 }
                 let mut parts = Vec::new();
@@ -590,7 +595,7 @@ impl Planner<'_> {
                 let is_moved = |a: &Assignment| matches!(&a.target, AssignmentTarget::ColumnName(n) if table_name(n) == *column);
                 if changes.iter().any(is_moved) {
                     return Err(Refusal::unsupported(format!(
-                        "column \"{column}\" decides where a row lives and cannot be changed"
+                        "column \"{column}\" is the sharding column and cannot be changed"
                     )));
                 }
                 let mut parts = Vec::new();
@@ -625,7 +630,7 @@ impl Planner<'_> {
         }
         let Some(at) = columns.iter().position(|c| *c == sharding.column) else {
             return Err(Refusal::unsupported(format!(
-                "this INSERT gives no \"{}\", which decides where a row of \"{}\" lives",
+                "this INSERT has no value for \"{}\", the sharding column of \"{}\"",
                 sharding.column, table.name,
             )));
         };
@@ -638,7 +643,7 @@ impl Planner<'_> {
         };
         if !matches!(nested, Route::Free) {
             return Err(Refusal::unsupported(
-                "a subquery in the values of a sharded INSERT is not supported; select it first",
+                "a subquery in the values of a sharded INSERT is not supported; select the values first",
             ));
         }
         let mut split: BTreeMap<SourceId, (Vec<usize>, Named)> = BTreeMap::new();
@@ -680,7 +685,7 @@ impl Planner<'_> {
             }
             _ => {
                 return Err(Refusal::unsupported(
-                    "this change of the schema is not supported; make it at each source",
+                    "this schema change is not supported; run it at each source",
                 ));
             }
         };
@@ -746,7 +751,7 @@ fn keep_rows(insert: &mut sqlparser::ast::Insert, keep: &[usize]) {
     }
 }
 
-const OTHER_COPIES: &str = "would give each copy of a broadcast table another value";
+const OTHER_COPIES: &str = "would have another value in each copy of a broadcast table";
 
 /// Refuses what is another value each time, which is wrong as `why` says.
 fn check_deterministic(statement: &Statement, why: &str) -> Result<(), Refusal> {
@@ -1248,7 +1253,7 @@ impl Spread<'_> {
                 let is_local = list.args.iter().any(|arg| matches!(arg, FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) if self.is_sharding_column(e)));
                 if !(is_local && name == "count") {
                     return no(format!(
-                        "{name}(DISTINCT …) cannot be put together from several sources"
+                        "{name}(DISTINCT …) cannot be computed over several sources"
                     ));
                 }
             }
@@ -1259,7 +1264,7 @@ impl Spread<'_> {
                 "avg" => Ok(Op::Average { count: 0 }),
                 "bool_and" | "every" => Ok(Op::Min),
                 "bool_or" => Ok(Op::Max),
-                other => no(format!("{other}(…) cannot be put together from several sources")),
+                other => no(format!("{other}(…) cannot be computed over several sources")),
             };
         }
         if groups.iter().any(|by| same(self.resolve(by), expr)) {
@@ -1279,20 +1284,17 @@ impl Spread<'_> {
             return Ok(Op::Sum);
         }
         if Contains::of(expr).aggregate {
-            return no(
-                "an expression of aggregates cannot be put together from several sources".into()
-            );
+            return no("an expression of aggregates cannot be computed over several sources".into());
         }
         if is_constant(expr) {
             return Ok(Op::Group);
         }
-        no("a column that is neither grouped nor aggregated has no single value over several sources".into())
+        no("over several sources every column must be grouped or aggregated".into())
     }
 
     /// Turns `avg(x)` into `sum(x)` in place, and appends `count(x)`.
     fn split_average(&self, items: &mut Vec<SelectItem>, index: usize) -> Result<(), Refusal> {
-        let bad =
-            || Refusal::unsupported("this avg(…) cannot be put together from several sources");
+        let bad = || Refusal::unsupported("this avg(…) cannot be computed over several sources");
         let item = items.get_mut(index).ok_or_else(bad)?;
         let (expr, alias) = match item {
             SelectItem::UnnamedExpr(expr) => (expr.clone(), Ident::new("avg")),
@@ -1374,7 +1376,7 @@ impl Spread<'_> {
             let op = self.operation(key, groups)?;
             if matches!(op, Op::Average { .. }) {
                 return Err(Refusal::unsupported(
-                    "to order by an average over several sources, have it in the list",
+                    "to order by an average over several sources, add it to the select list",
                 ));
             }
             ops.push(op);
@@ -1432,9 +1434,7 @@ fn limits(clause: Option<&LimitClause>) -> Result<(Option<usize>, usize), Refusa
         },
         _ => None,
     };
-    let bad = || {
-        Refusal::unsupported("LIMIT and OFFSET must be whole numbers when several sources answer")
-    };
+    let bad = || Refusal::unsupported("over several sources LIMIT and OFFSET must be integers");
     Ok(match clause {
         None => (None, 0),
         Some(LimitClause::LimitOffset { limit, offset, limit_by }) => {

@@ -451,7 +451,7 @@ impl Router<'_> {
                     let next = Route::All(sources);
                     if before.only().is_none() || before.only() != next.only() {
                         return Err(Refusal::unsupported(
-                            "this joins tables that are not sharded alike, over several sources; join on both \
+                            "the joined tables are not sharded equally, and the join needs several sources; join on both \
                              sharding columns, or restrict both to keys of one source",
                         ));
                     }
@@ -512,7 +512,7 @@ impl Router<'_> {
             }
             SetExpr::Values(_) => Ok(Route::Free),
             _ => Err(Refusal::unsupported(
-                "statements that change rows inside a query are not supported; send them apart",
+                "changes inside a query are not supported; send them as separate statements",
             )),
         }
     }

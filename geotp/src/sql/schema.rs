@@ -39,9 +39,7 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
         }
         Statement::CreateIndex(create) if to == Dialect::MariaDb => {
             if create.name.is_none() {
-                return Err(Refusal::unsupported(
-                    "MariaDB does not name indexes by itself; name it",
-                ));
+                return Err(Refusal::unsupported("MariaDB needs a name for the index; add one"));
             }
             create.concurrently = false;
         }
@@ -59,7 +57,7 @@ pub fn deletes(statement: &Statement) -> Result<Option<Vec<String>>, Refusal> {
     let Statement::Truncate(truncate) = statement else { return Ok(None) };
     if truncate.cascade.is_some() || truncate.identity.is_some() {
         return Err(Refusal::unsupported(
-            "within a transaction TRUNCATE takes names of tables only; send it outside of one",
+            "inside a transaction TRUNCATE supports only table names; send it outside of a transaction",
         ));
     }
     let delete = |name: &ObjectName| format!("DELETE FROM {name}");
@@ -88,7 +86,7 @@ fn definition(column: &mut ColumnDef, to: Dialect) -> Result<(), Refusal> {
 
 fn counted(column: &str) -> Refusal {
     Refusal::unsupported(format!(
-        "each source would count \"{column}\" by itself, and in its own words; give values in the client",
+        "each source would generate values of \"{column}\" independently; give values in the client",
     ))
 }
 
@@ -101,8 +99,9 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
         |name: &str| if size.is_empty() { name.to_owned() } else { format!("{name}({size})") };
     // `TIMESTAMP(3) WITHOUT TIME ZONE` is `TIMESTAMP WITHOUT TIME ZONE` of three digits.
     let name = [base.trim(), after.trim()].join(" ");
-    let unknown =
-        || Refusal::unsupported(format!("{to} has no type {text}; make the table at each source"));
+    let unknown = || {
+        Refusal::unsupported(format!("{to} has no type {text}; create the table at each source"))
+    };
     let found = match (to, name.trim()) {
         (Dialect::MariaDb, "INT" | "INTEGER" | "INT4") => "INT".into(),
         (Dialect::MariaDb, "BIGINT" | "INT8") => "BIGINT".into(),
@@ -205,7 +204,7 @@ mod tests {
         );
         assert!(to_maria("CREATE TABLE t (id serial)").contains("give values in the client"));
         assert!(to_maria("CREATE TABLE t (a point)").contains("no type POINT"));
-        assert!(to_maria("CREATE INDEX ON t (a)").contains("name it"));
+        assert!(to_maria("CREATE INDEX ON t (a)").contains("needs a name"));
         assert!(to_postgres("CREATE TABLE t (a INT, KEY k (a))").contains("CREATE INDEX"));
     }
 }

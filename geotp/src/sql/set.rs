@@ -368,7 +368,7 @@ impl Reader {
         }
         if name.starts_with('@') {
             return Err(Refusal::unsupported(format!(
-                "{name}: the proxy keeps no variables of users; keep the value in the client"
+                "{name}: the proxy does not support user variables; keep the value in the client"
             )));
         }
         if name.starts_with("global.") || name.starts_with("persist") {
@@ -419,7 +419,7 @@ impl Reader {
             }
             Some(Token::Word(word)) if word.value.starts_with('@') => {
                 return Err(Refusal::unsupported(format!(
-                    "{}: the proxy keeps no variables of users; keep the value in the client",
+                    "{}: the proxy does not support user variables; keep the value in the client",
                     word.value
                 )));
             }

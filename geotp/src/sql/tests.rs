@@ -184,8 +184,8 @@ fn joins_that_one_source_can_answer() {
     assert_eq!(sources("SELECT * FROM accounts a LEFT JOIN entries e ON a.id = e.account"), all);
     assert_eq!(sources("SELECT * FROM accounts a JOIN currencies c ON a.currency = c.id"), all);
     assert_eq!(sources("SELECT * FROM orders o JOIN audit a ON a.id = o.id WHERE o.id = 150"), [1]);
-    refused("SELECT * FROM accounts a JOIN entries e ON a.id = e.n", PG, RR, "not sharded alike");
-    refused("SELECT * FROM accounts a JOIN orders o ON a.id = o.id", PG, RR, "not sharded alike");
+    refused("SELECT * FROM accounts a JOIN entries e ON a.id = e.n", PG, RR, "not sharded equally");
+    refused("SELECT * FROM accounts a JOIN orders o ON a.id = o.id", PG, RR, "not sharded equally");
     refused(
         "SELECT * FROM currencies c LEFT JOIN accounts a ON a.currency = c.id",
         PG,
@@ -231,7 +231,7 @@ fn rows_of_an_insert_go_where_they_live() {
         "columns from the catalogue"
     );
     refused("INSERT INTO orders VALUES (1)", PG, SER, "list the columns");
-    refused("INSERT INTO orders (t) VALUES ('a')", PG, SER, "gives no \"id\"");
+    refused("INSERT INTO orders (t) VALUES ('a')", PG, SER, "has no value for \"id\"");
     refused("INSERT INTO orders (id) VALUES (now())", PG, SER, "must be a constant");
     refused("INSERT INTO offices (country) VALUES ('US')", PG, SER, "no source is listed");
     refused("INSERT INTO orders (id) SELECT id FROM audit", PG, SER, "placed one by one");
@@ -241,7 +241,7 @@ fn rows_of_an_insert_go_where_they_live() {
         "INSERT INTO orders (id, n) VALUES (150, 1) ON CONFLICT (id) DO UPDATE SET n = 2",
         PG,
         SER,
-        "not the same",
+        "differs between",
     );
     assert_eq!(
         texts(
@@ -286,7 +286,7 @@ fn each_source_is_told_in_its_own_words() {
         text("SELECT n FROM orders WHERE id = 1 ORDER BY n", MARIA),
         "SELECT n FROM orders WHERE id = 1 ORDER BY n NULLS FIRST"
     );
-    refused("SELECT a / 2 FROM audit", PG, RR, "quotient");
+    refused("SELECT a / 2 FROM audit", PG, RR, "division of integers");
 }
 
 #[test]
@@ -399,7 +399,12 @@ fn keys_at_postgresql_are_seen_to() {
         keys("SELECT * FROM orders WHERE id = 1", Isolation::ReadCommitted)[0].1.sought.is_empty()
     );
     let ids: Vec<String> = (-300..0).map(|id| id.to_string()).collect();
-    refused(&format!("SELECT * FROM orders WHERE id IN ({})", ids.join(",")), PG, SER, "seen to");
+    refused(
+        &format!("SELECT * FROM orders WHERE id IN ({})", ids.join(",")),
+        PG,
+        SER,
+        "must lock each",
+    );
 }
 
 /// What is inserted and what is looked for must be called the same.
@@ -435,7 +440,7 @@ fn what_cannot_be_merged_is_refused() {
         ("SELECT row_number() OVER (ORDER BY t) FROM orders", "window"),
         ("SELECT DISTINCT ON (t) t FROM orders", "DISTINCT ON"),
         ("SELECT string_agg(t, ',') FROM orders", "string_agg"),
-        ("SELECT t, count(*) FROM orders", "neither grouped nor aggregated"),
+        ("SELECT t, count(*) FROM orders", "must be grouped or aggregated"),
         ("SELECT DISTINCT t FROM orders ORDER BY id", "must name columns"),
     ] {
         refused(text, PG, RR, because);
@@ -454,12 +459,8 @@ fn a_catalogue_that_cannot_be_right_is_refused() {
     for (from, to, field) in [
         ("kind = \"mariadb\"", "kind = \"oracle\"", "oracle"),
         ("name = \"far\"", "name = \"pg\"", "sources.pg: listed twice"),
-        (
-            "single = \"maria\"",
-            "single = \"mars\"",
-            "tables.audit.single: there is no source `mars`",
-        ),
-        ("single = \"maria\"", "", "tables.audit.shard: where its rows are is missing"),
+        ("single = \"maria\"", "single = \"mars\"", "tables.audit.single: unknown source `mars`"),
+        ("single = \"maria\"", "", "tables.audit.shard: the placement is missing"),
         ("below = 200", "below = 50", "tables.orders.shard.parts: below = 50 does not ascend"),
         ("values = [\"JP\"]", "values = [\"DE\"]", "DE is listed twice"),
         ("values = [\"JP\"]", "values = [81]", "81 is not text"),
@@ -761,7 +762,7 @@ fn changes(text: &str, dialect: Dialect) -> Result<String, String> {
     let (Verb::Set(changes) | Verb::Begin(changes)) = parsed.remove(0).verb else {
         return Err("it is something else".into());
     };
-    fn term(term: &Term) -> String {
+    fn written(term: &Term) -> String {
         match term {
             Term::Default => "DEFAULT".into(),
             Term::Text(text) => format!("'{text}'"),
@@ -769,7 +770,7 @@ fn changes(text: &str, dialect: Dialect) -> Result<String, String> {
             Term::Variable { name, is_global } => {
                 format!("@@{}{name}", if *is_global { "global." } else { "" })
             }
-            Term::Concat(terms) => terms.iter().map(term).collect::<Vec<_>>().join("+"),
+            Term::Concat(terms) => terms.iter().map(written).collect::<Vec<_>>().join("+"),
         }
     }
     let for_all = |is| if is { " for all" } else { "" };
@@ -782,7 +783,7 @@ fn changes(text: &str, dialect: Dialect) -> Result<String, String> {
         }
         Change::Autocommit(is) => format!("autocommit {is}"),
         Change::Setting { name, value, is_local } => {
-            let value: Vec<String> = value.iter().map(term).collect();
+            let value: Vec<String> = value.iter().map(written).collect();
             format!("{name} = {}{}", value.join(", "), if is_local { " local" } else { "" })
         }
     };
@@ -917,7 +918,10 @@ fn statements_by_key_name_every_row() {
             "UPDATE accounts SET balance = (SELECT max(balance) FROM accounts WHERE id = 8) WHERE id = 7",
             "name each row",
         ),
-        ("UPDATE accounts SET balance = random() WHERE id = 7", "random() would be another value"),
+        (
+            "UPDATE accounts SET balance = random() WHERE id = 7",
+            "random() would have another value",
+        ),
         ("UPDATE accounts SET id = 8 WHERE id = 7", "cannot be changed"),
         // One row has several names: 7, '07', ' 7'.
         ("SELECT * FROM offices WHERE country = 'DE'", "name each row"),

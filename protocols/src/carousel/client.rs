@@ -15,6 +15,7 @@ use super::leader::Context;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Record, Timer};
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, set_floors, split};
+use crate::replication::Index;
 use crate::routes::Routes;
 use crate::waiting::RetryState;
 
@@ -270,6 +271,17 @@ impl Client {
         cx.send(self.routes.leader(partition), prepare);
     }
 
+    /// Somebody who was asked does not lead. On the fast path the others have been asked already: if
+    /// they were asked again, one of them that does not vote would say the same, for ever.
+    fn send_prepare_to_leader(&self, open: &Open, partition: PartitionId, cx: &mut Context<'_>) {
+        if !self.config.is_fast {
+            self.send_prepare(open, partition, cx);
+        } else if let Some(participant) = open.participants.get(&partition) {
+            let leader = self.routes.leader(partition);
+            self.send_fast_prepare_to(leader, true, open, participant, cx);
+        }
+    }
+
     fn send_coordinator_prepare(&self, open: &Open, cx: &mut Context<'_>) {
         // What the client knows is for those who read, not for the log.
         let participants = open.participants.values().cloned();
@@ -341,7 +353,7 @@ impl Client {
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
             Msg::Members { partition, since, voters } => {
-                self.routes.learn_voters(partition, since, &voters);
+                self.on_members(partition, since, &voters, cx);
             }
             Msg::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
@@ -415,6 +427,39 @@ impl Client {
         }
         if !reads.is_empty() {
             self.on_read_result(txn, partition, reads, cx);
+        }
+    }
+
+    /// These vote in `partition`. On the fast path every voter must be asked to prepare, so those that
+    /// were not known when transactions under way began are asked now.
+    fn on_members(
+        &mut self,
+        partition: PartitionId,
+        since: Index,
+        voters: &[NodeId],
+        cx: &mut Context<'_>,
+    ) {
+        let mut asked = self.routes.voters(partition).to_vec();
+        asked.push(self.routes.leader(partition));
+        self.routes.learn_voters(partition, since, voters);
+        if !self.config.is_fast {
+            return;
+        }
+        let voters = self.routes.voters(partition).iter();
+        let new: Vec<NodeId> = voters.copied().filter(|node| !asked.contains(node)).collect();
+        for open in self.open.values() {
+            let may_commit = match &open.phase {
+                Phase::Reading | Phase::Deciding | Phase::Ending(Decision::Commit(_)) => {
+                    !open.is_resolved
+                }
+                Phase::Ending(Decision::Abort) | Phase::Resolving | Phase::Snapshotting(_) => false,
+            };
+            let Some(participant) = open.participants.get(&partition).filter(|_| may_commit) else {
+                continue;
+            };
+            for &node in &new {
+                self.send_fast_prepare_to(node, false, open, participant, cx);
+            }
         }
     }
 
@@ -610,7 +655,7 @@ impl Client {
         match &open.phase {
             Phase::Reading => {
                 if open.silent.contains(&partition) {
-                    self.send_prepare(open, partition, cx);
+                    self.send_prepare_to_leader(open, partition, cx);
                 }
                 if open.coordinator == partition {
                     self.send_coordinator_prepare(open, cx);

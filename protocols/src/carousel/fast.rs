@@ -139,6 +139,15 @@ impl Partition {
         world: &mut World<'_>,
     ) {
         let txn = prepare.txn;
+        if !self.replica.voters().contains(&world.node) {
+            // What it has may be old, and its vote does not count. Whoever takes it for the leader, or
+            // for the closest voter, looks for another.
+            if prepare.wants_reads {
+                let (partition, leader) = (self.id, self.replica.leader());
+                world.send(client, Msg::NotLeader { partition, leader, txn: Some(txn) });
+            }
+            return;
+        }
         // If it is too much, the leader refuses it.
         if prepare.wants_reads && !world.is_too_much(self.id, &prepare.participant.reads) {
             let keys = prepare.participant.reads.iter().cloned();
@@ -156,8 +165,7 @@ impl Partition {
             world.cx.note(Note::LatePrepare);
             return;
         }
-        let is_voter = self.replica.voters().contains(&world.node);
-        if !is_voter || self.state.prepared.contains_key(&txn) || self.own.list.get(txn).is_some() {
+        if self.state.prepared.contains_key(&txn) || self.own.list.get(txn).is_some() {
             return;
         }
         self.own.list.supersede(txn);

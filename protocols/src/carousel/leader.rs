@@ -14,8 +14,9 @@ use super::cpc::{FastVote, Listed};
 use super::fast::Fast;
 use super::message::{Command, Log, Msg, Vote};
 use super::participant::Prepare;
-use super::state::{Applied, Ended, Prepared, State};
+use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
+use crate::commit::{Applied, Ended};
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
 use crate::waiting::{CommitWait, RetryState};
@@ -233,7 +234,9 @@ impl Role for Leader {
             let keeps_ended = world.config.mutations.lists_keep_the_ended;
             partition.own.before_apply(command, &partition.state, keeps_ended);
         }
-        match partition.state.apply(partition.id, command, world.store) {
+        let applied = partition.state.apply(partition.id, command, world.store);
+        world.came_to(&applied);
+        match applied {
             Applied::Nothing => {}
             Applied::Prepared(txn) => {
                 partition.on_prepared(txn, world);

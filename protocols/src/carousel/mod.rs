@@ -121,12 +121,13 @@ mod message;
 mod participant;
 mod state;
 
+pub use crate::commit::Ended;
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use leader::Server;
 pub use message::{Command, Log, Msg, Record, Verdict, Vote};
-pub use state::{Coordinated, Ended, Prepared, Request, State, decide};
+pub use state::{Coordinated, Prepared, Request, State, decide};
 
 use std::time::Duration;
 
@@ -137,6 +138,7 @@ use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 
+use crate::registry::{Guarantee, Registered, Row};
 use crate::{hosting, replication};
 
 /// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
@@ -283,6 +285,27 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
+}
+
+impl Registered for Carousel {
+    const ROWS: &'static [Row] = &[
+        Row {
+            name: BASIC,
+            paper: "Carousel (SIGMOD 2018) §4.1, §4.3, §4.4.2",
+            guarantee: Guarantee::StrictSerializable,
+            conditions: "serializable always; strictly so while clocks keep their stated error bound",
+            model: "interactive with fixed sets (2FI), procedures, read-only",
+            round_trips: "at most 2; read-only 1",
+        },
+        Row {
+            name: FAST,
+            paper: "Carousel (SIGMOD 2018) §4.1–§4.4",
+            guarantee: Guarantee::StrictSerializable,
+            conditions: "serializable always; strictly so while clocks keep their stated error bound",
+            model: "interactive with fixed sets (2FI), procedures, read-only",
+            round_trips: "1 if every partition has a replica nearby; at most 2; read-only 1",
+        },
+    ];
 }
 
 impl Protocol for Carousel {

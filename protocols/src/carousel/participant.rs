@@ -201,10 +201,7 @@ impl Partition {
     fn has_forgotten(&self, txn: TxnId) -> bool {
         let is_preparing =
             self.leader.as_ref().is_some_and(|leader| leader.preparing.contains_key(&txn));
-        self.state.is_acknowledged(txn)
-            && !is_preparing
-            && !self.state.prepared.contains_key(&txn)
-            && !self.state.ended.contains_key(&txn)
+        !is_preparing && self.state.has_forgotten(txn)
     }
 
     /// It will never be prepared here, which the log says already; nor will another attempt of that name.

@@ -119,6 +119,13 @@ impl Checks {
         }
     }
 
+    /// True if everything of `stream` up to `index` and beyond has run, or came from elsewhere.
+    #[must_use]
+    pub fn is_closed(&self, stream: PartitionId, index: Index) -> bool {
+        let closed = self.closed.get(&stream).copied().unwrap_or_default();
+        index <= closed.max(self.since(stream))
+    }
+
     /// Everything of `stream` up to `index` has run.
     pub fn close(&mut self, stream: PartitionId, index: Index) {
         let closed = self.closed.get(&stream).copied().unwrap_or_default();

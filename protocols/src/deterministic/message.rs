@@ -334,8 +334,6 @@ impl fmt::Debug for Part {
     }
 }
 
-impl Part {}
-
 /// What came of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Ended {

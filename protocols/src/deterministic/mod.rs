@@ -108,6 +108,7 @@ use orthodrome_core::machine::{self, Protocol};
 use orthodrome_core::rng::Rng;
 
 use crate::hosting::{self, size, vary};
+use crate::registry::{Guarantee, Registered, Row};
 use crate::replication::{self, Mutation};
 pub use client::Client;
 pub use message::{
@@ -295,6 +296,45 @@ pub enum Timer {
     Sweep,
     /// A gateway waits for an answer.
     Open(TxnId),
+}
+
+impl Registered for Deterministic {
+    const ROWS: &'static [Row] = &[
+        row(
+            CALVIN,
+            "Calvin (SIGMOD 2012) §2, §3.1, §3.2; as Sloth (Hildred 2023) uses it",
+            "2: to the leader of the log, and from there to a majority; read-only the same",
+        ),
+        row(
+            SLOG,
+            "SLOG (VLDB 2019) §3, one region orders what has several homes; as Sloth (Hildred 2023) uses it",
+            "1 if there is one home and it is near, else up to 4: to the region that orders and to a majority, \
+             then to the homes and to a majority; read-only the same",
+        ),
+        row(
+            SLOG_CONSENSUS,
+            "SLOG (VLDB 2019) §3, consensus on the order of what has several homes; Sloth §4.1",
+            "1 if there is one home and it is near, else up to 4: to the leader of the order and to a majority, \
+             then to the homes and to a majority; read-only the same",
+        ),
+        row(
+            SLOTH,
+            "Sloth (Hildred 2023) §4",
+            "1 if all homes are near, else 2: to the furthest home, and from there to a majority; \
+             read-only the same",
+        ),
+    ];
+}
+
+const fn row(name: &'static str, paper: &'static str, round_trips: &'static str) -> Row {
+    Row {
+        name,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "strictly serializable always",
+        model: "procedures natively; interactive and general by reconnaissance; read-only",
+        round_trips,
+    }
 }
 
 impl Protocol for Deterministic {

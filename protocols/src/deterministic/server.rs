@@ -12,7 +12,8 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Claim, Input, Leak, Machine, MembershipOrder, Message as _, ReplicaDigest, Setup,
+    Admin, Claim, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, Refusal,
+    ReplicaDigest, Setup,
 };
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Store, Versions};
@@ -26,7 +27,9 @@ use super::placement::Placement;
 use super::sequencer::{Sequencer, View};
 use super::state::{Applied, Leaving, Settings, State, visible};
 use super::{Config, Cx, Deterministic, Note, Ordering, Timer};
+use crate::checkpoint::CheckpointPace;
 use crate::functor::Functor;
+use crate::hosting::{change_refusal, group_view, transfer_refusal};
 use crate::replication::{self, Event, Group, Index, Payload, Replica};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
@@ -169,8 +172,8 @@ fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
 /// What was persisted, and who has something to say.
 #[derive(Debug, Default)]
 struct Disk {
-    /// Size of the records since the last checkpoint.
-    bytes: usize,
+    /// When the next checkpoint is due.
+    pace: CheckpointPace,
     /// Streams whose logs may hold events.
     touched: BTreeSet<PartitionId>,
     /// Streams whose logs may hold messages to be sent together.
@@ -204,7 +207,7 @@ impl replication::Io<Log> for Io<'_, '_> {
     }
 
     fn persist(&mut self, record: replication::Record<Log>) -> Ticket {
-        self.disk.bytes += record.size();
+        self.disk.pace.wrote(record.size());
         self.cx.persist(Record::Replication(self.stream, record))
     }
 
@@ -340,6 +343,22 @@ impl Machine<Deterministic> for Server {
         self.streams.iter().flat_map(|(&stream, held)| held.replica.orders(stream)).collect()
     }
 
+    fn refusal(&self, order: &Admin) -> Option<Refusal> {
+        let Some(held) = self.streams.get(&order.partition()) else {
+            return Some(Refusal::NotLeader(self.routes.learnt_leader(order.partition())));
+        };
+        match order {
+            Admin::TransferLeader { to, .. } => transfer_refusal(&held.replica, *to),
+            Admin::ChangeMembers { voters, .. } => change_refusal(&held.replica, voters),
+        }
+    }
+
+    fn groups(&self, now: Time) -> Vec<GroupView> {
+        let view =
+            |(&stream, held): (&PartitionId, &Stream)| group_view(stream, &held.replica, now);
+        self.streams.iter().map(view).collect()
+    }
+
     fn replica_digests(&self) -> Vec<ReplicaDigest> {
         let mut digest = Digest::default();
         if self.placement.is_divided() {
@@ -360,7 +379,7 @@ impl Machine<Deterministic> for Server {
         let position = self.state.position();
         let copy = |partition, digest: Digest| {
             let digest = digest.value();
-            ReplicaDigest { partition, position, digest }
+            ReplicaDigest { partition, position, digest, members: None }
         };
         // One copy of everything, under the name of the first stream.
         let first = self.streams.keys().next().copied().unwrap_or_default();
@@ -1092,7 +1111,7 @@ impl Server {
     /// taken (S8).
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_>) {
         let is_due = !self.disk.installed.is_empty()
-            || self.disk.bytes >= self.config.hosting.checkpoint_bytes;
+            || self.disk.pace.is_due(self.config.hosting.checkpoint_bytes);
         if !is_due || self.store.is_frozen() || self.exchange.has_gaps() {
             return;
         }
@@ -1118,11 +1137,13 @@ impl Server {
             let log = held.replica.checkpoint_records().into_iter();
             records.extend(log.map(|record| Record::Replication(stream, record)));
         }
+        // The pieces are written twice.
+        let bytes = pieces.iter().chain(&records).map(Record::size).sum();
         for piece in pieces {
             cx.persist(piece);
         }
         self.disk.settling = take(&mut self.disk.installed);
-        self.disk.bytes = 0;
+        self.disk.pace.made(bytes);
         self.disk.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
     }
 

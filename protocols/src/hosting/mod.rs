@@ -18,7 +18,7 @@ use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-pub use self::partition::Partition;
+pub use self::partition::{Partition, change_refusal, group_view, transfer_refusal};
 pub use self::server::Server;
 pub use self::world::World;
 use crate::replication::{self, Index, Replicated};
@@ -64,14 +64,13 @@ pub enum Record<R: Replicated, S, O = Infallible> {
     Own(PartitionId, Box<O>),
 }
 
-impl<R: Replicated, S, O> Record<R, S, O> {}
-
 /// Settings of hosting.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// The replicated log's own settings.
     pub replication: replication::Config,
-    /// A node makes a checkpoint after this many bytes of records.
+    /// A node makes a checkpoint after this many bytes of records, or after as many as its last
+    /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
     /// Versions that are not the newest of their key are kept for this long.
     pub version_retention: Duration,
@@ -86,6 +85,8 @@ pub struct Config {
     /// Messages that a leader holds back until it is ready to serve, and commands that it queues
     /// while its log takes none.
     pub early_max: usize,
+    /// Tests only: the first server does not apply some of the entries that it does not lead.
+    pub skips_entries: bool,
 }
 
 impl Config {
@@ -100,6 +101,7 @@ impl Config {
             batch_bytes: Limits::SERVER.batch_bytes(),
             kept_bytes: Limits::SERVER.record_bytes,
             early_max: 1_024,
+            skips_entries: false,
         }
     }
 
@@ -117,6 +119,8 @@ impl Config {
         replication.max_unchosen = size(256, 64 << 10, rng);
         replication.snapshot_window = size(1, 4, rng);
         replication.followers_act = self.replication.followers_act;
+        // Apart from the stream, so that what is drawn after it stays the same.
+        replication.compared_entries = size(4, 1_024, &mut rng.clone()) as u64;
         self.replication = replication;
     }
 

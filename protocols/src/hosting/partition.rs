@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::mem::take;
 
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId};
-use orthodrome_core::machine::{Claim, Message as _};
+use orthodrome_core::machine::{Admin, Claim, GroupView, Message as _, Refusal};
 use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time};
 
 use super::{Chunk, Config, Cursor, Divisible as _, Note, Role, World};
-use crate::replication::{Event, Index, Payload, Replica, Replicated};
+use crate::replication::{ChangeError, Event, Index, Payload, Replica, Replicated, TransferError};
 
 /// Who keeps sending is told again who the members are after this long: a message may be lost.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
@@ -148,6 +149,25 @@ impl<R: Role> Partition<R> {
         }
     }
 
+    /// Why this replica would not take an order now; none if it would.
+    pub(super) fn refusal(&self, order: &Admin) -> Option<Refusal> {
+        if !self.replica.is_leader() {
+            return Some(Refusal::NotLeader(self.replica.leader()));
+        }
+        match order {
+            Admin::TransferLeader { to, .. } => transfer_refusal(&self.replica, *to),
+            Admin::ChangeMembers { .. } if !R::is_ready(self) => {
+                Some(Refusal::NotNow(ChangeError::NotReady.to_string()))
+            }
+            Admin::ChangeMembers { voters, .. } => change_refusal(&self.replica, voters),
+        }
+    }
+
+    /// What this replica knows of its group.
+    pub(super) fn group(&self, now: Time) -> GroupView {
+        group_view(self.id, &self.replica, now)
+    }
+
     /// An operator's order. What becomes of it is told when the operator asks.
     pub(super) fn change_members(
         &mut self,
@@ -226,9 +246,23 @@ impl<R: Role> Partition<R> {
             return;
         }
         R::set_applied(&mut self.state, index);
-        if let Payload::Command(command) = payload {
+        world.effects = Digest::default();
+        world.store.take_puts();
+        if let Payload::Command(command) = payload
+            && !self.is_skipped(index, world)
+        {
             R::on_chosen(self, command.as_ref(), world);
         }
+        world.effects.add(world.store.take_puts());
+        self.replica.came_to(index, world.effects.value());
+    }
+
+    /// Tests only: the first server does not apply some entries.
+    fn is_skipped(&self, index: Index, world: &World<'_, R>) -> bool {
+        R::hosting(world.config).skips_entries
+            && world.node == NodeId(1)
+            && self.leader.is_none()
+            && index.0.is_multiple_of(7)
     }
 
     fn send_chunk(&mut self, to: NodeId, cursor: Option<Cursor>, world: &mut World<'_, R>) {
@@ -290,6 +324,41 @@ impl<R: Role> Partition<R> {
         self.state = *state;
         R::on_installed(self);
         world.pending_writes.installed.insert(self.id);
+    }
+}
+
+/// Why a replica would not hand leadership to `to` now; none if it would.
+pub fn transfer_refusal<R: Replicated>(replica: &Replica<R>, to: NodeId) -> Option<Refusal> {
+    let why = replica.check_transfer(to).err()?;
+    Some(match why {
+        TransferError::NotLeader { leader } => Refusal::NotLeader(leader),
+        TransferError::NotVoter(_) => Refusal::Invalid(why.to_string()),
+        TransferError::UnderWay(_) => Refusal::NotNow(why.to_string()),
+    })
+}
+
+/// Why a replica would not make these the voters now; none if it would.
+pub fn change_refusal<R: Replicated>(replica: &Replica<R>, voters: &[NodeId]) -> Option<Refusal> {
+    let why = replica.check_change(voters).err()?;
+    Some(match why {
+        ChangeError::NotLeader { .. } => Refusal::NotLeader(replica.leader()),
+        ChangeError::NotReady | ChangeError::UnderWay => Refusal::NotNow(why.to_string()),
+        ChangeError::Quorums(_) => Refusal::Invalid(why.to_string()),
+    })
+}
+
+/// What a replica knows of its group.
+pub fn group_view<R: Replicated>(
+    partition: PartitionId,
+    replica: &Replica<R>,
+    now: Time,
+) -> GroupView {
+    GroupView {
+        partition,
+        voters: replica.voters().to_vec(),
+        learners: replica.learners().to_vec(),
+        leader: replica.leader(),
+        successor: replica.successor(now),
     }
 }
 

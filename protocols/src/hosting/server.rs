@@ -9,7 +9,8 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{
-    Admin, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, ReplicaDigest, Setup,
+    Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, Protocol,
+    Refusal, ReplicaDigest, Setup,
 };
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::Time;
@@ -110,6 +111,19 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
         self.partitions.values().flat_map(of).chain(strays).collect()
     }
 
+    fn refusal(&self, order: &Admin) -> Option<Refusal> {
+        let id = order.partition();
+        match self.partitions.get(&id) {
+            Some(partition) => partition.refusal(order),
+            None => Some(Refusal::NotLeader(self.routes.learnt_leader(id))),
+        }
+    }
+
+    fn groups(&self, now: Time) -> Vec<GroupView> {
+        let placed = self.cluster.partitions().map(|placed| placed.id);
+        placed.filter_map(|id| self.group(id, now)).collect()
+    }
+
     fn replica_digests(&self) -> Vec<ReplicaDigest> {
         let copy = |(&partition, held): (&PartitionId, &Partition<R>)| {
             let mut digest = Digest::default();
@@ -119,7 +133,8 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
                 digest.add_debug(&(key, versions.last()));
             }
             let position = R::applied(&held.state).0;
-            ReplicaDigest { partition, position, digest: digest.value() }
+            let members = Some(held.replica.members().all().len());
+            ReplicaDigest { partition, position, digest: digest.value(), members }
         };
         self.partitions.iter().map(copy).collect()
     }
@@ -208,6 +223,24 @@ impl<R: Role> Server<R> {
         self.with(id, cx, |partition, world| R::on_opened(partition, own, world));
     }
 
+    /// What is known here of a partition's group: by its own replica if that is a member, otherwise
+    /// by what members have told.
+    fn group(&self, id: PartitionId, now: Time) -> Option<GroupView> {
+        if let Some(partition) = self.partitions.get(&id)
+            && partition.replica.members().is_member(self.node)
+        {
+            return Some(partition.group(now));
+        }
+        let (voters, leader) = (self.routes.learnt_voters(id), self.routes.learnt_leader(id));
+        if voters.is_none() && leader.is_none() {
+            return None;
+        }
+        let voters = self.routes.voters(id).to_vec();
+        // Who led before the members changed does not lead now.
+        let leader = leader.filter(|leader| voters.contains(leader));
+        Some(GroupView { partition: id, voters, learners: Vec::new(), leader, successor: None })
+    }
+
     /// Does something with one of the partitions; nothing if it is not here.
     pub fn with(
         &mut self,
@@ -228,6 +261,7 @@ impl<R: Role> Server<R> {
             local,
             pending_writes,
             cx: cx.reborrow(),
+            effects: Digest::default(),
         };
         if let Some(partition) = partitions.get_mut(&id) {
             act(partition, &mut world);
@@ -408,7 +442,7 @@ impl<R: Role> Server<R> {
     fn checkpoint_if_due(&mut self, cx: &mut Context<'_, R>) {
         let config = R::hosting(&self.config);
         let is_due = !self.pending_writes.installed.is_empty()
-            || self.pending_writes.bytes >= config.checkpoint_bytes;
+            || self.pending_writes.pace.is_due(config.checkpoint_bytes);
         if !is_due || self.store.is_frozen() {
             return;
         }
@@ -429,7 +463,8 @@ impl<R: Role> Server<R> {
             records.extend(own.map(|record| Record::Own(id, Box::new(record))));
         }
         self.installed = take(&mut self.pending_writes.installed);
-        self.pending_writes.bytes = 0;
+        let bytes = records.iter().map(<R::Protocol as Protocol>::record_size).sum();
+        self.pending_writes.pace.made(bytes);
         self.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
     }
 }

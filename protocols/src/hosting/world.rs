@@ -1,9 +1,11 @@
 //! What surrounds one partition while its handlers run.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::Store;
@@ -11,6 +13,7 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::{Context, Record, Role};
+use crate::checkpoint::CheckpointPace;
 use crate::replication;
 use crate::routes::Routes;
 use crate::sizes::READ_BYTES_MAX;
@@ -44,8 +47,8 @@ impl Few {
 pub(super) struct PendingWrites {
     /// Records under way, in order.
     pub tickets: VecDeque<(Ticket, PartitionId)>,
-    /// Size of the records since the last checkpoint.
-    pub bytes: usize,
+    /// When the next checkpoint is due.
+    pub pace: CheckpointPace,
     /// Partitions whose snapshots have been installed; they count once a checkpoint makes them
     /// durable.
     pub installed: Few,
@@ -65,6 +68,8 @@ pub struct World<'a, R: Role> {
     pub(super) local: &'a mut VecDeque<R::Msg>,
     pub(super) pending_writes: &'a mut PendingWrites,
     pub cx: Context<'a, R>,
+    /// Of what the entry that is being applied has changed.
+    pub(super) effects: Digest,
 }
 
 /// The replicated log's way out.
@@ -88,7 +93,7 @@ impl<R: Role> replication::Io<R::Log> for Io<'_, R> {
     }
 
     fn persist(&mut self, record: replication::Record<R::Log>) -> Ticket {
-        self.pending_writes.bytes += record.size();
+        self.pending_writes.pace.wrote(record.size());
         let ticket = self.cx.persist(Record::Replication(self.partition, record));
         self.pending_writes.tickets.push_back((ticket, self.partition));
         ticket
@@ -142,7 +147,7 @@ impl<R: Role> World<'_, R> {
         record: R::OwnRecord,
         bytes: usize,
     ) -> Ticket {
-        self.pending_writes.bytes += bytes;
+        self.pending_writes.pace.wrote(bytes);
         let ticket = self.cx.persist(Record::Own(partition, Box::new(record)));
         self.pending_writes.tickets.push_back((ticket, partition));
         ticket
@@ -156,6 +161,12 @@ impl<R: Role> World<'_, R> {
 
     pub(super) fn io(&mut self, partition: PartitionId) -> Io<'_, R> {
         Io { partition, pending_writes: self.pending_writes, cx: self.cx.reborrow() }
+    }
+
+    /// The entry that is being applied came to that, beside what it put into the store. Replicas of a
+    /// partition compare it, see [`replication::Replica::came_to`].
+    pub fn came_to(&mut self, effect: &impl Debug) {
+        self.effects.add_debug(effect);
     }
 
     /// The log of `partition` may have events and messages.

@@ -13,8 +13,9 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 use super::delays::difference;
 use super::message::{Command, Elsewhere, Log, Msg, Vote};
 use super::queue::{Letter, Queue, Stage};
-use super::state::{Applied, Ended, Prepared, Request, State};
+use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
+use crate::commit::{Applied, Ended};
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};
@@ -254,7 +255,9 @@ impl Role for Leader {
             | Command::Acknowledge(_)
             | Command::Ceiling(_) => Vec::new(),
         };
-        match partition.state.apply(partition.id, command, world.store) {
+        let applied = partition.state.apply(partition.id, command, world.store);
+        world.came_to(&applied);
+        match applied {
             Applied::Nothing => {}
             Applied::Prepared(txn) => partition.on_prepared(txn, world),
             Applied::Ended(txn) => {

@@ -91,6 +91,7 @@ mod state;
 
 use std::time::Duration;
 
+pub use crate::commit::Ended;
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use leader::Server;
@@ -101,8 +102,9 @@ use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
-pub use state::{Coordinated, Ended, Prepared, Request, State, decide, is_refuted};
+pub use state::{Coordinated, Prepared, Request, State, decide, is_refuted};
 
+use crate::registry::{Guarantee, Registered, Row};
 use crate::{hosting, replication};
 
 /// How much of the paper a protocol does: each includes those before it (§5.1).
@@ -306,6 +308,27 @@ pub enum Timer {
     Heartbeat,
     /// A client probes those who lead.
     Probe,
+}
+
+impl Registered for Natto {
+    const ROWS: &'static [Row] = &[
+        row(TS, "Natto (SIGMOD 2022) §2.2, §3.1, §3.2"),
+        row(LECSF, "Natto (SIGMOD 2022) §3.2, §3.4: local early committed state forwarding"),
+        row(PA, "Natto (SIGMOD 2022) §3.2, §3.3.1, §3.4 (local)"),
+        row(CP, "Natto (SIGMOD 2022) §3.2, §3.3, §3.4 (local)"),
+        row(RECSF, "Natto (SIGMOD 2022) §3"),
+    ];
+}
+
+const fn row(name: &'static str, paper: &'static str) -> Row {
+    Row {
+        name,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "at most 2; read-only 1",
+    }
 }
 
 impl Protocol for Natto {

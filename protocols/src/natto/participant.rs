@@ -457,10 +457,7 @@ impl Partition {
         let is_open = self.leader.as_ref().is_some_and(|leader| {
             leader.preparing.contains_key(&txn) || leader.arrived.contains_key(&txn)
         });
-        self.state.is_acknowledged(txn)
-            && !is_open
-            && !self.state.prepared.contains_key(&txn)
-            && !self.state.ended.contains_key(&txn)
+        !is_open && self.state.has_forgotten(txn)
     }
 
     /// It will never be prepared here, which the log says already; nor will another attempt of that name.

@@ -1,24 +1,18 @@
-//! What every replica of a partition knows: a function of the partition's log alone.
-//!
-//! One partition plays two roles, and its one log serves both: *participant* in transactions that
-//! touch its keys, and *coordinator* of transactions that clients in its leader's region began.
+//! What every replica of a partition knows, beside what [`commit::State`] says: how the log's commands
+//! change it, and when votes decide.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use orthodrome_core::Wire;
-use orthodrome_core::id::{ClientId, PartitionId, TxnId};
-use orthodrome_core::limits::Pieces;
+use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::Mutations;
 use super::message::{Command, Turn, Vote};
-use crate::acknowledged::advance;
 use crate::carousel::Verdict;
-use crate::hosting::Divisible;
-use crate::replication::Index;
-use crate::sizes::TXN;
+use crate::commit::{self, Applied};
 
 /// A transaction that this partition prepared and whose decision it does not know.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
@@ -57,18 +51,6 @@ impl Prepared {
     }
 }
 
-/// How a transaction ended at this participant. Kept so that nothing late can revive it (R1, C9)
-/// until everybody who took part knows *and* its client has acknowledged it (R6).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
-pub struct Ended {
-    /// The group that decided.
-    pub coordinator: PartitionId,
-    /// The decision.
-    pub outcome: Outcome,
-    /// The coordinator's group has said that it will not ask again.
-    pub is_forgettable: bool,
-}
-
 /// A commit request: what the client wants written, and on the strength of which reads.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Request {
@@ -82,57 +64,25 @@ pub struct Request {
     pub is_provisional: bool,
 }
 
-/// A transaction that this partition's group coordinates and that has not been acknowledged by
-/// every participant.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
-pub struct Coordinated {
-    /// Who takes part.
-    pub participants: Vec<PartitionId>,
-    /// The commit request, once it is replicated.
-    pub request: Option<Request>,
-    /// The decision, once it is replicated.
-    pub decision: Option<Outcome>,
+impl commit::Request for Request {
+    fn round(&self) -> u32 {
+        self.round
+    }
+
+    fn supersedes(&self, known: &Self) -> bool {
+        known.is_provisional && known.round < self.round
+    }
+
+    fn writes(&self) -> &Writes {
+        &self.writes
+    }
 }
+
+/// A transaction that this partition's group coordinates.
+pub type Coordinated = commit::Coordinated<PartitionId, Request>;
 
 /// A partition's replicated state, data apart.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
-pub struct State {
-    /// Index of the last log entry applied.
-    pub applied: Index,
-    /// Prepared, decision unknown.
-    pub prepared: BTreeMap<TxnId, Prepared>,
-    /// Ended here as participant.
-    pub ended: BTreeMap<TxnId, Ended>,
-    /// Coordinated here, not yet acknowledged by all.
-    pub coordinated: BTreeMap<TxnId, Coordinated>,
-    /// Coordinated here and acknowledged by all; kept for clients that ask again.
-    pub settled: BTreeMap<TxnId, Outcome>,
-    /// At or above every commit timestamp applied here, for reads and for writes (C11).
-    pub floor: Timestamp,
-    /// At or above every timestamp that any leader promised (R8).
-    pub ceiling: Timestamp,
-    /// Clients know the outcomes of their transactions below these counters.
-    pub acknowledged: BTreeMap<ClientId, u64>,
-}
-
-/// What an applied command changed, for the leader to act on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Applied {
-    /// Nothing that anybody waits for.
-    Nothing,
-    /// The transaction is prepared here.
-    Prepared(TxnId),
-    /// The transaction has ended here.
-    Ended(TxnId),
-    /// A commit request is replicated.
-    Requested(TxnId),
-    /// A decision is replicated.
-    Decided(TxnId),
-    /// Decisions are settled.
-    Settled,
-    /// Later timestamps may be promised.
-    Ceiling,
-}
+pub type State = commit::State<Prepared, commit::Ended, Coordinated>;
 
 impl State {
     /// Applies one log entry. The same entries give the same state on every replica.
@@ -143,21 +93,52 @@ impl State {
         store: &mut Store,
     ) -> Applied {
         match command {
-            Command::Prepare { txn, acknowledged_below, .. } => {
+            Command::Prepare {
+                txn,
+                coordinator,
+                turn,
+                versions,
+                writes,
+                proposal,
+                unless,
+                refused,
+                acknowledged_below,
+            } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.apply_prepare(*txn, command)
+                self.prepare(*txn, || Prepared {
+                    coordinator: *coordinator,
+                    turn: *turn,
+                    versions: versions.clone(),
+                    writes: writes.clone(),
+                    proposal: *proposal,
+                    unless: unless.clone(),
+                    refused: refused.clone(),
+                })
             }
-            Command::Refuse { txn, coordinator, reason } => {
-                self.end(*txn, *coordinator, Outcome::Aborted(*reason))
+            Command::Refuse { txn, coordinator, reason } => self.abort(*txn, *coordinator, *reason),
+            Command::End { txn, coordinator, verdict: Verdict::Commit(timestamp, writes) } => {
+                let Some(prepared) = self.prepared.remove(txn) else {
+                    // Committed here before; the entry is a repetition by a later leader.
+                    return Applied::Ended(*txn);
+                };
+                // N6: that it commits is that these have aborted.
+                for other in prepared.unless {
+                    if let Some(Prepared { coordinator, .. }) = self.prepared.remove(&other) {
+                        self.abort(other, coordinator, AbortReason::Conflict);
+                    }
+                }
+                // And whatever stood on the condition that it does not is void.
+                self.prepared.retain(|_, prepared| !prepared.unless.contains(txn));
+                self.commit(partition, *txn, (*timestamp, writes), store);
+                self.end(*txn, *coordinator, Outcome::Committed(*timestamp))
             }
-            Command::End { txn, coordinator, verdict } => {
-                self.apply_end(partition, *txn, *coordinator, verdict, store)
+            Command::End { txn, coordinator, verdict: Verdict::Abort(reason) } => {
+                self.prepared.remove(txn);
+                self.abort(*txn, *coordinator, *reason)
             }
             Command::Coordinate { txn, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                if !self.is_acknowledged(*txn) && !self.settled.contains_key(txn) {
-                    self.coordinated.entry(*txn).or_default().know(participants);
-                }
+                self.coordinate(*txn, participants);
                 Applied::Nothing
             }
             Command::RequestCommit {
@@ -168,51 +149,20 @@ impl State {
                 round,
                 is_provisional,
             } => {
-                if self.settled.contains_key(txn) || self.is_acknowledged(*txn) {
-                    return Applied::Nothing;
-                }
-                let entry = self.coordinated.entry(*txn).or_default();
-                let is_superseded = |known: &Request| known.is_provisional && known.round < *round;
-                if entry.decision.is_some() || !entry.request.as_ref().is_none_or(is_superseded) {
-                    return Applied::Nothing;
-                }
-                entry.know(participants);
-                entry.request = Some(Request {
+                let request = Request {
                     writes: writes.clone(),
                     versions: versions.clone(),
                     round: *round,
                     is_provisional: *is_provisional,
-                });
-                Applied::Requested(*txn)
+                };
+                self.request(*txn, participants, request)
             }
             Command::Decide { txn, outcome, only_after, participants } => {
-                if self.settled.contains_key(txn) {
-                    return Applied::Nothing;
-                }
-                let entry = self.coordinated.entry(*txn).or_default();
-                entry.know(participants);
-                let round = entry.round();
-                if entry.decision.is_some() || only_after.is_some_and(|after| after != round) {
-                    return Applied::Nothing;
-                }
-                entry.decision = Some(*outcome);
-                Applied::Decided(*txn)
+                self.decide(*txn, *outcome, *only_after, participants)
             }
-            Command::Settle(txns) => {
-                for txn in txns {
-                    if let Some(Coordinated { decision: Some(outcome), .. }) =
-                        self.coordinated.remove(txn)
-                        && !self.is_acknowledged(*txn)
-                    {
-                        self.settled.insert(*txn, outcome);
-                    }
-                }
-                Applied::Settled
-            }
+            Command::Settle(txns) => self.settle(txns),
             Command::Forget(txns) => {
-                for txn in txns {
-                    self.forget(*txn);
-                }
+                self.forget(txns);
                 Applied::Nothing
             }
             Command::Acknowledge(clients) => {
@@ -221,88 +171,19 @@ impl State {
                 }
                 Applied::Nothing
             }
-            Command::Ceiling(ceiling) => {
-                self.ceiling = self.ceiling.max(*ceiling);
-                Applied::Ceiling
-            }
+            Command::Ceiling(ceiling) => self.raise_ceiling(*ceiling),
         }
     }
 
-    fn apply_prepare(&mut self, txn: TxnId, command: &Command) -> Applied {
-        let Command::Prepare {
-            coordinator, turn, versions, writes, proposal, unless, refused, ..
-        } = command
-        else {
-            return Applied::Nothing;
-        };
-        if self.ended.contains_key(&txn) || self.prepared.contains_key(&txn) {
-            return Applied::Nothing;
-        }
-        let prepared = Prepared {
-            coordinator: *coordinator,
-            turn: *turn,
-            versions: versions.clone(),
-            writes: writes.clone(),
-            proposal: *proposal,
-            unless: unless.clone(),
-            refused: refused.clone(),
-        };
-        self.prepared.insert(txn, prepared);
-        Applied::Prepared(txn)
-    }
-
-    fn apply_end(
-        &mut self,
-        partition: PartitionId,
-        txn: TxnId,
-        coordinator: PartitionId,
-        verdict: &Verdict,
-        store: &mut Store,
-    ) -> Applied {
-        match verdict {
-            Verdict::Commit(timestamp, writes) => {
-                let Some(prepared) = self.prepared.remove(&txn) else {
-                    // Committed here before; the entry is a repetition by a later leader.
-                    return Applied::Ended(txn);
-                };
-                // N6: that it commits is that these have aborted.
-                for other in prepared.unless {
-                    if let Some(Prepared { coordinator, .. }) = self.prepared.remove(&other) {
-                        let outcome = Outcome::Aborted(AbortReason::Conflict);
-                        self.end(other, coordinator, outcome);
-                    }
-                }
-                // And whatever stood on the condition that it does not is void.
-                self.prepared.retain(|_, prepared| !prepared.unless.contains(&txn));
-                let version = Version { timestamp: *timestamp, writer: txn };
-                for (key, value) in writes {
-                    store.put(partition, key.clone(), version, value.clone());
-                }
-                // Also for a transaction that only read here: a later writer of what it read must
-                // get a larger timestamp, or a snapshot could see that writer and not this (C11).
-                self.floor = self.floor.max(*timestamp);
-                self.ceiling = self.ceiling.max(*timestamp);
-                self.end(txn, coordinator, Outcome::Committed(*timestamp))
-            }
-            Verdict::Abort(reason) => {
-                self.prepared.remove(&txn);
-                self.end(txn, coordinator, Outcome::Aborted(*reason))
-            }
-        }
-    }
-
-    fn end(&mut self, txn: TxnId, coordinator: PartitionId, outcome: Outcome) -> Applied {
-        if self.prepared.contains_key(&txn) {
-            return Applied::Nothing;
-        }
-        if let Outcome::Aborted(_) = outcome {
+    /// A transaction that is not prepared here aborts: nobody's prepare stands on that any more.
+    fn abort(&mut self, txn: TxnId, coordinator: PartitionId, reason: AbortReason) -> Applied {
+        let applied = self.end(txn, coordinator, Outcome::Aborted(reason));
+        if applied != Applied::Nothing {
             for prepared in self.prepared.values_mut() {
                 prepared.unless.retain(|other| *other != txn);
             }
         }
-        let ended = Ended { coordinator, outcome, is_forgettable: false };
-        self.ended.entry(txn).or_insert(ended);
-        Applied::Ended(txn)
+        applied
     }
 
     /// Those that `command` aborts beside what it says: one that commits on their not doing so is in
@@ -318,101 +199,6 @@ impl State {
     pub fn dependents(&self, txn: TxnId) -> Vec<(TxnId, PartitionId)> {
         let depends = self.prepared.iter().filter(|(_, prepared)| prepared.unless.contains(&txn));
         depends.map(|(txn, prepared)| (*txn, prepared.coordinator)).collect()
-    }
-
-    fn forget(&mut self, txn: TxnId) {
-        let is_acknowledged = self.is_acknowledged(txn);
-        if let Some(ended) = self.ended.get_mut(&txn) {
-            ended.is_forgettable = true;
-            if is_acknowledged {
-                self.ended.remove(&txn);
-            }
-        }
-    }
-
-    /// True if the transaction's client knows its outcome.
-    #[must_use]
-    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
-        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
-    }
-
-    fn acknowledge(&mut self, client: ClientId, below: u64) {
-        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
-        let gone: Vec<TxnId> = self
-            .ended
-            .range(names.clone())
-            .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
-            .collect();
-        for txn in gone {
-            self.ended.remove(&txn);
-        }
-        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
-        for txn in gone {
-            self.settled.remove(&txn);
-        }
-    }
-
-    /// What this group knows of a transaction's outcome, as its coordinator.
-    #[must_use]
-    pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
-        self.settled.get(&txn).copied().or_else(|| self.coordinated.get(&txn)?.decision)
-    }
-}
-
-/// Encoded size of an outcome with its transaction's name.
-const OUTCOME: usize = TXN + 16;
-/// Encoded size of what a client has acknowledged.
-const ACKNOWLEDGED: usize = 16;
-
-impl Divisible for State {
-    fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let State { applied, prepared, ended, coordinated, .. } = self;
-        let State { settled, floor, ceiling, acknowledged, .. } = self;
-        let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
-        for (txn, prepared) in prepared {
-            parts.of(prepared.size()).prepared.insert(txn, prepared);
-        }
-        for (txn, ended) in ended {
-            parts.of(OUTCOME).ended.insert(txn, ended);
-        }
-        for (txn, coordinated) in coordinated {
-            parts.of(coordinated.size()).coordinated.insert(txn, coordinated);
-        }
-        for (txn, outcome) in settled {
-            parts.of(OUTCOME).settled.insert(txn, outcome);
-        }
-        for (client, below) in acknowledged {
-            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
-        }
-        parts.finish()
-    }
-
-    fn join(&mut self, part: Self) {
-        let State { applied, prepared, ended, coordinated, .. } = part;
-        let State { settled, floor, ceiling, acknowledged, .. } = part;
-        assert_eq!(self.applied, applied, "parts of two states");
-        self.floor = self.floor.max(floor);
-        self.ceiling = self.ceiling.max(ceiling);
-        self.prepared.extend(prepared);
-        self.ended.extend(ended);
-        self.coordinated.extend(coordinated);
-        self.settled.extend(settled);
-        self.acknowledged.extend(acknowledged);
-    }
-}
-
-impl Coordinated {
-    /// Which of the client's requests is the last; 0 if there is none.
-    #[must_use]
-    pub fn round(&self) -> u32 {
-        self.request.as_ref().map_or(0, |request| request.round)
-    }
-
-    /// Learns who takes part, if nothing was known.
-    fn know(&mut self, participants: &[PartitionId]) {
-        if self.participants.is_empty() {
-            self.participants = participants.to_vec();
-        }
     }
 }
 

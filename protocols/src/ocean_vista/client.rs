@@ -1,7 +1,7 @@
 //! The client side of Ocean Vista: gives the transactions of one gateway's callers to coordinators,
 //! and their answers back. It decides nothing and keeps nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -39,6 +39,8 @@ struct Open {
     at: Option<Timestamp>,
     round: u32,
     coordinator: NodeId,
+    /// Servers that did not answer about it, until all of them were asked.
+    silent: BTreeSet<NodeId>,
     asked: RetryState,
     /// Its coordinator has declined it, as all nearby have.
     is_declined: bool,
@@ -126,13 +128,20 @@ impl Client {
     /// A server to coordinate what has been tried so, nearby if possible. What has not been answered before
     /// goes to nobody who was suspected, however long ago. What has been declined goes to any of
     /// those nearby: the first that is back must not be given all that waited for all of them.
-    /// Once everybody is suspected or has declined it, it does not go to the one that has it, `but`.
-    fn coordinator(&mut self, tried: Tried, but: Option<NodeId>, now: Time) -> NodeId {
+    /// Once everybody is suspected or has declined it, it goes to one that it has not been tried with,
+    /// and not to the one that has it, `but`.
+    fn coordinator(
+        &mut self,
+        tried: Tried,
+        (but, silent): (Option<NodeId>, &BTreeSet<NodeId>),
+        now: Time,
+    ) -> NodeId {
         self.servers.turn();
         let servers = &self.servers;
         let is_suspect = |id| servers.suspects.is(id, now);
         let is_trusted = |id| !servers.suspects.was(id);
         let is_other = |id| Some(id) != but;
+        let is_untried = |id| is_other(id) && !silent.contains(&id);
         let well = match tried {
             Tried::Never => servers
                 .nearest(|id| !is_suspect(id) && !self.is_inactive(id, now))
@@ -143,7 +152,8 @@ impl Client {
             Tried::Declined(times) if times < DECLINES_NEARBY => servers.nearest(is_trusted),
             Tried::Declined(_) => servers.any(|id| is_other(id) && is_trusted(id)),
         };
-        let any = well.or_else(|| servers.any(is_other)).or_else(|| servers.any(|_| true));
+        let any = well.or_else(|| servers.any(is_untried)).or_else(|| servers.any(is_other));
+        let any = any.or_else(|| servers.any(|_| true));
         any.unwrap_or_default()
     }
 
@@ -153,7 +163,7 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
-        let coordinator = self.coordinator(Tried::Never, None, cx.now());
+        let coordinator = self.coordinator(Tried::Never, (None, &BTreeSet::new()), cx.now());
         let phase = match &txn.kind {
             Kind::Interactive | Kind::General if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
@@ -183,6 +193,7 @@ impl Client {
             at: None,
             round: 1,
             coordinator,
+            silent: BTreeSet::new(),
             asked: RetryState::new(cx.now()),
             is_declined: false,
             declines: 0,
@@ -364,7 +375,7 @@ impl Client {
         } else {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
-        let coordinator = self.coordinator(Tried::Never, None, cx.now());
+        let coordinator = self.coordinator(Tried::Never, (None, &BTreeSet::new()), cx.now());
         let open = Open {
             txn,
             phase,
@@ -372,6 +383,7 @@ impl Client {
             at: None,
             round: 1,
             coordinator,
+            silent: BTreeSet::new(),
             asked: RetryState::new(cx.now()),
             is_declined: false,
             declines: 0,
@@ -484,8 +496,12 @@ impl Client {
     /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
     /// if the first is there after all.
     fn move_on(&mut self, id: TxnId, tried: Tried, now: Time) {
-        let but = self.open.get(&id).map(|open| open.coordinator);
-        let next = self.coordinator(tried, but, now);
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if self.servers.all().all(|server| open.silent.contains(&server)) {
+            open.silent = [open.coordinator].into();
+        }
+        let (but, silent) = (Some(open.coordinator), open.silent.clone());
+        let next = self.coordinator(tried, (but, &silent), now);
         if let Some(open) = self.open.get_mut(&id) {
             open.coordinator = next;
         }
@@ -513,6 +529,7 @@ impl Client {
         // At first the message may have been lost.
         let is_first = matches!(open.phase, Phase::Submitted(_)) && open.asked.times == 0;
         open.asked = open.asked.again(cx.now());
+        open.silent.insert(coordinator);
         if !is_first {
             self.move_on(id, Tried::Silent, cx.now());
         }
@@ -556,7 +573,8 @@ impl Client {
             | Msg::Intent { .. }
             | Msg::Directory(_)
             | Msg::Takeover(_)
-            | Msg::Gossip(_) => unreachable!("a server's message at a client"),
+            | Msg::Gossip(_)
+            | Msg::Digests { .. } => unreachable!("a server's message at a client"),
         }
     }
 }
@@ -579,5 +597,61 @@ impl fmt::Display for Client {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::cluster::{Cluster, Role};
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::machine::Protocol as _;
+    use orthodrome_core::topology::Topology;
+
+    use super::super::NAME;
+    use super::*;
+
+    /// Two transactions that retry one after the other: with one turn for both, each would ask the same two of
+    /// three servers for ever.
+    #[test]
+    fn each_transaction_goes_round_all_servers_whatever_others_ask() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(40));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let gateway = cluster.nodes().find(|node| node.role == Role::Gateway).unwrap();
+        let config = Arc::new(OceanVista::configure(&cluster, NAME));
+        let servers = Helpers::new(&cluster, gateway.id, config.answer_after);
+        let (inactive, probed) = (BTreeMap::new(), BTreeMap::new());
+        let mut client = Client { config, servers, inactive, probed, open: BTreeMap::new() };
+        let (now, all) = (Time::from_millis(1), client.servers.all().collect::<BTreeSet<_>>());
+        let ids = [1, 2].map(|counter| TxnId::new(ClientId(1), counter));
+        for id in ids {
+            let txn = Txn::read_only(id, gateway.region, vec![Key::from("k")]);
+            let open = Open {
+                txn,
+                phase: Phase::Deciding,
+                reads: Reads::new(),
+                at: None,
+                round: 1,
+                coordinator: all.first().copied().unwrap(),
+                silent: BTreeSet::new(),
+                asked: RetryState::new(now),
+                is_declined: false,
+                declines: 0,
+                is_resolved: false,
+            };
+            client.open.insert(id, open);
+        }
+        for _ in 0..4 {
+            let mut reached = ids.map(|id| BTreeSet::from([client.open[&id].coordinator]));
+            for _ in 0..2 {
+                for (id, reached) in ids.iter().zip(&mut reached) {
+                    let open = client.open.get_mut(id).unwrap();
+                    client.servers.suspects.add(open.coordinator, now);
+                    open.silent.insert(open.coordinator);
+                    client.move_on(*id, Tried::Silent, now);
+                    reached.insert(client.open[id].coordinator);
+                }
+            }
+            assert_eq!(reached, [all.clone(), all.clone()]);
+        }
     }
 }

@@ -67,6 +67,8 @@ struct Flight {
 struct Voter {
     node: NodeId,
     word: Word,
+    /// On which of its disks that is.
+    disk: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +97,8 @@ enum Stage {
 #[derive(Debug)]
 struct Recent {
     voters: Vec<NodeId>,
-    acked: Vec<NodeId>,
+    /// Those that have it, or have promised, and on which of their disks.
+    acked: Vec<(NodeId, u32)>,
     bytes: usize,
 }
 
@@ -182,7 +185,8 @@ impl Coordinator {
             self.recent_bytes += bytes;
             self.recent.insert(ts, Recent { voters: nodes.clone(), acked: Vec::new(), bytes });
         }
-        let voters = nodes.into_iter().map(|node| Voter { node, word: Word::Silent }).collect();
+        let voters =
+            nodes.into_iter().map(|node| Voter { node, word: Word::Silent, disk: 0 }).collect();
         let asked = RetryState::new(world.cx.now());
         let path = if is_read_only {
             Path::ReadOnly
@@ -226,19 +230,27 @@ impl Coordinator {
     }
 
     /// A replica holds it, or promises never to: what it owed is paid.
-    fn paid(&mut self, node: NodeId, ts: Timestamp) {
+    fn paid(&mut self, (node, disk): (NodeId, u32), ts: Timestamp) {
         if let Some(owed) = self.owed.get_mut(&node) {
             owed.remove(&ts);
         }
         if let Some(recent) = self.recent.get_mut(&ts)
-            && !recent.acked.contains(&node)
+            && !recent.acked.contains(&(node, disk))
         {
-            recent.acked.push(node);
+            recent.acked.push((node, disk));
         }
     }
 
     /// A replica has stored it.
-    pub(super) fn on_written(&mut self, from: NodeId, ts: Timestamp, world: &mut World<'_, '_>) {
+    pub(super) fn on_written(
+        &mut self,
+        from: (NodeId, u32),
+        ts: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        if !is_present(from, world.members) {
+            return;
+        }
         if !self.aborted.contains(&ts) {
             // One that is aborted has to be paid for by a promise.
             self.paid(from, ts);
@@ -252,11 +264,14 @@ impl Coordinator {
     /// A replica has marked it.
     pub(super) fn on_confirm(
         &mut self,
-        from: NodeId,
+        from: (NodeId, u32),
         ts: Timestamp,
         is_held: bool,
         world: &mut World<'_, '_>,
     ) {
+        if !is_present(from, world.members) {
+            return;
+        }
         if is_held && !self.aborted.contains(&ts) {
             self.paid(from, ts);
         }
@@ -268,7 +283,7 @@ impl Coordinator {
             // Its Write was lost, or comes later.
             world.cx.note(Note::Resent);
             let (incarnation, functor) = (self.incarnation, flight.functor.clone());
-            world.send(from, Msg::Write { ts, ballot: 0, incarnation, functor });
+            world.send(from.0, Msg::Write { ts, ballot: 0, incarnation, functor });
             return;
         }
         if flight.hear(from, Word::Confirmed) {
@@ -292,7 +307,7 @@ impl Coordinator {
             // Nobody has been told anything, so one refusal is enough.
             Refusal::Known | Refusal::Final => {}
             Refusal::Ahead => {
-                flight.hear(from, Word::Refused);
+                flight.hear((from, world.members.disk(from)), Word::Refused);
                 let is_refused = |&partition: &PartitionId| {
                     let (refused, all) =
                         flight.count(world.cluster, partition, |word| word == Word::Refused);
@@ -325,7 +340,15 @@ impl Coordinator {
     }
 
     /// A replica has promised never to accept it.
-    pub(super) fn on_aborted(&mut self, from: NodeId, ts: Timestamp, world: &mut World<'_, '_>) {
+    pub(super) fn on_aborted(
+        &mut self,
+        from: (NodeId, u32),
+        ts: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        if !is_present(from, world.members) {
+            return;
+        }
         self.paid(from, ts);
         let Some(flight) = self.flights.get_mut(&ts) else { return };
         if flight.stage != Stage::Aborting {
@@ -530,13 +553,25 @@ impl Coordinator {
     }
 
     /// The members have changed: who is out owes nothing any more, who is new owes what is not
-    /// visible yet.
+    /// visible yet. What a lost disk had acknowledged counts no more: its successor copies what the
+    /// others hold at one moment, and others may have stored this only afterwards. That successor
+    /// copies nothing before every server has reported in the epoch in which it joined, so what is
+    /// decided before this node knows that epoch is among what it copies.
     pub(super) fn on_members(&mut self, members: &Members) {
+        for flight in self.flights.values_mut() {
+            for voter in &mut flight.voters {
+                if voter.disk < members.disk(voter.node) {
+                    voter.word = Word::Silent;
+                }
+            }
+        }
         let active: BTreeSet<NodeId> = members.active().map(|(node, _)| node).collect();
         self.owed.retain(|node, _| active.contains(node));
-        for (&ts, recent) in &self.recent {
+        for (&ts, recent) in &mut self.recent {
+            recent.acked.retain(|&acked| is_present(acked, members));
             for &node in &recent.voters {
-                if active.contains(&node) && !recent.acked.contains(&node) {
+                let is_acked = recent.acked.iter().any(|(acked, _)| *acked == node);
+                if active.contains(&node) && !is_acked {
                     self.owed.entry(node).or_default().insert(ts);
                 }
             }
@@ -584,10 +619,11 @@ impl Coordinator {
 
 impl Flight {
     /// A replica has spoken. True if that is news.
-    fn hear(&mut self, from: NodeId, word: Word) -> bool {
+    fn hear(&mut self, (from, disk): (NodeId, u32), word: Word) -> bool {
         let Some(voter) = self.voters.iter_mut().find(|voter| voter.node == from) else {
             return false;
         };
+        voter.disk = disk;
         // A copy of an earlier word that comes late takes nothing back.
         let is_news = match (voter.word, word) {
             (Word::Confirmed, Word::Stored) => false,
@@ -628,6 +664,11 @@ impl Flight {
             world.send(voter.node, Msg::Abort { ts, ballot: 0, incarnation, functor });
         }
     }
+}
+
+/// True if a server has not lost this disk, as far as is known.
+fn is_present((node, disk): (NodeId, u32), members: &Members) -> bool {
+    disk >= members.disk(node)
 }
 
 /// The servers that hold replicas of any of these.

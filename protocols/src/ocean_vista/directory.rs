@@ -120,6 +120,8 @@ pub enum Command {
         server: NodeId,
         /// Which of its lives.
         life: Life,
+        /// See [`Ask::is_marked`].
+        is_marked: bool,
     },
     /// An incarnation is active no more, or somebody else than before is to decide what it left.
     Fence {
@@ -161,6 +163,8 @@ pub struct Standing {
     pub floor: Timestamp,
     /// Whether it takes part.
     pub phase: Phase,
+    /// See [`Member::disk`].
+    pub disk: u32,
 }
 
 /// Whether an incarnation takes part.
@@ -215,6 +219,7 @@ impl State {
                 Phase::Fenced { by, .. } => Status::Fenced { by },
                 Phase::Out => Status::Out,
             },
+            disk: standing.disk,
         };
         let servers = self.servers.iter().map(|(&id, standing)| (id, member(standing)));
         Members { epoch: self.epoch, servers: servers.collect() }
@@ -240,14 +245,23 @@ impl State {
                 self.limit = self.limit.max(limit);
                 false
             }
-            Command::Join { server, life } => self.servers.get_mut(&server).is_some_and(|s| {
-                let is_out = s.phase == Phase::Out && (s.incarnation == 0 || s.life != life);
-                if is_out {
-                    let incarnation = s.incarnation + 1;
-                    *s = Standing { incarnation, life, floor: limit, phase: Phase::Active };
-                }
-                is_out
-            }),
+            Command::Join { server, life, is_marked } => {
+                self.servers.get_mut(&server).is_some_and(|s| {
+                    let is_out = s.phase == Phase::Out && (s.incarnation == 0 || s.life != life);
+                    if is_out {
+                        let incarnation = s.incarnation + 1;
+                        let disk = if is_marked { s.disk } else { incarnation };
+                        *s = Standing {
+                            incarnation,
+                            life,
+                            floor: limit,
+                            phase: Phase::Active,
+                            disk,
+                        };
+                    }
+                    is_out
+                })
+            }
             Command::Fence { server, incarnation, over, by, life } => {
                 self.change(server, incarnation, over, |upto| {
                     let upto = upto.unwrap_or(limit);
@@ -656,7 +670,8 @@ impl Keeper {
         }
         let is_known = ask.is_marked || standing.incarnation > 0;
         if standing.phase == Phase::Out && !is_own && is_known {
-            self.propose(Command::Join { server: from, life: ask.life }, io);
+            let (life, is_marked) = (ask.life, ask.is_marked);
+            self.propose(Command::Join { server: from, life, is_marked }, io);
         }
         self.extend(now, io);
         self.replica.flush(io);
@@ -1069,8 +1084,6 @@ impl Message {
         }
     }
 }
-
-impl Record {}
 
 impl fmt::Display for Message {
     /// One short line; lives are not shown, for they are random.

@@ -252,7 +252,7 @@ impl Reader {
             true
         });
         let (owner, partition) = (query.owner, query.partition);
-        if reading.bytes > READ_BYTES_MAX {
+        if reading.bytes > world.config.read_bytes_max {
             // Whoever reads this comes to the same, in whatever order it comes.
             world.cx.note(Note::ReadTooLarge);
             self.forget(owner);
@@ -410,14 +410,11 @@ impl Query {
     }
 }
 
-/// A transaction that reads more than this, or reads and writes more, aborts: what it comes to has to fit
-/// into one message.
-const READ_BYTES_MAX: usize = 12 << 20;
-
-/// What a functor comes to, given what it read, and what of that is told.
-pub(super) fn compute(functor: &Functor, reads: Reads) -> (Output, Reads) {
+/// What a functor comes to, given what it read, and what of that is told; both together have at most so many
+/// bytes.
+pub(super) fn compute(functor: &Functor, reads: Reads, bytes_max: usize) -> (Output, Reads) {
     let output = functor.execute(&reads);
-    let is_too_large = reads.size() + output.size() > READ_BYTES_MAX;
+    let is_too_large = reads.size() + output.size() > bytes_max;
     if is_too_large { too_large() } else { (output, reads) }
 }
 

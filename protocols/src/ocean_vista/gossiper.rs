@@ -486,7 +486,7 @@ mod tests {
         };
         assert_eq!(of(&members, 1), [4, 5]);
         for (server, status) in [(4, Status::Out), (5, Status::Active), (6, Status::Active)] {
-            members.servers.insert(NodeId(server), Member { incarnation: 1, status });
+            members.servers.insert(NodeId(server), Member { incarnation: 1, status, disk: 0 });
         }
         assert_eq!(of(&members, 1), [5, 6]);
         assert_eq!(of(&members, 0), [1, 2]);

@@ -31,6 +31,8 @@ struct Inquiry {
     visible: Timestamp,
     /// The epoch of that watermark.
     epoch: u64,
+    /// Which disks the replicas had.
+    disks: Vec<u32>,
     answers: BTreeMap<NodeId, Answer>,
     /// So many have refused it that all are to refuse it for good.
     is_final: bool,
@@ -87,6 +89,7 @@ impl Inquiries {
             round: 0,
             visible: Timestamp::ZERO,
             epoch: 0,
+            disks: Vec::new(),
             answers: BTreeMap::new(),
             is_final: false,
             stage: Stage::Asking,
@@ -101,6 +104,7 @@ impl Inquiries {
         let Some(inquiry) = self.open.get_mut(&txn) else { return };
         inquiry.round += 1;
         (inquiry.visible, inquiry.epoch) = (world.marks.visible, world.marks.epoch);
+        inquiry.disks = disks(inquiry.partition, world);
         inquiry.answers.clear();
         inquiry.is_final = false;
         inquiry.stage = Stage::Asking;
@@ -165,6 +169,18 @@ impl Inquiries {
             // What is void is a late copy.
             None if inquiry.is_forgotten() => self.end(txn, Outcome::Unknown, None, world),
             None => self.end(txn, Outcome::Aborted(ABORTED), None, world),
+        }
+    }
+
+    /// The members have changed. What a lost disk had refused its successor may accept: everybody is asked
+    /// afresh.
+    pub(super) fn on_members(&mut self, world: &mut World<'_, '_>) {
+        let is_lost = |(_, inquiry): &(&TxnId, &Inquiry)| {
+            inquiry.stage == Stage::Asking && inquiry.disks != disks(inquiry.partition, world)
+        };
+        let due: Vec<TxnId> = self.open.iter().filter(is_lost).map(|(txn, _)| *txn).collect();
+        for txn in due {
+            self.ask(txn, world);
         }
     }
 
@@ -239,6 +255,12 @@ impl Inquiries {
             }
         }
     }
+}
+
+/// Which disks the replicas of a partition have.
+fn disks(partition: PartitionId, world: &World<'_, '_>) -> Vec<u32> {
+    let placed = world.cluster.partition(partition).into_iter();
+    placed.flat_map(|placed| &placed.replicas).map(|&node| world.members.disk(node)).collect()
 }
 
 impl Inquiry {
@@ -351,6 +373,7 @@ mod tests {
             round: 1,
             visible: Timestamp::MAX,
             epoch: 0,
+            disks: Vec::new(),
             answers: answers(of),
             is_final: false,
             stage: Stage::Asking,

@@ -10,6 +10,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
 use orthodrome_core::{Rng, Wire, WireError};
 
+use super::checks::Sum;
 use super::state::{Image, Name, State};
 use super::{directory, gossiper, takeover};
 pub use crate::functor::{Body, Functor, Output};
@@ -278,6 +279,8 @@ pub enum Msg {
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
+        /// On which disk of the replica ([`super::watermark::Member::disk`]).
+        disk: u32,
     },
     /// Replica → coordinator: it is not stored, nor will be unless something changes.
     Refused {
@@ -303,6 +306,8 @@ pub enum Msg {
         ballot: u64,
         /// It is held and marked.
         is_held: bool,
+        /// On which disk of the replica ([`super::watermark::Member::disk`]).
+        disk: u32,
     },
     /// Coordinator → replicas: it is aborted; promise never to accept it (§4.1).
     Abort {
@@ -321,6 +326,8 @@ pub enum Msg {
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
+        /// On which disk of the replica ([`super::watermark::Member::disk`]).
+        disk: u32,
     },
     /// Executor → replica: what is there of these keys (§4.3)?
     Get {
@@ -360,7 +367,7 @@ pub enum Msg {
         /// What the functor came to.
         output: Arc<Output>,
     },
-    /// Executor → coordinator: what the transaction came to (§3.1, in_cycle 3).
+    /// Executor → coordinator: what the transaction came to (§3.1, circled 3).
     Executed {
         /// The version number.
         ts: Timestamp,
@@ -486,6 +493,11 @@ pub enum Msg {
     Takeover(Box<takeover::Message<Arc<Functor>>>),
     /// Between servers and gossipers; see [`gossiper`].
     Gossip(Box<gossiper::Message>),
+    /// Replica → its peers: what its settled versions came to; see [`super::checks`].
+    Digests {
+        /// Of some spans of versions.
+        sums: Vec<Sum>,
+    },
 }
 
 /// A durable change of a node's replicas; see [`State::apply`].
@@ -598,6 +610,7 @@ impl Message for Msg {
             Self::Directory(msg) => msg.kind(),
             Self::Takeover(msg) => msg.kind(),
             Self::Gossip(msg) => msg.kind(),
+            Self::Digests { .. } => "Digests",
         }
     }
 
@@ -632,7 +645,8 @@ impl Message for Msg {
             | Self::Intent { .. }
             | Self::Directory(_)
             | Self::Takeover(_)
-            | Self::Gossip(_) => None,
+            | Self::Gossip(_)
+            | Self::Digests { .. } => None,
         }
     }
 
@@ -667,7 +681,8 @@ impl Message for Msg {
             | Self::Scan { .. }
             | Self::Scanned { .. }
             | Self::Intent { .. }
-            | Self::Takeover(_) => Lane::Data,
+            | Self::Takeover(_)
+            | Self::Digests { .. } => Lane::Data,
         }
     }
 
@@ -705,7 +720,8 @@ impl Message for Msg {
             | Self::Intent { .. }
             | Self::Directory(_)
             | Self::Takeover(_)
-            | Self::Gossip(_) => 0,
+            | Self::Gossip(_)
+            | Self::Digests { .. } => 0,
         }
     }
 }

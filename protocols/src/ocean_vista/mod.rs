@@ -29,6 +29,7 @@
 //! | `Takeover`, `Intent` | whoever takes over ↔ replicas; coordinator → backup | a coordinator is gone | 5.2, 5.4 |
 //! | `Missing`, `Have`, `Pull`, `Pulled`, `Scan`, `Scanned` | coordinator, peers ↔ replica | it lacks something | 5.3 |
 //! | `Inquire`, `Query`, `Known` | gateway → coordinator ↔ replicas | a gateway lost track | – |
+//! | `Digests` | replica → replica | what settled versions came to ([`checks`]) | – |
 //!
 //! # Deviations
 //! - **Reading above the Rwatermark** is by any f + 1 replicas that show tombstones (V1–V3).
@@ -48,6 +49,7 @@
 //! - Version ranges with members of their own (§5.3): a new machine with an empty disk takes the place of
 //!   one that is gone, see ADR 15; an operator's order to place a partition elsewhere is refused.
 
+pub mod checks;
 mod client;
 mod control;
 mod coordinator;
@@ -81,12 +83,14 @@ pub use state::{Fate, Image, Name, Phase, State};
 pub use tid::Tids;
 
 use crate::hosting::{size, vary};
+use crate::registry::{Guarantee, Registered, Row};
 
 use std::time::Duration;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::PIECE_BYTES;
@@ -124,7 +128,8 @@ pub struct Config {
     pub lag_max: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
-    /// A node makes a checkpoint after this many bytes of records.
+    /// A node makes a checkpoint after this many bytes of records, or after as many as its last
+    /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
     /// Versions are kept for so long after they were replaced, for callers that think.
     pub version_retention: Duration,
@@ -132,6 +137,15 @@ pub struct Config {
     pub chunk_keys: usize,
     /// Bytes per piece of a copy, at most: over slow links it has fewer.
     pub piece_bytes: usize,
+    /// A record of names, or of a checkpoint, has about so many bytes at most.
+    pub batch_bytes: usize,
+    /// A transaction that reads more than this, or reads and writes more, aborts: what it comes to has to fit
+    /// into one message.
+    pub read_bytes_max: usize,
+    /// How often nodes tell each other what their replicas' settled versions came to.
+    pub compare_interval: Duration,
+    /// Versions of so long a time are compared at once.
+    pub compared_span: Duration,
     /// Settings of the directory.
     pub directory: directory::Config,
     /// Unsafe variants, for tests.
@@ -156,6 +170,8 @@ pub struct Mutations {
     pub collect_by_age: bool,
     /// R4: answers are sent before what they say is durable, and lost by a crash.
     pub acks_before_fsync: bool,
+    /// The first server does not put every fourth transaction's values into its store.
+    pub loses_writes: bool,
 }
 
 impl Mutations {
@@ -257,6 +273,17 @@ pub enum Timer {
 /// Its name.
 pub const NAME: &str = "ocean-vista";
 
+impl Registered for OceanVista {
+    const ROWS: &'static [Row] = &[Row {
+        name: NAME,
+        paper: "Ocean Vista (VLDB 2019) §3, §4, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "strictly serializable always",
+        model: "procedures natively; interactive and general by reconnaissance; read-only",
+        round_trips: "1 to store, and up to 1 more for watermarks; read-only at most 1",
+    }];
+}
+
 impl Protocol for OceanVista {
     const NAMES: &'static [&'static str] = &[NAME];
     const GENERAL: bool = true;
@@ -309,6 +336,10 @@ impl Protocol for OceanVista {
             version_retention: Duration::from_secs(10),
             chunk_keys: 1_000,
             piece_bytes: PIECE_BYTES,
+            batch_bytes: 1 << 20,
+            read_bytes_max: 12 << 20,
+            compare_interval: Duration::from_secs(5),
+            compared_span: Duration::from_secs(1),
             directory: directory::Config::for_round_trip(round_trip),
             mutations: Mutations::default(),
         }
@@ -360,6 +391,20 @@ impl Protocol for OceanVista {
         if rng.chance(1, 8) {
             config.in_flight_bytes_max = size(1_000, 100_000, rng);
         }
+        config.compare_interval = vary(config.compare_interval, 2, 100, rng);
+        config.compared_span = vary(config.compared_span, 5, 100, rng);
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        let Limits { message_bytes, .. } = limits;
+        config.piece_bytes = config.piece_bytes.min(limits.piece_bytes());
+        config.batch_bytes = config.batch_bytes.min(limits.batch_bytes());
+        // Beside what it read, such a message has little.
+        config.read_bytes_max = config.read_bytes_max.min(message_bytes - message_bytes / 8);
+        // What of it survives is told in one message, at a third of the size or less.
+        config.in_flight_bytes_max = config.in_flight_bytes_max.min(message_bytes * 3);
+        config.directory.replication.limit(limits);
+        true
     }
 
     fn record_size(record: &Record) -> usize {

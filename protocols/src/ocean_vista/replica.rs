@@ -16,15 +16,17 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
-use super::Note;
+use super::checks::Checks;
 use super::directory::Task;
 use super::message::{
-    Ask, Change, Functor, Holding, Knowledge, Msg, Output, Reason, Refusal, Seen, Shown, View, What,
+    Ask, Change, Functor, Holding, Knowledge, Msg, NAME, Output, Reason, Refusal, Seen, Shown,
+    View, What,
 };
 use super::server::{Local, World};
 use super::state::{Fate, Image, Name, Phase, State};
 use super::sync::{Answer, Covered};
 use super::takeover::{Closed, Held, Mark, Promise};
+use super::{Config, Note};
 
 /// A node's replicas.
 #[derive(Debug)]
@@ -45,6 +47,10 @@ pub(super) struct Replica {
     parked: BTreeMap<Timestamp, Vec<Get>>,
     /// What was visible when, to tell what is overdue.
     history: VecDeque<(Time, Timestamp)>,
+    /// What settled versions came to, here and elsewhere.
+    pub checks: Checks,
+    /// See [`super::Mutations::loses_writes`].
+    loses_writes: bool,
 }
 
 /// A question about keys.
@@ -59,7 +65,14 @@ pub(super) struct Get {
 }
 
 impl Replica {
-    pub(super) fn new(node: NodeId, cluster: &Cluster, state: State, store: Store) -> Self {
+    pub(super) fn new(
+        node: NodeId,
+        cluster: &Cluster,
+        config: &Config,
+        state: State,
+        store: Store,
+    ) -> Self {
+        let first = cluster.servers().next().map(|server| server.id);
         let held = cluster.partitions().filter(|p| p.replicas.contains(&node)).map(|p| p.id);
         let mut replica = Self {
             held: held.collect(),
@@ -71,6 +84,8 @@ impl Replica {
             executed: VecDeque::new(),
             parked: BTreeMap::new(),
             history: VecDeque::new(),
+            checks: Checks::new(config.compared_span),
+            loses_writes: config.mutations.loses_writes && first == Some(node),
             state: State::default(),
         };
         let all: Vec<Timestamp> = state.pending.keys().copied().collect();
@@ -81,6 +96,9 @@ impl Replica {
         // What was computed after the watermark had passed it was settled at once, but that is in no
         // record: it is done again before anybody is told what is settled here.
         let settled = replica.state.settled;
+        for &partition in &replica.held {
+            replica.checks.begin(partition, replica.state.settled_of(partition));
+        }
         for ts in all.into_iter().filter(|ts| *ts < settled) {
             replica.store_final(ts, cluster);
         }
@@ -157,7 +175,7 @@ impl Replica {
         let is_held =
             held.is_some_and(|held| held.phase != Phase::Aborted && held.ballot == ballot);
         if is_held {
-            world.reply(from, Msg::Written { ts, ballot });
+            world.reply(from, Msg::Written { ts, ballot, disk: world.disk() });
             return;
         }
         if let Err(refusal) = self.check((ts, ballot, incarnation), &functor, world) {
@@ -172,7 +190,7 @@ impl Replica {
         }
         self.change(Change::Write { ts, ballot, incarnation, functor }, world);
         self.enter(ts, world.cluster);
-        world.reply(from, Msg::Written { ts, ballot });
+        world.reply(from, Msg::Written { ts, ballot, disk: world.disk() });
     }
 
     fn check(
@@ -254,7 +272,7 @@ impl Replica {
             if !is_held {
                 world.cx.note(Note::FinalizeUnheld);
             }
-            world.reply(from, Msg::Confirm { ts, ballot, is_held });
+            world.reply(from, Msg::Confirm { ts, ballot, is_held, disk: world.disk() });
             return;
         };
         let is_allowed = world.allows(ts, image.incarnation, ballot);
@@ -266,7 +284,7 @@ impl Replica {
         if is_held && image.phase == Phase::Tentative {
             self.change(Change::Finalize(ts), world);
         }
-        world.reply(from, Msg::Confirm { ts, ballot, is_held });
+        world.reply(from, Msg::Confirm { ts, ballot, is_held, disk: world.disk() });
     }
 
     /// Promises never to accept a transaction.
@@ -291,7 +309,7 @@ impl Replica {
             self.enter(ts, world.cluster);
             self.wake(ts, world);
         }
-        world.reply(from, Msg::Aborted { ts, ballot });
+        world.reply(from, Msg::Aborted { ts, ballot, disk: world.disk() });
     }
 
     // Names.
@@ -558,6 +576,10 @@ impl Replica {
             return;
         }
         let from = std::mem::replace(&mut self.state.settled, to);
+        if from == Timestamp::ZERO {
+            // Nothing is compared of what was before.
+            self.held.iter().for_each(|&partition| self.checks.begin(partition, to));
+        }
         self.state.copied.retain(|_, copied| *copied > to);
         let passed: Vec<Timestamp> =
             self.state.pending.range(from..to).map(|(ts, _)| *ts).collect();
@@ -596,14 +618,38 @@ impl Replica {
         let image = self.leave(ts)?;
         let txn = image.functor.txn;
         self.state.end(ts, &image, fate);
+        if self.loses_writes && txn.counter.is_multiple_of(4) {
+            return Some((txn, fate));
+        }
+        let mut digests: BTreeMap<PartitionId, Digest> = BTreeMap::new();
         for (key, value) in image.output.as_deref().into_iter().flatten().flatten() {
             let partition = cluster.partition_of(key);
             if self.held.contains(&partition) {
+                let digest = digests.entry(partition).or_default();
+                digest.add(ts.0);
+                digest.add_bytes(&key.0);
+                digest.add(u64::from(value.is_some()));
+                if let Some(value) = value {
+                    digest.add_bytes(&value.0);
+                }
                 let version = Version { timestamp: ts, writer: txn };
                 self.store.put(partition, key.clone(), version, value.clone());
             }
         }
+        for (partition, digest) in digests {
+            self.checks.add(partition, ts, digest.value());
+        }
         Some((txn, fate))
+    }
+
+    /// What is settled, as far as all of it is computed, can be compared. Only if the replicas here are
+    /// complete.
+    pub(super) fn close_spans(&mut self) {
+        let first = self.state.pending.keys().next().copied();
+        let below = first.map_or(self.state.settled, |first| first.min(self.state.settled));
+        if below > Timestamp::ZERO {
+            self.held.iter().for_each(|&partition| self.checks.close(partition, below));
+        }
     }
 
     /// Before a checkpoint: lets the store drop what nobody will read any more (V11).
@@ -668,7 +714,7 @@ impl Replica {
     ) {
         let news: Vec<_> =
             names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
-        for news in news.chunks(NAMES_MAX) {
+        for news in news.chunks(names_max(world)) {
             self.change(Change::Names(news.to_vec()), world);
         }
     }
@@ -683,7 +729,7 @@ impl Replica {
             self.state.forgotten.get(&client).is_none_or(|known| *known < below)
         };
         let news: Vec<(ClientId, u64)> = forgotten.iter().filter(is_news).copied().collect();
-        for news in news.chunks(NAMES_MAX) {
+        for news in news.chunks(names_max(world)) {
             self.change(Change::Forget(news.to_vec()), world);
         }
     }
@@ -709,6 +755,7 @@ impl Replica {
         for (&partition, (below, _)) in covered {
             let copied = self.state.copied.entry(partition).or_default();
             *copied = (*copied).max(*below);
+            self.checks.begin(partition, *below);
         }
         for ts in over {
             self.unresolved.remove(&ts);
@@ -811,7 +858,8 @@ impl Replica {
                     digest.add_debug(&(key, version, value));
                 }
             }
-            ReplicaDigest { partition, position: newest.timestamp.0, digest: digest.value() }
+            let (position, digest) = (newest.timestamp.0, digest.value());
+            ReplicaDigest { partition, position, digest, members: None }
         };
         self.held.iter().map(copy).collect()
     }
@@ -856,7 +904,9 @@ const SHOWN_MAX: usize = 4;
 const GOT_PIECES: usize = 4;
 
 /// So many names go into one record.
-const NAMES_MAX: usize = 32_768;
+fn names_max(world: &World<'_, '_>) -> usize {
+    (world.config.batch_bytes / NAME).max(1)
+}
 
 /// So many overdue functors are computed at a time.
 const OVERDUE_MAX: usize = 64;
@@ -868,7 +918,10 @@ mod tests {
     use orthodrome_core::topology::Topology;
     use orthodrome_core::txn::Value;
 
+    use orthodrome_core::machine::Protocol as _;
+
     use super::super::message::Body;
+    use super::super::{NAME, OceanVista};
     use super::*;
 
     fn image(txn: TxnId, key: &Key, phase: Phase, value: Option<&str>) -> Image {
@@ -906,7 +959,8 @@ mod tests {
             assert!(state.names.contains_key(&(ClientId(1), functor.txn.counter)));
         }
         let store = Store::new(Box::new(MemoryEngine::default()));
-        let replica = Replica::new(node, &cluster, state, store);
+        let config = OceanVista::configure(&cluster, NAME);
+        let replica = Replica::new(node, &cluster, &config, state, store);
         let left: Vec<u64> = replica.state.pending.keys().map(|ts| ts.0).collect();
         assert_eq!(left, [7, 12], "what is known below the watermark is over, nothing else");
         let read = replica.settled(PartitionId(0), &key, Timestamp(10));

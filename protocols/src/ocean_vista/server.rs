@@ -8,7 +8,9 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Cx, Gauge, Input, Leak, Machine, ReplicaDigest, Setup};
+use orthodrome_core::machine::{
+    Admin, Cx, Gauge, Input, Leak, Machine, Refusal, ReplicaDigest, Setup,
+};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
@@ -28,6 +30,7 @@ use super::takeover::{self, Acceptor, Backup, Closed, Tellings};
 use super::tid::Tids;
 use super::watermark::{Members, Report, Watermarks};
 use super::{Config, Note, OceanVista, Timer};
+use crate::checkpoint::CheckpointPace;
 
 /// The server side of Ocean Vista: every role that one node plays.
 #[derive(Debug)]
@@ -52,6 +55,8 @@ pub struct Server {
     rounds: Pace,
     /// Something was reported since the last round of gossip.
     has_news: bool,
+    /// When replicas were compared last.
+    compared_at: Time,
     local: VecDeque<Local>,
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
@@ -90,14 +95,14 @@ pub(super) enum Local {
 pub(super) struct PendingWrites {
     last: Option<Ticket>,
     held: VecDeque<(Ticket, NodeId, Msg)>,
-    /// Size of the records since the last checkpoint.
-    bytes: usize,
+    /// When the next checkpoint is due.
+    pace: CheckpointPace,
 }
 
 impl PendingWrites {
     /// Makes a record durable.
     pub(super) fn persist(&mut self, record: Record, cx: &mut Cx<'_, OceanVista>) -> Ticket {
-        self.bytes += record.size();
+        self.pace.wrote(record.size());
         let ticket = cx.persist(record);
         self.last = Some(ticket);
         ticket
@@ -151,6 +156,11 @@ impl World<'_, '_> {
             }
             Some(_) | None => self.send(to, msg),
         }
+    }
+
+    /// Which disk this node has, as far as it knows: what is acknowledged is on that one.
+    pub(super) fn disk(&self) -> u32 {
+        self.members.disk(self.node)
     }
 
     /// Makes a change of the replicas durable.
@@ -258,7 +268,7 @@ impl Machine<OceanVista> for Server {
                 needed_epoch: 0,
             },
             roles: Roles {
-                replica: Replica::new(node, &cluster, state, Store::new(engine)),
+                replica: Replica::new(node, &cluster, &config, state, Store::new(engine)),
                 coordinator: Coordinator::new(Tids::new(slot as u64, Timestamp::ZERO), 0),
                 reader: Reader::new(node, &cluster),
                 executions: Executions::default(),
@@ -274,6 +284,7 @@ impl Machine<OceanVista> for Server {
             reported: Timestamp::ZERO,
             rounds: Pace::new(config.gossip_interval, now),
             has_news: false,
+            compared_at: now,
             local,
             pending_writes,
             checkpoint: None,
@@ -320,6 +331,14 @@ impl Machine<OceanVista> for Server {
         self.keep(cx, |keeper, io| keeper.flush(io));
         self.settle(cx);
         self.checkpoint_if_due(cx);
+    }
+
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never(
+            "the servers of a partition of Ocean Vista are those of the placement, and none of them \
+             leads; to replace a server that lost its data, start it with `serve --replace`"
+                .into(),
+        ))
     }
 
     fn leaks(&self) -> Vec<Leak> {
@@ -429,25 +448,25 @@ impl Server {
                 let answer = inquiry::Answer { settled, knowledge };
                 roles.inquiries.on_known(from, (txn, round), answer, &mut world);
             }
-            Msg::Written { ts, ballot: 0 } => {
-                self.coordinator(cx, |coordinator, world| coordinator.on_written(from, ts, world));
-            }
+            Msg::Written { ts, ballot: 0, disk } => self.coordinator(cx, |coordinator, world| {
+                coordinator.on_written((from, disk), ts, world);
+            }),
             Msg::Refused { ts, ballot: 0, refusal } => {
                 self.coordinator(cx, |coordinator, world| {
                     coordinator.on_refused(from, ts, refusal, world);
                 });
             }
-            Msg::Confirm { ts, ballot: 0, is_held } => {
+            Msg::Confirm { ts, ballot: 0, is_held, disk } => {
                 self.coordinator(cx, |coordinator, world| {
-                    coordinator.on_confirm(from, ts, is_held, world);
+                    coordinator.on_confirm((from, disk), ts, is_held, world);
                 });
             }
-            Msg::Aborted { ts, .. } => {
-                self.coordinator(cx, |coordinator, world| coordinator.on_aborted(from, ts, world));
-            }
+            Msg::Aborted { ts, ballot: _, disk } => self.coordinator(cx, |coordinator, world| {
+                coordinator.on_aborted((from, disk), ts, world);
+            }),
             Msg::Have { from: first, to } => self.roles.coordinator.on_have(from, first, to),
             // What is written in the name of a coordinator that is gone.
-            Msg::Written { ts, ballot } => {
+            Msg::Written { ts, ballot, disk: _ } => {
                 let (recoveries, _, mut world) = self.split_all(cx);
                 recoveries.on_written(from, ts, ballot, &mut world);
             }
@@ -455,7 +474,7 @@ impl Server {
                 let (recoveries, _, mut world) = self.split_all(cx);
                 recoveries.on_refused(from, (ts, ballot), refusal, &mut world);
             }
-            Msg::Confirm { ts, ballot, is_held } => {
+            Msg::Confirm { ts, ballot, is_held, disk: _ } => {
                 let (recoveries, _, mut world) = self.split_all(cx);
                 recoveries.on_confirm(from, (ts, ballot), is_held, &mut world);
             }
@@ -564,6 +583,7 @@ impl Server {
             Msg::Directory(msg) => self.on_directory(from, *msg, cx),
             Msg::Takeover(msg) => self.on_takeover(from, *msg, cx),
             Msg::Gossip(msg) => self.on_gossip(from, *msg, cx),
+            Msg::Digests { sums } => self.roles.replica.checks.hear(from, sums),
             Msg::Answer { .. } | Msg::Found { .. } | Msg::Declined { .. } => {
                 unreachable!("answers to gateways do not come to server {}", self.node)
             }
@@ -672,6 +692,8 @@ impl Server {
                 self.choose_gossipers();
                 self.backup = backup_of(self.node, &self.cluster, &members);
                 self.roles.coordinator.on_members(&members);
+                let (roles, mut world) = self.split(cx);
+                roles.inquiries.on_members(&mut world);
                 if !self.control.owes().is_empty() {
                     self.control.needed_epoch = members.epoch;
                 }
@@ -989,7 +1011,8 @@ impl Server {
             Progress::Nothing => {}
             Progress::Read(Owner::Execution(ts), reads) => {
                 let Some(functor) = self.roles.executions.end(ts) else { return };
-                let (output, reads) = execution::compute(&functor, reads);
+                let most = self.config.read_bytes_max;
+                let (output, reads) = execution::compute(&functor, reads, most);
                 self.on_executed(ts, &functor, &Arc::new(output), &reads, cx);
             }
             Progress::TooLarge(Owner::Execution(ts)) => {
@@ -1027,7 +1050,7 @@ impl Server {
         self.on_progress(progress, cx);
     }
 
-    /// A functor is computed: its values replace it everywhere (§3.1, in_cycle 3 and 4).
+    /// A functor is computed: its values replace it everywhere (§3.1, circled 3 and 4).
     fn on_executed(
         &mut self,
         ts: Timestamp,
@@ -1105,7 +1128,30 @@ impl Server {
         });
         backup.forget(self.marks.visible, membership.members());
         self.local.push_back(Local::Reconsider);
+        if cx.now().since(self.compared_at) >= self.config.compare_interval {
+            self.compare(cx);
+        }
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
+    }
+
+    /// Replicas of a partition tell each other what settled versions came to. A node whose replica came to
+    /// something else than the others must not go on: nobody can say what else is wrong there.
+    fn compare(&mut self, cx: &mut Cx<'_, OceanVista>) {
+        self.compared_at = cx.now();
+        if self.control.is_complete() {
+            self.roles.replica.close_spans();
+        }
+        let checks = &mut self.roles.replica.checks;
+        let news = checks.take_news();
+        if let Some(difference) = checks.judge() {
+            panic!("{}: {difference}", self.node);
+        }
+        for (partition, sums) in news {
+            let replicas = self.cluster.partition(partition).into_iter().flat_map(|p| &p.replicas);
+            for &to in replicas.filter(|&&to| to != self.node) {
+                cx.send(to, Msg::Digests { sums: sums.clone() });
+            }
+        }
     }
 
     fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, OceanVista>) {
@@ -1157,7 +1203,7 @@ impl Server {
         let is_needed = self.control.keeper.as_ref().is_some_and(Keeper::needs_checkpoint);
         let is_due = is_needed
             || self.is_copy_volatile
-            || self.pending_writes.bytes >= self.config.checkpoint_bytes;
+            || self.pending_writes.pace.is_due(self.config.checkpoint_bytes);
         if !is_due || self.roles.replica.store.is_frozen() {
             return;
         }
@@ -1178,10 +1224,10 @@ impl Server {
         }
         let (roles, world) = self.split(cx);
         roles.replica.collect(&world);
-        let pieces = roles.replica.state.pieces(CHECKPOINT_PIECE_BYTES);
+        let pieces = roles.replica.state.pieces(world.config.batch_bytes);
         records.extend(pieces.into_iter().map(|piece| Record::State(Box::new(piece))));
         let frozen = roles.replica.store.freeze();
-        self.pending_writes.bytes = 0;
+        self.pending_writes.pace.made(records.iter().map(Record::size).sum());
         let ticket = cx.checkpoint(frozen, records);
         self.checkpoint = Some(ticket);
         self.pending_writes.last = Some(ticket);
@@ -1190,9 +1236,6 @@ impl Server {
         }
     }
 }
-
-/// A checkpoint goes in records of about this size.
-const CHECKPOINT_PIECE_BYTES: usize = 1 << 20;
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

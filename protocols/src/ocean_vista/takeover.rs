@@ -960,10 +960,6 @@ impl<F: Functor> Message<F> {
     }
 }
 
-impl<F: Functor> Held<F> {}
-
-impl Record {}
-
 impl<F> fmt::Display for Message<F> {
     /// One short line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -64,6 +64,9 @@ pub struct Member {
     pub incarnation: u32,
     /// Whether that life takes part.
     pub status: Status,
+    /// The incarnation that came with the present disk; 0 if that is the first one. What earlier disks
+    /// acknowledged may be lost.
+    pub disk: u32,
 }
 
 /// Whether one life of a server takes part.
@@ -91,8 +94,14 @@ impl Members {
     /// True if this life of `server` takes part.
     #[must_use]
     pub fn is_active(&self, server: NodeId, incarnation: u32) -> bool {
-        let wanted = Member { incarnation, status: Status::Active };
-        self.servers.get(&server) == Some(&wanted)
+        let member = self.servers.get(&server);
+        member.is_some_and(|m| m.incarnation == incarnation && m.status == Status::Active)
+    }
+
+    /// Which disk a server has ([`Member::disk`]).
+    #[must_use]
+    pub fn disk(&self, server: NodeId) -> u32 {
+        self.servers.get(&server).map_or(0, |member| member.disk)
     }
 
     /// Servers whose last life is over, and has left what is not decided yet.
@@ -240,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_life_is_settled_when_it_is_out_or_another_follows() {
-        let of = |incarnation, status| Member { incarnation, status };
+        let of = |incarnation, status| Member { incarnation, status, disk: 0 };
         let fenced = Status::Fenced { by: NodeId(1) };
         let mut members = Members { epoch: 3, servers: BTreeMap::new() };
         members.servers.insert(NodeId(1), of(2, Status::Active));

@@ -16,6 +16,9 @@ use super::{Index, Io, Payload, Replicated};
 pub(super) struct Change {
     target: Members,
     entrants: Vec<Entrant>,
+    /// New voters, most of whom the leader does not hear: with them in force, the group would choose
+    /// nothing, and nobody could take the change back.
+    silent: Vec<NodeId>,
 }
 
 /// A learner on its way to become a voter. It gets everything that the log held when a round began;
@@ -69,6 +72,24 @@ impl<R: Replicated> Replica<R> {
             .inspect_err(|why| self.orders.refuse(target, io.now(), why))
     }
 
+    /// Whether [`Replica::change_members`] would take an order for these voters now.
+    ///
+    /// # Errors
+    /// Why not, or why not now.
+    pub fn check_change(&self, voters: &[NodeId]) -> Result<(), ChangeError> {
+        let Role::Leader(lead) = &self.role else {
+            return Err(ChangeError::NotLeader { leader: self.leader });
+        };
+        if !lead.is_ready {
+            return Err(ChangeError::NotReady);
+        }
+        self.config.quorums.check(voters.len())?;
+        if self.log.members().is_joint() || self.log.members_index() > self.chosen {
+            return Err(ChangeError::UnderWay);
+        }
+        Ok(())
+    }
+
     /// Refuses an order because the embedder is not ready for it: ask again soon.
     pub fn refuse_change(
         &mut self,
@@ -81,23 +102,17 @@ impl<R: Replicated> Replica<R> {
     }
 
     fn accept_change(&mut self, target: Members, io: &mut impl Io<R>) -> Result<(), ChangeError> {
+        self.check_change(&target.voters)?;
         let Role::Leader(lead) = &mut self.role else {
             return Err(ChangeError::NotLeader { leader: self.leader });
         };
-        if !lead.is_ready {
-            return Err(ChangeError::NotReady);
-        }
-        self.config.quorums.check(target.voters.len())?;
         let members = self.log.members();
-        if members.is_joint() || self.log.members_index() > self.chosen {
-            return Err(ChangeError::UnderWay);
-        }
         let (goal, now) = (self.log.last(), io.now());
         let entrants = target.voters.iter().filter(|node| !members.voters.contains(node));
         let entrants =
             entrants.map(|&node| Entrant { node, goal, round_began: now, has_caught_up: false });
         self.orders.accept(target.clone(), now);
-        lead.change = Some(Change { entrants: entrants.collect(), target });
+        lead.change = Some(Change { entrants: entrants.collect(), target, silent: Vec::new() });
         self.pursue_change(io);
         self.orders.review(&self.log, self.chosen);
         Ok(())
@@ -114,7 +129,8 @@ impl<R: Replicated> Replica<R> {
         let entrants = change.map_or(&[][..], |change| &change.entrants);
         let lagging = entrants.iter().filter(|entrant| !entrant.has_caught_up);
         let lagging: Vec<NodeId> = lagging.map(|entrant| entrant.node).collect();
-        self.orders.tell(partition, &lagging)
+        let silent = change.map_or(&[][..], |change| &change.silent);
+        self.orders.tell(partition, &lagging, silent)
     }
 
     /// Takes the next step of a change if it is time for it.
@@ -126,6 +142,7 @@ impl<R: Replicated> Replica<R> {
         }
         let Role::Leader(lead) = &mut self.role else { return };
         let Some(mut change) = lead.change.take() else { return };
+        change.silent.clear();
         let current = self.log.members();
         let target = &change.target;
         if current == target {
@@ -151,12 +168,29 @@ impl<R: Replicated> Replica<R> {
             lead.change = Some(change);
             return;
         }
+        let (me, quorums) = (self.me, self.config.quorums);
+        let is_live = |node: NodeId| {
+            node == me || lead.get(node).is_some_and(|other| other.is_live(now, &self.config))
+        };
+        if !change.target.is_quorum(|n| quorums.election(n).max(quorums.write(n)), is_live) {
+            change.silent = change.target.voters.iter().copied().filter(|&n| !is_live(n)).collect();
+            lead.change = Some(change);
+            return;
+        }
         let mut next = change.target;
         if next.voters != current.voters {
             next.outgoing.clone_from(&current.voters);
         }
         let index = self.append(Payload::Members(Arc::new(next)), io);
         self.orders.on_appended(index);
+    }
+
+    /// Looks again for the voters that a change waits for. An answer that brings nothing new does not.
+    pub(super) fn pursue_change_of_silent(&mut self, io: &mut impl Io<R>) {
+        let Role::Leader(lead) = &self.role else { return };
+        if lead.change.as_ref().is_some_and(|change| !change.silent.is_empty()) {
+            self.pursue_change(io);
+        }
     }
 
     /// The membership in force is chosen.

@@ -22,7 +22,7 @@ impl<R: Replicated> Replica<R> {
     }
 
     fn draw(&mut self, io: &mut impl Io<R>) {
-        let least = self.config.election_timeout;
+        let least = self.timeout.current();
         let extra = io.rng().below(orthodrome_core::time::nanos(least));
         self.drawn = least + orthodrome_core::Duration::from_nanos(extra);
     }
@@ -42,6 +42,9 @@ impl<R: Replicated> Replica<R> {
         if io.now() < self.election_at {
             io.set_timer(Timer::Election, self.election_at);
             return;
+        }
+        if self.leader.is_some() || matches!(self.role, Role::Candidate { .. }) {
+            self.timeout.give_up(self.term);
         }
         self.arm_election(io);
         // Also one that will not campaign: if it was removed while it learnt nothing of it, nobody
@@ -71,9 +74,10 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Thesis §4.2.3 and §6.4.1: within one election time-out of hearing a leader nobody else is
-    /// voted for, for the leader may hold a lease. A restarted node cannot know and waits as long.
+    /// voted for, for the leader may hold a lease. A restarted node cannot know and waits as long. A
+    /// node that has reason to wait longer before it campaigns protects the leader for as long.
     fn protects_leader(&self, now: Time) -> bool {
-        let timeout = self.config.election_timeout;
+        let timeout = self.timeout.current();
         self.is_leader()
             || now < self.quiet_until
             || self.heard_at.is_some_and(|heard| now < heard + timeout)
@@ -241,6 +245,9 @@ impl<R: Replicated> Replica<R> {
             self.step_down(term, None, io);
             return;
         }
+        if granted {
+            self.timeout.hear_in(term, io.now());
+        }
         let current = self.term;
         let Role::Candidate { votes, .. } = &mut self.role else { return };
         if !granted || term < current || votes.contains(&from) {
@@ -315,6 +322,8 @@ impl<R: Replicated> Replica<R> {
         beat: Beat,
         io: &mut impl Io<R>,
     ) -> bool {
+        let (now, before) = (io.now(), self.timeout.current());
+        self.timeout.hear_in(term, now);
         if term < self.term {
             // Tells a deposed leader, or one that a failed candidate overtook, of the later term.
             // It must not give back the beat: if the sender leads the later term when this arrives,
@@ -324,6 +333,7 @@ impl<R: Replicated> Replica<R> {
                 matched: Index(0),
                 received: Index(0),
                 beat: Beat::default(),
+                sum: None,
             };
             self.send_when_term_durable(from, reply, io);
             return false;
@@ -335,10 +345,16 @@ impl<R: Replicated> Replica<R> {
             !self.is_leader() && self.leader.is_none_or(|leader| leader == from),
             "{self}: {from} leads {term} too"
         );
+        if let Some(heard) = self.heard_at.filter(|_| self.leader.is_some()) {
+            self.timeout.hear_after(now.since(heard), now);
+        }
+        if self.timeout.current() != before {
+            self.draw(io);
+        }
         self.role = Role::Follower;
         self.leader = Some(from);
-        self.heard_at = Some(io.now());
-        self.election_at = io.now() + self.drawn;
+        self.heard_at = Some(now);
+        self.election_at = now + self.drawn;
         if beat.round > self.beat.round {
             self.beat = beat;
         }
@@ -347,6 +363,7 @@ impl<R: Replicated> Replica<R> {
 
     /// An answer to a leader: true if this node leads the term it is about.
     pub(super) fn leads(&mut self, term: Term, io: &mut impl Io<R>) -> bool {
+        self.timeout.hear_in(term, io.now());
         if term > self.term {
             self.step_down(term, None, io);
         }

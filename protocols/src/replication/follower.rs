@@ -2,6 +2,7 @@
 
 use orthodrome_core::NodeId;
 
+use super::checks::Sum;
 use super::message::{Beat, Message, Record};
 use super::replica::Replica;
 use super::{Entry, Index, Io, Mutation, Replicated, Term};
@@ -109,6 +110,7 @@ impl<R: Replicated> Replica<R> {
         from: NodeId,
         chosen: Index,
         beat: Beat,
+        sum: Option<Sum>,
         io: &mut impl Io<R>,
     ) {
         self.choose(chosen.min(self.received));
@@ -118,7 +120,8 @@ impl<R: Replicated> Replica<R> {
         }
         let (term, matched) = (self.term, self.matched());
         let received = if self.incomplete { Index(0) } else { self.received };
-        let reply = Message::HeartbeatReply { term, matched, received, beat };
+        let sum = self.answer_sum(from, sum);
+        let reply = Message::HeartbeatReply { term, matched, received, beat, sum };
         self.send_when_term_durable(from, reply, io);
     }
 }

@@ -7,11 +7,15 @@ use std::sync::Arc;
 use orthodrome_core::{NodeId, Time, Wire as _};
 
 use super::change::Change;
+use super::checks::Sum;
 use super::log::Log;
 use super::message::{Beat, Message, Record};
 use super::replica::{Replica, Role};
 use super::snapshot::Outgoing;
 use super::{Config, Entry, Event, Index, Io, Mutation, Payload, Replicated, Term, Timer};
+
+/// Messages do not get shorter than this for losses: that is one packet.
+const BATCH_BYTES_MIN: usize = 1_024;
 
 /// What a leader keeps for its term.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ pub(super) struct Leading<R: Replicated> {
     reads: VecDeque<Read>,
     /// The last of `reads` wait for a round that has not begun.
     has_new_reads: bool,
-    transfer: Option<Transfer>,
+    pub(super) transfer: Option<Transfer>,
     /// Nodes that `TimeoutNow` was sent to, and in which round: each may act on it at any time until
     /// it answers a later round, so there is no lease until all have. One for each node at most.
     yielded: Vec<Yielded>,
@@ -42,6 +46,10 @@ pub(super) struct Leading<R: Replicated> {
     /// Snapshots begun in this term.
     pub(super) snapshots: u64,
     indexes: Vec<Index>,
+    /// The last entry of the span that members are comparing, and of the last one that they have
+    /// compared.
+    pub(super) comparing: Option<Index>,
+    pub(super) compared: Index,
 }
 
 #[derive(Debug)]
@@ -52,11 +60,11 @@ struct Read {
 }
 
 #[derive(Debug)]
-struct Transfer {
-    to: NodeId,
+pub(super) struct Transfer {
+    pub(super) to: NodeId,
     /// Given up then, if this node still leads.
-    until: Time,
-    is_asked: bool,
+    pub(super) until: Time,
+    pub(super) is_asked: bool,
 }
 
 #[derive(Debug)]
@@ -77,10 +85,15 @@ pub(super) struct Progress<R: Replicated> {
     pub(super) mode: Mode<R>,
     /// Ends and bytes of the messages under way.
     inflight: VecDeque<(Index, usize)>,
+    /// Bytes of entries in the next message. Where links lose packets, a long message arrives more
+    /// seldom than a short one, so it shrinks with every loss and grows with every success.
+    batch_bytes: usize,
     /// The round in which entries were last sent.
     sent_round: u64,
     /// The latest of the leader's messages that it answered.
     beat: Option<Beat>,
+    /// What it last answered to a sum.
+    pub(super) sum: Option<Sum>,
     /// When its last answer came, and since when answers have come without a long gap.
     pub(super) heard_at: Option<Time>,
     steady_since: Time,
@@ -105,8 +118,10 @@ impl<R: Replicated> Progress<R> {
             next,
             mode: Mode::Probe { is_waiting: false },
             inflight: VecDeque::new(),
+            batch_bytes: usize::MAX,
             sent_round: 0,
             beat: None,
+            sum: None,
             heard_at: None,
             steady_since: now,
         }
@@ -126,7 +141,10 @@ impl<R: Replicated> Progress<R> {
     /// Its log is known to be durable up to `matched` and to agree up to `received`; `of_append` if
     /// it says so in answer to entries.
     fn advance(&mut self, matched: Index, received: Index, of_append: bool) {
-        self.matched = self.matched.max(matched);
+        if matched > self.matched {
+            self.matched = matched;
+            self.batch_bytes = self.batch_bytes.saturating_mul(2);
+        }
         while self.inflight.front().is_some_and(|&(end, _)| end <= self.matched) {
             self.inflight.pop_front();
         }
@@ -150,10 +168,11 @@ impl<R: Replicated> Progress<R> {
 
     /// Entries sent before `round` did not arrive: send again what is missing. One that has restarted
     /// does not know that its log agrees; true if it is to be told at once.
-    fn resend_lost(&mut self, received: Index, round: u64, followers_act: bool) -> bool {
+    fn resend_lost(&mut self, received: Index, round: u64, config: &Config) -> bool {
         if round <= self.sent_round {
             return false;
         }
+        let followers_act = config.followers_act;
         let has_forgotten = received < self.matched && matches!(self.mode, Mode::Stream);
         if followers_act && has_forgotten {
             self.next = self.matched.next();
@@ -165,15 +184,22 @@ impl<R: Replicated> Progress<R> {
         match &mut self.mode {
             Mode::Probe { is_waiting } => {
                 *is_waiting = false;
+                self.shorten(config);
                 return followers_act;
             }
             Mode::Stream if missing < self.next => {
                 self.next = missing;
                 self.inflight.clear();
+                self.shorten(config);
             }
             Mode::Stream | Mode::Snapshot(_) => {}
         }
         false
+    }
+
+    /// A message with entries was lost: the next one is shorter.
+    fn shorten(&mut self, config: &Config) {
+        self.batch_bytes = (self.batch_bytes.min(config.max_batch_bytes) / 2).max(BATCH_BYTES_MIN);
     }
 
     /// The next message with entries, if it is time for one. `Err` if the log no longer has them.
@@ -198,11 +224,12 @@ impl<R: Replicated> Progress<R> {
         }
         let prev_index = self.next.previous();
         let prev_term = log.term_at(prev_index).ok_or(())?;
+        let most = self.batch_bytes.min(config.max_batch_bytes);
         let mut bytes = 0;
         let mut entries = Vec::new();
         for (_, entry) in log.from(self.next) {
             let more = entry.size();
-            if bytes + more > config.max_batch_bytes && !entries.is_empty() {
+            if bytes + more > most && !entries.is_empty() {
                 break;
             }
             bytes += more;
@@ -217,7 +244,7 @@ impl<R: Replicated> Progress<R> {
     }
 
     /// True if it has answered within an election time-out.
-    fn is_live(&self, now: Time, config: &Config) -> bool {
+    pub(super) fn is_live(&self, now: Time, config: &Config) -> bool {
         self.heard_at.is_some_and(|heard| now < heard + config.election_timeout)
     }
 }
@@ -285,6 +312,8 @@ impl<R: Replicated> Replica<R> {
             change: None,
             snapshots: 0,
             indexes: Vec::new(),
+            comparing: None,
+            compared: Index(0),
         }));
         io.cancel_timer(Timer::Election);
         let first =
@@ -380,11 +409,12 @@ impl<R: Replicated> Replica<R> {
 
     /// A round of heartbeats to everyone.
     pub(super) fn beat_all(&mut self, io: &mut impl Io<R>) {
+        let sum = self.compare(io.now());
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
         let beat = Beat { round: lead.round, sent_at: io.now() };
         for progress in &lead.progress {
-            let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat };
+            let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat, sum };
             io.send(progress.node, msg);
         }
     }
@@ -403,9 +433,13 @@ impl<R: Replicated> Replica<R> {
                 if node == me { now } else { answer.unwrap_or(lead.since) }
             },
         );
-        let is_alone =
-            heard.is_none_or(|heard| heard.max(lead.since) + self.config.election_timeout < now);
+        let gap = heard.map(|heard| now.since(heard.max(lead.since)));
+        let is_alone = gap.is_none_or(|gap| gap > self.timeout.current());
+        if let Some(gap) = gap {
+            self.timeout.hear_after(gap, now);
+        }
         if is_alone && self.config.check_quorum {
+            self.timeout.give_up(self.term);
             self.step_down(self.term, None, io);
             return;
         }
@@ -420,6 +454,7 @@ impl<R: Replicated> Replica<R> {
             self.start_election(true, io);
             return;
         }
+        self.pursue_change_of_silent(io);
         io.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
         self.beat_all(io);
         self.resend_pieces(io);
@@ -472,8 +507,7 @@ impl<R: Replicated> Replica<R> {
         if let Role::Leader(lead) = &mut self.role
             && let Some(progress) = lead.of(from)
         {
-            let followers_act = self.config.followers_act;
-            lead.is_dirty |= progress.resend_lost(received, beat.round, followers_act);
+            lead.is_dirty |= progress.resend_lost(received, beat.round, &self.config);
         }
         self.on_progress(from, (matched, received), false, beat, io);
     }
@@ -642,21 +676,6 @@ impl<R: Replicated> Replica<R> {
         promised.flatten().is_some_and(|since| now < since + length)
     }
 
-    /// Hands leadership to the voter `to` (thesis §3.10): takes no proposals until it has caught up
-    /// and was asked to campaign, or an election time-out has passed. Ignored if this node does not
-    /// lead, or `to` cannot.
-    pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
-        let is_voter = self.log.members().voters.contains(&to);
-        if let Role::Leader(lead) = &mut self.role
-            && to != self.me
-            && is_voter
-            && lead.transfer.is_none()
-        {
-            let until = io.now() + self.config.election_timeout;
-            lead.transfer = Some(Transfer { to, until, is_asked: false });
-        }
-    }
-
     fn ask_target(&mut self, io: &mut impl Io<R>) {
         let last = self.log.last();
         let Role::Leader(lead) = &mut self.role else { return };
@@ -755,5 +774,39 @@ mod tests {
         }
         assert!(largest < config.max_inflight_bytes + (4 << 20), "{largest}");
         assert!(largest > config.max_inflight_bytes, "the window is used: {largest}");
+    }
+
+    /// A long message takes many packets: where links lose a fifth of them, it never arrives.
+    #[test]
+    fn messages_get_shorter_while_they_are_lost_and_longer_again() {
+        let mut log: Log<Sizes> =
+            Log::new(Index(0), Term(0), Members::settled(vec![NodeId(1)], Vec::new()));
+        for _ in 0..10_000 {
+            let command = Arc::new(Bytes::from(vec![0; 100]));
+            log.append(Entry { term: Term(1), payload: Payload::Command(command) });
+        }
+        let config = Config::with_election_timeout(std::time::Duration::from_secs(1));
+        let mut progress: Progress<Sizes> = Progress::new(NodeId(2), Index(1), Time::ZERO);
+        let send = |progress: &mut Progress<Sizes>, round| {
+            let beat = Beat { round, sent_at: Time::ZERO };
+            let next = progress.next_append(&log, &config, (Term(1), Index(0), beat));
+            let msg = next.unwrap().unwrap();
+            let Message::AppendEntries { entries, .. } = &msg else { panic!("{msg}") };
+            (msg.size(), Index(entries.len() as u64))
+        };
+        let mut sizes = Vec::new();
+        for round in 1..20 {
+            sizes.push(send(&mut progress, round).0);
+            progress.resend_lost(Index(0), round + 1, &config);
+        }
+        assert!(sizes.first() > Some(&200_000) && sizes.last() < Some(&1_500), "{sizes:?}");
+        let mut through = Index(0);
+        for round in 20..30 {
+            let (size, count) = send(&mut progress, round);
+            sizes.push(size);
+            through = Index(through.0 + count.0);
+            progress.advance(through, through, true);
+        }
+        assert!(sizes.last() > Some(&200_000), "{sizes:?}");
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use orthodrome_core::{NodeId, Time, Wire};
 
+use super::checks::Sum;
 use super::quorum::Members;
 use super::{Entry, Index, Replicated, Term};
 
@@ -110,6 +111,8 @@ pub enum Message<R: Replicated> {
         chosen: Index,
         /// When it was sent.
         beat: Beat,
+        /// What some entries came to, if members are comparing that.
+        sum: Option<Sum>,
     },
     /// The answer to a heartbeat: I still follow you. Does not wait for entries to be durable.
     HeartbeatReply {
@@ -121,6 +124,9 @@ pub enum Message<R: Replicated> {
         received: Index,
         /// The heartbeat's.
         beat: Beat,
+        /// What the same entries came to here, if the heartbeat told a sum and this node has come so
+        /// far.
+        sum: Option<Sum>,
     },
     /// One piece of a state snapshot, for a follower whose next entry the leader no longer has
     /// (Raft §7). Pieces may hold effects of entries after `index`.
@@ -225,8 +231,6 @@ pub enum Record<R: Replicated> {
     },
 }
 
-impl<R: Replicated> Record<R> {}
-
 impl<R: Replicated> fmt::Display for Message<R> {
     /// One short line; entries as `index:term`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -250,9 +254,12 @@ impl<R: Replicated> fmt::Display for Message<R> {
                 }
                 write!(f, "] chosen {chosen}")
             }
-            Self::AppendReply { term, matched, received, .. }
-            | Self::HeartbeatReply { term, matched, received, .. } => {
+            Self::AppendReply { term, matched, received, .. } => {
                 write!(f, " {term} matched {matched} received {received}")
+            }
+            Self::HeartbeatReply { term, matched, received, sum, .. } => {
+                write!(f, " {term} matched {matched} received {received}")?;
+                sum.map_or(Ok(()), |sum| write!(f, " {sum}"))
             }
             Self::AppendReject {
                 term, prev_index, hint_index, hint_term, wants_snapshot, ..
@@ -260,8 +267,9 @@ impl<R: Replicated> fmt::Display for Message<R> {
                 let wants = if *wants_snapshot { " wants snapshot" } else { "" };
                 write!(f, " {term} not after {prev_index}, try {hint_index}:{hint_term}{wants}")
             }
-            Self::Heartbeat { term, chosen, beat } => {
-                write!(f, " {term} chosen {chosen} round {}", beat.round)
+            Self::Heartbeat { term, chosen, beat, sum } => {
+                write!(f, " {term} chosen {chosen} round {}", beat.round)?;
+                sum.map_or(Ok(()), |sum| write!(f, " {sum}"))
             }
             Self::SnapshotPiece { term, snapshot, piece, index, index_term, is_last, .. } => {
                 let last = if *is_last { " last" } else { "" };

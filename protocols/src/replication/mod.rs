@@ -44,6 +44,7 @@
 //!   does not wait for an election timer.
 //! - Two election quorums must meet as well as an election and a write quorum: Flexible Paxos numbers
 //!   its ballots by proposer, Raft's terms are shared ([`QuorumError::TwoLeaders`]).
+//! - Members compare digests of what the entries came to, with heartbeats ([`Replica::came_to`]).
 //! - Snapshots are *fuzzy*: taken while the state goes on changing, so a piece may hold effects of
 //!   entries that come after the snapshot's index and that the follower will apply again.
 //!
@@ -56,6 +57,7 @@
 //!   removed and a node of another name is added ([`Group`]).
 
 mod change;
+mod checks;
 mod election;
 mod follower;
 mod leader;
@@ -65,6 +67,8 @@ mod orders;
 mod quorum;
 mod replica;
 mod snapshot;
+mod timeout;
+mod transfer;
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -72,9 +76,11 @@ use std::sync::Arc;
 use orthodrome_core::{Duration, Limits, NodeId, Rng, Ticket, Time, Wire};
 
 pub use change::ChangeError;
+pub use checks::Sum;
 pub use message::{Beat, Message, Record};
 pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
+pub use transfer::TransferError;
 
 /// What a group replicates.
 pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {
@@ -211,6 +217,7 @@ pub struct Config {
     /// The least time without a leader after which a node campaigns; it draws from this to twice
     /// this. Voters that heard a leader within this time refuse other candidates, which is what a
     /// lease rests on; a leader that hears no quorum for this long steps down. Several round trips.
+    /// A node that gave up too early more than once waits longer than this, up to five seconds.
     pub election_timeout: Duration,
     /// How often a leader says that it still leads. At most a third of `election_timeout`.
     pub heartbeat_interval: Duration,
@@ -232,6 +239,8 @@ pub struct Config {
     pub max_reads: usize,
     /// Pieces of a snapshot under way to one follower.
     pub snapshot_window: usize,
+    /// Members compare what so many entries came to, see [`Replica::came_to`].
+    pub compared_entries: u64,
     /// Followers act on what is chosen, and not only remember it: one that has restarted is told
     /// how far its log agrees at once, rather than with the next entry.
     pub followers_act: bool,
@@ -258,6 +267,7 @@ impl Config {
             max_unchosen: 64 * 1024,
             max_reads: 64 * 1024,
             snapshot_window: 4,
+            compared_entries: 1_024,
             followers_act: false,
             check_quorum: true,
             mutation: None,

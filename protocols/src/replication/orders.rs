@@ -119,14 +119,24 @@ impl Orders {
         }
     }
 
-    pub(super) fn tell(&self, partition: PartitionId, lagging: &[NodeId]) -> Vec<MembershipOrder> {
+    pub(super) fn tell(
+        &self,
+        partition: PartitionId,
+        lagging: &[NodeId],
+        silent: &[NodeId],
+    ) -> Vec<MembershipOrder> {
+        let names =
+            |nodes: &[NodeId]| nodes.iter().map(NodeId::to_string).collect::<Vec<_>>().join(", ");
         let state = |state: &State| match state {
+            State::CatchingUp if !silent.is_empty() => OrderState::Pending(format!(
+                "the leader does not hear {}; too few of the new voters would be left",
+                names(silent)
+            )),
             State::CatchingUp if lagging.is_empty() => {
                 OrderState::Pending("the new members are being made known".into())
             }
             State::CatchingUp => {
-                let names: Vec<String> = lagging.iter().map(NodeId::to_string).collect();
-                OrderState::Pending(format!("{} must catch up first", names.join(", ")))
+                OrderState::Pending(format!("{} must catch up first", names(lagging)))
             }
             State::InLog(_) => {
                 OrderState::Pending("old and new voters have yet to agree to it".into())

@@ -5,12 +5,14 @@ use std::fmt;
 
 use orthodrome_core::{NodeId, Ticket, Time, Wire};
 
+use super::checks::Checks;
 use super::leader::Leading;
 use super::log::Log;
 use super::message::{Beat, Message, Record};
 use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
+use super::timeout::Timeout;
 use super::{Config, Event, Group, Index, Io, Mutation, Replicated, Term, Timer};
 
 /// What a replica is doing in its term.
@@ -80,6 +82,8 @@ pub struct Replica<R: Replicated> {
     pub(super) quiet_until: Time,
     /// When to campaign; the timer may be set earlier and then only moves here.
     pub(super) election_at: Time,
+    /// How long to wait for a leader, for votes, or for answers.
+    pub(super) timeout: Timeout,
     /// The time-out drawn last.
     pub(super) drawn: orthodrome_core::Duration,
     /// The time of the last input; used by a deliberate bug only.
@@ -104,6 +108,8 @@ pub struct Replica<R: Replicated> {
     pub(super) asks: Vec<Ask>,
     /// What became of orders to change the members.
     pub(super) orders: Orders,
+    /// What the entries came to.
+    pub(super) checks: Checks,
 }
 
 /// What the records of one replica add up to.
@@ -198,6 +204,7 @@ impl<R: Replicated> Replica<R> {
             heard_at: None,
             quiet_until,
             election_at: now,
+            timeout: Timeout::new(config.election_timeout, now),
             drawn: config.election_timeout,
             last_input: now,
             received: base,
@@ -209,6 +216,7 @@ impl<R: Replicated> Replica<R> {
             installed: None,
             asks: Vec::new(),
             orders: Orders::default(),
+            checks: Checks::new(config.compared_entries),
             log,
             config,
         };
@@ -239,9 +247,9 @@ impl<R: Replicated> Replica<R> {
                     self.on_append_entries(from, (prev_index, prev_term), entries, chosen, io);
                 }
             }
-            Message::Heartbeat { term, chosen, beat } => {
+            Message::Heartbeat { term, chosen, beat, sum } => {
                 if self.follows(from, term, beat, io) {
-                    self.on_heartbeat(from, chosen, beat, io);
+                    self.on_heartbeat(from, chosen, beat, sum, io);
                 }
             }
             Message::SnapshotPiece { term, beat, .. } => {
@@ -254,8 +262,9 @@ impl<R: Replicated> Replica<R> {
                     self.on_append_reply(from, matched, received, beat, io);
                 }
             }
-            Message::HeartbeatReply { term, matched, received, beat } => {
+            Message::HeartbeatReply { term, matched, received, beat, sum } => {
                 if self.leads(term, io) {
+                    self.on_sum(from, sum);
                     self.on_heartbeat_reply(from, matched, received, beat, io);
                 }
             }

@@ -29,6 +29,9 @@ pub(super) struct Outgoing<R: Replicated> {
     is_complete: bool,
     /// Nothing was acknowledged since the last heartbeat.
     is_stalled: bool,
+    /// The leader's round when pieces were last acknowledged. What a follower says before it has seen
+    /// a later one may be older than that.
+    acked_round: u64,
 }
 
 impl<R: Replicated> Outgoing<R> {
@@ -42,6 +45,7 @@ impl<R: Replicated> Outgoing<R> {
             cursor: None,
             is_complete: false,
             is_stalled: false,
+            acked_round: 0,
         }
     }
 
@@ -190,6 +194,7 @@ impl<R: Replicated> Replica<R> {
     ) {
         self.on_append_reply(from, Index(0), Index(0), beat, io);
         let Role::Leader(lead) = &mut self.role else { return };
+        let round = lead.round;
         let Some(progress) = lead.of(from) else { return };
         let Mode::Snapshot(outgoing) = &mut progress.mode else { return };
         if snapshot != outgoing.id {
@@ -197,8 +202,13 @@ impl<R: Replicated> Replica<R> {
         }
         let acknowledged = outgoing.pieces.iter().take_while(|piece| piece.0 < next).count();
         outgoing.pieces.drain(..acknowledged);
-        outgoing.is_stalled &= acknowledged == 0;
-        let is_forgotten = outgoing.pieces.front().map_or(outgoing.next, |piece| piece.0) > next;
+        if acknowledged > 0 {
+            outgoing.is_stalled = false;
+            outgoing.acked_round = round;
+        }
+        let is_less = outgoing.pieces.front().map_or(outgoing.next, |piece| piece.0) > next;
+        // Less than it acknowledged before, and it said so later: not a late or repeated answer.
+        let is_forgotten = is_less && beat.round > outgoing.acked_round;
         let is_short = outgoing.index().is_some_and(|index| index < at_least);
         if is_forgotten || is_short {
             // The follower restarted, and pieces that it had are gone on both sides; or its log
@@ -252,7 +262,7 @@ impl<R: Replicated> Replica<R> {
         }
         if !self.incomplete && self.pushed >= index {
             // The state has all of it already: the leader only needs to hear that.
-            self.on_heartbeat(from, Index(0), self.beat, io);
+            self.on_heartbeat(from, Index(0), self.beat, None, io);
             return;
         }
         let is_known = self

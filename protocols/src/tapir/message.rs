@@ -459,8 +459,6 @@ pub enum Record {
     Change(PartitionId, Change),
 }
 
-impl Record {}
-
 impl Msg {
     /// The partition whose replica the message is meant for; none if it is meant for a coordinator.
     #[must_use]

@@ -89,6 +89,8 @@ use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{NO_SESSIONS, Protocol};
 
+use crate::registry::{Guarantee, Registered, Row};
+
 /// TAPIR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tapir;
@@ -124,7 +126,8 @@ pub struct Config {
     /// Bytes of a partition's record, with all that its transactions write, over which outcomes are not kept for
     /// clients that may ask.
     pub kept_bytes: usize,
-    /// A node makes a checkpoint after this many bytes of records.
+    /// A node makes a checkpoint after this many bytes of records, or after as many as its last
+    /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
     /// Versions that are not the newest of their key are kept for this long.
     pub version_retention: Duration,
@@ -225,6 +228,17 @@ pub enum Timer {
 
 /// Its name.
 pub const NAME: &str = "tapir";
+
+impl Registered for Tapir {
+    const ROWS: &'static [Row] = &[Row {
+        name: NAME,
+        paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI), procedures, read-only",
+        round_trips: "1 (fast path) or 2, and 1 more to read where no replica is near; read-only 1",
+    }];
+}
 
 impl Protocol for Tapir {
     const NAMES: &'static [&'static str] = &[NAME];

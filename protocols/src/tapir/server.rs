@@ -8,7 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Setup};
+use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Refusal, Setup};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, VALUE_BYTES_MAX};
@@ -18,6 +18,7 @@ use super::message::{Answer, Ballot, Change, Image, Msg, Part, Record};
 use super::replica::{Replica, Status};
 use super::state::State;
 use super::{Config, Note, Tapir, Timer};
+use crate::checkpoint::CheckpointPace;
 use crate::ir::View;
 use crate::sizes::READ_BYTES_MAX;
 
@@ -41,8 +42,8 @@ pub struct Server {
 struct PendingWrites {
     last: Option<Ticket>,
     held: VecDeque<(Ticket, NodeId, Msg)>,
-    /// Size of the records since the last checkpoint.
-    bytes: usize,
+    /// When the next checkpoint is due.
+    pace: CheckpointPace,
 }
 
 /// Everything around one replica that its handlers need.
@@ -89,7 +90,7 @@ impl World<'_, '_> {
     /// Makes a change durable.
     pub(super) fn persist(&mut self, partition: PartitionId, change: Change) {
         let record = Record::Change(partition, change);
-        self.pending_writes.bytes += record.size();
+        self.pending_writes.pace.wrote(record.size());
         self.pending_writes.last = Some(self.cx.persist(record));
     }
 }
@@ -153,6 +154,14 @@ impl Machine<Tapir> for Server {
 
     fn flush(&mut self, cx: &mut Cx<'_, Tapir>) {
         self.checkpoint_if_due(cx);
+    }
+
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never(
+            "the members of a group of TAPIR are those of the placement for ever, and none of them \
+             leads; for a server that lost its data, restore the data directory"
+                .into(),
+        ))
     }
 
     fn leaks(&self) -> Vec<Leak> {
@@ -378,7 +387,7 @@ impl Server {
     /// must become durable.
     fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, Tapir>) {
         let must = self.replicas.values().any(|replica| replica.must_checkpoint);
-        let is_due = must || self.pending_writes.bytes >= self.config.checkpoint_bytes;
+        let is_due = must || self.pending_writes.pace.is_due(self.config.checkpoint_bytes);
         if !is_due || self.store.is_frozen() {
             return;
         }
@@ -390,7 +399,7 @@ impl Server {
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
-        self.pending_writes.bytes = 0;
+        self.pending_writes.pace.made(records.iter().map(Record::size).sum());
         let ticket = cx.checkpoint(self.store.freeze(), records);
         self.checkpoint = Some(ticket);
         self.pending_writes.last = Some(ticket);

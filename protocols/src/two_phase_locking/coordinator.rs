@@ -278,7 +278,7 @@ impl Partition {
 
     /// Everybody who must hear the decision: those in it, and those who turned up later.
     fn participants(&self, txn: TxnId, coordinating: &Coordinating) -> BTreeSet<PartitionId> {
-        let known = self.state.decided.get(&txn);
+        let known = self.state.coordinated.get(&txn);
         let known = known.into_iter().flat_map(|decided| decided.participants.iter().copied());
         known.chain(coordinating.votes.keys().copied()).collect()
     }
@@ -312,7 +312,7 @@ impl Partition {
         let now = world.cx.now();
         let Some(leader) = &mut self.leader else { return };
         let is_open =
-            leader.coordinating.contains_key(&txn) || self.state.decided.contains_key(&txn);
+            leader.coordinating.contains_key(&txn) || self.state.coordinated.contains_key(&txn);
         let is_over = self.state.settled.contains_key(&txn) || self.state.is_acknowledged(txn);
         if !is_open && is_over {
             // Everybody who took part has acknowledged the decision. Whoever still holds the
@@ -343,11 +343,11 @@ impl Partition {
     /// A new leader sees its group's decisions through. What is not decided is left to those who
     /// want to know: the client, who asks to commit again, or a participant, for whom it is aborted.
     pub(super) fn take_over_coordination(&mut self, world: &mut World<'_>) {
-        if self.state.decided.is_empty() {
+        if self.state.coordinated.is_empty() {
             return;
         }
         world.cx.note(Note::CoordinatorTakeover);
-        let all: Vec<TxnId> = self.state.decided.keys().copied().collect();
+        let all: Vec<TxnId> = self.state.coordinated.keys().copied().collect();
         for txn in all {
             self.on_decided(txn, world);
         }
@@ -422,7 +422,7 @@ impl Partition {
         let state = &self.state;
         let Some(leader) = &mut self.leader else { return };
         leader.coordinating.retain(|txn, coordinating| {
-            let is_settled = coordinating.is_told && !state.decided.contains_key(txn);
+            let is_settled = coordinating.is_told && !state.coordinated.contains_key(txn);
             if is_settled && state.settled.contains_key(txn) {
                 leader.kept_since.insert(*txn, now);
             }

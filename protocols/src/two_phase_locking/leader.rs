@@ -193,7 +193,9 @@ impl Role for Leader {
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
-        match partition.state.apply(partition.id, command, world.store) {
+        let applied = partition.state.apply(partition.id, command, world.store);
+        world.came_to(&applied);
+        match applied {
             Applied::Nothing => {}
             Applied::Prepared(txn) => partition.on_prepared(txn, world),
             Applied::Ended(txn, coordinator) => {
@@ -242,7 +244,7 @@ impl Role for Leader {
         let reads = self.reads.len() + self.reads_above_ceiling.len() + self.reads_behind.len();
         vec![
             ("prepared transactions", state.prepared.len()),
-            ("decisions with an audience", state.decided.len()),
+            ("decisions with an audience", state.coordinated.len()),
             ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
             ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
             ("holders of locks and waiters", self.locks.owners().count()),
@@ -258,7 +260,7 @@ impl Role for Leader {
     }
 
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let State { prepared, decided, .. } = &partition.state;
+        let State { prepared, coordinated: decided, .. } = &partition.state;
         if let Some(leader) = &partition.leader
             && !leader.sessions.is_empty()
         {

@@ -114,6 +114,7 @@ use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 pub use state::{Decided, Prepared, State, decide};
 
+use crate::registry::{Guarantee, Registered, Row};
 use crate::{hosting, replication};
 
 /// Two-phase locking, in one of three variants: [`Config::preemption`] decides.
@@ -261,6 +262,25 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
+}
+
+impl Registered for Locking {
+    const ROWS: &'static [Row] = &[
+        row(BY_AGE, "Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
+        row(PREEMPT, "Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),
+        row(PREEMPT_ON_WAIT, "Natto (SIGMOD 2022) §4: 2PL+2PC with preempt-on-wait"),
+    ];
+}
+
+const fn row(name: &'static str, paper: &'static str) -> Row {
+    Row {
+        name,
+        paper,
+        guarantee: Guarantee::StrictSerializable,
+        conditions: "serializable always; strictly so while clocks keep their stated error bound",
+        model: "interactive with fixed sets (2FI) and general, procedures, read-only",
+        round_trips: "at most 4; read-only 1",
+    }
 }
 
 impl Protocol for Locking {

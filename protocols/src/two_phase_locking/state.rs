@@ -8,17 +8,14 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
-use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{Key, Outcome, Version, Writes};
+use orthodrome_core::txn::{Key, Outcome, Writes};
 
 use super::locks::Mode;
 use super::message::{Command, Vote, modes};
 use crate::acknowledged::advance;
-use crate::hosting::Divisible;
-use crate::replication::Index;
-use crate::sizes::TXN;
+use crate::commit;
 
 /// A transaction that this partition prepared and whose decision it does not know. It holds its
 /// locks under every leader.
@@ -58,27 +55,10 @@ pub struct Decided {
     pub participants: Vec<PartitionId>,
 }
 
-/// A partition's replicated state, data apart.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
-pub struct State {
-    /// Index of the last log entry applied.
-    pub applied: Index,
-    /// Prepared, decision unknown.
-    pub prepared: BTreeMap<TxnId, Prepared>,
-    /// Ended here as participant. Kept so that nothing late can revive it (R1, C9), until its
-    /// client has acknowledged it (R6).
-    pub ended: BTreeMap<TxnId, Outcome>,
-    /// Decided here as coordinator, not yet acknowledged by all.
-    pub decided: BTreeMap<TxnId, Decided>,
-    /// Decided here and acknowledged by all; kept for clients that ask again.
-    pub settled: BTreeMap<TxnId, Outcome>,
-    /// At or above every commit timestamp applied here, for reads and for writes (C11).
-    pub floor: Timestamp,
-    /// At or above every timestamp that any leader promised (R8).
-    pub ceiling: Timestamp,
-    /// Clients know the outcomes of their transactions below these counters.
-    pub acknowledged: BTreeMap<ClientId, u64>,
-}
+/// A partition's replicated state, data apart. How a transaction ended here is kept so that nothing late
+/// can revive it (R1, C9), until its client has acknowledged it (R6); `coordinated` has what was decided
+/// here and is not acknowledged by all.
+pub type State = commit::State<Prepared, Outcome, Decided>;
 
 /// What an applied command changed, for the leader to act on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,16 +106,16 @@ impl State {
             }
             Command::Decide { txn, outcome, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                if self.settled.contains_key(txn) || self.decided.contains_key(txn) {
+                if self.settled.contains_key(txn) || self.coordinated.contains_key(txn) {
                     return Applied::Nothing;
                 }
                 let decided = Decided { outcome: *outcome, participants: participants.clone() };
-                self.decided.insert(*txn, decided);
+                self.coordinated.insert(*txn, decided);
                 Applied::Decided(*txn)
             }
             Command::Settle(txns) => {
                 for txn in txns {
-                    if let Some(Decided { outcome, .. }) = self.decided.remove(txn)
+                    if let Some(Decided { outcome, .. }) = self.coordinated.remove(txn)
                         && !self.is_acknowledged(*txn)
                     {
                         self.settled.insert(*txn, outcome);
@@ -161,24 +141,11 @@ impl State {
         if let Outcome::Committed(timestamp) = outcome {
             // Not prepared: committed here before; the entry is a repetition by a later leader.
             let Some(prepared) = prepared else { return };
-            let version = Version { timestamp, writer: txn };
-            for (key, value) in prepared.writes {
-                store.put(partition, key, version, value);
-            }
-            // Also for a transaction that only read here: a later writer of what it read must get a
-            // larger timestamp, or a snapshot could see that writer and not this (C11).
-            self.floor = self.floor.max(timestamp);
-            self.ceiling = self.ceiling.max(timestamp);
+            self.commit(partition, txn, (timestamp, &prepared.writes), store);
         }
         if !self.is_acknowledged(txn) {
             self.ended.entry(txn).or_insert(outcome);
         }
-    }
-
-    /// True if the transaction's client knows its outcome.
-    #[must_use]
-    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
-        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
     fn acknowledge(&mut self, client: ClientId, below: u64) {
@@ -195,51 +162,7 @@ impl State {
     #[must_use]
     pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
         let settled = self.settled.get(&txn).copied();
-        settled.or_else(|| Some(self.decided.get(&txn)?.outcome))
-    }
-}
-
-/// Encoded size of an outcome with its transaction's name.
-const OUTCOME: usize = TXN + 16;
-/// Encoded size of what a client has acknowledged.
-const ACKNOWLEDGED: usize = 16;
-
-impl Decided {}
-
-impl Divisible for State {
-    fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let State { applied, prepared, ended, decided, .. } = self;
-        let State { settled, floor, ceiling, acknowledged, .. } = self;
-        let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
-        for (txn, prepared) in prepared {
-            parts.of(prepared.size()).prepared.insert(txn, prepared);
-        }
-        for (txn, outcome) in ended {
-            parts.of(OUTCOME).ended.insert(txn, outcome);
-        }
-        for (txn, decided) in decided {
-            parts.of(decided.size()).decided.insert(txn, decided);
-        }
-        for (txn, outcome) in settled {
-            parts.of(OUTCOME).settled.insert(txn, outcome);
-        }
-        for (client, below) in acknowledged {
-            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
-        }
-        parts.finish()
-    }
-
-    fn join(&mut self, part: Self) {
-        let State { applied, prepared, ended, decided, .. } = part;
-        let State { settled, floor, ceiling, acknowledged, .. } = part;
-        assert_eq!(self.applied, applied, "parts of two states");
-        self.floor = self.floor.max(floor);
-        self.ceiling = self.ceiling.max(ceiling);
-        self.prepared.extend(prepared);
-        self.ended.extend(ended);
-        self.decided.extend(decided);
-        self.settled.extend(settled);
-        self.acknowledged.extend(acknowledged);
+        settled.or_else(|| Some(self.coordinated.get(&txn)?.outcome))
     }
 }
 

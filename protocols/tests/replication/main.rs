@@ -9,6 +9,7 @@
 )]
 
 mod golden;
+mod late;
 mod node;
 mod random;
 mod world;

@@ -136,6 +136,8 @@ pub struct Node {
     pub told: Vec<Told>,
     /// Keep this many entries when compacting.
     pub keep: usize,
+    /// This node applies the entry wrongly.
+    pub wrong_at: Option<Index>,
     seed: u64,
     incarnation: u64,
     rng: Rng,
@@ -156,6 +158,7 @@ impl Node {
             sent: Vec::new(),
             told: Vec::new(),
             keep: 0,
+            wrong_at: None,
             seed,
             incarnation: 0,
             rng: Rng::stream(seed, "node", u64::from(id.0)),
@@ -247,12 +250,17 @@ impl Node {
             Event::Chosen { index, term, payload } => {
                 assert_eq!(index, self.applied.next(), "{}: surfaced out of order", self.id);
                 self.applied = index;
+                let mut effect = 0;
                 if let Payload::Command(command) = &payload {
-                    let command = **command;
+                    let command = **command + u64::from(self.wrong_at == Some(index));
+                    effect = command;
                     let slot = self.state.entry(command % KEYS).or_default();
                     if slot.0 < index {
                         *slot = (index, command);
                     }
+                }
+                if let Some(replica) = &mut self.replica {
+                    replica.came_to(index, effect);
                 }
                 self.told.push(Told::Chosen { index, term, payload });
             }

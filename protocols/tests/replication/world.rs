@@ -194,6 +194,7 @@ impl World {
         config.max_batch_bytes = *rng.pick(&[1, 100, 10_000]).unwrap();
         config.max_inflight = *rng.pick(&[1, 4, 64]).unwrap();
         config.snapshot_window = *rng.pick(&[1, 3]).unwrap();
+        config.compared_entries = 8;
         if flexible {
             config.quorums = Quorums::Flexible { election: 4, write: 2 };
         }

@@ -5,9 +5,9 @@ use orthodrome_protocols::deterministic::{
     CALVIN, Config, Deterministic, SLOG, SLOG_CONSENSUS, SLOTH,
 };
 use orthodrome_sim::FailureKind;
-use orthodrome_sim::swarm::{Scenario, SwarmOptions, run_seed_with};
+use orthodrome_sim::swarm::{SwarmOptions, run_seed_with};
 
-use super::support::{catch, expect, first_failure, hold_every_promise, plain, seeds};
+use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_one_log() {
@@ -50,18 +50,13 @@ fn seeds_with_faults_hold_every_promise_with_pieces_of_what_is_ordered_before() 
 }
 
 /// Logs that keep next to nothing: servers that were away take another's state, each of which may be ahead
-/// of the other in some stream. Not over links that lose packets: what these carry is less than a
-/// state before somebody gives the leader up.
+/// of the other in some stream.
 #[test]
 fn servers_that_are_far_behind_take_a_state() {
     for name in [CALVIN, SLOG, SLOTH] {
         let mut taken = 0;
         for seed in 0..seeds(200) / 10 {
-            let options = SwarmOptions { shrink_budget: 0, ..plain(name) };
-            let scenario = Scenario::draw::<Deterministic>(seed, &options).unwrap();
-            if scenario.options.network.loss > 0.0 {
-                continue;
-            }
+            let options = SwarmOptions { shrink_budget: 0, ..SwarmOptions::of(name) };
             let settings = |config: &mut Config| {
                 config.log_kept = 8;
                 config.hosting.checkpoint_bytes = 3_000;

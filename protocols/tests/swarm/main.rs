@@ -6,7 +6,9 @@
 
 mod carousel;
 mod carousel_fast;
+mod checks;
 mod deterministic;
+mod every;
 mod members;
 mod natto;
 mod ocean_vista;

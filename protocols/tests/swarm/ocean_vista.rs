@@ -1,9 +1,11 @@
 //! Ocean Vista. `ORTHODROME_FIRST_SEED` says where its seeds begin (0).
 
-use orthodrome_protocols::ocean_vista::NAME;
+use orthodrome_core::Duration;
+use orthodrome_protocols::ocean_vista::{NAME, OceanVista};
+use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::FaultProfile;
 
-use super::support::{catch, expect, from_environment, hold_every_promise, seeds};
+use super::support::{catch, expect, first_failure, from_environment, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
@@ -31,6 +33,17 @@ fn transactions_end_on_slow_links_and_beside_dead_servers() {
     for seed in [88_103_284, 6_001_679, 88_101_012] {
         hold_every_promise(NAME, seed..seed + 1, 2);
     }
+}
+
+/// The first server loses some of what it settles. Others go on; it finds that its digests differ from
+/// theirs, and stops.
+#[test]
+fn a_server_whose_replica_differs_stops() {
+    first_failure::<OceanVista>(NAME, FailureKind::Panic, "came to different results", |config| {
+        config.mutations.loses_writes = true;
+        config.compare_interval = Duration::from_millis(50);
+        config.compared_span = Duration::from_millis(200);
+    });
 }
 
 /// Unsafe variants that random seeds catch, the profile of the seeds that is hardest on them, and

@@ -27,7 +27,7 @@ pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> 
     let mut notes = Notes::new();
     for seed in seeds {
         let twins = seed.is_multiple_of(twins);
-        let options = SwarmOptions { twins, ..known_to_hold(name) };
+        let options = SwarmOptions { twins, ..SwarmOptions::of(name) };
         let result = subject.run_seed(seed, &options).unwrap();
         for (note, count) in result.notes {
             *notes.entry(note).or_insert(0) += count;
@@ -44,15 +44,6 @@ pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> 
     }
     println!("{name}: {notes:?}");
     notes
-}
-
-/// Protocols that fail some seed with unusual sizes, links or disks, and one such seed. Why is not known
-/// yet: `docs/defects.md` lists them as open, and `orthodrome swarm` draws those seeds.
-const OPEN: [(&str, u64); 2] = [("natto-pa", 200_014), ("2pl-pow", 200_014)];
-
-/// What the seeds of every build draw for this protocol: everything, unless it is in [`OPEN`].
-pub fn known_to_hold(name: &'static str) -> SwarmOptions {
-    if OPEN.iter().any(|(open, _)| *open == name) { plain(name) } else { SwarmOptions::of(name) }
 }
 
 /// Without unusual sizes, links and disks.

@@ -23,6 +23,9 @@ use crate::service::{self, Access, Credential, Limits, Principal, ServiceConfig}
 use crate::storage::{Expected, Identity};
 use crate::tls::{self, Tls, TlsFiles};
 
+/// Longest time that a node may wait for pending transactions when it ends, in seconds: a day.
+const SHUTDOWN_S_MAX: u64 = 24 * 60 * 60;
+
 /// Checks a file whose form is right. Paths in it are relative to `base`.
 ///
 /// # Errors
@@ -52,6 +55,10 @@ impl Checker<'_> {
             let value = file.clock_error_ms;
             return Err(format!("clock_error_ms: {value} is out of range; use 1 to 10000"));
         }
+        if file.shutdown_s > SHUTDOWN_S_MAX {
+            let value = file.shutdown_s;
+            return Err(format!("shutdown_s: {value} is out of range; use 0 to {SHUTDOWN_S_MAX}"));
+        }
         let (limits, in_flight_max, queue_bytes_max) = self.limits()?;
         let listen_peer = file.listen.peer.clone().unwrap_or_else(|| own.peer.clone());
         let listen_client = file.listen.client.clone().unwrap_or_else(|| own.client.clone());
@@ -63,18 +70,19 @@ impl Checker<'_> {
         };
         check_address(client_field, &listen_client)?;
         let tls = self.tls(me, &listen_peer)?;
+        let bytes_in_flight_max = limits.request_bytes_in_flight_max;
         let service = ServiceConfig { access: self.access()?, tls: self.client_tls()?, limits };
         if !is_loopback(&listen_client) {
             if service.access.is_open() {
                 return Err(format!(
-                    "{client_field}: {listen_client} is not an address of loopback, and everybody may \
-                     come in; list `[[principals]]`, or use 127.0.0.1"
+                    "{client_field}: {listen_client} is not a loopback address, and clients need no \
+                     credential; add `[[principals]]`, or use 127.0.0.1"
                 ));
             }
             if service.tls.is_none() {
                 return Err(format!(
-                    "{client_field}: {listen_client} is not an address of loopback, and there is no \
-                     TLS; add `[tls]` or `[client_tls]`, or use 127.0.0.1"
+                    "{client_field}: {listen_client} is not a loopback address, and there is no TLS; \
+                     add `[tls]` or `[client_tls]`, or use 127.0.0.1"
                 ));
             }
         }
@@ -96,6 +104,7 @@ impl Checker<'_> {
             clock_error: Duration::from_millis(file.clock_error_ms),
             clock_skew: Arc::default(),
             in_flight_max,
+            bytes_in_flight_max,
             workers: NonZero::new(usize::from(file.workers)),
             queue_bytes_max,
         };
@@ -126,7 +135,7 @@ impl Checker<'_> {
                 check_address(&format!("nodes.{id}.{field}"), address)?;
                 if let Some(other) = seen.insert(address, *id) {
                     return Err(format!(
-                        "nodes.{id}.{field}: {address} is an address of {other} already; give each its own"
+                        "nodes.{id}.{field}: {address} is already an address of {other}; use another one"
                     ));
                 }
             }
@@ -169,7 +178,7 @@ impl Checker<'_> {
                 let known: Vec<_> =
                     topology.regions().map(|r| topology.name_of(r).to_owned()).collect();
                 format!(
-                    "nodes.{id}.region: {:?} is not on the map {:?}, which has {}",
+                    "nodes.{id}.region: {:?} is not a region of topology {:?}, which has {}",
                     entry.region,
                     topology.name,
                     known.join(", ")
@@ -203,7 +212,7 @@ impl Checker<'_> {
         let name = &self.file.protocol;
         if shares > 1 && !registry::has_shares(name).map_err(|error| error.to_string())? {
             return Err(format!(
-                "placement.shares: {name} divides no copies; use 1, or a protocol that orders transactions first"
+                "placement.shares: {name} does not support sharding within a region; use 1, or calvin, slog, slog-consensus or sloth"
             ));
         }
         map.divided(shares).map_err(|error| format!("placement.shares: {error}"))
@@ -252,8 +261,8 @@ impl Checker<'_> {
         for address in addresses.chain([listen]) {
             if !is_loopback(address) {
                 return Err(format!(
-                    "tls: missing, and {address} is not an address of loopback; nodes that talk over \
-                     a network need certificates"
+                    "tls: missing, but {address} is not a loopback address; add `[tls]` with \
+                     certificates"
                 ));
             }
         }
@@ -374,16 +383,16 @@ impl Checker<'_> {
         let most = largest / 8 * 3;
         if request > most {
             return Err(format!(
-                "limits.request_bytes_max: {request} is over {most}, three eighths of the largest \
-                 message between nodes"
+                "limits.request_bytes_max: {request} is above {most}, which is three eighths of the \
+                 largest message between nodes"
             ));
         }
         if in_flight == 0 {
-            return Err("limits.txns_in_flight_max: 0 serves nobody; use at least 1".into());
+            return Err("limits.txns_in_flight_max: 0 is out of range; use at least 1".into());
         }
         if queue < largest + 1_024 {
             return Err(format!(
-                "limits.peer_queue_bytes_max: {queue} is less than one message; use at least {}",
+                "limits.peer_queue_bytes_max: {queue} is smaller than one message; use at least {}",
                 largest + 1_024
             ));
         }

@@ -71,38 +71,37 @@ impl Example {
                 .map(|text| quoted(text));
         write!(
             f,
-            r#"# Node {node}, in {region}. `orthodrome serve --config FILE --check` says whether this file is right.
-# A line that begins with # and a name shows a setting's default. Paths are relative to this file.
-# All nodes of a cluster share everything but `node`, `data_dir`, `[listen]`, `[tls]` and `[client_tls]`.
+            r#"# Node {node}, in {region}. `orthodrome serve --config FILE --check` checks this file.
+# A line `#name = value` shows a setting and its default. Paths are relative to this file.
+# All settings are the same on every node of a cluster, except `node`, `data_dir`, `[listen]`, `[tls]` and `[client_tls]`.
 
-# Names the cluster, for ever: lower-case letters, digits and hyphens.
+# Name of the cluster: lower-case letters, digits and hyphens. It cannot be changed later.
 cluster = {cluster}
-# Which of `[[nodes]]`, below, this is.
+# Id of this node in `[[nodes]]` below.
 node = {name}
-# Where its data is; made if it does not exist.
+# Directory for the data of this node; created if it does not exist.
 data_dir = {data}
-# The protocol that commits transactions.
+# Protocol that commits transactions.
 protocol = {protocol}
-# Regions and distances: a built-in map (azure5, azure6, ec2-3, ec2-5, local3, local5), a file "….toml"
-# of that form, or such a table in place.
+# Topology, the regions and the round-trip times between them: a built-in name (azure5, azure6, ec2-3, ec2-5, geotp4,
+# local3, local5), a TOML file ("….toml"), or a table with the same fields.
 topology = {topology}
-# Whether messages between nodes wait as long as they would travel on the map: so that one machine can
-# be a planet. Never on real distances.
+# Delay messages between nodes by the round-trip times of the topology. For clusters on one machine; use false
+# on real machines.
 emulate_wan = {emulate_wan}
-# What acknowledged transactions survive: "sync" a power failure, "process" the death of the process,
-# "none" nothing.
+# Durability of acknowledged transactions: "sync" survives a power failure, "process" a crash of the process,
+# "none" neither.
 #durability = "sync"
-# How far this machine's clock may be from true time; it stops the node if it steps further. The same on
-# every node.
+# Maximum clock error in milliseconds. The node stops if its clock steps by more.
 #clock_error_ms = 10
-# Threads on which transactions run that do not conflict, with the protocols that order them first (calvin, slog,
-# sloth); 0: one for each processor.
+# Threads that run transactions without conflicts in parallel, for deterministic protocols (calvin, slog,
+# slog-consensus, sloth); 0: one per processor.
 #workers = 0
-# Whether every page of the data is checked before the node starts.
+# Check every page of the data before the node starts.
 #verify_state = true
-# How long a node that was asked to end goes on with what it has begun.
+# Time limit in seconds for pending transactions at shutdown, at most 86400.
 #shutdown_s = 30
-# Counts changes of `[[nodes]]` and `[placement]`; nodes of different epochs do not talk.
+# Increase this number with each change of `[[nodes]]` or `[placement]`; nodes with different numbers do not connect.
 #map_epoch = 1
 
 "#
@@ -115,14 +114,15 @@ emulate_wan = {emulate_wan}
         if self.explicit.is_empty() {
             write!(
                 f,
-                r#"# Partition i is led from region i (modulo the regions), its other replicas are in the regions after it.
+                r#"# The preferred leader of partition i is in region i (modulo the number of regions), its other replicas are in the
+# regions after it.
 partitions = {partitions}
-# An odd number: 2f + 1 replicas survive f.
+# Replicas of each partition, an odd number: 2f + 1 replicas tolerate f failures.
 replicas = {replicas}
 "#
             )?;
         } else {
-            f.write_str("# Each partition by itself: who has a replica, and who leads. Keys are hashed over them.\nexplicit = [\n")?;
+            f.write_str("# The nodes with replicas of each partition, and its preferred leader. Keys are hashed over the partitions.\nexplicit = [\n")?;
             for (at, replicas) in self.explicit.iter().enumerate() {
                 let names: Vec<String> =
                     replicas.iter().map(|node| quoted(&node.to_string()).to_string()).collect();
@@ -133,16 +133,16 @@ replicas = {replicas}
             f.write_str("]\n")?;
         }
         f.write_str(
-            r#"# With the protocols that order transactions first (calvin, slog, sloth): the servers of a region divide the
-# values of its copy into so many shares. Kept by data directories: it cannot be changed later.
+            r#"# Number of shares into which each region's copy of the data is split, for deterministic protocols (calvin, slog,
+# slog-consensus, sloth). It cannot be changed later.
 #shares = 1
-# Instead of partitions and replicas, each partition by itself. Without `start`, keys are hashed over the partitions:
+# Instead of `partitions` and `replicas`, a list of all partitions. Without `start`, keys are hashed over the partitions:
 #   explicit = [
 #     { id = "p0", replicas = ["n1", "n2", "n3"], leader = "n1", start = "" },
 #     { id = "p1", replicas = ["n2", "n3", "n1"], leader = "n2", start = "m" },
 #   ]
 
-# Every node: where others (peer) and clients (client) reach it.
+# All nodes, with their addresses for other nodes (peer) and for clients (client).
 "#,
         )?;
         for ExampleNode { id, region, peer, client } in &self.nodes {
@@ -154,15 +154,15 @@ replicas = {replicas}
             )?;
         }
         f.write_str(
-            "# Where this node listens, if not where others reach it: behind a translation of addresses.\n\
+            "# Addresses on which this node listens, if they differ from `[[nodes]]` (address translation).\n\
              # [listen]\n# peer = \"0.0.0.0:7401\"\n# client = \"0.0.0.0:7400\"\n\n",
         )
     }
 
     fn security(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "# TLS between nodes, and to clients unless `[client_tls]` says otherwise. The certificate is for\n\
-             # the name <node>.<cluster>.orthodrome. Without it, only loopback addresses are allowed.\n",
+            "# TLS between nodes, and to clients unless there is `[client_tls]`. The certificate has the name\n\
+             # <node>.<cluster>.orthodrome. Without TLS, only loopback addresses are allowed.\n",
         )?;
         match &self.tls {
             Some(files) => {
@@ -178,17 +178,17 @@ replicas = {replicas}
         }
         f.write_str(
             r#"
-# Another certificate towards clients, and the authority that signs theirs.
+# Certificate for client connections, and the authority that signs client certificates.
 # [client_tls]
 # certificate = "public.pem"
 # key = "public.key"
 # client_authority = "clients-ca.pem"
 
-# Who may come in: `read`, `write` or `admin`. The credential is a token in a file (`token_file`), here
-# (`token`), as the 64 hexadecimal digits of its SHA-256 (`token_sha256`: printf %s TOKEN | sha256sum), or
-# a client certificate (`certificate_file`). `high_priority_per_second` bounds how many attempts at transactions
-# of high priority it may begin at this gateway; what is more runs with low priority. Without anybody, everybody may do everything, and clients
-# must be on loopback.
+# Clients and their roles: `read`, `write` or `admin`. The credential is a token in a file (`token_file`), in this file
+# (`token`), or as the 64 hexadecimal digits of its SHA-256 (`token_sha256`: printf %s TOKEN | sha256sum), or a
+# client certificate (`certificate_file`). `high_priority_per_second` limits the attempts at transactions of high
+# priority at this gateway; further attempts run with low priority. Without principals every client has every
+# permission, and clients must be on loopback.
 "#,
         )?;
         for principal in &self.principals {
@@ -204,30 +204,31 @@ replicas = {replicas}
     }
 }
 
-const LIMITS: &str = r#"# Bounds. What is over one is refused with an error that names it, before it costs memory.
+const LIMITS: &str = r#"# Limits. A request that exceeds a limit is refused with an error that names it.
 [limits]
-# Longest key and value.
+# Maximum length of a key and of a value, in bytes.
 #key_bytes_max = 4096
 #value_bytes_max = 1048576
-# Different keys of a transaction, and operations of a procedure.
+# Maximum number of keys of a transaction, and of operations of a procedure.
 #keys_max = 1000
 #ops_max = 1000
-# Largest request as sent, and most bytes of keys and values in an answer.
+# Maximum size of a request as sent, and of the keys and values in an answer, in bytes.
 #request_bytes_max = 4194304
 #response_bytes_max = 16777216
-# Requests at once, and their bytes together.
+# Maximum number of pending requests, and their total size in bytes; a request counts until its transaction has ended.
 #requests_max = 10000
-#request_bytes_in_flight_max = 268435456
-# How long one request may take.
+#request_bytes_in_flight_max = 67108864
+# Time limit of one request, in milliseconds.
 #request_timeout_ms = 60000
-# Connections of clients at once.
+# Maximum number of client connections.
 #connections_max = 10000
-# Interactive transactions that wait for their client, and how long one waits without a sign of life.
+# Maximum number of interactive transactions that wait for their client, and how long one waits for a message from
+# its client, in milliseconds.
 #txns_open_max = 10000
 #lease_ms = 10000
-# Transactions in flight at this node.
+# Maximum number of pending transactions at this node.
 #txns_in_flight_max = 10000
-# Bytes that may wait for each other node.
+# Maximum size of the send queue to each other node, in bytes.
 #peer_queue_bytes_max = 67108864
 
 "#;

@@ -130,6 +130,7 @@ fn errors_name_the_place_and_the_remedy() {
             &["tls", "/etc/a"],
         ),
         ("protocol", "clock_error_ms = 0\nprotocol", &["clock_error_ms", "1 to 10000"]),
+        ("protocol", "shutdown_s = 86401\nprotocol", &["shutdown_s", "0 to 86400"]),
         ("protocol", "durability = \"maybe\"\nprotocol", &["maybe", "sync"]),
     ];
     for (from, to, wanted) in cases {

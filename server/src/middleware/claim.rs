@@ -193,7 +193,7 @@ impl Claim {
                 return Err(Denied::Unreachable(Trouble::Fault(fault.clone())));
             }
         }
-        let message = "other proxies' claims were in the way again and again".to_owned();
+        let message = "claims of other proxies conflicted repeatedly; start again".to_owned();
         let fault = Fault { sqlstate: "40001".into(), number: 0, message };
         Err(Denied::Unreachable(Trouble::Fault(fault)))
     }
@@ -254,15 +254,15 @@ impl Claim {
         if row.log != self.claimant.log {
             return Err(Denied::Refused(format!(
                 "source {source}: number {number} belongs to another decision log: {} has log {}, and this proxy has {}; \
-                 give this proxy a `node` of its own, or bring back that log. If it is lost for ever, read `A lost \
+                 give this proxy its own `node`, or restore that log. If that log is lost, read `A lost \
                  decision log` in docs/middleware.md and start once with --take-over",
                 row.holder, row.log, self.claimant.log
             )));
         }
         if row.life > life {
             return Err(Denied::Refused(format!(
-                "source {source}: this decision log is an old copy: life {life} is its last, and life {} of number {number} \
-                 has run there ({}); bring back the newest copy. If it is lost for ever, read `A lost decision log` in \
+                "source {source}: this decision log is an old copy: its last incarnation is {life}, but incarnation {} of number \
+                 {number} has run there ({}); restore the newest copy. If it is lost, read `A lost decision log` in \
                  docs/middleware.md and start once with --take-over",
                 row.life, row.holder
             )));
@@ -274,8 +274,8 @@ impl Claim {
         let holder = row.map_or("another proxy", |row| row.holder.as_str());
         let session = other.map_or_else(String::new, |id| format!(" by its session {id}"));
         format!(
-            "source {}: number {} is held{session}: {holder}; two proxies with one number would undo each other's \
-             transactions, so give this one another `node`, or stop the other",
+            "source {}: number {} is held{session}: {holder}; two proxies with one number would abort each other's \
+             transactions; give this proxy another `node`, or stop the other",
             self.name, self.claimant.number.0
         )
     }
@@ -286,12 +286,12 @@ impl Claim {
             Ok((session, row)) => Ok((Some(session), row)),
             Err(Denied::Refused(why)) => Err(why),
             Err(Denied::Unreachable(trouble)) if self.claimant.takes_over => Err(format!(
-                "source {}: cannot be asked: {trouble}; a number is taken over at all sources or at none, so start again \
-                 when all can be reached",
+                "source {}: cannot be reached: {trouble}; --take-over needs all sources, so start again when all can be \
+                 reached",
                 self.name
             )),
             Err(Denied::Unreachable(trouble)) => {
-                warn!(source = %self.name, "cannot be asked for this proxy's number; nothing runs there before: {trouble}");
+                warn!(source = %self.name, "cannot claim this proxy's number; no transaction runs there until it can: {trouble}");
                 Ok((None, None))
             }
         }
@@ -363,7 +363,7 @@ impl Claim {
                 }
                 Denied::Unreachable(trouble) => {
                     if self.gate.is_open() || !std::mem::replace(&mut is_told, true) {
-                        warn!(source = %self.name, "the claim to this proxy's number is not held, so nothing runs there: {trouble}");
+                        warn!(source = %self.name, "this proxy's number is not claimed there, so no transaction runs there: {trouble}");
                     }
                     self.gate.set(false);
                 }

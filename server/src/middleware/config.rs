@@ -179,7 +179,7 @@ fn password(
 ) -> Result<String, String> {
     match (plain, file) {
         (Some(_), Some(_)) => {
-            Err(format!("{field}.password: give only one of `password` and `password_file`"))
+            Err(format!("{field}.password: use only one of `password` and `password_file`"))
         }
         (Some(plain), None) => Ok(plain.clone()),
         (None, Some(path)) => {
@@ -198,8 +198,7 @@ fn address(field: &str, address: &str) -> Result<(), String> {
     let port = address
         .rsplit_once(':')
         .and_then(|(host, port)| (!host.is_empty()).then_some(port)?.parse::<u16>().ok());
-    port.map(|_| ())
-        .ok_or_else(|| format!("{field}: `{address}` is not an address; write host:port"))
+    port.map(|_| ()).ok_or_else(|| format!("{field}: `{address}` is not an address; use host:port"))
 }
 
 /// Whom to believe that they are who listens at `address`.
@@ -256,9 +255,7 @@ impl ProxyConfig {
 
     fn check(base: &Path, file: ProxyFile) -> Result<Self, String> {
         if file.listen.postgresql.is_none() && file.listen.mysql.is_none() {
-            return Err(
-                "listen: give `postgresql`, `mysql` or both, so that clients can come".into()
-            );
+            return Err("listen: no listener; use `postgresql`, `mysql` or both".into());
         }
         for (field, given) in
             [("listen.postgresql", &file.listen.postgresql), ("listen.mysql", &file.listen.mysql)]
@@ -278,7 +275,7 @@ impl ProxyConfig {
         let by_key = ScalarDb::NAMES.iter().copied().find(|name| *name == file.mode);
         let switched = optimizations(by_key.map_or(file.mode.as_str(), |_| "xa")).ok_or_else(|| {
             format!(
-                "mode: `{}` is not known; use xa, xa-local, quro, chiller, scalardb, scalardb+, geotp-o1, geotp-o2 or geotp",
+                "mode: unknown mode `{}`; use xa, xa-local, quro, chiller, scalardb, scalardb+, geotp-o1, geotp-o2 or geotp",
                 file.mode
             )
         })?;
@@ -288,7 +285,9 @@ impl ProxyConfig {
             let password =
                 password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
             if password.is_empty() {
-                return Err(format!("{field}.password: it is empty; give one, or `password_file`"));
+                return Err(format!(
+                    "{field}.password: it is empty; use a password, or `password_file`"
+                ));
             }
             if users.insert(user.name.clone(), password).is_some() {
                 return Err(format!("{field}: listed twice; remove one"));
@@ -314,7 +313,9 @@ impl ProxyConfig {
             }
             let emulated_rtt = emulated(&field, source.emulate_rtt_ms)?;
             if source.agent.is_none() && source.agent_tls_authority.is_some() {
-                return Err(format!("{field}.agent_tls_authority: there is no `agent`; remove it"));
+                return Err(format!(
+                    "{field}.agent_tls_authority: the source has no `agent`; remove this setting"
+                ));
             }
             let agent_trust = trust(
                 &format!("{field}.agent_tls_authority"),
@@ -324,13 +325,13 @@ impl ProxyConfig {
             )?;
             if by_key.is_some() && source.id.is_none() {
                 return Err(format!(
-                    "{field}.id: mode `{}` keeps the numbers of sources in its records; give each source one, the same in the files of all proxies",
+                    "{field}.id: mode `{}` stores ids of sources in its records; give each source an id, the same in the files of all proxies",
                     file.mode
                 ));
             }
             let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
             if sources.iter().any(|other: &SourceConfig| other.node == node) {
-                return Err(format!("{field}.id: another source has it; give each its own"));
+                return Err(format!("{field}.id: another source has the same id; use another one"));
             }
             sources.push(SourceConfig {
                 id: SourceId(place as u16),
@@ -515,7 +516,7 @@ impl AgentConfig {
         address("address", &file.address)?;
         if file.secret.len() < 8 {
             return Err(
-                "secret: it has fewer than 8 characters; whoever knows it can write to the source"
+                "secret: it has fewer than 8 characters; use a longer one, because it grants write access to the source"
                     .into(),
             );
         }

@@ -374,7 +374,7 @@ impl Driver {
             let told = match transact(&store, &text).await {
                 Ok(told) => told,
                 Err(trouble) => {
-                    warn!(source = %node, %txn, "statements were not carried out: {trouble}");
+                    warn!(source = %node, %txn, "cannot execute statements: {trouble}");
                     let found = Err(Reason::Connection.into());
                     let evaluated =
                         Evaluated { txn, round: number, at: node, found, versions: None };
@@ -540,7 +540,7 @@ impl Driver {
                 Ok(Some(answer)) => drop(inbox.push(Event::Message(to, answer))),
                 // It is sent again.
                 Ok(None) => {}
-                Err(trouble) => warn!(source = %to, "not answered: {trouble}"),
+                Err(trouble) => warn!(source = %to, "no answer: {trouble}"),
             }
         });
     }
@@ -555,7 +555,7 @@ async fn transact(store: &Store, text: &Text) -> Result<Told, Trouble> {
     // Another proxy may be making them too.
     let made = store.source.transact(&records::tables(store.kind)).await?;
     if let Some(fault) = made.fault {
-        warn!("cannot make the tables of records: {}", fault.message);
+        warn!("cannot create the tables of records: {}", fault.message);
     }
     store.source.transact(&text.text()).await
 }
@@ -577,7 +577,7 @@ async fn answer(store: &Store, msg: &Msg, own: Option<String>) -> Result<Option<
                         Some(row) => match records::decode_redo(row) {
                             Some(redo) => Some(redo),
                             None => {
-                                warn!(%txn, "what it has prepared cannot be read, so it cannot be ended");
+                                warn!(%txn, "cannot read its prepared records, so it cannot be ended");
                                 return Ok(None);
                             }
                         },

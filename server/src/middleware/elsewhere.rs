@@ -31,7 +31,7 @@ impl Session {
 
     /// What a source says to one text outside of every transaction, with the client's settings.
     pub(super) async fn ask(&self, at: SourceId, text: &str) -> Result<Answer, SqlError> {
-        let gone = || SqlError::new("08006", "there is no source");
+        let gone = || SqlError::new("08006", "no source is configured");
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let kind = self.proxy.catalogue.source(at).map(|s| s.kind).ok_or_else(gone)?;
         let settings = self.settings.at(kind);
@@ -68,7 +68,7 @@ impl Session {
             return Err(of_a_session(&name));
         }
         let (home, kind) =
-            self.home().ok_or_else(|| SqlError::new("08006", "there is no source"))?;
+            self.home().ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let mut at = home;
         let text = match &parsed.verb {
             Verb::Data(statement) => {
@@ -94,7 +94,7 @@ impl Session {
                         return Err(SqlError::new(
                             "42601",
                             format!(
-                                "syntax error: this statement about \"{}\" cannot be read{why}; put it more plainly",
+                                "syntax error: the proxy cannot parse this statement about \"{}\"{why}; use simpler SQL",
                                 table.name
                             ),
                         ));
@@ -116,7 +116,7 @@ impl Session {
                     return Err(SqlError::new(
                         "0A000",
                         format!(
-                            "this statement is not supported by the proxy; send it to a source: {}",
+                            "the proxy does not support this statement; send it to a source directly: {}",
                             parsed.text.chars().take(100).collect::<String>()
                         ),
                     ));
@@ -124,7 +124,10 @@ impl Session {
                 if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
                     return Err(SqlError::new(
                         "0A000",
-                        format!("no source speaks {}, so this cannot be answered", self.client),
+                        format!(
+                            "no {} source is configured, so the proxy cannot answer this",
+                            self.client
+                        ),
                     ));
                 }
                 parsed.text.clone()
@@ -156,7 +159,7 @@ impl Session {
         } else if self.in_block {
             return Err(SqlError::new(
                 "25001",
-                "a change of the schema cannot be part of a distributed transaction; send it outside of one",
+                "a schema change cannot be part of a distributed transaction; send it outside of a transaction",
             ));
         }
         if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
@@ -218,7 +221,7 @@ impl Session {
             // RETURNING: asking would change rows.
             return Err(SqlError::new(
                 "0A000",
-                "RETURNING cannot be described before it runs; use the simple protocol",
+                "RETURNING cannot be described before execution; use the simple protocol",
             ));
         }
         let text = part.text.trim_end_matches(" FOR UPDATE");

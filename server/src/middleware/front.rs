@@ -108,7 +108,7 @@ impl Front {
                 }
             };
             if self.clients().running.len() >= CONNECTIONS_MAX {
-                warn!("too many clients; one more is turned away");
+                warn!("too many clients; refused a connection");
                 continue;
             }
             tcp.set_nodelay(true)?;
@@ -124,7 +124,7 @@ impl Front {
                 tokio::select! {
                     served = served => {
                         if let Err(error) = served {
-                            debug!(%from, "a client left: {error}");
+                            debug!(%from, "a client disconnected: {error}");
                         }
                     }
                     () = ending.cancelled() => {}

@@ -159,7 +159,7 @@ impl Opened {
         for bytes in recovered {
             let record = messages::decode_record(&bytes).ok_or(StorageError::Record {
                 node,
-                why: "a record of the decision log cannot be read".into(),
+                why: "cannot decode a record of the decision log".into(),
             })?;
             records.push(record);
         }

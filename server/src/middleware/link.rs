@@ -87,7 +87,7 @@ pub(super) fn call(
                             return;
                         }
                     }
-                    Err(error) => warn!(%address, "the agent is not believed: {error}"),
+                    Err(error) => warn!(%address, "the agent failed authentication: {error}"),
                 }
             }
             tokio::time::sleep(AGAIN).await;
@@ -168,7 +168,7 @@ pub(super) async fn answer(
         return Err(malformed("a call began without a greeting"));
     };
     if !bool::from(given.as_bytes().ct_eq(secret.as_bytes())) {
-        return Err(malformed("a caller does not know the secret"));
+        return Err(malformed("the other end has another `secret`"));
     }
     let (sender, mut queue) = mpsc::channel(QUEUE_MAX);
     // Another agent only speaks; its connection must not end because nobody answers.

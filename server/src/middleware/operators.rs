@@ -139,7 +139,7 @@ impl Session {
                 let optimizations = optimizations(name).ok_or_else(|| {
                     SqlError::new(
                         "22023",
-                        format!("`{name}` is not known; use xa, geotp-o1, geotp-o2 or geotp"),
+                        format!("unknown mode `{name}`; use xa, geotp-o1, geotp-o2 or geotp"),
                     )
                 })?;
                 proxy
@@ -157,9 +157,8 @@ impl Session {
                     .catalogue
                     .find_source(source)
                     .and_then(|id| proxy.nodes.get(&id).copied());
-                let node = id.ok_or_else(|| {
-                    SqlError::new("22023", format!("there is no source `{source}`"))
-                })?;
+                let node =
+                    id.ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
                 proxy.engine.xa()?.settle(xid, node, *verb == "commit");
                 return Ok(Reply::done("RESOLVE"));
             }

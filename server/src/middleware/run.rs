@@ -381,7 +381,7 @@ pub async fn run_agent(
                     }
                     // Agents only speak.
                     Ok(_) => {}
-                    Err(error) => warn!(%from, "a call was refused: {error}"),
+                    Err(error) => warn!(%from, "refused a connection: {error}"),
                 }
             });
         }

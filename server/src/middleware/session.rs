@@ -108,7 +108,7 @@ impl Engine {
             Self::Xa(middleware) => Ok(middleware),
             Self::ByKey(_) => Err(SqlError::new(
                 "0A000",
-                "the mode of this proxy controls concurrency record by record and has no such thing; choose another `mode` in its file",
+                "the `mode` of this proxy does not support this; use another `mode` in its configuration file",
             )),
         }
     }
@@ -407,7 +407,7 @@ impl Session {
 
     pub(super) fn planned(&self, parsed: &Parsed, values: &[Value]) -> Result<Plan, SqlError> {
         let (Verb::Data(statement) | Verb::Schema(statement)) = &parsed.verb else {
-            return Err(SqlError::new("XX000", "this statement has no plan"));
+            return Err(SqlError::new("XX000", "internal error: the statement has no plan"));
         };
         let isolation = self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
         let by_key = matches!(self.proxy.engine, Engine::ByKey(_));
@@ -602,7 +602,7 @@ impl Session {
         let cancelled = self.cancelled.clone();
         let client = self.client;
         let Some(open) = self.open.as_mut() else {
-            return Err(SqlError::new("XX000", "no transaction").into());
+            return Err(SqlError::new("XX000", "internal error: no transaction is open").into());
         };
         open.touched
             .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
@@ -632,7 +632,7 @@ impl Session {
             match heard {
                 None => {
                     self.open = None;
-                    let why = "the proxy stopped; whether the transaction committed is not known";
+                    let why = "the proxy stopped; the outcome of the transaction is unknown";
                     return Err(SqlError::new("08007", why).into());
                 }
                 Some(Heard::Answers(found)) => {
@@ -690,28 +690,27 @@ impl Session {
         let name = self.source_name(source);
         let (sqlstate, why) = match failure.reason {
             Reason::Marked => {
-                ("25000", "a statement came after the one that was marked as the last".to_owned())
+                ("25000", "a statement followed the one that was marked as the last".to_owned())
             }
-            Reason::Session => ("40000", "it was rolled back".to_owned()),
+            Reason::Session => ("40000", "the session rolled it back".to_owned()),
             Reason::Restarted => {
-                ("40001", format!("source {name} started again, so its locks may be gone"))
+                ("40001", format!("source {name} restarted, so its locks may be lost"))
             }
             Reason::Connection | Reason::Unknown => {
                 ("40001", format!("the connection to source {name} broke"))
             }
             Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
             Reason::Peer => {
-                ("40001", "another transaction was in its way at another source".to_owned())
+                ("40001", "it conflicts with another transaction at another source".to_owned())
             }
-            Reason::Deadlock if !self.proxy.nodes.values().any(|node| *node == source) => (
-                "40P01",
-                "it and others waited for each other at several sources (deadlock)".to_owned(),
-            ),
+            Reason::Deadlock if !self.proxy.nodes.values().any(|node| *node == source) => {
+                ("40P01", "deadlock with other transactions across several sources".to_owned())
+            }
             Reason::Deadlock | Reason::Serialization | Reason::LockTimeout => {
-                ("40001", format!("another transaction was in its way at source {name}"))
+                ("40001", format!("it conflicts with another transaction at source {name}"))
             }
             Reason::Refused => {
-                ("40001", "too many transactions are on the same records".to_owned())
+                ("40001", "too many transactions access the same hot records".to_owned())
             }
             Reason::Timeout => ("40001", format!("source {name} did not answer in time")),
             reason => ("40001", format!("source {name}: {reason:?}")),
@@ -728,7 +727,7 @@ impl Session {
         match (outcome, failure) {
             (Outcome::Unknown, _) => SqlError::new(
                 "08007",
-                "the connection to the source broke while it committed; whether the transaction took place is not known",
+                "the connection to the source broke during the commit; the outcome of the transaction is unknown",
             ),
             (_, Some((source, failure))) => self.error(source, failure, sources),
             (outcome, None) => {
@@ -764,10 +763,7 @@ impl Session {
                 };
             }
         }
-        Err(SqlError::new(
-            "08007",
-            "the proxy stopped; whether the transaction committed is not known",
-        ))
+        Err(SqlError::new("08007", "the proxy stopped; the outcome of the transaction is unknown"))
     }
 
     /// Everything that is not about rows.
@@ -839,11 +835,11 @@ impl Session {
             Verb::Housekeeping(tag) => Ok(Reply::done(tag)),
             Verb::Savepoint(..) => Err(SqlError::new(
                 "0A000",
-                "savepoints are not supported: a branch that fails ends its transaction; begin a new one",
+                "savepoints are not supported: a failed branch ends its transaction; begin a new transaction",
             )),
             Verb::Copy { .. } | Verb::CopyOut { .. } => Err(SqlError::new(
                 "0A000",
-                "COPY must be a text of its own, of PostgreSQL's simple protocol",
+                "COPY must be the only statement of its batch, in the simple protocol",
             )),
             Verb::Other => {
                 self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT"))

@@ -186,7 +186,7 @@ impl Source {
                     if !std::mem::replace(&mut is_refused, true) {
                         warn!(
                             source = %self.node,
-                            "cannot see who waits for whom, so deadlocks across sources end by the lock time-out: {}",
+                            "cannot read lock waits, so deadlocks across sources end by the lock time-out: {}",
                             fault.message
                         );
                     }
@@ -253,7 +253,7 @@ impl Source {
                 }
                 Ok(mut session) => {
                     if let Err(trouble) = self.look(&mut session).await {
-                        warn!(source = %self.node, "lost: {trouble}");
+                        warn!(source = %self.node, "connection lost: {trouble}");
                     }
                     locked(&self.idle).clear();
                     (self.report)(FromSource::Down);
@@ -270,7 +270,7 @@ impl Source {
         self.last_id.store(id, Ordering::Relaxed);
         self.end_old_sessions(session).await;
         self.number_branches(session).await?;
-        info!(source = %self.node, "reached");
+        info!(source = %self.node, "connected");
         (self.report)(FromSource::Up { start });
         loop {
             // A server that dies closes its sessions: whoever begins at the next one must not hear of the last.
@@ -286,7 +286,7 @@ impl Source {
             Err(Trouble::Fault(fault)) => {
                 warn!(
                     source = %self.node,
-                    "cannot read or make the table orthodrome_branches, so deadlocks across sources in which a \
+                    "cannot read or create the table orthodrome_branches, so deadlocks across sources in which a \
                      transaction has only read there end by the lock time-out: {}",
                     fault.message
                 );
@@ -489,7 +489,7 @@ impl Source {
                     *place = Some(session);
                 }
                 Err(trouble) => {
-                    warn!(source = %self.node, "no session: {trouble}");
+                    warn!(source = %self.node, "cannot open a session: {trouble}");
                     return lost();
                 }
             }
@@ -872,7 +872,7 @@ impl Source {
                 let sent = self.endpoint.interrupt(running).await;
                 slot.has_met();
                 if let Err(trouble) = sent {
-                    warn!(source = %self.node, %xid, "cannot interrupt: {trouble}");
+                    warn!(source = %self.node, %xid, "cannot interrupt the session: {trouble}");
                 }
             }
             let ended = tokio::time::timeout(AGAIN, slot.session.lock()).await;
@@ -882,7 +882,7 @@ impl Source {
         }
         if let Some(running) = slot.reach_for(is_running) {
             if let Ok(mut session) = self.session().await {
-                info!(source = %self.node, %xid, session = running.id(), "interrupted and silent: ended");
+                info!(source = %self.node, %xid, session = running.id(), "the interrupted session does not answer; closed");
                 self.bury(&mut session, running.id()).await;
                 self.give_back(session);
             }
@@ -899,7 +899,7 @@ impl Source {
                 Ok(false) | Err(_) => return,
             }
         }
-        warn!(source = %self.node, lost, "a session of before does not end");
+        warn!(source = %self.node, lost, "a session of an earlier incarnation does not end");
     }
 
     async fn commit_prepared(&self, xid: Xid, at: Timestamp) {
@@ -941,7 +941,7 @@ impl Source {
                 None => match self.session().await {
                     Ok(session) => session,
                     Err(trouble) => {
-                        debug!(source = %self.node, %xid, "no session to end a branch in: {trouble}");
+                        debug!(source = %self.node, %xid, "cannot open a session to end a branch: {trouble}");
                         if matches!(trouble, Trouble::Broken(_)) {
                             // If the server starts again, that number will be somebody else's.
                             lost = None;

@@ -8,7 +8,7 @@ use orthodrome_core::txn::{AbortReason, Kind, Reads, Txn};
 use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
 use tokio::sync::oneshot::Sender;
 
-use crate::gateway::{Begun, Command, Finished, GatewayError, Slot, is_interactive};
+use crate::gateway::{Begun, Command, Finished, GatewayError, HeldBytes, Slot, is_interactive};
 
 /// How long an interactive transaction may stay undecided, and how long an outcome that nobody has
 /// asked for is kept. The service gives its clients less.
@@ -37,14 +37,14 @@ struct Entry {
     /// What it read, in all rounds.
     reads: Option<Reads>,
     state: State,
-    _slot: Slot,
+    slot: Slot,
 }
 
 impl Entry {
     fn new(txn: &Txn, state: State, slot: Slot) -> Self {
         let is_general = matches!(txn.kind, Kind::General);
         let (is_interactive, floors) = (is_interactive(txn), txn.floors.clone());
-        Self { is_interactive, is_general, floors, reads: None, state, _slot: slot }
+        Self { is_interactive, is_general, floors, reads: None, state, slot }
     }
 }
 
@@ -78,7 +78,9 @@ impl Callers {
                 Some(Input::Begin(txn))
             }
             Command::Read { txn, keys, reply } => self.read_on(txn, keys, reply),
-            Command::Decide { txn, decision, reply } => self.decide(txn, decision, reply),
+            Command::Decide { txn, decision, held, reply } => {
+                self.decide(txn, (decision, held), reply)
+            }
             Command::Resolve { txn, reads, decision, slot, reply } => {
                 if self.entries.contains_key(&txn.id) {
                     return self.join(txn.id, decision, reply);
@@ -115,9 +117,9 @@ impl Callers {
                 }
                 return None;
             }
-            State::Undecided { .. } => "its keys were declared when it began",
+            State::Undecided { .. } => "it declared its keys when it began",
             State::Reading(_) => "it is reading",
-            State::Ending { .. } => "it was decided already",
+            State::Ending { .. } => "it is already decided",
         };
         answer(reply, Err(GatewayError::NotUndecided(txn, why)));
         None
@@ -126,7 +128,7 @@ impl Callers {
     fn decide<P: Protocol>(
         &mut self,
         txn: TxnId,
-        decision: Decision,
+        (decision, held): (Decision, HeldBytes),
         reply: Reply<Finished>,
     ) -> Option<Input<P>> {
         let Some(entry) = self.entries.get_mut(&txn) else {
@@ -137,6 +139,7 @@ impl Callers {
             State::Undecided { until } => {
                 self.expiries.remove(&(*until, txn));
                 entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
+                entry.slot.hold(held);
                 return Some(Input::Decide { txn, decision });
             }
             State::Ended { .. } => {
@@ -145,8 +148,8 @@ impl Callers {
                 }
                 return None;
             }
-            State::Reading(_) => "it has not read yet",
-            State::Ending { .. } => "it was decided already",
+            State::Reading(_) => "it has not finished its reads",
+            State::Ending { .. } => "it is already decided",
         };
         answer(reply, Err(GatewayError::NotUndecided(txn, why)));
         None
@@ -269,7 +272,7 @@ impl Callers {
 
     /// The machine knows the transaction's outcome.
     pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
-        let Some(Entry { is_interactive, is_general, floors, reads, state, _slot }) =
+        let Some(Entry { is_interactive, is_general, floors, reads, state, slot }) =
             self.entries.remove(&txn)
         else {
             return;
@@ -289,13 +292,13 @@ impl Callers {
                 self.expiries.insert((until, txn));
                 let state = State::Ended { finished, until };
                 let reads = None;
-                let entry = Entry { is_interactive, is_general, floors, reads, state, _slot };
+                let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
                 self.entries.insert(txn, entry);
             }
             State::Ended { finished, until } => {
                 let state = State::Ended { finished, until };
                 let reads = None;
-                let entry = Entry { is_interactive, is_general, floors, reads, state, _slot };
+                let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
                 self.entries.insert(txn, entry);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::wire;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
@@ -32,11 +32,14 @@ pub(super) enum Event<P: WireProtocol> {
     },
     Durable(Ticket),
     Command(Command),
-    Admin(Admin),
+    /// An operator's order, and whether the machine takes it.
+    Admin(Admin, oneshot::Sender<Result<(), Refusal>>),
     /// The machine's state in one line.
     Describe(oneshot::Sender<String>),
     /// What an operator may want to watch.
     Gauges(oneshot::Sender<Vec<Gauge>>),
+    /// What the machine knows of groups.
+    Groups(oneshot::Sender<Vec<GroupView>>),
     /// Orders to change members, and what became of them, as of now.
     Orders(oneshot::Sender<(Time, Vec<MembershipOrder>)>),
 }
@@ -142,7 +145,13 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             }
             Event::Durable(ticket) => Some(Input::Durable(ticket)),
             Event::Command(command) => self.callers.command(now, command),
-            Event::Admin(order) => Some(Input::Admin(order)),
+            Event::Admin(order, reply) => {
+                let refusal = self.host.machine().refusal(&order);
+                let is_taken = refusal.is_none();
+                // Whoever gave the order may have stopped waiting; it is carried out all the same.
+                let _ = reply.send(refusal.map_or(Ok(()), Err));
+                is_taken.then_some(Input::Admin(order))
+            }
             Event::Describe(reply) => {
                 // Whoever asked may have stopped waiting.
                 let _ = reply.send(self.host.machine().to_string());
@@ -150,6 +159,10 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             }
             Event::Gauges(reply) => {
                 let _ = reply.send(self.host.machine().gauges(now));
+                None
+            }
+            Event::Groups(reply) => {
+                let _ = reply.send(self.host.machine().groups(now));
                 None
             }
             Event::Orders(reply) => {

@@ -34,6 +34,8 @@ pub struct Plan {
     pub tls: bool,
     /// Transactions in flight at each gateway.
     pub in_flight_max: usize,
+    /// Bytes of their requests.
+    pub bytes_in_flight_max: usize,
 }
 
 /// A running cluster.
@@ -58,7 +60,7 @@ impl EmbeddedCluster {
         for server in plan.map.servers() {
             let at = gateways.iter().position(|gateway| gateway.region == server.region);
             let Some(at) = at else {
-                let why = format!("the map has no gateway for {}, in its region", server.id);
+                let why = format!("the region of {} has no gateway; add one", server.id);
                 return Err(StartError::Settings(why));
             };
             let gateway = gateways.remove(at).id;
@@ -101,6 +103,7 @@ impl EmbeddedCluster {
             clock_error: Duration::from_millis(10),
             clock_skew: self.skew(node),
             in_flight_max: self.plan.in_flight_max,
+            bytes_in_flight_max: self.plan.bytes_in_flight_max,
             workers: None,
             queue_bytes_max: 64 << 20,
         }
@@ -149,12 +152,12 @@ impl EmbeddedCluster {
     /// It cannot start; or it runs.
     pub async fn restart(&mut self, node: NodeId) -> Result<(), StartError> {
         if self.nodes.contains_key(&node) {
-            return Err(StartError::Settings(format!("{node} runs already")));
+            return Err(StartError::Settings(format!("{node} is already running")));
         }
         let endpoint = self.endpoints.iter().find(|endpoint| endpoint.node == node);
         let address = endpoint.and_then(|endpoint| endpoint.address.parse::<SocketAddr>().ok());
         let address =
-            address.ok_or_else(|| StartError::Settings(format!("{node} is not on the map")))?;
+            address.ok_or_else(|| StartError::Settings(format!("{node} is not in the cluster")))?;
         let listener = TcpListener::bind(address).await?;
         let handle = self.start_node(node, listener).await?;
         self.nodes.insert(node, handle);

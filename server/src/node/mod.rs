@@ -18,13 +18,14 @@ mod workers;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
@@ -38,7 +39,9 @@ pub use self::clock::ClockError;
 use self::clock::NodeClock;
 use self::driver::{Counters, Driver, Event, Persistence};
 use self::workers::Threads;
-use crate::gateway::{Backend, Command, Description, Gateway, GatewayError, Health, InFlight};
+use crate::gateway::{
+    Backend, Command, Description, Gateway, GatewayError, Health, InFlight, InFlightMax,
+};
 use crate::inbox::Inbox;
 use crate::storage::{self, Expected, Identity, Report, Storage, StorageError, Tag, Work, Writer};
 use crate::tls::Tls;
@@ -52,6 +55,10 @@ const BACKLOG_MAX: usize = 16_384;
 const BACKLOG_BYTES_MAX: usize = 64 << 20;
 /// How often the clock is checked, and its reading made durable.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
+/// How long leadership may take to go to another node, beside what the distances say.
+const HAND_OVER_EXTRA: Duration = Duration::from_millis(500);
+/// How often a node that ends looks whether it has handed its leadership over.
+const HAND_OVER_LOOK: Duration = Duration::from_millis(10);
 /// Bits of a client id below the gateway's number.
 const CLIENT_BITS: u32 = 40;
 
@@ -106,6 +113,8 @@ pub struct Settings {
     pub clock_skew: Arc<AtomicI64>,
     /// Transactions in flight at this gateway at once.
     pub in_flight_max: usize,
+    /// Bytes of their requests at once.
+    pub bytes_in_flight_max: usize,
     /// Threads that run what does not depend on each other; none: one for each processor.
     pub workers: Option<NonZero<usize>>,
     /// Bytes that may wait for each other process.
@@ -277,8 +286,16 @@ impl<P: WireProtocol> Backend for Shared<P> {
         self.gateway.push(Event::Command(command))
     }
 
-    fn admin(&self, order: Admin) {
-        self.server.push(Event::Admin(order));
+    fn admin(&self, order: Admin) -> oneshot::Receiver<Result<(), Refusal>> {
+        let (reply, answer) = oneshot::channel();
+        self.server.push(Event::Admin(order, reply));
+        answer
+    }
+
+    fn groups(&self) -> oneshot::Receiver<Vec<GroupView>> {
+        let (reply, groups) = oneshot::channel();
+        self.server.push(Event::Groups(reply));
+        groups
     }
 
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2] {
@@ -318,7 +335,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
 
     fn register(
         &self,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>> {
         Box::pin(async {
             let mut block = self.clients.block.lock().await;
             if block.0 == block.1 {
@@ -351,7 +368,8 @@ impl<P: WireProtocol> Receiver<P> {
 impl<P: WireProtocol> Deliver for Receiver<P> {
     async fn deliver(&self, from: NodeId, to: NodeId, bytes: Bytes) -> Result<(), String> {
         let inbox = self.shared.local(to);
-        let inbox = inbox.ok_or_else(|| format!("a message for {to}, who is not here"))?;
+        let inbox = inbox
+            .ok_or_else(|| format!("a message for {to}, which does not run in this process"))?;
         let [of_server, of_gateway] = &self.room;
         let room = if to == self.shared.me.gateway { of_gateway } else { of_server };
         let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
@@ -378,7 +396,11 @@ pub struct NodeHandle {
 /// What a handle needs of the node, whatever its protocol.
 trait Parts: Send + Sync + std::fmt::Debug {
     fn stop_accepting(&self);
-    fn hand_over(&self) -> Duration;
+    /// How long leadership may take to go to another node.
+    fn hand_over_within(&self) -> Duration;
+    /// Asks the server machine to hand on whatever it leads; how many groups those are. None if it
+    /// does not answer.
+    fn hand_over(&self) -> Pin<Box<dyn Future<Output = Option<usize>> + Send + '_>>;
     fn close_inboxes(&self);
     fn end(&self);
     fn transport(&self) -> Option<&Transport>;
@@ -400,21 +422,23 @@ impl<P: WireProtocol> Parts for Shared<P> {
         }
     }
 
-    /// Asks the server machine to hand leadership of whatever it leads to another replica. Returns
-    /// how long that may take.
-    fn hand_over(&self) -> Duration {
-        let me = self.me.node;
-        for partition in self.map.partitions().filter(|p| p.replicas.contains(&me)) {
-            let preferred = partition.preferred_leader;
-            let others = partition.replicas.iter().copied().filter(|&replica| replica != me);
-            let to = if preferred == me { others.min() } else { Some(preferred) };
-            if let Some(to) = to {
-                let order = Admin::TransferLeader { partition: partition.id, to };
-                self.server.push(Event::Admin(order));
+    fn hand_over_within(&self) -> Duration {
+        // A round trip or two, and what a busy machine adds.
+        self.map.topology.rtt_max() * 2 + HAND_OVER_EXTRA
+    }
+
+    fn hand_over(&self) -> Pin<Box<dyn Future<Output = Option<usize>> + Send + '_>> {
+        Box::pin(async {
+            let groups = Backend::groups(self).await.ok()?;
+            let led = groups.iter().filter(|group| group.leader == Some(self.me.node));
+            let successors = led.filter_map(|group| Some((group.partition, group.successor?)));
+            let successors: Vec<_> = successors.collect();
+            for &(partition, to) in &successors {
+                // One that is being handed over already refuses.
+                drop(Backend::admin(self, Admin::TransferLeader { partition, to }));
             }
-        }
-        // A hand-over takes a round trip or two; there is no event that says all are done.
-        self.map.topology.rtt_max() * 2 + Duration::from_millis(100)
+            Some(successors.len())
+        })
     }
 
     fn close_inboxes(&self) {
@@ -527,10 +551,9 @@ impl NodeHandle {
         self.parts.stop_accepting();
         let deadline = tokio::time::Instant::now() + within;
         if tokio::time::timeout_at(deadline, self.in_flight.none()).await.is_err() {
-            warn!("shutting down with transactions in flight; their callers learn no outcome");
+            warn!("shutting down with pending transactions; their clients learn no outcome");
         }
-        let pause = tokio::time::Instant::now() + self.parts.hand_over();
-        tokio::time::sleep_until(pause.min(deadline)).await;
+        self.hand_over(deadline).await;
         self.parts.close_inboxes();
         let threads = std::mem::take(&mut self.threads);
         let writer = self.writer.take();
@@ -546,6 +569,20 @@ impl NodeHandle {
         if let Some(transport) = self.parts.transport() {
             transport.stop().await;
         }
+    }
+
+    /// Hands leadership to other nodes, and waits until this one leads nothing that another could
+    /// lead. Gives up at `deadline`, or sooner if nobody takes it.
+    async fn hand_over(&self, deadline: tokio::time::Instant) {
+        let until = tokio::time::Instant::now() + self.parts.hand_over_within();
+        let until = until.min(deadline);
+        let handed = async {
+            while self.parts.hand_over().await.is_some_and(|left| left > 0) {
+                tokio::time::sleep(HAND_OVER_LOOK).await;
+            }
+        };
+        // Those that did not take it elect a leader in time.
+        let _ = tokio::time::timeout_at(until, handed).await;
     }
 
     /// Ends the node at once, writing and sending nothing more, as `kill -9` would; returns when
@@ -636,7 +673,8 @@ pub async fn start<P: WireProtocol>(
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
     info!(node = %shared.me.node, cluster = settings.cluster, protocol, "serving");
     let in_flight: Arc<InFlight> = Arc::default();
-    let gateway = Gateway::new(shared.clone(), in_flight.clone(), settings.in_flight_max);
+    let max = InFlightMax { count: settings.in_flight_max, bytes: settings.bytes_in_flight_max };
+    let gateway = Gateway::new(shared.clone(), in_flight.clone(), max);
     Ok(NodeHandle { gateway, parts: shared, in_flight, failure: failed, threads, writer })
 }
 
@@ -709,8 +747,8 @@ impl<P: WireProtocol> Drop for Guard<P> {
         if std::thread::panicking() {
             let name = self.name;
             self.shared.fail(&format!(
-                "its {name} machine contradicted itself (the panic is on standard error); restart \
-                 the node, and report this"
+                "an assertion failed in its {name} (see the panic on standard error); restart the \
+                 node, and report this"
             ));
         }
     }
@@ -722,7 +760,9 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
     for Endpoint { node, gateway, .. } in &settings.endpoints {
         for id in [node, gateway] {
             if settings.map.node(*id).is_none() {
-                return Err(StartError::Settings(format!("{id} is not on the map of the cluster")));
+                return Err(StartError::Settings(format!(
+                    "{id} is in `nodes`, but not in the cluster"
+                )));
             }
         }
         let process = Process { node: *node, gateway: *gateway, region: region(*node) };
@@ -730,7 +770,7 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
     }
     let me = processes.remove(&settings.node);
     let me = me.ok_or_else(|| {
-        StartError::Settings(format!("{} is not in the list of nodes", settings.node))
+        StartError::Settings(format!("node {} is not in `nodes`; add it", settings.node))
     })?;
     Ok(Introduction {
         cluster: settings.cluster.clone(),
@@ -780,9 +820,14 @@ async fn open<P: WireProtocol>(
     let node = settings.node;
     if settings.expected == Expected::Replacement && !P::replaceable(&settings.map).contains(&node)
     {
+        let instead = if P::MEMBERS {
+            ", or give its partitions to other nodes: `change-members` in `orthodrome shell`"
+        } else {
+            "; this protocol cannot give its partitions to other nodes"
+        };
         return Err(StartError::Settings(format!(
-            "{protocol} cannot replace {node} while the cluster runs: others count on what it promised, and that was \
-             in its data. Restore its data directory, or give its partitions to other nodes (`ChangeMembers`)"
+            "{protocol} cannot replace {node} while the cluster runs: other nodes rely on votes that were in its data. \
+             Restore its data directory{instead}"
         )));
     }
     let memory = MemoryEngine::default();
@@ -820,7 +865,7 @@ async fn open<P: WireProtocol>(
     let (storage, recovered) =
         opened.map_err(|error| StartError::Settings(error.to_string()))??;
     if let Some(torn) = &recovered.torn {
-        warn!(node = %settings.node, "the log ended in a write that a crash cut short: {torn}");
+        warn!(node = %settings.node, "the log ended in an incomplete write, as after a crash: {torn}");
     }
     let decode = |records: Vec<Bytes>| -> Result<Vec<P::Record>, StorageError> {
         let bad = |why: String| StorageError::Record { node: identity.node, why };

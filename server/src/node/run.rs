@@ -7,14 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use orthodrome_core::Protocol as _;
-use orthodrome_protocols::carousel::Carousel;
-use orthodrome_protocols::deterministic::Deterministic;
-use orthodrome_protocols::natto::Natto;
-use orthodrome_protocols::ocean_vista::OceanVista;
-use orthodrome_protocols::registry::{self, UnknownProtocol};
-use orthodrome_protocols::tapir::Tapir;
-use orthodrome_protocols::two_phase_locking::Locking;
+use orthodrome_protocols::registry::{self, Registered, Row, UnknownProtocol, Visitor};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -22,7 +15,6 @@ use tracing::{info, warn};
 use super::{NodeHandle, Settings, StartError, start};
 use crate::config::NodeConfig;
 use crate::service::{self, ServiceError};
-use crate::wire::WireProtocol;
 
 /// Why a node's process ended, or never began.
 #[derive(Debug, thiserror::Error)]
@@ -51,41 +43,6 @@ pub enum RunError {
     Failed(String),
 }
 
-/// Something to do with a protocol that can be served, known only by name.
-trait Visitor {
-    /// What comes of it.
-    type Out;
-    /// Does it.
-    fn visit<P: WireProtocol>(self) -> Self::Out;
-}
-
-/// Does something with the protocol called `name`.
-///
-/// # Errors
-/// There is no such protocol. Every protocol of the registry can be served; a test of real nodes sees to that.
-fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
-    registry::find(name)?;
-    if Carousel::NAMES.contains(&name) {
-        return Ok(visitor.visit::<Carousel>());
-    }
-    if Locking::NAMES.contains(&name) {
-        return Ok(visitor.visit::<Locking>());
-    }
-    if Natto::NAMES.contains(&name) {
-        return Ok(visitor.visit::<Natto>());
-    }
-    if Tapir::NAMES.contains(&name) {
-        return Ok(visitor.visit::<Tapir>());
-    }
-    if OceanVista::NAMES.contains(&name) {
-        return Ok(visitor.visit::<OceanVista>());
-    }
-    if Deterministic::NAMES.contains(&name) {
-        return Ok(visitor.visit::<Deterministic>());
-    }
-    unreachable!("{name} is in the registry and has no arm here")
-}
-
 /// How long answers that are ready may take to reach their clients when the node ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
@@ -102,7 +59,7 @@ pub fn start_by_name(
     settings: Settings,
     listener: TcpListener,
 ) -> Result<Going<Result<NodeHandle, StartError>>, UnknownProtocol> {
-    with(name, Starter { name, settings, listener })
+    registry::with(name, Starter { name, settings, listener })
 }
 
 /// Runs a node until `stop` is ready, then ends it in good order; or until it fails. `ready` is told
@@ -124,7 +81,7 @@ async fn run_until(
     stop: Going<()>,
 ) -> Result<(), RunError> {
     if config.node.tls.is_none() {
-        warn!("no `tls`: nodes talk in the clear, on loopback only");
+        warn!("no `tls`: nodes communicate without encryption, on loopback only");
     }
     let peers = listen("listen.peer", &config.listen_peer).await?;
     let clients = listen("listen.client", &config.listen_client).await?;
@@ -142,7 +99,7 @@ async fn run_until(
         () = stop => Ok(()),
         why = node.failed() => Err(RunError::Failed(why)),
         served = &mut serving => Err(match served {
-            Ok(Ok(())) => RunError::Failed("the service for clients ended by itself".into()),
+            Ok(Ok(())) => RunError::Failed("the service for clients stopped unexpectedly".into()),
             Ok(Err(error)) => RunError::Failed(error.to_string()),
             Err(panicked) => RunError::Failed(panicked.to_string()),
         }),
@@ -171,7 +128,7 @@ struct Starter<'a> {
 impl Visitor for Starter<'_> {
     type Out = Going<Result<NodeHandle, StartError>>;
 
-    fn visit<P: WireProtocol>(self) -> Self::Out {
+    fn visit<P: Registered>(self, _: &'static Row) -> Self::Out {
         let protocol = P::configure(&self.settings.map, self.name);
         Box::pin(start::<P>(self.settings, protocol, self.listener))
     }

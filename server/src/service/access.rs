@@ -60,7 +60,7 @@ impl Principal {
         match self.roles.get(keyspace) {
             Some(&role) if role >= wanted => Ok(()),
             Some(role) => Err(refuse(Status::permission_denied(format!(
-                "{:?} has the role {role} in keyspace {keyspace:?}; this needs {wanted}",
+                "{:?} has role {role} in keyspace {keyspace:?}; the request needs {wanted}",
                 self.name
             )))),
             None => Err(refuse(Status::permission_denied(format!(
@@ -202,7 +202,7 @@ impl Access {
         };
         // One message for every failure, so that it tells a guesser nothing.
         found.cloned().ok_or_else(|| {
-            unauthenticated("no known credential; send `authorization: Bearer <token>`")
+            unauthenticated("unknown or missing credential; send `authorization: Bearer <token>`")
         })
     }
 }

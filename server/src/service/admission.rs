@@ -47,7 +47,8 @@ impl Admission {
         self.refused.load(Ordering::Relaxed)
     }
 
-    fn busy(&self, what: &str) -> Status {
+    /// Counts a refusal for lack of room, and says why.
+    pub(super) fn busy(&self, what: &str) -> Status {
         self.refused.fetch_add(1, Ordering::Relaxed);
         refuse(Status::resource_exhausted(format!(
             "busy: {what}; try again after a pause, or at another gateway"
@@ -58,9 +59,7 @@ impl Admission {
         let request = Arc::clone(&self.requests).try_acquire_owned();
         let request = request.map_err(|_| {
             let most = self.requests_max;
-            self.busy(&format!(
-                "{most} requests are in flight, as many as limits.requests_max allows"
-            ))
+            self.busy(&format!("{most} requests are pending, which is limits.requests_max"))
         })?;
         let bytes = Arc::new(Held { permit: Mutex::new(None) });
         Ok(Admitted { _request: Arc::new(request), bytes, is_reached: Arc::default() })
@@ -75,8 +74,8 @@ impl Admission {
         let more = more.ok_or_else(|| {
             let most = self.bytes_max;
             self.busy(&format!(
-                "with it, requests in flight would have more than the {most} bytes that \
-                 limits.request_bytes_in_flight_max allows"
+                "the pending requests would exceed {most} bytes, which is \
+                 limits.request_bytes_in_flight_max"
             ))
         })?;
         let mut permit = held.permit.lock().unwrap_or_else(PoisonError::into_inner);

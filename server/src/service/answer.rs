@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use orthodrome_core::cluster::{Partitioning, Role};
-use orthodrome_core::machine::{Gauge, MembershipOrder, OrderState};
+use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState, Refusal};
 use orthodrome_core::txn::{AbortReason, Reads, Version};
 use orthodrome_core::{Cluster, NodeId, Outcome, TxnId};
 use tonic::Status;
 
 use super::access::DEFAULT_KEYSPACE;
 use super::api;
-use super::refuse;
-use crate::gateway::{Description, GatewayError};
+use super::{LEADER, refuse};
+use crate::gateway::{Description, GatewayError, OrderError};
 
 pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
     use api::outcome::Result;
@@ -70,13 +70,39 @@ pub(super) fn txn_id(id: TxnId) -> api::TxnId {
 pub(super) fn status(error: &GatewayError) -> Status {
     let text = error.to_string();
     match error {
-        GatewayError::Overloaded { .. } => refuse(Status::resource_exhausted(text)),
+        GatewayError::Overloaded { .. } | GatewayError::OverloadedBytes { .. } => {
+            refuse(Status::resource_exhausted(text))
+        }
         GatewayError::Stopping | GatewayError::Failed(_) => refuse(Status::unavailable(text)),
         GatewayError::UnknownTransaction(_) => refuse(Status::not_found(text)),
         GatewayError::AlreadyBegun(_) => refuse(Status::already_exists(text)),
         GatewayError::NotUndecided(..) => refuse(Status::failed_precondition(text)),
         // Not refused: it may have had any effect.
         GatewayError::Lost(_) => Status::unavailable(text),
+    }
+}
+
+/// Why a node did not take an order, as a status.
+pub(super) fn order_status(about: &Description, error: &OrderError) -> Status {
+    let text = format!("{}: {error}", about.node);
+    let refusal = match error {
+        OrderError::Refused(refusal) => refusal,
+        OrderError::NotServing(_) => return refuse(Status::unavailable(text)),
+        // Not refused: the node may have taken it.
+        OrderError::Lost => return Status::unavailable(text),
+    };
+    match refusal {
+        Refusal::NotLeader(leader) => {
+            let leader = leader.map_or_else(|| "unknown".to_owned(), |leader| leader.0.to_string());
+            let mut status = refuse(Status::failed_precondition(text));
+            if let Ok(leader) = leader.parse() {
+                status.metadata_mut().insert(LEADER, leader);
+            }
+            status
+        }
+        Refusal::NotNow(_) => refuse(Status::failed_precondition(text)),
+        Refusal::Invalid(_) => refuse(Status::invalid_argument(text)),
+        Refusal::Never(_) => refuse(Status::unimplemented(format!("{}: {text}", about.protocol))),
     }
 }
 
@@ -101,7 +127,11 @@ pub(super) fn order((order, age): (MembershipOrder, Duration)) -> api::Membershi
     }
 }
 
-pub(super) fn description(about: &Description, cluster: &Cluster) -> api::DescribeResponse {
+pub(super) fn description(
+    about: &Description,
+    cluster: &Cluster,
+    groups: &[GroupView],
+) -> api::DescribeResponse {
     let map = &cluster.topology;
     let region = |region| api::Region {
         name: map.name_of(region).into(),
@@ -119,10 +149,17 @@ pub(super) fn description(about: &Description, cluster: &Cluster) -> api::Descri
         }
         .into(),
     };
-    let partition = |partition: &orthodrome_core::cluster::Partition| api::Partition {
-        id: partition.id.0,
-        replicas: partition.replicas.iter().map(|node| node.0).collect(),
-        preferred_leader: partition.preferred_leader.0,
+    let ids = |nodes: &[NodeId]| nodes.iter().map(|node| node.0).collect::<Vec<_>>();
+    let partition = |partition: &orthodrome_core::cluster::Partition| {
+        let group = groups.iter().find(|group| group.partition == partition.id);
+        api::Partition {
+            id: partition.id.0,
+            replicas: ids(&partition.replicas),
+            preferred_leader: partition.preferred_leader.0,
+            voters: group.map(|group| ids(&group.voters)).unwrap_or_default(),
+            learners: group.map(|group| ids(&group.learners)).unwrap_or_default(),
+            leader: group.and_then(|group| group.leader).map(|leader| leader.0),
+        }
     };
     api::DescribeResponse {
         cluster: about.cluster.clone(),
@@ -137,6 +174,7 @@ pub(super) fn description(about: &Description, cluster: &Cluster) -> api::Descri
             general: about.general,
         }],
         region: cluster.region_of(about.gateway).0.into(),
+        node: about.node.0,
         partitioning: Some(partitioning(cluster.partitioning())),
     }
 }

@@ -31,8 +31,10 @@ pub struct Limits {
     pub connections_max: usize,
     /// Requests being worked on at once.
     pub requests_max: usize,
-    /// Bytes of requests being worked on at once, those that began a transaction that is still open
-    /// included: the bound on the memory that clients can make a gateway use, up to a small factor.
+    /// Bytes of requests being worked on at once, those that began a transaction that is still open or in
+    /// flight included: the bound on the memory that clients can make a gateway use, up to a small factor.
+    /// It holds twice: for requests as they arrive, and for transactions in flight, which may outlive the
+    /// requests that began them.
     pub request_bytes_in_flight_max: usize,
     /// How long one request may take, the arrival of its body included. The transaction of a request
     /// that was cut off here goes on; its client asks `Resolve`.
@@ -52,7 +54,7 @@ impl Default for Limits {
             txns_open_max: 10_000,
             connections_max: 10_000,
             requests_max: 10_000,
-            request_bytes_in_flight_max: 256 << 20,
+            request_bytes_in_flight_max: 64 << 20,
             request_timeout: Duration::from_secs(60),
         }
     }

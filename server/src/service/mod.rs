@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, MembershipOrder};
-use orthodrome_core::txn::{Kind, Priority, Reads, Writes};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
+use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health};
+use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
 
 mod access;
 mod admission;
@@ -56,6 +56,9 @@ mod api {
 
 /// The trailer of a status that refused a request.
 const EFFECT: &str = "orthodrome-effect";
+/// The trailer of a status that refused an order because another server leads the partition: the
+/// id of that server, or `unknown`.
+const LEADER: &str = "orthodrome-leader";
 
 /// Marks a status as a refusal: the request had no effect and never will. What carries no mark may
 /// have had any effect.
@@ -92,9 +95,11 @@ pub trait Transactions: Send + Sync + 'static {
         decision: Option<Decision>,
     ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
     /// See [`Gateway::admin`].
-    fn admin(&self, order: Admin);
+    fn admin(&self, order: Admin) -> impl Future<Output = Result<(), OrderError>> + Send;
     /// See [`Gateway::describe`].
     fn describe(&self) -> Description;
+    /// See [`Gateway::groups`].
+    fn groups(&self) -> impl Future<Output = Vec<GroupView>> + Send;
     /// See [`Gateway::gauges`].
     fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
     /// See [`Gateway::orders`].
@@ -127,8 +132,12 @@ impl Transactions for Gateway {
         Self::resolve(self, txn, reads, decision).await
     }
 
-    fn admin(&self, order: Admin) {
-        Self::admin(self, order);
+    async fn admin(&self, order: Admin) -> Result<(), OrderError> {
+        Self::admin(self, order).await
+    }
+
+    async fn groups(&self) -> Vec<GroupView> {
+        Self::groups(self).await
     }
 
     fn describe(&self) -> Description {
@@ -439,13 +448,28 @@ impl<T: Transactions> Service<T> {
     async fn run(&self, txn: Txn) -> Result<Finished, Status> {
         let id = txn.id;
         match self.inner.transactions.begin(txn).await {
-            Ok(Begun::Finished(finished)) => Ok(finished),
+            Ok(Begun::Finished(finished)) => {
+                self.check_shed(finished.outcome)?;
+                Ok(finished)
+            }
             Err(error) => Self::finished(Err(error)),
             Ok(Begun::Reads(_)) => {
                 // A defect of the gateway; it must not leave the transaction open.
-                tracing::error!(txn = %id, "a transaction of one round asked for a decision");
+                tracing::error!(txn = %id, "a transaction of one round requested a decision");
                 Self::finished(self.inner.transactions.decide(id, Decision::Abort).await)
             }
+        }
+    }
+
+    /// Refuses a request whose transaction the cluster had no room for: it was told by one call, so it may
+    /// be repeated by one.
+    fn check_shed(&self, outcome: Outcome) -> Result<(), Status> {
+        match outcome {
+            Outcome::Aborted(AbortReason::Overload) => Err(self
+                .inner
+                .admission
+                .busy("the protocol has as many bytes or transactions under way as it can take")),
+            Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown => Ok(()),
         }
     }
 
@@ -475,11 +499,19 @@ impl<T: Transactions> Service<T> {
                 tokio::spawn(async move {
                     let ended = service.inner.transactions.decide(id, Decision::Abort).await;
                     if let Err(error) = ended {
-                        tracing::warn!(txn = %id, %error, "could not abort after its lease ran out");
+                        tracing::warn!(txn = %id, %error, "cannot abort it after its lease expired");
                     }
                 });
             }
         }
+    }
+
+    /// Gives an operator's order to the node, and returns the node's id if it takes the order.
+    async fn order(&self, caller: &Principal, order: Admin) -> Result<u32, Status> {
+        let about = self.inner.transactions.describe();
+        let answer = self.inner.transactions.admin(order.clone()).await;
+        tracing::info!(by = caller.name, ?order, ?answer, "operator's order");
+        answer.map(|()| about.node.0).map_err(|error| answer::order_status(&about, &error))
     }
 
     /// Keeps the health service in step with the node, for ever.
@@ -517,7 +549,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         Ok(Response::new(api::RegisterResponse {
             client: client.0,
             limits: Some(self.inner.limits.to_api()),
-            cluster: Some(answer::description(&about, &self.inner.cluster)),
+            // Without a look at the groups: a client must not wait for them before its first request.
+            cluster: Some(answer::description(&about, &self.inner.cluster, &[])),
         }))
     }
 
@@ -551,6 +584,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }
             Ok(Begun::Finished(finished)) => {
+                self.check_shed(finished.outcome)?;
                 Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
             }
             Err(error) => {
@@ -573,7 +607,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let keys = self.check().read_round(keys)?;
         let round = self.inner.open.read(id, &caller, |open| match &open.scope {
             Scope::Declared(_) => Err(refuse(Status::failed_precondition(format!(
-                "transaction {id} declared its keys when it began; only a general one reads on"
+                "transaction {id} declared its keys when it began; only a general transaction can read more"
             )))),
             Scope::General { keys: before, .. } => {
                 let new = keys.iter().filter(|key| !before.contains(*key)).count();
@@ -734,7 +768,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::DescribeResponse>, Status> {
         Self::caller(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
         let about = self.inner.transactions.describe();
-        Ok(Response::new(answer::description(&about, &self.inner.cluster)))
+        let groups = self.inner.transactions.groups().await;
+        Ok(Response::new(answer::description(&about, &self.inner.cluster, &groups)))
     }
 
     async fn status(
@@ -782,9 +817,8 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         let caller = Self::caller(&request)?;
         caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
         let order = self.check().transfer_leader(request.get_ref())?;
-        tracing::info!(by = caller.name, ?order, "operator's order");
-        self.inner.transactions.admin(order);
-        Ok(Response::new(api::TransferLeaderResponse {}))
+        let node = self.order(&caller, order).await?;
+        Ok(Response::new(api::TransferLeaderResponse { node }))
     }
 
     async fn change_members(
@@ -794,8 +828,7 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         let caller = Self::caller(&request)?;
         caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
         let order = self.check().change_members(request.get_ref())?;
-        tracing::info!(by = caller.name, ?order, "operator's order");
-        self.inner.transactions.admin(order);
-        Ok(Response::new(api::ChangeMembersResponse {}))
+        let node = self.order(&caller, order).await?;
+        Ok(Response::new(api::ChangeMembersResponse { node }))
     }
 }

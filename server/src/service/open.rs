@@ -60,13 +60,13 @@ impl Table {
         let open = self.open.get_mut(&id).filter(|open| open.owner.name == caller.name);
         let open = open.ok_or_else(|| {
             refuse(Status::not_found(format!(
-                "transaction {id} is not open here: its lease ran out, it was decided, or it began \
-                 at another gateway; ask Resolve"
+                "transaction {id} is not open here: its lease expired, it is decided, or it began at \
+                 another gateway; use Resolve"
             )))
         })?;
         if open.is_reading {
             return Err(refuse(Status::failed_precondition(format!(
-                "transaction {id} is reading; wait for that round, or ask Resolve"
+                "transaction {id} is reading; wait for that round, or use Resolve"
             ))));
         }
         Ok(open)

@@ -142,7 +142,7 @@ impl Checker<'_> {
             Some(Begun::Interactive(begin)) => self.begin(begin),
             Some(Begun::Procedure(execute)) => self.execute(execute),
             Some(Begun::ReadOnly(read)) => self.read(read),
-            None => Err(invalid("begun", "missing; give the transaction as it was begun")),
+            None => Err(invalid("begun", "missing; give the transaction as it was submitted")),
         }?;
         let interactive = match txn.kind {
             Kind::Interactive | Kind::General => true,
@@ -233,7 +233,9 @@ impl Checker<'_> {
         let priority = match api::Priority::try_from(head.priority) {
             Ok(api::Priority::Low) => Priority::LOW,
             Ok(api::Priority::High) => Priority::HIGH,
-            Err(_) => return Err(invalid("priority", format!("{} has no meaning", head.priority))),
+            Err(_) => {
+                return Err(invalid("priority", format!("{} is not a priority", head.priority)));
+            }
         };
         if head.acknowledged_below > id.counter {
             return Err(invalid(
@@ -302,7 +304,10 @@ impl Checker<'_> {
             Some(api::op::Op::Append(bytes)) => Op::Append(key, value(bytes)?),
             Some(api::op::Op::Delete(api::Delete {})) => Op::Delete(key),
             Some(api::op::Op::Call(_)) | None => {
-                return Err(invalid(&field(), "op is missing, or of a kind unknown here"));
+                return Err(invalid(
+                    &field(),
+                    "op is missing, or this version does not know its kind",
+                ));
             }
         })
     }
@@ -318,7 +323,7 @@ impl Checker<'_> {
             let known = known.join(", ");
             return Err(invalid(
                 &field("procedure"),
-                format!("there is no procedure {procedure:?}; there are {known}"),
+                format!("unknown procedure {procedure:?}; use one of {known}"),
             ));
         };
         let keys = |name: &str, keys: Vec<Vec<u8>>| {
@@ -356,7 +361,7 @@ impl Checker<'_> {
 
     pub(super) fn count(&self, field: &str, have: usize, most: u32) -> Result<(), Status> {
         if have > most as usize {
-            return Err(invalid(field, format!("{have} are named; at most {most} are allowed")));
+            return Err(invalid(field, format!("{have} are given; at most {most} are allowed")));
         }
         Ok(())
     }
@@ -391,7 +396,7 @@ impl Checker<'_> {
         let learners = check("learners", &request.learners)?;
         if voters.len().is_multiple_of(2) {
             let count = voters.len();
-            return Err(invalid("voters", format!("{count} voters; it takes an odd number")));
+            return Err(invalid("voters", format!("{count} voters; use an odd number")));
         }
         Ok(Admin::ChangeMembers { partition, voters, learners })
     }
@@ -400,7 +405,7 @@ impl Checker<'_> {
         let id = PartitionId(id);
         match self.cluster.partition(id) {
             Some(_) => Ok(id),
-            None => Err(invalid("partition", format!("there is no {id}"))),
+            None => Err(invalid("partition", format!("{id} does not exist"))),
         }
     }
 
@@ -419,15 +424,16 @@ fn check_keyspace(name: &str) -> Result<(), Status> {
         return Ok(());
     }
     // The name is the caller's and may be long: it is not repeated.
-    Err(refuse(Status::not_found("keyspace: there is no such keyspace; use `default`")))
+    Err(refuse(Status::not_found("keyspace: unknown keyspace; use `default`")))
 }
 
 /// Refuses writes that were not declared when the transaction began.
 pub(super) fn check_declared(field: &str, writes: &Writes, declared: &[Key]) -> Result<(), Status> {
     match writes.keys().position(|key| declared.binary_search(key).is_err()) {
-        Some(at) => {
-            Err(invalid(field, format!("number {at} by key was not declared as a write key")))
-        }
+        Some(at) => Err(invalid(
+            field,
+            format!("number {at} in the order of keys is not declared as a write key"),
+        )),
         None => Ok(()),
     }
 }
@@ -536,10 +542,7 @@ mod tests {
             ("ops[0]: a value of 17", vec![op(Some(Op::Compare(compare)))]),
             ("ops[0]: the empty key", vec![api::Op { key: vec![], op: Some(Op::Add(1)) }]),
             ("ops[0].key: a call", vec![op(Some(call("movr.end-ride", &[], &[])))]),
-            (
-                "ops[0].call.procedure: there is no procedure \"x\"",
-                vec![alone(call("x", &[], &[]))],
-            ),
+            ("ops[0].call.procedure: unknown procedure \"x\"", vec![alone(call("x", &[], &[]))]),
             (
                 "ops[0].call.reads[1]: the empty",
                 vec![alone(call("movr.end-ride", &["a", ""], &[]))],

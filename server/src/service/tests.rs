@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
-use orthodrome_core::machine::{Gauge, MembershipOrder, OrderState};
+use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState, Refusal};
 use orthodrome_core::session::{Floor, Floors};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
@@ -29,6 +29,8 @@ struct Script {
     value: Mutex<Vec<u8>>,
     decided: Mutex<Vec<(TxnId, Decision)>>,
     orders: Mutex<Vec<Admin>>,
+    /// Why orders are refused; none if they are taken.
+    refusal: Mutex<Option<Refusal>>,
     /// The priorities of the transactions begun.
     priorities: Mutex<Vec<Priority>>,
     /// What the clients of the transactions begun knew.
@@ -45,6 +47,7 @@ impl Script {
             value: Mutex::new(b"v".to_vec()),
             decided: Mutex::default(),
             orders: Mutex::default(),
+            refusal: Mutex::default(),
             priorities: Mutex::default(),
             floors: Mutex::default(),
             gate: Mutex::default(),
@@ -107,8 +110,22 @@ impl Transactions for Script {
         self.finished()
     }
 
-    fn admin(&self, order: Admin) {
+    async fn admin(&self, order: Admin) -> Result<(), OrderError> {
         self.orders.lock().unwrap().push(order);
+        match self.refusal.lock().unwrap().clone() {
+            Some(refusal) => Err(OrderError::Refused(refusal)),
+            None => Ok(()),
+        }
+    }
+
+    async fn groups(&self) -> Vec<GroupView> {
+        vec![GroupView {
+            partition: PartitionId(0),
+            voters: vec![NodeId(2), NodeId(3), NodeId(4)],
+            learners: vec![NodeId(1)],
+            leader: Some(NodeId(3)),
+            successor: None,
+        }]
     }
 
     fn describe(&self) -> Description {
@@ -150,6 +167,7 @@ impl Transactions for Script {
 
 const TOKEN: &str = "a-token-of-the-writer";
 const OTHER: &str = "a-token-of-another-one";
+const ROOT: &str = "a-token-of-an-operator";
 
 struct Running {
     script: Arc<Script>,
@@ -168,6 +186,7 @@ async fn start(limits: Limits) -> Running {
             Credential::token(OTHER).unwrap(),
             Principal { high_priority_per_second: Some(0), ..writer("other") },
         ),
+        (Credential::token(ROOT).unwrap(), Principal::new("root", Role::Admin)),
     ]);
     let config = ServiceConfig { access: access.unwrap(), tls: None, limits };
     let serving =
@@ -268,6 +287,7 @@ async fn a_gateway_that_refuses_says_so_in_the_trailer() {
     let running = start(Limits::default()).await;
     for (error, code) in [
         (GatewayError::Overloaded { limit: 1 }, Code::ResourceExhausted),
+        (GatewayError::OverloadedBytes { bytes: 9, limit: 1 }, Code::ResourceExhausted),
         (GatewayError::Stopping, Code::Unavailable),
         (GatewayError::AlreadyBegun(TxnId::default()), Code::AlreadyExists),
     ] {
@@ -277,6 +297,22 @@ async fn a_gateway_that_refuses_says_so_in_the_trailer() {
         assert_eq!(status.code(), code);
         assert!(refused(&status), "{status}");
     }
+}
+
+/// A protocol has no room for a transaction: for one call that is a refusal, which a client repeats.
+#[tokio::test]
+async fn what_a_protocol_has_no_room_for_is_refused() {
+    let running = start(Limits::default()).await;
+    *running.script.outcome.lock().unwrap() = Ok(Outcome::Aborted(AbortReason::Overload));
+    let status = running.call_as::<_, api::ExecuteResponse>(TOKEN, EXECUTE, add()).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(refused(&status) && status.message().starts_with("busy: the protocol"), "{status}");
+    // The transaction of a commit has ended, and its client hears how.
+    running.begin(1).await.unwrap();
+    let outcome = running.commit(1).await.unwrap().outcome.unwrap().result.unwrap();
+    let api::outcome::Result::Aborted(aborted) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(aborted.reason(), api::AbortReason::Overload);
 }
 
 #[tokio::test]
@@ -588,6 +624,48 @@ async fn an_administrators_order_needs_the_role() {
     let denied = running.call_as::<_, api::TransferLeaderResponse>(TOKEN, path, order).await;
     assert_eq!(denied.unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(*running.script.orders.lock().unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_refused_order_says_why_and_who_leads() {
+    let running = start(Limits::default()).await;
+    let refusals = [
+        (Refusal::NotLeader(Some(NodeId(3))), Code::FailedPrecondition, Some("3"), "order to n3"),
+        (Refusal::NotLeader(None), Code::FailedPrecondition, Some("unknown"), "does not know who"),
+        (Refusal::NotNow("later".into()), Code::FailedPrecondition, None, "later"),
+        (Refusal::Invalid("n4 does not vote".into()), Code::InvalidArgument, None, "n4 does not"),
+        (Refusal::Never("nobody leads".into()), Code::Unimplemented, None, "script: n1: nobody"),
+    ];
+    for (refusal, code, leader, text) in refusals {
+        *running.script.refusal.lock().unwrap() = Some(refusal);
+        let order = api::ChangeMembersRequest { partition: 0, voters: vec![2], learners: vec![] };
+        let path = "/orthodrome.v1.Admin/ChangeMembers";
+        let answer = running.call_as::<_, api::ChangeMembersResponse>(ROOT, path, order).await;
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        let trailer = |name| status.metadata().get(name).map(|value| value.to_str().unwrap());
+        assert_eq!(trailer(LEADER), leader, "{status}");
+        assert_eq!(trailer(EFFECT), Some("none"), "{status}");
+        assert!(status.message().contains(text), "{status}");
+    }
+    *running.script.refusal.lock().unwrap() = None;
+    let order = api::TransferLeaderRequest { partition: 0, to: 2 };
+    let path = "/orthodrome.v1.Admin/TransferLeader";
+    let taken: api::TransferLeaderResponse = running.call_as(ROOT, path, order).await.unwrap();
+    assert_eq!(taken.node, 1, "who took it is told");
+}
+
+#[tokio::test]
+async fn partitions_are_described_by_their_members_of_now() {
+    let running = start(Limits::default()).await;
+    let path = "/orthodrome.v1.Orthodrome/Describe";
+    let about: api::DescribeResponse =
+        running.call_as(TOKEN, path, api::DescribeRequest {}).await.unwrap();
+    let [moved, placed, ..] = &about.partitions[..] else { panic!("{about:?}") };
+    assert_eq!((&moved.voters, &moved.learners), (&vec![2, 3, 4], &vec![1]));
+    assert_eq!((moved.leader, moved.preferred_leader), (Some(3), 1));
+    assert_eq!((placed.voters.len(), placed.leader), (0, None), "nothing is known of it");
+    assert_eq!(about.node, 1);
 }
 
 #[tokio::test]

@@ -109,8 +109,8 @@ pub enum StorageError {
     },
     /// There should be data, and there is none.
     #[error(
-        "{} holds no data of {node}. If it was lost or `data_dir` is wrong: put it right, or see \
-         `serve --replace`. If the cluster is new and {node} has never run: start it once with `--new-cluster`",
+        "{} holds no data of {node}. If `data_dir` is wrong, correct it. If the data is lost, restore it or see \
+         `serve --replace`. If the cluster is new and {node} has never run, start it once with `--new-cluster`",
         path.display()
     )]
     Empty {
@@ -122,7 +122,7 @@ pub enum StorageError {
     /// There should be no data, and there is.
     #[error(
         "{} holds data of {node} already; start it without `--new-cluster` and `--replace`, or move \
-         the data away if it is useless",
+         the data away if you do not need it",
         path.display()
     )]
     NotEmpty {
@@ -132,7 +132,7 @@ pub enum StorageError {
         node: NodeId,
     },
     /// Another process uses the data directory.
-    #[error("{} is held by another process ({holder}); stop it, or give this node a `data_dir` of its own", path.display())]
+    #[error("{} is in use by another process ({holder}); stop it, or use another `data_dir` for this node", path.display())]
     Locked {
         /// The lock file.
         path: PathBuf,
@@ -140,7 +140,7 @@ pub enum StorageError {
         holder: String,
     },
     /// Another node's data.
-    #[error("{} belongs to {found}, and this is {expected}; check `cluster`, `node` and `data_dir`", path.display())]
+    #[error("{} holds data of {found}, but this is {expected}; check `cluster`, `node` and `data_dir`", path.display())]
     WrongIdentity {
         /// The file.
         path: PathBuf,
@@ -150,7 +150,7 @@ pub enum StorageError {
         expected: String,
     },
     /// Another protocol's data.
-    #[error("{} says that this data was written by protocol {found:?}, and `protocol` is {expected:?}; set it back, or use a new `data_dir`", path.display())]
+    #[error("{}: protocol {found:?} wrote this data, but `protocol` is {expected:?}; set `protocol` back, or use a new `data_dir`", path.display())]
     WrongProtocol {
         /// The file.
         path: PathBuf,
@@ -203,7 +203,7 @@ pub enum StorageError {
         source: Box<redb::Error>,
     },
     /// The state engine is older than the log that builds on it.
-    #[error("the state engine {} is at checkpoint {engine}, and the log begins at checkpoint {log}; they are not of one node at one time: restore both from one copy", path.display())]
+    #[error("the state engine {} is at checkpoint {engine}, but the log begins at checkpoint {log}; restore both from one copy of the data directory", path.display())]
     EngineBehind {
         /// The engine's file.
         path: PathBuf,

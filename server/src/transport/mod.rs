@@ -313,7 +313,7 @@ impl Transport {
         encode: impl FnOnce(&mut BytesMut),
     ) {
         let Some(link) = self.links.get(&to) else {
-            warn!(%from, %to, "dropped a message to a machine that is not on the map");
+            warn!(%from, %to, "dropped a message to a node that is not in the cluster");
             return;
         };
         let frame = match frame::message(from, to, encode) {
@@ -427,7 +427,7 @@ enum Ended {
     Io(#[from] io::Error),
     #[error("the other end closed it")]
     Closed,
-    #[error("no sign of life for {SILENCE_MAX:?}")]
+    #[error("no message for {SILENCE_MAX:?}")]
     Silence,
     #[error("malformed input: {0}")]
     Frame(#[from] frame::FrameError),
@@ -552,7 +552,7 @@ impl<D: Deliver> Acceptor<D> {
                 }
             };
             let Ok(place) = strangers.clone().try_acquire_owned() else {
-                debug!(%me, %address, "closed a connection: too many strangers");
+                debug!(%me, %address, "closed a connection: too many connections before their handshake");
                 continue;
             };
             let acceptor = self.clone();
@@ -606,7 +606,9 @@ impl<D: Deliver> Acceptor<D> {
             () = mine.cancelled() => return,
         };
         match ended {
-            Ended::Closed | Ended::Io(_) => debug!(%me, peer = %peer.node, %ended, "caller left"),
+            Ended::Closed | Ended::Io(_) => {
+                debug!(%me, peer = %peer.node, %ended, "peer disconnected")
+            }
             Ended::Silence | Ended::Frame(_) | Ended::Unexpected(_) | Ended::Rejected(_) => {
                 warn!(%me, peer = %peer.node, %ended, "closed a connection");
             }

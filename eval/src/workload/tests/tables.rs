@@ -340,13 +340,13 @@ fn every_consistency_condition_of_tpcc_fails_where_it_is_broken() {
             let (d, _, _, order) = waiting(state, w);
             set(state, &last_order_key(w, d, order.customer), "5".into());
         }),
-        ("no row of its table", |state, w| {
+        ("not a row of its table", |state, w| {
             set(state, &customer_key(w, 1, 1), "garbage".into());
         }),
     ];
     for (expected, change) in cases {
         let mut broken = state.clone();
-        if expected == "no row of its table" {
+        if expected == "not a row of its table" {
             broken.insert(customer_key(w, 1, 1), Read::default());
         }
         change(&mut broken, w);

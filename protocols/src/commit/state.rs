@@ -1,0 +1,389 @@
+//! What every replica of a partition knows: a function of the partition's log alone.
+//!
+//! One partition plays two roles, and its one log serves both: *participant* in transactions that
+//! touch its keys, and *coordinator* of transactions that clients in its leader's region began.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::Wire;
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
+use orthodrome_core::store::Store;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Outcome, Version, Writes};
+
+use crate::acknowledged::advance;
+use crate::gateway::Participant;
+use crate::hosting::Divisible;
+use crate::replication::Index;
+use crate::sizes::TXN;
+
+/// A participant, as a coordinator's group knows it.
+pub trait Part: Clone {
+    /// Its partition.
+    fn partition(&self) -> PartitionId;
+    /// One of which nothing else is known.
+    fn bare(partition: PartitionId) -> Self;
+}
+
+impl Part for PartitionId {
+    fn partition(&self) -> PartitionId {
+        *self
+    }
+
+    fn bare(partition: PartitionId) -> Self {
+        partition
+    }
+}
+
+impl Part for Participant {
+    fn partition(&self) -> PartitionId {
+        self.partition
+    }
+
+    fn bare(partition: PartitionId) -> Self {
+        Self::bare(partition)
+    }
+}
+
+/// A commit request, as it is replicated in the coordinator's group.
+pub trait Request {
+    /// Which of the client's requests, from 1.
+    fn round(&self) -> u32;
+    /// True if it takes the place of one that is in the log already.
+    fn supersedes(&self, known: &Self) -> bool;
+    /// What the client wants written.
+    fn writes(&self) -> &Writes;
+}
+
+/// How a transaction ended at this participant. Kept so that nothing late can revive it (R1, C9)
+/// until everybody who took part knows *and* its client has acknowledged it (R6).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
+pub struct Ended {
+    /// The group that decided.
+    pub coordinator: PartitionId,
+    /// The decision.
+    pub outcome: Outcome,
+    /// The coordinator's group has said that it will not ask again.
+    pub is_forgettable: bool,
+}
+
+/// A transaction that this partition's group coordinates and that has not been acknowledged by
+/// every participant. `A` is a participant, `Q` a commit request.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub struct Coordinated<A, Q> {
+    /// Who takes part.
+    pub participants: Vec<A>,
+    /// The commit request, once it is replicated.
+    pub request: Option<Q>,
+    /// The decision, once it is replicated.
+    pub decision: Option<Outcome>,
+}
+
+impl<A, Q> Default for Coordinated<A, Q> {
+    fn default() -> Self {
+        Self { participants: Vec::new(), request: None, decision: None }
+    }
+}
+
+impl<A: Part, Q: Request> Coordinated<A, Q> {
+    /// Which of the client's requests is the last; 0 if there is none.
+    #[must_use]
+    pub fn round(&self) -> u32 {
+        self.request.as_ref().map_or(0, Q::round)
+    }
+
+    /// The partitions that take part.
+    pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+        self.participants.iter().map(A::partition)
+    }
+
+    /// Learns who takes part, if nothing was known.
+    fn know(&mut self, participants: impl IntoIterator<Item = A>) {
+        if self.participants.is_empty() {
+            self.participants = participants.into_iter().collect();
+        }
+    }
+}
+
+/// A partition's replicated state, data apart. `P` is a transaction as this partition prepared it,
+/// `E` how one ended at this participant, and `C` one as its coordinator's group knows it.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub struct State<P, E, C> {
+    /// Index of the last log entry applied.
+    pub applied: Index,
+    /// Prepared, decision unknown.
+    pub prepared: BTreeMap<TxnId, P>,
+    /// Ended here as participant.
+    pub ended: BTreeMap<TxnId, E>,
+    /// Coordinated here, not yet acknowledged by all.
+    pub coordinated: BTreeMap<TxnId, C>,
+    /// Coordinated here and acknowledged by all; kept for clients that ask again.
+    pub settled: BTreeMap<TxnId, Outcome>,
+    /// At or above every commit timestamp applied here, for reads and for writes (C11).
+    pub floor: Timestamp,
+    /// At or above every timestamp that any leader promised (R8).
+    pub ceiling: Timestamp,
+    /// Clients know the outcomes of their transactions below these counters.
+    pub acknowledged: BTreeMap<ClientId, u64>,
+}
+
+impl<P, E, C> Default for State<P, E, C> {
+    fn default() -> Self {
+        Self {
+            applied: Index::default(),
+            prepared: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            coordinated: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            floor: Timestamp::ZERO,
+            ceiling: Timestamp::ZERO,
+            acknowledged: BTreeMap::new(),
+        }
+    }
+}
+
+/// What an applied command changed, for the leader to act on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Applied {
+    /// Nothing that anybody waits for.
+    Nothing,
+    /// The transaction is prepared here.
+    Prepared(TxnId),
+    /// The transaction has ended here.
+    Ended(TxnId),
+    /// A commit request is replicated.
+    Requested(TxnId),
+    /// A decision is replicated.
+    Decided(TxnId),
+    /// Decisions are settled.
+    Settled,
+    /// Later timestamps may be promised.
+    Ceiling,
+}
+
+/// In both roles, whatever is known of transactions that have ended.
+impl<P, E, C> State<P, E, C> {
+    /// The partition has prepared a transaction.
+    pub(crate) fn prepare(&mut self, txn: TxnId, prepared: impl FnOnce() -> P) -> Applied {
+        if self.ended.contains_key(&txn) || self.prepared.contains_key(&txn) {
+            return Applied::Nothing;
+        }
+        self.prepared.insert(txn, prepared());
+        Applied::Prepared(txn)
+    }
+
+    /// A transaction that was prepared here until now commits: its writes are put into the store.
+    pub(crate) fn commit(
+        &mut self,
+        partition: PartitionId,
+        txn: TxnId,
+        (timestamp, writes): (Timestamp, &Writes),
+        store: &mut Store,
+    ) {
+        let version = Version { timestamp, writer: txn };
+        for (key, value) in writes {
+            store.put(partition, key.clone(), version, value.clone());
+        }
+        // Also for a transaction that only read here: a later writer of what it read must get a
+        // larger timestamp, or a snapshot could see that writer and not this (C11).
+        self.floor = self.floor.max(timestamp);
+        self.ceiling = self.ceiling.max(timestamp);
+    }
+
+    /// True if the transaction's client knows its outcome.
+    #[must_use]
+    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+    }
+
+    /// Later timestamps may be promised.
+    pub(crate) fn raise_ceiling(&mut self, ceiling: Timestamp) -> Applied {
+        self.ceiling = self.ceiling.max(ceiling);
+        Applied::Ceiling
+    }
+}
+
+/// As participant, of transactions that everybody who took part must forget together.
+impl<P, C> State<P, Ended, C> {
+    /// A transaction that is not prepared here, or not any more, ends.
+    pub(crate) fn end(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        outcome: Outcome,
+    ) -> Applied {
+        if self.prepared.contains_key(&txn) {
+            return Applied::Nothing;
+        }
+        let ended = Ended { coordinator, outcome, is_forgettable: false };
+        self.ended.entry(txn).or_insert(ended);
+        Applied::Ended(txn)
+    }
+
+    /// The coordinators' groups will not ask about these again (R6).
+    pub(crate) fn forget(&mut self, txns: &[TxnId]) {
+        for txn in txns {
+            let is_acknowledged = self.is_acknowledged(*txn);
+            if let Some(ended) = self.ended.get_mut(txn) {
+                ended.is_forgettable = true;
+                if is_acknowledged {
+                    self.ended.remove(txn);
+                }
+            }
+        }
+    }
+
+    /// True if the transaction has ended here, or its client knows its outcome: nothing late may
+    /// prepare it.
+    #[must_use]
+    pub fn is_over(&self, txn: TxnId) -> bool {
+        self.ended.contains_key(&txn) || self.is_acknowledged(txn)
+    }
+
+    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
+    /// long that this group acknowledged it.
+    pub(crate) fn has_forgotten(&self, txn: TxnId) -> bool {
+        self.is_acknowledged(txn)
+            && !self.prepared.contains_key(&txn)
+            && !self.ended.contains_key(&txn)
+    }
+}
+
+/// As coordinator.
+impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
+    /// A client has said who takes part in its transaction.
+    pub(crate) fn coordinate(&mut self, txn: TxnId, participants: &[A]) {
+        if !self.is_acknowledged(txn) && !self.settled.contains_key(&txn) {
+            let entry = self.coordinated.entry(txn).or_default();
+            entry.know(participants.iter().cloned());
+        }
+    }
+
+    /// A client has asked to commit.
+    pub(crate) fn request(
+        &mut self,
+        txn: TxnId,
+        participants: &[PartitionId],
+        request: Q,
+    ) -> Applied {
+        if self.settled.contains_key(&txn) || self.is_acknowledged(txn) {
+            return Applied::Nothing;
+        }
+        let entry = self.coordinated.entry(txn).or_default();
+        let is_new = entry.request.as_ref().is_none_or(|known| request.supersedes(known));
+        if entry.decision.is_some() || !is_new {
+            return Applied::Nothing;
+        }
+        entry.know(participants.iter().copied().map(A::bare));
+        entry.request = Some(request);
+        Applied::Requested(txn)
+    }
+
+    /// A decision, or an abort that decides `only_after` that request of the client's, and after no
+    /// later one (R2).
+    pub(crate) fn decide(
+        &mut self,
+        txn: TxnId,
+        outcome: Outcome,
+        only_after: Option<u32>,
+        participants: &[PartitionId],
+    ) -> Applied {
+        if self.settled.contains_key(&txn) {
+            return Applied::Nothing;
+        }
+        let entry = self.coordinated.entry(txn).or_default();
+        entry.know(participants.iter().copied().map(A::bare));
+        let round = entry.round();
+        if entry.decision.is_some() || only_after.is_some_and(|after| after != round) {
+            return Applied::Nothing;
+        }
+        entry.decision = Some(outcome);
+        Applied::Decided(txn)
+    }
+
+    /// Every participant has acknowledged these decisions.
+    pub(crate) fn settle(&mut self, txns: &[TxnId]) -> Applied {
+        for txn in txns {
+            if let Some(Coordinated { decision: Some(outcome), .. }) = self.coordinated.remove(txn)
+                && !self.is_acknowledged(*txn)
+            {
+                self.settled.insert(*txn, outcome);
+            }
+        }
+        Applied::Settled
+    }
+
+    /// What this group knows of a transaction's outcome, as its coordinator.
+    #[must_use]
+    pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
+        self.settled.get(&txn).copied().or_else(|| self.coordinated.get(&txn)?.decision)
+    }
+}
+
+/// In both roles.
+impl<P, C> State<P, Ended, C> {
+    /// `client` knows what became of its transactions below a counter (R6).
+    pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
+        let gone: Vec<TxnId> = self
+            .ended
+            .range(names.clone())
+            .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
+            .collect();
+        for txn in gone {
+            self.ended.remove(&txn);
+        }
+        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
+        for txn in gone {
+            self.settled.remove(&txn);
+        }
+    }
+}
+
+/// Encoded size of an outcome with its transaction's name.
+const OUTCOME: usize = TXN + 16;
+/// Encoded size of what a client has acknowledged.
+const ACKNOWLEDGED: usize = 16;
+
+impl<P, E, C> Divisible for State<P, E, C>
+where
+    P: Wire + Clone,
+    E: Wire + Clone,
+    C: Wire + Clone,
+{
+    fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let State { applied, prepared, ended, coordinated, .. } = self;
+        let State { settled, floor, ceiling, acknowledged, .. } = self;
+        let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
+        for (txn, prepared) in prepared {
+            parts.of(prepared.size()).prepared.insert(txn, prepared);
+        }
+        for (txn, ended) in ended {
+            parts.of(OUTCOME).ended.insert(txn, ended);
+        }
+        for (txn, coordinated) in coordinated {
+            parts.of(coordinated.size()).coordinated.insert(txn, coordinated);
+        }
+        for (txn, outcome) in settled {
+            parts.of(OUTCOME).settled.insert(txn, outcome);
+        }
+        for (client, below) in acknowledged {
+            parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
+        }
+        parts.finish()
+    }
+
+    fn join(&mut self, part: Self) {
+        let State { applied, prepared, ended, coordinated, .. } = part;
+        let State { settled, floor, ceiling, acknowledged, .. } = part;
+        assert_eq!(self.applied, applied, "parts of two states");
+        self.floor = self.floor.max(floor);
+        self.ceiling = self.ceiling.max(ceiling);
+        self.prepared.extend(prepared);
+        self.ended.extend(ended);
+        self.coordinated.extend(coordinated);
+        self.settled.extend(settled);
+        self.acknowledged.extend(acknowledged);
+    }
+}

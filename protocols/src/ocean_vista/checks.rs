@@ -1,0 +1,182 @@
+//! Replicas of a partition compare, in the background, what its settled versions came to: a node whose
+//! replica came to something else than the others stops.
+//!
+//! Version numbers are cut into *spans* of time. Of each span, a replica adds up what it has put into its
+//! store. Below its replica watermark every replica has every version, so once all versions of a span are
+//! settled, its sum is the same everywhere. Spans in which a replica settled nothing itself, because it
+//! copied a peer's versions or started from a checkpoint, it does not judge.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::Wire;
+use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::time::{Duration, Timestamp, nanos};
+
+use crate::deterministic::checks::{self, Span};
+use crate::replication::Index;
+
+/// What one replica's span of versions came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
+pub struct Sum {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Which span.
+    pub number: u64,
+    /// What its versions came to.
+    pub digest: u64,
+}
+
+/// What the replicas of a node and those of others came to.
+#[derive(Debug)]
+pub(super) struct Checks {
+    /// How long a span is, in nanoseconds. All servers have the same.
+    length: u64,
+    sums: checks::Checks,
+    /// What was added of spans that are not closed. A transaction that a server takes from a peer for one
+    /// partition puts its versions of another into the store again, which changes nothing there.
+    added: BTreeMap<PartitionId, BTreeSet<Timestamp>>,
+}
+
+impl Checks {
+    /// Nothing is settled. Spans are so long.
+    pub(super) fn new(span: Duration) -> Self {
+        let length = nanos(span).max(1);
+        Self { length, sums: checks::Checks::new(1), added: BTreeMap::new() }
+    }
+
+    fn index(&self, ts: Timestamp) -> Index {
+        Index(ts.0 / self.length + 1)
+    }
+
+    /// Everything of a partition up to this version comes from elsewhere.
+    pub(super) fn begin(&mut self, partition: PartitionId, upto: Timestamp) {
+        let index = self.index(upto);
+        self.sums.begin(partition, index);
+    }
+
+    /// The versions of a transaction were put into the store, with this digest; perhaps not for the first
+    /// time.
+    pub(super) fn add(&mut self, partition: PartitionId, ts: Timestamp, digest: u64) {
+        let index = self.index(ts);
+        if !self.sums.is_closed(partition, index)
+            && self.added.entry(partition).or_default().insert(ts)
+        {
+            self.sums.add(partition, index, digest);
+        }
+    }
+
+    /// Everything of a partition below this version is settled.
+    pub(super) fn close(&mut self, partition: PartitionId, below: Timestamp) {
+        let Index(open) = self.index(below);
+        self.sums.close(partition, Index(open.saturating_sub(1)));
+        let first = Timestamp(open.saturating_sub(1).saturating_mul(self.length));
+        if let Some(added) = self.added.get_mut(&partition) {
+            *added = added.split_off(&first);
+        }
+    }
+
+    /// What others have not been told, by partition.
+    pub(super) fn take_news(&mut self) -> BTreeMap<PartitionId, Vec<Sum>> {
+        let mut news: BTreeMap<PartitionId, Vec<Sum>> = BTreeMap::new();
+        for (Span { stream: partition, first: Index(number), .. }, digest) in self.sums.take_news()
+        {
+            news.entry(partition).or_default().push(Sum { partition, number, digest });
+        }
+        news
+    }
+
+    /// What another replica came to.
+    pub(super) fn hear(&mut self, from: NodeId, sums: Vec<Sum>) {
+        let span = |sum: Sum| {
+            let at = Index(sum.number);
+            (Span { stream: sum.partition, first: at, last: at }, sum.digest)
+        };
+        self.sums.hear(from, sums.into_iter().map(span).collect());
+    }
+
+    /// Why this node must stop, if one of its replicas came to something else than the others.
+    pub(super) fn judge(&mut self) -> Option<String> {
+        let checks::Difference { span, own, other: (node, theirs) } = self.sums.judge()?;
+        let number = span.first.0;
+        let from = Timestamp(number.saturating_sub(1).saturating_mul(self.length));
+        let to = Timestamp(number.saturating_mul(self.length));
+        Some(format!(
+            "versions from {from} to {to} of partition {} came to different results: their digest is \
+             {own:016x} here and {theirs:016x} at {node}, and no majority of the replicas heard of has the \
+             same as this one. One of them is wrong, so this server stops. Keep its data directory to find \
+             the cause, and let a new server take its place",
+            span.stream
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: PartitionId = PartitionId(2);
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A replica that settled one version in each of ten seconds, the fifth of them so.
+    fn checks(fifth: u64) -> Checks {
+        let mut checks = Checks::new(Duration::from_secs(1));
+        checks.begin(P, Timestamp(100 * SECOND - 1));
+        for second in 100..110 {
+            let digest = if second == 104 { fifth } else { second };
+            checks.add(P, Timestamp(second * SECOND + 7), digest);
+        }
+        checks.close(P, Timestamp(110 * SECOND + 3));
+        checks
+    }
+
+    #[test]
+    fn the_replica_of_three_that_differs_stops() {
+        let mut all = [checks(4), checks(4), checks(5)];
+        let news = all.each_mut().map(Checks::take_news);
+        assert!(news.iter().all(|news| news[&P].len() == 10), "{news:?}");
+        for (at, checks) in all.iter_mut().enumerate() {
+            for (from, news) in (0..).zip(&news).filter(|(from, _)| *from as usize != at) {
+                checks.hear(NodeId(from), news[&P].clone());
+            }
+            assert_eq!(checks.judge(), None, "others may still say what they came to");
+        }
+        let [one, two, three] = all.each_mut().map(Checks::judge);
+        assert_eq!((one, two), (None, None));
+        let text = three.unwrap();
+        assert!(text.contains("p2") && text.contains("n0"), "{text}");
+        assert!(text.contains("from @104000000000 to @105000000000"), "{text}");
+    }
+
+    #[test]
+    fn versions_that_are_put_again_count_once() {
+        let (mut once, mut again) = (checks(104), checks(104));
+        for checks in [&mut once, &mut again] {
+            checks.add(P, Timestamp(110 * SECOND + 9), 7);
+        }
+        // Of a span that is open, and of one that is closed.
+        again.add(P, Timestamp(110 * SECOND + 9), 7);
+        again.add(P, Timestamp(104 * SECOND + 7), 104);
+        let news = [&mut once, &mut again].map(|checks| {
+            checks.close(P, Timestamp(112 * SECOND));
+            checks.take_news()
+        });
+        assert_eq!(news[0], news[1]);
+        assert!(again.added[&P].is_empty(), "what is closed is forgotten");
+    }
+
+    #[test]
+    fn what_was_copied_and_what_is_not_settled_yet_is_not_judged() {
+        let mut other = Checks::new(Duration::from_secs(1));
+        other.begin(P, Timestamp(104 * SECOND + 7));
+        for second in 103..110 {
+            other.add(P, Timestamp(second * SECOND + 7), second);
+        }
+        other.close(P, Timestamp(108 * SECOND + 999));
+        let told: Vec<u64> = other.take_news()[&P].iter().map(|sum| sum.number).collect();
+        assert_eq!(told, [106, 107, 108], "the seconds from 105 to 108");
+        other.hear(NodeId(1), checks(99).take_news()[&P].clone());
+        for _ in 0..3 {
+            assert_eq!(other.judge(), None);
+        }
+    }
+}

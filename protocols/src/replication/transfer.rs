@@ -1,0 +1,75 @@
+//! Handing leadership over: thesis §3.10.
+
+use orthodrome_core::{NodeId, Time};
+
+use super::leader::Transfer;
+use super::replica::{Replica, Role};
+use super::{Io, Replicated};
+
+/// Why leadership cannot be handed over so, or not now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TransferError {
+    /// Only a leader hands leadership over.
+    #[error("this node does not lead the group")]
+    NotLeader {
+        /// Who leads, if known.
+        leader: Option<NodeId>,
+    },
+    /// Only voters lead.
+    #[error("{0} does not vote in the group; name one of its voters")]
+    NotVoter(NodeId),
+    /// Leadership is being handed to another node.
+    #[error("leadership is being handed to {0}; ask again when that is done")]
+    UnderWay(NodeId),
+}
+
+impl<R: Replicated> Replica<R> {
+    /// Hands leadership to the voter `to` (thesis §3.10): takes no proposals until it has caught up
+    /// and was asked to campaign, or an election time-out has passed. Ignored if this node does not
+    /// lead, or `to` cannot: [`Replica::check_transfer`] tells why.
+    pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
+        let is_possible = self.check_transfer(to).is_ok() && to != self.me;
+        if let Role::Leader(lead) = &mut self.role
+            && is_possible
+        {
+            let until = io.now() + self.config.election_timeout;
+            lead.transfer = Some(Transfer { to, until, is_asked: false });
+        }
+    }
+
+    /// Whether [`Replica::transfer`] would begin to hand leadership to `to` now, or this node is
+    /// `to` and leads already.
+    ///
+    /// # Errors
+    /// Why not, or why not now.
+    pub fn check_transfer(&self, to: NodeId) -> Result<(), TransferError> {
+        let Role::Leader(lead) = &self.role else {
+            return Err(TransferError::NotLeader { leader: self.leader() });
+        };
+        if !self.log.members().voters.contains(&to) {
+            return Err(TransferError::NotVoter(to));
+        }
+        match &lead.transfer {
+            Some(transfer) => Err(TransferError::UnderWay(transfer.to)),
+            None => Ok(()),
+        }
+    }
+
+    /// If this node leads, the voter to which it should hand leadership before it ends: the
+    /// preferred one if that answers, otherwise the one that lacks least among those that answer.
+    #[must_use]
+    pub fn successor(&self, now: Time) -> Option<NodeId> {
+        let Role::Leader(lead) = &self.role else { return None };
+        let voters = &self.log.members().voters;
+        let fit = lead.progress.iter().filter(|progress| {
+            progress.node != self.me
+                && voters.contains(&progress.node)
+                && progress.is_live(now, &self.config)
+        });
+        let best = fit.max_by_key(|progress| {
+            let is_preferred = self.preferred == Some(progress.node);
+            (is_preferred, progress.matched, std::cmp::Reverse(progress.node))
+        });
+        best.map(|progress| progress.node)
+    }
+}
