@@ -65,8 +65,13 @@ cursor.copy_expert(
 )
 connection.commit()
 out = io.StringIO()
-cursor.copy_expert("COPY (SELECT id, balance FROM accounts ORDER BY id) TO STDOUT CSV", out)
-expected = [(id, id * 10) for id in (1, 2, 3, 4, 101, 102, 103, 104)]
+# Reads by key wait for rows that were committed a moment ago.
+IDS = (1, 2, 3, 4, 101, 102, 103, 104)
+keys = ", ".join(str(id) for id in IDS)
+cursor.copy_expert(
+    f"COPY (SELECT id, balance FROM accounts WHERE id IN ({keys}) ORDER BY id) TO STDOUT CSV", out
+)
+expected = [(id, id * 10) for id in IDS]
 assert out.getvalue() == "".join(f"{id},{balance}\n" for id, balance in expected), out.getvalue()
 out = io.StringIO()
 cursor.copy_to(out, "accounts", columns=("id", "note"), null="-")
@@ -77,6 +82,11 @@ for text, bad in [
     ("COPY accounts (id, balance) FROM STDIN", b"5\n"),
     ("COPY accounts FROM STDIN WITH BINARY", b"x"),
     ("COPY accounts (id, balance) FROM STDIN", b"1\t1\n"),
+    # The last row is there already, at one source or the other: none of the rows stays.
+    ("COPY accounts (id, balance) FROM STDIN", b"5\t1\n105\t1\n1\t1\n"),
+    ("COPY accounts (id, balance) FROM STDIN", b"5\t1\n105\t1\n101\t1\n"),
+    ("COPY accounts (id, balance) FROM STDIN WITH (FORMAT csv)", b"105,1\n5,1\n104,1\n"),
+    ("COPY accounts (id, balance) FROM STDIN WITH (FORMAT csv)", b'105,1\n5,1\n6,"1\n'),
 ]:
     try:
         cursor.copy_expert(text, io.BytesIO(bad))
@@ -122,9 +132,11 @@ for id in (2, 102):
     cursor.execute("UPDATE accounts SET note = %s WHERE id = %s", [EVERY_BYTE, id])
     assert bytes(one(cursor, "SELECT note FROM accounts WHERE id = %s", [id])) == EVERY_BYTE, id
 connection.commit()
+assert one(cursor, b"SELECT 'x\xff' FROM accounts WHERE id = 101") == b"x\xff"
+connection.rollback()
 try:
-    cursor.execute(b"SELECT balance, 'x\xff' FROM accounts WHERE id = 1")
-    raise SystemExit("a text that is not UTF-8 was taken")
+    cursor.execute(b"SELECT balance AS `x\xff` FROM accounts WHERE id = 1")
+    raise SystemExit("a name that is not UTF-8 was taken")
 except pymysql.Error as error:
     assert error.args[0] == 1300, error
 connection.rollback()

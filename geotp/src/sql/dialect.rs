@@ -221,6 +221,9 @@ impl VisitorMut for Translator<'_> {
             }
             return ControlFlow::Continue(());
         }
+        if self.to == Dialect::MariaDb {
+            escape_pattern(expr);
+        }
         if self.from == self.to {
             // Two bars are OR to a client of MariaDB, whatever the parser says.
             return ControlFlow::Continue(());
@@ -358,6 +361,25 @@ impl Translator<'_> {
             _ => {}
         }
         Ok(())
+    }
+}
+
+/// Gives a pattern its escape character where it has none: a source without escapes in texts has none in patterns
+/// either, and every client expects a backslash.
+fn escape_pattern(expr: &mut Expr) {
+    let Expr::Like { pattern, escape_char: escape_char @ None, .. } = expr else { return };
+    let is_plain = match &**pattern {
+        Expr::Value(constant) => match &constant.value {
+            SqlValue::SingleQuotedString(text)
+            | SqlValue::DoubleQuotedString(text)
+            | SqlValue::NationalStringLiteral(text)
+            | SqlValue::EscapedStringLiteral(text) => !text.contains('\\'),
+            _ => false,
+        },
+        _ => false,
+    };
+    if !is_plain {
+        *escape_char = Some(Box::new(value(SqlValue::SingleQuotedString("\\".into()))));
     }
 }
 

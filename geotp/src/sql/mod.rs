@@ -26,7 +26,7 @@ pub mod value;
 
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
 pub use copy::CopyForm;
-pub use parse::{Isolation, Parsed, Verb, parse};
+pub use parse::{Isolation, Parsed, Unread, Verb, parse, unread};
 pub use plan::{Context, Part, Plan, Record, plan};
 pub use schema::deletes;
 pub use set::{Change, Term};

@@ -172,8 +172,10 @@ impl Parsed {
 ///
 /// # Errors
 /// A quote or comment that does not end. A statement that the parser cannot read is [`Verb::Other`].
-pub fn parse(text: &str, dialect: Dialect) -> Result<Vec<Parsed>, Refusal> {
-    let pieces = split(text, dialect)?;
+pub fn parse(original: &str, dialect: Dialect) -> Result<Vec<Parsed>, Refusal> {
+    let expanded = (dialect == Dialect::MariaDb).then(|| with_executable_comments(original));
+    let text = expanded.transpose()?.flatten();
+    let pieces = split(text.as_deref().unwrap_or(original), dialect)?;
     let mut parsed = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let one = parse_one(piece.text, dialect, piece.is_last)?;
@@ -234,7 +236,12 @@ impl<'a> Scan<'a> {
         let rest = self.rest();
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let is_maria = self.dialect == Dialect::MariaDb;
-        if rest.starts_with("--") || (first == '#' && is_maria) {
+        // MySQL reads `5--1` as five minus minus one.
+        let is_dashes = rest.strip_prefix("--").is_some_and(|after| {
+            let next = after.chars().next();
+            !is_maria || next.is_none_or(|c| c.is_whitespace() || c.is_control())
+        });
+        if is_dashes || (first == '#' && is_maria) {
             let length = rest.find('\n').unwrap_or(rest.len());
             self.at += length;
             let skip = if first == '#' { 1 } else { 2 };
@@ -243,8 +250,10 @@ impl<'a> Scan<'a> {
         if rest.starts_with("/*") {
             return self.comment().map(Some);
         }
+        let before = || self.text.get(..self.at).and_then(|text| text.chars().next_back());
         if first == '$'
             && !is_maria
+            && !before().is_some_and(in_name)
             && let Some(tag) = dollar_tag(rest)
         {
             let body = rest.get(tag.len()..).unwrap_or_default();
@@ -255,11 +264,14 @@ impl<'a> Scan<'a> {
             return Ok(Some(Lexeme::Quoted));
         }
         if matches!(first, '\'' | '"' | '`') {
-            let before = self.text.get(..self.at).and_then(|t| t.chars().next_back());
             let has_escapes = if is_maria {
                 first != '`'
             } else {
-                first == '\'' && matches!(before, Some('e' | 'E'))
+                // Not so `date'…'`, whose word ends with the same letter.
+                let mut back = self.text.get(..self.at).unwrap_or_default().chars().rev();
+                first == '\''
+                    && matches!(back.next(), Some('e' | 'E'))
+                    && !back.next().is_some_and(in_name)
             };
             self.at += quoted(rest, first, has_escapes)
                 .ok_or_else(|| Refusal::syntax(format!("a string quoted by {first} has no end")))?;
@@ -284,6 +296,133 @@ impl<'a> Scan<'a> {
         self.at += at;
         Ok(Lexeme::Comment(rest.get(2..at - 2).unwrap_or_default()))
     }
+}
+
+/// Whether a name can have this character, other than its first.
+fn in_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '$')
+}
+
+/// The version of MariaDB whose executable comments the proxy executes.
+const EXECUTABLE_UP_TO: u32 = 101_100;
+
+/// Versions in such comments that are of MySQL only, so that MariaDB leaves the comments out.
+const MYSQL_ONLY: std::ops::Range<u32> = 50_700..100_000;
+
+/// The text with a blank in the place of each executable comment's delimiters (`/*! … */`, `/*M! … */`), or of the
+/// comment if it is of another version; nothing if it has none. So the proxy reads what a server would execute.
+fn with_executable_comments(text: &str) -> Result<Option<String>, Refusal> {
+    if !text.contains("/*!") && !text.contains("/*M!") {
+        return Ok(None);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut scan = Scan { text, at: 0, dialect: Dialect::MariaDb };
+    loop {
+        let start = scan.at;
+        let Some(part) = scan.next_part()? else { return Ok(Some(out)) };
+        let slice = text.get(start..scan.at).unwrap_or_default();
+        let body = match part {
+            Lexeme::Comment(comment) if slice.starts_with("/*") => {
+                comment.strip_prefix('!').or_else(|| comment.strip_prefix("M!"))
+            }
+            Lexeme::Comment(_) | Lexeme::Semicolon | Lexeme::Quoted | Lexeme::Plain => None,
+        };
+        let Some(body) = body else {
+            out.push_str(slice);
+            continue;
+        };
+        let digits = body.len() - body.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (version, body) = body.split_at_checked(digits).unwrap_or(("", body));
+        let version: u32 = version.parse().unwrap_or(0);
+        let is_executed = version <= EXECUTABLE_UP_TO && !MYSQL_ONLY.contains(&version);
+        out.push(' ');
+        if is_executed {
+            out.push_str(body);
+            out.push(' ');
+        }
+    }
+}
+
+/// A statement that the parser cannot read, for a source of the client's kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Unread {
+    /// Without comments, and with text constants as the sources of the proxy read them. What one statement is here is one
+    /// statement at its source.
+    pub text: String,
+    /// Its words and quoted names, in lower case, without what is in text constants.
+    pub words: Vec<String>,
+}
+
+/// Rewrites one statement that the parser cannot read.
+///
+/// # Errors
+/// A quote or comment does not end.
+pub fn unread(statement: &str, dialect: Dialect) -> Result<Unread, Refusal> {
+    let mut scan = Scan { text: statement, at: 0, dialect };
+    let (mut text, mut words, mut word) = (String::new(), Vec::new(), String::new());
+    loop {
+        let start = scan.at;
+        let part = scan.next_part()?;
+        let slice = statement.get(start..scan.at).unwrap_or_default();
+        let is_of_word = |c: char| in_name(c) || c == '@';
+        if let (Some(Lexeme::Plain), true) = (&part, slice.chars().all(is_of_word)) {
+            text.push_str(slice);
+            word.push_str(slice);
+            continue;
+        }
+        if !word.is_empty() {
+            words.push(std::mem::take(&mut word).to_lowercase());
+        }
+        let Some(part) = part else { return Ok(Unread { text, words }) };
+        match part {
+            Lexeme::Comment(_) => text.push(' '),
+            Lexeme::Semicolon => return Err(Refusal::syntax("syntax error at or near \";\"")),
+            Lexeme::Plain => text.push_str(slice),
+            Lexeme::Quoted if slice.starts_with('`') => {
+                words.push(slice.trim_matches('`').to_lowercase());
+                text.push_str(slice);
+            }
+            Lexeme::Quoted if dialect == Dialect::MariaDb => {
+                text.push_str(&format!("'{}'", without_escapes(slice).replace('\'', "''")));
+            }
+            Lexeme::Quoted => {
+                if slice.starts_with('"') {
+                    words.push(slice.trim_matches('"').to_lowercase());
+                }
+                text.push_str(slice);
+            }
+        }
+    }
+}
+
+/// What a text constant of MySQL's means.
+fn without_escapes(constant: &str) -> String {
+    let quote = constant.chars().next();
+    let inner = constant.get(1..constant.len().saturating_sub(1)).unwrap_or_default();
+    let mut out = String::with_capacity(inner.len());
+    let mut chars = inner.chars().peekable();
+    while let Some(c) = chars.next() {
+        if Some(c) == quote {
+            chars.next();
+        }
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('0') => out.push('\0'),
+            Some('b') => out.push('\u{8}'),
+            Some('n') => out.push('\n'),
+            Some('r') => out.push('\r'),
+            Some('t') => out.push('\t'),
+            Some('Z') => out.push('\u{1a}'),
+            // For patterns.
+            Some(wildcard @ ('%' | '_')) => out.extend(['\\', wildcard]),
+            Some(other) => out.push(other),
+            None => out.push('\\'),
+        }
+    }
+    out
 }
 
 /// `$tag$` at the beginning of a text.

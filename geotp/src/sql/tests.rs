@@ -11,9 +11,9 @@ use super::CopyForm;
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect, SourceId};
 use super::merge::merge;
-use super::parse::{Isolation, Savepoint, Verb, parse};
+use super::parse::{Isolation, Savepoint, Verb, parse, unread};
 use super::plan::{Context, Keys, Plan, Record, plan};
-use super::set::{self, Change, Term};
+use super::set::{self, Change, Term, effects};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
 const FILE: &str = r#"
@@ -1001,4 +1001,127 @@ fn bytes_are_the_same_bytes_at_every_source() {
     // PostgreSQL has no text with a zero in it.
     assert_eq!(refusals(MARIA, r"'a\0b'", &[]), ["22021"].into());
     assert_eq!(refusals(MARIA, "?", &[Value::Text("a\0b".into())]), ["22021"].into());
+}
+
+#[test]
+fn a_statement_that_cannot_be_read_is_one_statement_at_its_source() {
+    let of = |text: &str, dialect| unread(text, dialect).unwrap();
+    for (given, text) in [
+        (r"SHOW TABLES LIKE 'a\'; DROP TABLE t; -- '", "SHOW TABLES LIKE 'a''; DROP TABLE t; -- '"),
+        (
+            r#"SHOW x "it's \"\\" /* a ' */ `a\`, 'b''c', "d""e""#,
+            r#"SHOW x 'it''s "\'   `a\`, 'b''c', 'd"e'"#,
+        ),
+        (r"SELECT '\n\%\_\q'", "SELECT '\n\\%\\_q'"),
+        ("SELECT 5--1, a#b'\n, c", "SELECT 5--1, a \n, c"),
+    ] {
+        assert_eq!(of(given, Dialect::MariaDb).text, text, "{given}");
+    }
+    for (given, text) in [
+        (r"SELECT a '\' -- '", r"SELECT a '\'  "),
+        (r"SELECT E'a\'b' || name'\' /* /* */ ' */", r"SELECT E'a\'b' || name'\'  "),
+        (r#"TABLE "a;\"$x$'$x$"#, r#"TABLE "a;\"$x$'$x$"#),
+    ] {
+        assert_eq!(of(given, Dialect::PostgreSql).text, text, "{given}");
+    }
+    let words =
+        of("SELECT \"Pg_Advisory_Lock\"(1), 'get_lock', @@x, @y", Dialect::PostgreSql).words;
+    assert_eq!(words, ["select", "pg_advisory_lock", "1", "@@x", "@y"]);
+    let words = of("SELECT `get_lock`(1), \"x\", @y", Dialect::MariaDb).words;
+    assert_eq!(words, ["select", "get_lock", "1", "@y"]);
+}
+
+#[test]
+fn texts_are_cut_where_their_servers_cut_them() {
+    let cut = |text: &str, dialect| {
+        let pieces = parse(text, dialect).unwrap();
+        pieces.into_iter().map(|piece| piece.text).collect::<Vec<_>>()
+    };
+    let (maria, postgres) = (Dialect::MariaDb, Dialect::PostgreSql);
+    assert_eq!(cut("SELECT 5--1; SELECT 2", maria), ["SELECT 5--1", "SELECT 2"]);
+    assert_eq!(cut("SELECT 5 -- 1; SELECT 2", maria), ["SELECT 5 -- 1; SELECT 2"]);
+    assert_eq!(cut("SELECT 5--1; SELECT 2", postgres), ["SELECT 5--1; SELECT 2"]);
+    assert_eq!(
+        cut(r"SELECT name'\''; x'; SELECT 2", postgres),
+        [r"SELECT name'\''; x'", "SELECT 2"]
+    );
+    assert_eq!(cut(r"SELECT e'\'; x'; SELECT 2", postgres), [r"SELECT e'\'; x'", "SELECT 2"]);
+    assert_eq!(cut("SELECT a$b$; SELECT $b$;$b$", postgres), ["SELECT a$b$", "SELECT $b$;$b$"]);
+    // Executable comments are what a server executes.
+    assert_eq!(cut("/*!40101 SET NAMES utf8 */;", maria), ["SET NAMES utf8"]);
+    assert_eq!(cut("SELECT 1 /*!50700 + 1 */ /*M! + 2 */", maria), ["SELECT 1    + 2"]);
+    assert_eq!(cut("SELECT '/*! + 1 */'", maria), ["SELECT '/*! + 1 */'"]);
+    assert_eq!(
+        cut("/*!40101 SELECT 1 */; SELECT 2", postgres),
+        ["/*!40101 SELECT 1 */", "SELECT 2"]
+    );
+}
+
+#[test]
+fn what_a_statement_does_to_its_session_is_known() {
+    let of = |text: &str, dialect| match parse(text, dialect).unwrap().remove(0).verb {
+        Verb::Data(statement) => effects(&statement),
+        other => panic!("{text}: {other:?}"),
+    };
+    let (maria, postgres) = (Dialect::MariaDb, Dialect::PostgreSql);
+    for (text, dialect, functions) in [
+        ("SELECT pg_catalog.\"pg_advisory_lock\"(1)", postgres, &["pg_advisory_lock"][..]),
+        (
+            "SELECT * FROM accounts a, pg_try_advisory_lock(a.id)",
+            postgres,
+            &["pg_try_advisory_lock"],
+        ),
+        (
+            "UPDATE accounts SET balance = GET_LOCK('a', 1) + last_insert_id()",
+            maria,
+            &["get_lock", "last_insert_id"],
+        ),
+        ("SELECT 'get_lock(1)', count(*) FROM accounts", maria, &[]),
+    ] {
+        assert_eq!(of(text, dialect).of_a_session, functions, "{text}");
+    }
+    for (text, variable) in [
+        ("SELECT @Mine := 1", Some("@mine")),
+        ("UPDATE accounts SET balance = @a WHERE id = 1", Some("@a")),
+        ("SELECT @@sql_mode", None),
+    ] {
+        assert_eq!(of(text, maria).user_variable.as_deref(), variable, "{text}");
+    }
+    assert!(of("SELECT 1 AS one INTO TEMP mine", postgres).has_into);
+    assert!(
+        of("SELECT 1 FROM t WHERE a IN (SELECT 1 UNION SELECT b INTO x FROM y)", postgres).has_into
+    );
+    assert!(!of("INSERT INTO accounts SELECT * FROM accounts", postgres).has_into);
+    for (text, calls_unknown) in [
+        ("SELECT count(*), coalesce(sum(balance), 0) FROM accounts", false),
+        ("SELECT current_setting('timezone'), now()", false),
+        ("SELECT mine(1)", true),
+        ("SELECT * FROM mine(1)", true),
+        ("SELECT query_to_xml('SELECT 1', true, true, '')", true),
+    ] {
+        assert_eq!(of(text, postgres).calls_unknown, calls_unknown, "{text}");
+    }
+    assert!(set::KNOWN.is_sorted(), "they are looked for by name");
+}
+
+#[test]
+fn patterns_have_a_backslash_for_their_escape() {
+    for (text, client, told) in [
+        ("SELECT id FROM audit WHERE owner LIKE 'a%'", PG, "LIKE 'a%'"),
+        ("SELECT id FROM audit WHERE owner LIKE 'a\\_%'", PG, "LIKE 'a\\_%' ESCAPE '\\'"),
+        (
+            "SELECT id FROM audit WHERE owner NOT LIKE 'a\\_%'",
+            MARIA,
+            "NOT LIKE 'a\\_%' ESCAPE '\\'",
+        ),
+        (
+            "SELECT id FROM audit WHERE owner LIKE concat('a', n)",
+            MARIA,
+            "LIKE concat('a', n) ESCAPE '\\'",
+        ),
+        ("SELECT id FROM audit WHERE owner LIKE 'a!_' ESCAPE '!'", MARIA, "LIKE 'a!_' ESCAPE '!'"),
+    ] {
+        let at_maria = texts(text, client, RR).remove(0).1;
+        assert!(at_maria.ends_with(told), "{text}: {at_maria}");
+    }
 }

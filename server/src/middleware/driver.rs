@@ -34,6 +34,8 @@ pub struct Statement {
     /// Settings of the client's session that reach the source: of the first statement that is sent at once, those
     /// of all.
     pub settings: Vec<Setting>,
+    /// It calls something that may change its session, in a way that the proxy does not see.
+    pub may_leave: bool,
 }
 
 /// A setting of a session at a source, as its kind of server writes it.
@@ -298,6 +300,14 @@ impl Session {
 }
 
 impl Session {
+    /// Makes the session as it was when it began: settings, locks, temporary tables, and whatever else it has.
+    pub(super) async fn reset(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
+        match self {
+            Self::Postgres(session) => session.text("DISCARD ALL").await?.ok().map(drop),
+            Self::Maria(session) => session.reset(lock_wait).await,
+        }
+    }
+
     /// Who waits for whom at this server: numbers of sessions, and who has what they want.
     pub(super) async fn waits(
         &mut self,

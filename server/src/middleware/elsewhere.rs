@@ -2,14 +2,14 @@
 //! columns that a statement will have.
 
 use orthodrome_geotp::sql::merge::merge;
-use orthodrome_geotp::sql::set::{session_function, set_config};
+use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
 use orthodrome_geotp::sql::{
-    Answer, Column, Context, Dialect, Isolation, Parsed, Plan, SourceId, Value, Verb, deletes,
-    parse, plan,
+    Answer, Column, Context, Dialect, Isolation, Parsed, Plan, SourceId, Unread, Value, Verb,
+    deletes, parse, plan, unread,
 };
 
-use super::errors::{SqlError, interrupted, of_a_session};
-use super::operators::text_answer;
+use super::errors::{SqlError, interrupted};
+use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
 use super::words::translated;
 
@@ -29,13 +29,19 @@ impl Session {
         self.proxy.by_distance.iter().find(is_of).copied()
     }
 
-    /// What a source says to one text outside of every transaction, with the client's settings.
-    pub(super) async fn ask(&self, at: SourceId, text: &str) -> Result<Answer, SqlError> {
+    /// What a source says to one text outside of every transaction, with the client's settings. `may_leave`: it may change
+    /// its session in a way that the proxy does not see.
+    pub(super) async fn ask(
+        &self,
+        at: SourceId,
+        text: &str,
+        may_leave: bool,
+    ) -> Result<Answer, SqlError> {
         let gone = || SqlError::new("08006", "no source is configured");
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let kind = self.proxy.catalogue.source(at).map(|s| s.kind).ok_or_else(gone)?;
         let settings = self.settings.at(kind);
-        let asked = source.ask_with(text, &settings);
+        let asked = source.ask_with(text, &settings, may_leave);
         let outcome = match self.settings.statement_time(true) {
             None => asked.await?,
             Some(time) => match tokio::time::timeout(time, asked).await {
@@ -60,13 +66,16 @@ impl Session {
         parsed: &Parsed,
         values: &[Value],
     ) -> Result<Answer, SqlError> {
-        let lower = parsed.text.to_lowercase();
         let parsed = &self.with_variables(parsed);
-        if let Verb::Data(statement) = &parsed.verb
-            && let Some(name) = session_function(statement)
-        {
-            return Err(of_a_session(&name));
-        }
+        let (Unread { text, words }, effects) = match &parsed.verb {
+            Verb::Data(statement) => (Unread::default(), effects(statement)),
+            _ => {
+                let unread = unread(&parsed.text, self.client)?;
+                let effects = effects_of_words(&unread.words);
+                (unread, effects)
+            }
+        };
+        self.check_effects(&effects)?;
         let (home, kind) =
             self.home().ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let mut at = home;
@@ -83,10 +92,24 @@ impl Session {
                 orthodrome_geotp::sql::dialect::render(&statement, self.client, kind)
             }
             _ => {
-                let first = lower.split_whitespace().next().unwrap_or_default();
+                let first = words.first().map_or("", String::as_str);
                 let is_metadata = matches!(first, "show" | "desc" | "describe");
-                let words = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-                let table = words.filter_map(|word| self.proxy.catalogue.table(word)).next();
+                if let ("show", Some(answer)) = (first, self.warnings(&words)?) {
+                    return Ok(answer);
+                }
+                let is_asking = matches!(first, "select" | "with" | "table" | "explain");
+                if !is_metadata && !is_asking {
+                    return Err(self.not_supported(first, parsed));
+                }
+                if first == "explain" && words.iter().take(6).any(|word| word == "analyze") {
+                    return Err(SqlError::new(
+                        "0A000",
+                        "EXPLAIN ANALYZE is not supported; use EXPLAIN, or send it to a source directly",
+                    ));
+                }
+                let lower = text.to_lowercase();
+                let names = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                let table = names.filter_map(|name| self.proxy.catalogue.table(name)).next();
                 if let Some(table) = table {
                     if !is_metadata {
                         let problem = parsed.problem.as_deref();
@@ -106,21 +129,6 @@ impl Session {
                         .find(|id| kind_of(id) == Some(self.client))
                         .unwrap_or(home);
                 }
-                let is_asking = matches!(first, "select" | "with" | "table" | "explain");
-                if let (false, false, Some(problem)) = (is_metadata, is_asking, &parsed.problem)
-                    && !is_command(first)
-                {
-                    return Err(SqlError::new("42601", format!("syntax error: {problem}")));
-                }
-                if !is_metadata && !is_asking {
-                    return Err(SqlError::new(
-                        "0A000",
-                        format!(
-                            "the proxy does not support this statement; send it to a source directly: {}",
-                            parsed.text.chars().take(100).collect::<String>()
-                        ),
-                    ));
-                }
                 if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
                     return Err(SqlError::new(
                         "0A000",
@@ -130,12 +138,50 @@ impl Session {
                         ),
                     ));
                 }
-                parsed.text.clone()
+                text
             }
         };
-        let mut answer = self.ask(at, &text).await?;
+        let mut answer = self.ask(at, &text, effects.calls_unknown).await?;
         self.correct(parsed, &mut answer);
         Ok(answer)
+    }
+
+    /// What a client is told of a statement that is no query: it is none that SQL has, or none that the proxy has.
+    fn not_supported(&self, first: &str, parsed: &Parsed) -> SqlError {
+        match &parsed.problem {
+            Some(problem) if !is_command(first) => {
+                SqlError::new("42601", format!("syntax error: {problem}"))
+            }
+            _ => SqlError::new(
+                "0A000",
+                format!(
+                    "the proxy does not support this statement; send it to a source directly: {}",
+                    parsed.text.chars().take(100).collect::<String>()
+                ),
+            ),
+        }
+    }
+
+    /// `SHOW WARNINGS` and such: the proxy passes none on, and what a source has are those of another client.
+    fn warnings(&self, words: &[String]) -> Result<Option<Answer>, SqlError> {
+        if self.client != Dialect::MariaDb {
+            return Ok(None);
+        }
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(match words.as_slice() {
+            ["show", "warnings" | "errors", ..] => Some(table(&["Level", "Code", "Message"], [])),
+            ["show", "count", what @ ("warnings" | "errors"), ..] => {
+                let name = format!("@@session.{}_count", what.trim_end_matches('s'));
+                Some(text_answer(&name, ["0".to_owned()]))
+            }
+            ["show", "profile" | "profiles", ..] => {
+                return Err(SqlError::new(
+                    "0A000",
+                    "profiles belong to one session at one source, and the proxy has none for a client",
+                ));
+            }
+            _ => None,
+        })
     }
 
     pub(super) async fn schema(
@@ -172,7 +218,8 @@ impl Session {
         }
         let plan = self.planned(parsed, values)?;
         for part in &plan.parts {
-            self.ask(part.source, &part.text).await?;
+            // Defaults and constraints may call anything.
+            self.ask(part.source, &part.text, true).await?;
         }
         Ok(Reply::done(&parsed.schema_tag()))
     }
@@ -226,7 +273,11 @@ impl Session {
         }
         let text = part.text.trim_end_matches(" FOR UPDATE");
         let text = format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0");
-        let answer = self.ask(part.source, &text).await?;
+        let may_leave = match &parsed.verb {
+            Verb::Data(statement) => effects(statement).calls_unknown,
+            _ => true,
+        };
+        let answer = self.ask(part.source, &text, may_leave).await?;
         let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
         Ok(merged.columns)
     }

@@ -84,9 +84,3 @@ pub(super) fn interrupted(client: Dialect, is_late: bool) -> SqlError {
         },
     }
 }
-
-/// A function whose effect belongs to a session at a source is refused so.
-pub(super) fn of_a_session(function: &str) -> SqlError {
-    let why = "belongs to one session at one source, and the proxy has none for a client";
-    SqlError::new("0A000", format!("{function}() {why}"))
-}

@@ -42,7 +42,8 @@ pub(super) fn initial(name: &str, lock_wait: Duration) -> String {
     match name {
         "sql_mode" => format!("sql_mode = '{SQL_MODE},{NO_ESCAPES}'"),
         "time_zone" => "time_zone = '+00:00'".into(),
-        "innodb_lock_wait_timeout" => {
+        // Without a bound of the proxy's, its server's own holds.
+        "innodb_lock_wait_timeout" if !lock_wait.is_zero() => {
             format!("innodb_lock_wait_timeout = {}", lock_wait.as_secs().max(1))
         }
         "collation_connection" => "NAMES utf8mb4".into(),
@@ -75,18 +76,32 @@ impl Maria {
             is_proxy: false,
         };
         session.enter(to).await?;
+        session.set_initial(to.lock_wait).await?;
+        Ok(session)
+    }
+
+    /// Gives the session the settings that the proxy's sessions begin with.
+    async fn set_initial(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
         let mut names = vec!["collation_connection"];
         // A proxy sees to the rest itself.
-        if !session.is_proxy {
+        if !self.is_proxy {
             names.extend(["sql_mode", "time_zone"]);
-            names.extend((!to.lock_wait.is_zero()).then_some("innodb_lock_wait_timeout"));
+            names.extend((!lock_wait.is_zero()).then_some("innodb_lock_wait_timeout"));
         }
-        let all: Vec<String> = names.into_iter().map(|name| initial(name, to.lock_wait)).collect();
-        let outcome = session.text(&format!("SET {}", all.join(", "))).await?;
-        match outcome.fault {
-            None => Ok(session),
-            Some(fault) => Err(Trouble::Fault(fault)),
+        let all: Vec<String> = names.into_iter().map(|name| initial(name, lock_wait)).collect();
+        self.text(&format!("SET {}", all.join(", "))).await?.ok().map(drop)
+    }
+
+    /// `COM_RESET_CONNECTION`, and the settings of a new session.
+    pub(super) async fn reset(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
+        self.number = 0;
+        self.send(&[31]).await?;
+        let packet = read(&mut self.stream, &mut self.number).await?;
+        if packet.first() == Some(&0xff) {
+            return Err(Trouble::Fault(fault(&packet)));
         }
+        self.settings.clear();
+        self.set_initial(lock_wait).await
     }
 
     async fn enter(&mut self, to: &Endpoint) -> Result<(), Trouble> {

@@ -115,6 +115,8 @@ struct StatementMessage {
     filled: Vec<String>,
     #[prost(message, repeated, tag = "7")]
     settings: Vec<SettingMessage>,
+    #[prost(bool, tag = "8")]
+    may_leave: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -127,7 +129,7 @@ struct SettingMessage {
 
 impl From<&Statement> for StatementMessage {
     fn from(statement: &Statement) -> Self {
-        let Statement { prelude, text, keys, settings } = statement.clone();
+        let Statement { prelude, text, keys, settings, may_leave } = statement.clone();
         let all = |records: Vec<Row>| records.into_iter().map(NamedMessage::from).collect();
         let setting = |Setting { name, value }| SettingMessage { name, value };
         Self {
@@ -138,6 +140,7 @@ impl From<&Statement> for StatementMessage {
             inserted: all(keys.inserted),
             filled: keys.filled,
             settings: settings.into_iter().map(setting).collect(),
+            may_leave,
         }
     }
 }
@@ -153,7 +156,7 @@ impl From<StatementMessage> for Statement {
         };
         let setting = |SettingMessage { name, value }| Setting { name, value };
         let settings = m.settings.into_iter().map(setting).collect();
-        Self { prelude: m.prelude, text: m.text, keys, settings }
+        Self { prelude: m.prelude, text: m.text, keys, settings, may_leave: m.may_leave }
     }
 }
 
@@ -572,7 +575,8 @@ mod tests {
             filled: vec!["u".into()],
         };
         let settings = vec![Setting { name: "c".into(), value: "'d'".into() }];
-        let statement = Statement { prelude: vec!["a".into()], text: "b".into(), keys, settings };
+        let (prelude, text) = (vec!["a".into()], "b".into());
+        let statement = Statement { prelude, text, keys, settings, may_leave: true };
         let peers = vec![NodeId(2), NodeId(3)];
         for link in [
             Link::Hello { node: NodeId(1), secret: "s".into() },

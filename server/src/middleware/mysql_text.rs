@@ -2,14 +2,15 @@
 
 use super::session::SqlError;
 
-/// The statement as text: constants of bytes, `_binary'…'`, are written in hexadecimal digits.
+/// The statement as text: constants of bytes, which are `_binary'…'` and those that are not UTF-8, are written in
+/// hexadecimal digits.
 ///
 /// # Errors
 /// Other bytes in it are not UTF-8.
 pub(super) fn statement(bytes: &[u8]) -> Result<String, SqlError> {
-    let is_plain = !bytes.windows(7).any(|word| word.eq_ignore_ascii_case(b"_binary"));
-    if is_plain {
-        return text(bytes);
+    let has_binary = bytes.windows(7).any(|word| word.eq_ignore_ascii_case(b"_binary"));
+    if let (false, Ok(text)) = (has_binary, std::str::from_utf8(bytes)) {
+        return Ok(text.to_owned());
     }
     let mut out: Vec<u8> = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -28,15 +29,25 @@ pub(super) fn statement(bytes: &[u8]) -> Result<String, SqlError> {
             if let Some(quote @ (b'\'' | b'"')) = constant.first().copied()
                 && let Some((value, end)) = quoted(constant, quote)
             {
-                out.extend_from_slice(b"X'");
-                out.extend(value.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()));
-                out.push(b'\'');
+                out.extend_from_slice(&in_digits(&value));
                 at += 7 + blanks + end;
                 continue;
             }
             length = 7;
         } else if matches!(byte, b'\'' | b'"' | b'`') {
-            length = quoted(rest, byte).map_or(rest.len(), |(_, end)| end);
+            let Some((value, end)) = quoted(rest, byte) else {
+                out.extend_from_slice(rest);
+                break;
+            };
+            if begins
+                && byte != b'`'
+                && std::str::from_utf8(part(at).get(..end).unwrap_or(rest)).is_err()
+            {
+                out.extend_from_slice(&in_digits(&value));
+                at += end;
+                continue;
+            }
+            length = end;
         } else if byte == b'#' || rest.starts_with(b"-- ") {
             length = rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len());
         } else if rest.starts_with(b"/*") && !rest.starts_with(b"/*!") {
@@ -47,6 +58,12 @@ pub(super) fn statement(bytes: &[u8]) -> Result<String, SqlError> {
         at += length;
     }
     text(&out)
+}
+
+/// `X'…'`.
+fn in_digits(value: &[u8]) -> Vec<u8> {
+    let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("X'{digits}'").into_bytes()
 }
 
 /// Bytes that must be text.
@@ -108,11 +125,14 @@ mod tests {
             (b"SELECT 1 -- _binary'x'\n, _binary'x'", "SELECT 1 -- _binary'x'\n, X'78'"),
             (b"SELECT /* _binary' */ _binary'x'", "SELECT /* _binary' */ X'78'"),
             (b"SELECT _binary column", "SELECT _binary column"),
+            (b"SELECT '\xff\\'', 'a', \"\xe4\"", "SELECT X'ff27', 'a', X'e4'"),
+            (b"SELECT _binary'a', '\xe4'", "SELECT X'61', X'e4'"),
+            ("SELECT 'ä\\n'".as_bytes(), "SELECT 'ä\\n'"),
         ] {
             assert_eq!(statement(given).ok().as_deref(), Some(read));
         }
         for bad in
-            [b"SELECT '\xff'".as_slice(), b"SELECT _binary'a', '\xe4'", b"SELECT _latin1'\xe4'"]
+            [b"SELECT \xff".as_slice(), b"SELECT _binary'a', `\xe4`", b"SELECT _latin1'\xe4'"]
         {
             let told = statement(bad).unwrap_err();
             assert_eq!((told.sqlstate.as_str(), told.number), ("22021", 1300), "{bad:?}");

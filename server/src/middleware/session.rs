@@ -9,7 +9,7 @@ use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
 use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, Xid};
 use orthodrome_geotp::sql::merge::{Merge, merge};
-use orthodrome_geotp::sql::set::{locks_rows, session_function, set_config};
+use orthodrome_geotp::sql::set::{Effects, effects, locks_rows, set_config};
 use orthodrome_geotp::sql::{
     Answer, Catalogue, Context, Dialect, Isolation, Parsed, Plan, SourceId, Value, Verb, plan,
 };
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use super::consensus::{Consensus, Order};
 use super::driver::{Sql, Statement};
 pub(super) use super::errors::SqlError;
-use super::errors::{interrupted, of_a_session};
+use super::errors::interrupted;
 use super::host::{Heard, MiddlewareHost};
 use super::settings::Settings;
 use super::source::Source;
@@ -425,6 +425,7 @@ impl Session {
         commits: bool,
     ) -> Result<Vec<Reply>, SqlError> {
         self.check_failed()?;
+        let batch = &self.with_variables_in(batch)[..];
         let mut placed: Vec<Placed> = Vec::new();
         let mut round = Round::default();
         let mut replies: Vec<Option<Reply>> = Vec::new();
@@ -433,15 +434,17 @@ impl Session {
         let mut plans = Vec::new();
         for (parsed, values) in batch {
             is_last |= parsed.is_last;
-            self.check_may_run(parsed, values)?;
-            plans.push(self.planned(parsed, values)?);
+            let may_leave = self.check_may_run(parsed, values)?;
+            plans.push((self.planned(parsed, values)?, may_leave));
         }
         if self.proxy.writes_last {
-            order.sort_by_key(|&index| plans.get(index).is_some_and(|plan| plan.is_write));
+            order.sort_by_key(|&index| plans.get(index).is_some_and(|(plan, _)| plan.is_write));
         }
         let mut by_statement: BTreeMap<usize, Placed> = BTreeMap::new();
         for index in order {
-            let (Some(plan), Some((parsed, values))) = (plans.get(index), batch.get(index)) else {
+            let (Some((plan, may_leave)), Some((parsed, values))) =
+                (plans.get(index), batch.get(index))
+            else {
                 continue;
             };
             if plan.parts.is_empty() {
@@ -476,6 +479,7 @@ impl Session {
                     settings: kind
                         .filter(|_| is_first)
                         .map_or_else(Vec::new, |kind| self.settings.at(kind)),
+                    may_leave: *may_leave,
                 });
                 there.records.extend(
                     part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
@@ -516,21 +520,46 @@ impl Session {
         Ok(replies.into_iter().flatten().collect())
     }
 
-    /// Checks that a read-only transaction does not write, and that nothing is asked of a session at a source.
-    fn check_may_run(&self, parsed: &Parsed, values: &[Value]) -> Result<(), SqlError> {
-        let Verb::Data(statement) = &parsed.verb else { return Ok(()) };
-        if let Some(name) = session_function(statement)
-            && !(name == "last_insert_id" && self.client == Dialect::MariaDb)
-            && !(name == "set_config" && set_config(statement, values)?.is_some())
+    /// Checks that a read-only transaction does not write, and that nothing is asked of a session at a source. Whether the
+    /// statement may leave something in its session.
+    fn check_may_run(&self, parsed: &Parsed, values: &[Value]) -> Result<bool, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(false) };
+        let mut effects = effects(statement);
+        if self.client == Dialect::MariaDb {
+            effects.of_a_session.retain(|name| name != "last_insert_id");
+        } else if effects.of_a_session.iter().any(|name| name == "set_config")
+            && set_config(statement, values)?.is_some()
         {
-            return Err(of_a_session(&name));
+            effects.of_a_session.clear();
         }
+        self.check_effects(&effects)?;
         let word = parsed.word();
         let locks = self.client == Dialect::PostgreSql && locks_rows(statement);
         if self.is_read_only() && (word != "SELECT" || locks) {
             return Err(self.cannot_write(if locks { "SELECT FOR UPDATE" } else { word }));
         }
-        Ok(())
+        Ok(effects.calls_unknown)
+    }
+
+    /// Refuses what would change a session at a source, which other clients use too.
+    pub(super) fn check_effects(&self, effects: &Effects) -> Result<(), SqlError> {
+        let why = if let Some(name) = effects.of_a_session.first() {
+            format!(
+                "{name}() belongs to one session at one source, and the proxy has none for a client"
+            )
+        } else if let (Dialect::MariaDb, Some(name)) = (self.client, &effects.user_variable) {
+            format!(
+                "{name}: the proxy does not support user variables; keep the value in the client"
+            )
+        } else if effects.has_into {
+            "SELECT … INTO is not supported; create the table, then use INSERT … SELECT".to_owned()
+        } else if let (Engine::ByKey(_), true) = (&self.proxy.engine, effects.calls_unknown) {
+            "the `mode` of this proxy calls only functions of which it knows that they change nothing"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(SqlError::new("0A000", why))
     }
 
     /// What a client is told that writes in a read-only transaction.

@@ -1,9 +1,12 @@
 //! What a client sets and shows of its session.
 
+use std::borrow::Cow;
+
 use orthodrome_geotp::sql::set::{assigned, put_variables, set_config};
 use orthodrome_geotp::sql::{Answer, Change, Dialect, Parsed, SourceId, Term, Value, Verb};
 
 use super::driver::Setting;
+use super::maria::NO_ESCAPES;
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session, SqlError};
 use super::settings::{self, Settings, Worth};
@@ -163,7 +166,7 @@ impl Session {
         }
         let scope = if is_global { "global" } else { "session" };
         let home = self.home_of(Dialect::MariaDb).ok_or_else(|| unknown(self.client, name))?;
-        let answer = self.ask(home, &format!("SELECT @@{scope}.{name}")).await?;
+        let answer = self.ask(home, &format!("SELECT @@{scope}.{name}"), false).await?;
         let cell = answer.rows.into_iter().flatten().next().flatten();
         Ok(String::from_utf8_lossy(&cell.unwrap_or_default()).into_owned())
     }
@@ -184,7 +187,7 @@ impl Session {
                 return if is_own { Ok(()) } else { Err(unknown(self.client, name)) };
             };
             if is_default {
-                let found = self.ask(home, &settings::asking_for(self.client, name)).await?;
+                let found = self.ask(home, &settings::asking_for(self.client, name), false).await?;
                 return if found.rows.is_empty() {
                     Err(unknown(self.client, name))
                 } else {
@@ -226,7 +229,7 @@ impl Session {
             return Ok(());
         }
         let Some(source) = self.proxy.direct.get(&home) else { return Ok(()) };
-        match source.ask_with("SELECT 1", std::slice::from_ref(setting)).await {
+        match source.ask_with("SELECT 1", std::slice::from_ref(setting), false).await {
             // It lets nobody in now. Statements that need it say so themselves.
             Err(_) => Ok(()),
             Ok(outcome) => match outcome.fault {
@@ -312,6 +315,9 @@ impl Session {
     /// A variable of MySQL's sessions that is the proxy's.
     pub(super) fn variable(&self, name: &str) -> Option<String> {
         let number = |is: bool| u8::from(is).to_string();
+        if let Some(name) = name.strip_prefix("global.") {
+            return settings::initial(self.client, name).map(str::to_owned);
+        }
         match name {
             "tx_isolation" | "transaction_isolation" => {
                 return Some(self.isolation().name().replace(' ', "-"));
@@ -321,6 +327,8 @@ impl Session {
             }
             "autocommit" => return Some(number(self.autocommit)),
             "last_insert_id" | "identity" => return Some(self.last_insert_id.to_string()),
+            // The proxy passes no warnings on.
+            "warning_count" | "error_count" => return Some("0".into()),
             _ => {}
         }
         if settings::is_sources_own(self.client, name)
@@ -334,6 +342,22 @@ impl Session {
 
     /// `SHOW VARIABLES` of a source, with the values that are the client's own.
     pub(super) fn correct(&self, parsed: &Parsed, answer: &mut Answer) {
+        let lower = parsed.text.to_lowercase();
+        if self.client == Dialect::MariaDb && lower.contains("_variables") {
+            // What its modes are is told by tables too.
+            let hidden = |cell: &[u8]| {
+                let text = std::str::from_utf8(cell).ok()?;
+                text.contains(NO_ESCAPES).then(|| {
+                    let modes = text.split(',').filter(|mode| *mode != NO_ESCAPES);
+                    modes.collect::<Vec<_>>().join(",").into_bytes()
+                })
+            };
+            for cell in answer.rows.iter_mut().flatten().flatten() {
+                if let Some(told) = hidden(cell) {
+                    *cell = told;
+                }
+            }
+        }
         let mut words = parsed.text.split_whitespace().map(str::to_lowercase);
         let is_it = words.next().as_deref() == Some("show")
             && words.by_ref().take(2).any(|word| word == "variables");
@@ -354,6 +378,23 @@ impl Session {
                 *value = Some(own.into_bytes());
             }
         }
+    }
+
+    /// Statements that are sent to sources, in which the client's own variables are constants.
+    pub(super) fn with_variables_in<'a>(
+        &self,
+        batch: &'a [(Parsed, Vec<Value>)],
+    ) -> Cow<'a, [(Parsed, Vec<Value>)]> {
+        let has_some = |(parsed, _): &(Parsed, Vec<Value>)| {
+            let lower = parsed.text.to_lowercase();
+            lower.contains("@@") || lower.contains("last_insert_id")
+        };
+        if self.client != Dialect::MariaDb || !batch.iter().any(has_some) {
+            return Cow::Borrowed(batch);
+        }
+        let all =
+            batch.iter().map(|(parsed, values)| (self.with_variables(parsed), values.clone()));
+        Cow::Owned(all.collect())
     }
 
     /// A statement in which the client's own variables are constants.

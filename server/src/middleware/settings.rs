@@ -97,6 +97,7 @@ const MARIA: &[(&str, Rule)] = &[
     ("net_read_timeout", Rule::Nothing),
     ("net_retry_count", Rule::Nothing),
     ("net_write_timeout", Rule::Nothing),
+    ("profiling", OFF),
     ("pseudo_thread_id", Rule::Never),
     ("rand_seed1", Rule::Never),
     ("rand_seed2", Rule::Never),

@@ -45,6 +45,8 @@ struct Slot {
     named: AtomicUsize,
     /// Settings of its session and transaction.
     settings: Mutex<Vec<Setting>>,
+    /// Its session is reset before it serves another.
+    may_leave: AtomicBool,
 }
 
 /// How a branch's session is interrupted from outside.
@@ -63,7 +65,7 @@ pub(super) struct Source {
     slots: Mutex<BTreeMap<Xid, Arc<Slot>>>,
     /// Prepared branches that are being ended. That goes on until it is done, so another order for it changes nothing.
     ending: Mutex<BTreeSet<Xid>>,
-    idle: Mutex<Vec<Session>>,
+    idle: Arc<Mutex<Vec<Session>>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
     /// Sessions of this life, so that the next can end those that still work (G6).
     sessions: Option<PathBuf>,
@@ -84,6 +86,14 @@ pub(super) async fn in_time<T>(
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere leaves what is behind these locks whole: every change is one call.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps a session for others, unless there are enough.
+fn keep(idle: &Mutex<Vec<Session>>, session: Session) {
+    let mut idle = locked(idle);
+    if idle.len() < IDLE_MAX {
+        idle.push(session);
+    }
 }
 
 /// What each part of a text is.
@@ -155,7 +165,7 @@ impl Source {
             endpoint,
             slots: Mutex::default(),
             ending: Mutex::default(),
-            idle: Mutex::default(),
+            idle: Arc::default(),
             report: Box::new(report),
             sessions,
             start: AtomicU64::new(0),
@@ -359,16 +369,31 @@ impl Source {
             handle.of = None;
             handle.under_way
         };
-        if under_way == 0 {
+        if under_way > 0 {
+            return;
+        }
+        if slot.may_leave.load(Ordering::Acquire) {
+            self.reset_and_give_back(session);
+        } else {
             self.give_back(session);
         }
     }
 
     fn give_back(&self, session: Session) {
-        let mut idle = locked(&self.idle);
-        if idle.len() < IDLE_MAX {
-            idle.push(session);
-        }
+        keep(&self.idle, session);
+    }
+
+    /// Resets a session at once, as it may hold locks, and keeps it for others. A session that cannot be reset is closed.
+    fn reset_and_give_back(&self, mut session: Session) {
+        let (idle, lock_wait, node) = (self.idle.clone(), self.endpoint.lock_wait, self.node);
+        tokio::spawn(async move {
+            match session.reset(lock_wait).await {
+                Ok(()) => keep(&idle, session),
+                Err(trouble) => {
+                    warn!(source = %node, "a session cannot be reset, and is closed: {trouble}")
+                }
+            }
+        });
     }
 
     /// Sessions at work, and kept.
@@ -376,11 +401,13 @@ impl Source {
         (locked(&self.slots).len(), locked(&self.idle).len())
     }
 
-    /// Runs one text outside of all branches, with settings.
+    /// Runs one text outside of all branches, with settings. If it may leave something in its session, the session is
+    /// reset afterwards.
     pub(super) async fn ask_with(
         &self,
         text: &str,
         settings: &[Setting],
+        may_leave: bool,
     ) -> Result<Outcome, Trouble> {
         let mut session = self.session_for(settings).await?;
         let before = self.endpoint.settle(session.settings(), settings);
@@ -389,7 +416,9 @@ impl Source {
         let mut outcome = session.text(&text, self.endpoint.one_way).await?;
         let is_set = outcome.done.len() >= own;
         outcome.done.drain(..own.min(outcome.done.len()));
-        if is_set {
+        if is_set && may_leave {
+            self.reset_and_give_back(session);
+        } else if is_set {
             session.has_settings(settings.to_vec());
             self.give_back(session);
         }
@@ -432,6 +461,7 @@ impl Source {
                         is_prepared: AtomicBool::new(false),
                         named: AtomicUsize::new(0),
                         settings: Mutex::default(),
+                        may_leave: AtomicBool::new(false),
                     });
                     locked(&self.slots).insert(xid, slot.clone());
                     Some(slot)
@@ -497,6 +527,9 @@ impl Source {
         // Whoever rolls it back reports for it.
         if slot.is_ended.load(Ordering::Acquire) {
             return;
+        }
+        if statements.iter().any(|statement| statement.may_leave) {
+            slot.may_leave.store(true, Ordering::Release);
         }
         let mut done = Done::default();
         match self.carry_out(xid, &slot, &mut place, begin, &statements, then, &mut done).await {
@@ -617,7 +650,7 @@ impl Source {
         }
         let own = done.outcome.done.last().and_then(|(answer, _)| names::own_id(answer));
         let settings = locked(&slot.settings).clone();
-        let found = self.ask_with(&names::looking_again(&missed, own), &settings).await;
+        let found = self.ask_with(&names::looking_again(&missed, own), &settings, false).await;
         let message = match found {
             Ok(Outcome { fault: None, done }) => {
                 let cell =
@@ -1115,7 +1148,7 @@ mod tests {
 
     fn plain(text: impl Into<String>) -> Statement {
         let (prelude, keys) = (Vec::new(), Keys::default());
-        Statement { prelude, text: text.into(), keys, settings: Vec::new() }
+        Statement { prelude, text: text.into(), keys, settings: Vec::new(), may_leave: false }
     }
 
     fn record(id: usize) -> Record {
