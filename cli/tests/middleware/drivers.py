@@ -96,6 +96,16 @@ for text, bad in [
     assert one(cursor, "SELECT count(*) FROM accounts") == 8, bad
     connection.rollback()
 
+# Bytes in bulk, at sources of both kinds.
+digits = EVERY_BYTE.hex()
+cursor.copy_from(io.StringIO(f"7\t1\t\\\\x{digits}\n107\t1\t\\\\x{digits}\n"), "accounts")
+for id in (7, 107):
+    assert bytes(one(cursor, "SELECT note FROM accounts WHERE id = %s", [id])) == EVERY_BYTE, id
+out = io.StringIO()
+cursor.copy_expert("COPY (SELECT note FROM accounts WHERE id IN (7, 107)) TO STDOUT", out)
+assert out.getvalue() == f"\\\\x{digits}\n" * 2, out.getvalue()
+connection.rollback()
+
 # Bytes, at sources of both kinds.
 for id in (1, 101):
     cursor.execute("UPDATE accounts SET note = %s WHERE id = %s", [psycopg2.Binary(EVERY_BYTE), id])

@@ -196,6 +196,35 @@ fn a_session_that_a_function_has_changed_is_reset_before_others_use_it() {
     rig.settle("functions that change their session");
 }
 
+#[test]
+fn what_belongs_to_a_client_is_not_another_s() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let server = &rig.servers[1];
+    said("DROP TABLE accounts", server.login());
+    let text = "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, n int AUTO_INCREMENT UNIQUE)";
+    said(text, server.login());
+    let insert = "INSERT INTO accounts (id, balance) VALUES (101, 0)";
+    let own = "SELECT LAST_INSERT_ID() FROM accounts WHERE id = 101";
+    let mut one = Talk::begin(rig, MARIA);
+    let mut other = Talk::begin(rig, MARIA);
+    one.does(insert);
+    assert_eq!(one.shows(own), "1");
+    assert_eq!(other.shows(own), "0");
+    assert_eq!(other.shows("SELECT LAST_INSERT_ID()"), "0");
+    other.does("UPDATE accounts SET balance = LAST_INSERT_ID(5) WHERE id = 101");
+    assert_eq!(other.shows("SELECT LAST_INSERT_ID()"), "5");
+    one.does("UPDATE accounts SET balance = LAST_INSERT_ID() WHERE id = 101");
+    assert_eq!(other.shows("SELECT balance FROM accounts WHERE id = 101"), "1");
+    assert_eq!(one.refused(insert), "1062");
+    for text in ["SHOW WARNINGS", "SHOW ERRORS LIMIT 1"] {
+        assert_eq!(other.shows(text), "NULL");
+    }
+    assert_eq!(other.shows("SHOW COUNT(*) WARNINGS"), "0");
+    assert_eq!(other.shows("SELECT @@warning_count"), "0");
+}
+
 /// Whatever an application quotes as its server's documentation says is the text that it was, at every source.
 #[test]
 fn backslashes_mean_what_the_client_s_protocol_says() {
@@ -235,6 +264,19 @@ fn backslashes_mean_what_the_client_s_protocol_says() {
                 format!("SELECT count(*) FROM accounts WHERE id = {id} AND note LIKE '10\\%'");
             assert_eq!(postgres.shows(&text), is_like, "{note} at {id}");
             assert_eq!(maria.shows(&text), is_like, "{note} at {id}");
+        }
+    }
+    // Names that a client gives.
+    for (id, kind) in [(1, POSTGRES), (101, POSTGRES), (1, MARIA), (101, MARIA)] {
+        let (client, quote) = match kind {
+            POSTGRES => (&mut postgres, '"'),
+            MARIA => (&mut maria, '`'),
+        };
+        let alias = format!(r"{quote}a\{quote}{quote}; DROP TABLE canary; -- {quote}");
+        client.does(&format!("SELECT balance AS {alias} FROM accounts WHERE id = {id}"));
+        if kind == MARIA {
+            let alias = "'a''; DROP TABLE canary; -- '";
+            client.does(&format!("SELECT balance {alias} FROM accounts WHERE id = {id}"));
         }
     }
     // What the proxy's parser cannot read comes to a source with the meaning that the proxy has seen.

@@ -499,18 +499,26 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
         query.locks.clear();
         lock = " LOCK IN SHARE MODE";
     }
-    let _ = VisitMut::visit(&mut statement, &mut Quoter);
+    let _ = VisitMut::visit(&mut statement, &mut Quoter(quote_of(from)));
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
 }
 
-/// Doubles the quotes in texts. The parser leaves out the second of two when it reads, and writes one that has another or
-/// a backslash before it as it is: whoever chooses the text could end the constant with it.
-struct Quoter;
+/// Doubles the quotes in texts and names. The parser leaves out the second of two when it reads, and writes one that has
+/// another or a backslash before it as it is: whoever chooses the text could end the constant with it. Names get this
+/// quote: MySQL's clients may write those that they give to columns like texts.
+struct Quoter(char);
 
 impl VisitorMut for Quoter {
     type Break = ();
+    fn pre_visit_ident(&mut self, name: &mut Ident) -> ControlFlow<()> {
+        if name.quote_style.is_some() {
+            name.quote_style = Some(self.0);
+            name.value = name.value.replace(self.0, &format!("{0}{0}", self.0));
+        }
+        ControlFlow::Continue(())
+    }
     fn pre_visit_value(&mut self, found: &mut ValueWithSpan) -> ControlFlow<()> {
         let is_digit = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let text = match &found.value {
@@ -531,10 +539,14 @@ impl VisitorMut for Quoter {
     }
 }
 
+/// What names have around them.
+fn quote_of(dialect: Dialect) -> char {
+    if dialect == Dialect::PostgreSql { '"' } else { '`' }
+}
+
 /// Changes the quotes of names; texts in single quotes stay as they are.
 fn requote(text: &str, from: Dialect, to: Dialect) -> String {
-    let quote = |dialect| if dialect == Dialect::PostgreSql { '"' } else { '`' };
-    let (old, new) = (quote(from), quote(to));
+    let (old, new) = (quote_of(from), quote_of(to));
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     let mut inside: Option<char> = None;

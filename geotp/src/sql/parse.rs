@@ -1,6 +1,8 @@
 //! From a client's text to statements: a text may hold several, and comments may mark the last.
 
-use sqlparser::ast::Statement;
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{Ident, Statement, Visit as _, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Token, Tokenizer};
@@ -484,6 +486,9 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Ok(statement) => statement,
         Err(problem) => return unread(parameters, problem),
     };
+    if dialect == Dialect::PostgreSql && names_like_a_text(&statement) {
+        return unread(parameters, "a constant of this type cannot be read; use CAST".into());
+    }
     done(verb(statement, dialect)?, parameters)
 }
 
@@ -498,6 +503,21 @@ fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Result<Statement, String
         Token::EOF => Ok(statement),
         more => Err(format!("syntax error at or near \"{more}\"")),
     }
+}
+
+/// Whether the parser has taken a text for a name, as in `SELECT name 'x'`, which is a constant of the type `name`.
+fn names_like_a_text(statement: &Statement) -> bool {
+    struct Finder;
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_ident(&mut self, name: &Ident) -> ControlFlow<()> {
+            if name.quote_style == Some('\'') {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    statement.visit(&mut Finder).is_break()
 }
 
 /// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.

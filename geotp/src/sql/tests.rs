@@ -856,7 +856,7 @@ fn settings_of_drivers_and_frameworks_are_read() {
         ("SET a", PG, "syntax error"),
         ("SET autocommit TO maybe", MARIA, "syntax error"),
         ("SET autocommit = maybe", MARIA, "Boolean"),
-        ("SET @mine = 1", MARIA, "variables of users"),
+        ("SET @mine = 1", MARIA, "user variables"),
         ("SET GLOBAL sql_mode = ''", MARIA, "belong to the sources"),
         ("SET PASSWORD = 'x'", MARIA, "not supported"),
         ("BEGIN ISOLATION LEVEL SNAPSHOT", PG, "syntax error"),
@@ -1049,7 +1049,7 @@ fn texts_are_cut_where_their_servers_cut_them() {
     assert_eq!(cut("SELECT a$b$; SELECT $b$;$b$", postgres), ["SELECT a$b$", "SELECT $b$;$b$"]);
     // Executable comments are what a server executes.
     assert_eq!(cut("/*!40101 SET NAMES utf8 */;", maria), ["SET NAMES utf8"]);
-    assert_eq!(cut("SELECT 1 /*!50700 + 1 */ /*M! + 2 */", maria), ["SELECT 1    + 2"]);
+    assert_eq!(cut("SELECT 1 /*!50700 + 1 */ /*M! + 2 */", maria), ["SELECT 1     + 2"]);
     assert_eq!(cut("SELECT '/*! + 1 */'", maria), ["SELECT '/*! + 1 */'"]);
     assert_eq!(
         cut("/*!40101 SELECT 1 */; SELECT 2", postgres),
@@ -1124,4 +1124,25 @@ fn patterns_have_a_backslash_for_their_escape() {
         let at_maria = texts(text, client, RR).remove(0).1;
         assert!(at_maria.ends_with(told), "{text}: {at_maria}");
     }
+}
+
+#[test]
+fn no_name_ends_its_quotes() {
+    let told = |text: &str, client| texts(text, client, RR).remove(0).1;
+    for (given, client, at_maria) in [
+        (r"SELECT id 'it''s' FROM audit", MARIA, "SELECT id AS `it's` FROM audit"),
+        (r"SELECT id 'x\\'', 1; -- ' FROM audit", MARIA, r"SELECT id AS `x\', 1; -- ` FROM audit"),
+        (r#"SELECT id AS "a`b" FROM audit"#, MARIA, "SELECT id AS `a``b` FROM audit"),
+        (r"SELECT id AS `a\``b` FROM audit", MARIA, r"SELECT id AS `a\``b` FROM audit"),
+        (r#"SELECT id AS "a\""b`" FROM audit"#, PG, r#"SELECT id AS `a\"b``` FROM audit"#),
+    ] {
+        assert_eq!(told(given, client), at_maria, "{given}");
+    }
+    let given = r#"SELECT t AS `a\``b"` FROM orders WHERE id = 1"#;
+    assert_eq!(told(given, MARIA), r#"SELECT t AS "a\`b""" FROM orders WHERE id = 1"#);
+    let given = r#"SELECT t AS "a\""b" FROM orders WHERE id = 1"#;
+    assert_eq!(told(given, PG), given);
+    // PostgreSQL's constants of a type are no names.
+    let parsed = parse(r"SELECT name'\''; x'", PG).unwrap().remove(0);
+    assert_eq!(parsed.verb, Verb::Other);
 }

@@ -1,12 +1,14 @@
 //! Rows of `COPY … FROM STDIN`, as the values of inserts, and lines of `COPY … TO STDOUT`.
 
-use orthodrome_geotp::sql::{Cell, Column, CopyForm};
+use orthodrome_geotp::sql::{Cell, Column, CopyForm, Kind};
 
 use super::driver::quoted;
 use super::session::SqlError;
 
 /// Rows of one insert.
 const ROWS_MAX: usize = 1_000;
+/// Bytes of one insert, after which no further row is added. Servers bound the length of a statement.
+const INSERT_BYTES_MAX: usize = 1 << 20;
 /// The longest row.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
@@ -21,6 +23,8 @@ pub(super) struct Copy {
     /// What has come of the row that is not whole yet.
     rest: Vec<u8>,
     rows: Vec<String>,
+    /// Of these rows.
+    bytes: usize,
     is_over: bool,
     /// Rows so far.
     pub(super) count: u64,
@@ -28,10 +32,20 @@ pub(super) struct Copy {
 
 impl Copy {
     pub(super) fn new(table: &str, columns: Vec<Column>, form: CopyForm) -> Self {
-        let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-        let head = format!("INSERT INTO {table} ({}) VALUES ", names.join(", "));
+        let names: Vec<String> = columns.iter().map(|column| name(&column.name)).collect();
+        let head = format!("INSERT INTO {} ({}) VALUES ", name(table), names.join(", "));
         let (rest, rows) = (Vec::new(), Vec::new());
-        Self { head, columns, form, has_begun: false, rest, rows, is_over: false, count: 0 }
+        Self {
+            head,
+            columns,
+            form,
+            has_begun: false,
+            rest,
+            rows,
+            bytes: 0,
+            is_over: false,
+            count: 0,
+        }
     }
 
     /// Takes what the client sent: the inserts that are full by now.
@@ -44,7 +58,7 @@ impl Copy {
             let (line, after) = left.split_at(end);
             left = after.get(1..).unwrap_or_default();
             self.line(line)?;
-            if self.rows.len() >= ROWS_MAX {
+            if self.rows.len() >= ROWS_MAX || self.bytes >= INSERT_BYTES_MAX {
                 inserts.extend(self.insert());
             }
         }
@@ -120,6 +134,7 @@ impl Copy {
 
     fn insert(&mut self) -> Option<String> {
         let rows = std::mem::take(&mut self.rows);
+        self.bytes = 0;
         (!rows.is_empty()).then(|| format!("{}{}", self.head, rows.join(", ")))
     }
 
@@ -152,13 +167,22 @@ impl Copy {
                 text.len() < 19 && text.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit());
             if column.kind.is_exact() && is_whole && text.bytes().any(|b| b.is_ascii_digit()) {
                 values.push(text);
+            } else if column.kind == Kind::Bytes {
+                values.push(format!("{}::bytea", quoted(&text)));
             } else {
                 values.push(quoted(&text));
             }
         }
-        self.rows.push(format!("({})", values.join(", ")));
+        let row = format!("({})", values.join(", "));
+        self.bytes += row.len();
+        self.rows.push(row);
         Ok(())
     }
+}
+
+/// A name in PostgreSQL's quotes.
+pub(super) fn name(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// The pieces of a line between delimiters that have no backslash before them.
@@ -308,18 +332,35 @@ mod tests {
         let sent = b"1\ta'b\n-2\t\\N\n3\tx\\ty\\\\\\101\\x42\n\\.\n9\tno\n";
         assert_eq!(
             inserted(&form(false), sent),
-            "INSERT INTO t (id, note) VALUES (1, 'a''b'), (-2, NULL), (3, 'x\ty\\AB')"
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, 'a''b'), (-2, NULL), (3, 'x\ty\\AB')"
         );
         let bars = CopyForm { delimiter: b'|', null: "-".into(), ..form(false) };
         assert_eq!(
             inserted(&bars, b"1|-\n2|a\\|b\n3|\\-\n"),
-            "INSERT INTO t (id, note) VALUES (1, NULL), (2, 'a|b'), (3, '-')"
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, NULL), (2, 'a|b'), (3, '-')"
         );
         let named = CopyForm { has_header: true, ..form(true) };
         assert_eq!(
             inserted(&named, b"id,note\n1,\n2,\"a \"\"b\"\", \n c\"\n3,\"\"\n"),
-            "INSERT INTO t (id, note) VALUES (1, NULL), (2, 'a \"b\", \n c'), (3, '')"
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, NULL), (2, 'a \"b\", \n c'), (3, '')"
         );
+    }
+
+    #[test]
+    fn inserts_are_bounded_in_bytes() {
+        let mut copy = Copy::new("t", columns(), form(false));
+        let row = format!("1\t{}\n", "x".repeat(INSERT_BYTES_MAX / 2));
+        assert_eq!(copy.take(row.repeat(4).as_bytes()).map(|inserts| inserts.len()), Ok(2));
+        assert_eq!(copy.end(), Ok(None));
+    }
+
+    #[test]
+    fn bytes_are_written_as_bytes() {
+        let columns = vec![Column { name: "Note".into(), kind: Kind::Bytes, oid: 0 }];
+        let mut copy = Copy::new("a\"b", columns, form(false));
+        copy.take(b"\\\\x41\n").unwrap();
+        let insert = "INSERT INTO \"a\"\"b\" (\"Note\") VALUES ('\\x41'::bytea)";
+        assert_eq!(copy.end(), Ok(Some(insert.to_owned())));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use orthodrome_geotp::sql::{
 };
 
 use super::auth::ScramServer;
-use super::copy::{Copy, copy_line};
+use super::copy::{Copy, copy_line, name};
 use super::front::Front;
 use super::postgres_wire::{
     Body, Message, from_bytea, is_not_utf8, kind, oid, put_text, read, to_hex, write,
@@ -544,8 +544,9 @@ impl Connection {
         is_own: bool,
     ) -> Result<Vec<Column>, SqlError> {
         self.session.check_failed()?;
-        let names = if columns.is_empty() { "*".to_owned() } else { columns.join(", ") };
-        let parsed = parse(&format!("SELECT {names} FROM {table}"), Dialect::PostgreSql)?;
+        let names: Vec<String> = columns.iter().map(|column| name(column)).collect();
+        let names = if names.is_empty() { "*".to_owned() } else { names.join(", ") };
+        let parsed = parse(&format!("SELECT {names} FROM {}", name(table)), Dialect::PostgreSql)?;
         let columns = match parsed.first() {
             Some(parsed) => self.session.describe(parsed).await?,
             None => Vec::new(),
