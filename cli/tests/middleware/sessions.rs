@@ -83,6 +83,10 @@ fn settings_reach_the_sources_and_end_with_their_session() {
             assert_eq!(rig.psql(at_postgres), "UTC");
             assert_eq!(rig.mysql(at_maria), "00:00:00");
             assert_eq!(rig.mysql(&both.replace("SELECT", "SELECT /* other */")), "1048576");
+            let modes =
+                "SET NAMES utf8mb4 COLLATE utf8mb4_bin; SELECT 'a' = 'A'; SET NAMES utf8mb4";
+            maria.does(modes);
+            assert_eq!(maria.shows("SELECT 'a' = 'A'"), "1");
             postgres.does("RESET ALL");
             maria.does("SET time_zone = DEFAULT, group_concat_max_len = DEFAULT");
             assert_eq!(postgres.shows(at_postgres), "UTC");
@@ -390,6 +394,12 @@ fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
         assert_eq!(client.refused(text), code, "{text}");
         assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000", "{text}");
     }
+    // What drivers say before they keep a connection for others.
+    for text in
+        ["SELECT pg_advisory_unlock_all()", "CLOSE ALL", "UNLISTEN *", "RESET ALL", "DISCARD ALL"]
+    {
+        client.does(text);
+    }
     let mut client = Talk::begin(rig, MARIA);
     for (text, code) in [
         ("SET NAMES latin1", "1235"),
@@ -469,6 +479,8 @@ fn read_only_transactions_do_not_write() {
             client.does("ROLLBACK");
         }
     }
+    client.does("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY; RESET ALL");
+    assert_eq!(client.shows("SHOW default_transaction_read_only"), "off");
     client.does("SET default_transaction_read_only = on");
     for text in [write, "TRUNCATE accounts", "SELECT 1 FROM accounts WHERE id = 1 FOR UPDATE"] {
         assert_eq!(client.refused(text), "25006", "{text}");
@@ -493,6 +505,11 @@ fn read_only_transactions_do_not_write() {
         }
         client.does("ROLLBACK");
     }
+    client.does("START TRANSACTION");
+    for text in ["SET TRANSACTION READ ONLY", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"] {
+        assert_eq!(client.refused(text), "1568", "{text}");
+    }
+    client.does("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; ROLLBACK");
     // It was of the next transaction only.
     client.does("SET TRANSACTION READ ONLY");
     assert_eq!(client.refused(write), "1792");

@@ -81,7 +81,10 @@ pub(super) fn read(text: &str) -> Result<Verb, Refusal> {
 fn written(token: &Token) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
     match token {
-        Token::SingleQuotedString(text) | Token::EscapedStringLiteral(text) => quoted(text),
+        Token::SingleQuotedString(text)
+        | Token::EscapedStringLiteral(text)
+        | Token::UnicodeStringLiteral(text)
+        | Token::NationalStringLiteral(text) => quoted(text),
         Token::DollarQuotedString(text) => quoted(&text.value),
         Token::Word(word) if word.quote_style.is_some() => {
             format!("\"{}\"", word.value.replace('"', "\"\""))

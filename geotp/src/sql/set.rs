@@ -337,7 +337,8 @@ impl Reader {
         }
         for refused in ["password", "role", "default", "statement", "resource"] {
             let before = self.at;
-            if self.word(refused) && self.peek() != Some(&Token::Eq) {
+            let is_it = self.word(refused);
+            if is_it && (refused == "password" || self.peek() != Some(&Token::Eq)) {
                 return Err(Refusal::unsupported(format!(
                     "SET {} is not supported by the proxy; send it to a source",
                     refused.to_uppercase()
@@ -728,6 +729,10 @@ fn is_user_variable(name: &str) -> bool {
 }
 
 fn is_of_a_session(function: &str) -> bool {
+    // Drivers say so before they keep a connection for others. There is nothing to release.
+    if function == "pg_advisory_unlock_all" {
+        return false;
+    }
     const BEGINNINGS: [&str; 4] =
         ["pg_advisory_", "pg_try_advisory_", "pg_replication_origin_", "dblink_"];
     BEGINNINGS.iter().any(|beginning| function.starts_with(beginning))
@@ -741,7 +746,6 @@ const OF_A_SESSION: &[&str] = &[
     "last_insert_id",
     "lastval",
     "pg_export_snapshot",
-    "release_all_locks",
     "release_lock",
     "row_count",
     "set_config",
@@ -907,6 +911,7 @@ pub(super) const KNOWN: &[&str] = &[
     "percent_rank",
     "percentile_cont",
     "percentile_disc",
+    "pg_advisory_unlock_all",
     "pg_backend_pid",
     "pg_encoding_to_char",
     "pg_function_is_visible",
@@ -947,6 +952,7 @@ pub(super) const KNOWN: &[&str] = &[
     "regexp_matches",
     "regexp_replace",
     "regexp_split_to_table",
+    "release_all_locks",
     "repeat",
     "replace",
     "reverse",

@@ -692,6 +692,30 @@ proptest! {
         }
     }
 
+    /// Constants and names come to a source as the client wrote them, whatever is in them.
+    #[test]
+    fn constants_and_names_are_the_same_at_every_source(
+        constant in "[a;'\"`\\\\ -]{0,9}",
+        name in "[a;'\"`\\\\ -]{1,9}",
+        is_maria in any::<bool>(),
+        is_other in any::<bool>(),
+    ) {
+        let (client, escaped) = (if is_maria { MARIA } else { PG }, constant.replace('\\', r"\\"));
+        let escaped = escaped.replace('\'', r"\'");
+        let (constant_of, name_of) = match (is_maria, is_other) {
+            (true, true) => (format!("\"{}\"", escaped.replace('"', "\"\"")), format!("`{}`", name.replace('`', "``"))),
+            (true, false) => (format!("'{escaped}'"), format!("'{}'", name.replace('\\', r"\\").replace('\'', "''"))),
+            (false, true) => (format!("E'{escaped}'"), format!("\"{}\"", name.replace('"', "\"\""))),
+            (false, false) => (format!("'{}'", constant.replace('\'', "''")), format!("\"{}\"", name.replace('"', "\"\""))),
+        };
+        for (table, quote) in [("audit WHERE id = 1", '`'), ("orders WHERE id = 1", '"')] {
+            let text = format!("SELECT {constant_of} AS {name_of} FROM {table}");
+            let told = texts(&text, client, RR).remove(0).1;
+            prop_assert_eq!(in_quotes(&told, '\'', quote), std::slice::from_ref(&constant), "{}: {}", text, told);
+            prop_assert_eq!(in_quotes(&told, quote, '\''), std::slice::from_ref(&name), "{}: {}", text, told);
+        }
+    }
+
     #[test]
     fn any_text_is_read_or_refused(text in "[a-zA-Z0-9 ;'\"`$/*#().,=<>-]{0,60}", is_maria in any::<bool>()) {
         let dialect = if is_maria { MARIA } else { PG };
@@ -703,6 +727,27 @@ proptest! {
             }
         }
     }
+}
+
+/// What is between these quotes in a text without escapes, outside of the other ones.
+fn in_quotes(text: &str, quote: char, other: char) -> Vec<String> {
+    let (mut found, mut chars) = (Vec::new(), text.chars().peekable());
+    while let Some(c) = chars.next() {
+        if c != quote && c != other {
+            continue;
+        }
+        let mut inner = String::new();
+        while let Some(next) = chars.next() {
+            if next == c && chars.next_if_eq(&c).is_none() {
+                break;
+            }
+            inner.push(next);
+        }
+        if c == quote {
+            found.push(inner);
+        }
+    }
+    found
 }
 
 #[test]
@@ -1052,8 +1097,8 @@ fn texts_are_cut_where_their_servers_cut_them() {
     assert_eq!(cut("SELECT 1 /*!50700 + 1 */ /*M! + 2 */", maria), ["SELECT 1     + 2"]);
     assert_eq!(cut("SELECT '/*! + 1 */'", maria), ["SELECT '/*! + 1 */'"]);
     assert_eq!(
-        cut("/*!40101 SELECT 1 */; SELECT 2", postgres),
-        ["/*!40101 SELECT 1 */", "SELECT 2"]
+        cut("SELECT 1 /*!40101 + 1 */; SELECT 2", postgres),
+        ["SELECT 1 /*!40101 + 1 */", "SELECT 2"]
     );
 }
 
@@ -1077,6 +1122,7 @@ fn what_a_statement_does_to_its_session_is_known() {
             &["get_lock", "last_insert_id"],
         ),
         ("SELECT 'get_lock(1)', count(*) FROM accounts", maria, &[]),
+        ("SELECT pg_advisory_unlock_all()", postgres, &[]),
     ] {
         assert_eq!(of(text, dialect).of_a_session, functions, "{text}");
     }

@@ -433,9 +433,11 @@ impl Endpoint {
         let new = wanted.iter().filter(|new| !before.contains(new));
         match self.kind {
             Dialect::PostgreSql => {
-                let gone = gone.map(|old| format!("SET LOCAL {} TO DEFAULT", old.name));
-                gone.chain(new.map(|new| format!("SET LOCAL {} = {}", new.name, new.value)))
-                    .collect()
+                // Names of applications may have PostgreSQL's own words in them.
+                let name = |name: &str| format!("\"{}\"", name.replace('.', "\".\""));
+                let gone = gone.map(|old| format!("SET LOCAL {} TO DEFAULT", name(&old.name)));
+                let new = new.map(|new| format!("SET LOCAL {} = {}", name(&new.name), new.value));
+                gone.chain(new).collect()
             }
             Dialect::MariaDb => {
                 let gone = gone.map(|old| super::maria::initial(&old.name, self.lock_wait));

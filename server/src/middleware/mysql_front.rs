@@ -399,7 +399,8 @@ impl Connection {
         if self.front.kill(id) {
             self.ok(0, 0, false);
         } else {
-            self.error(&SqlError::new("HY000", format!("Unknown thread id: {id}")));
+            let (sqlstate, message) = ("HY000".into(), format!("Unknown thread id: {id}"));
+            self.error(&SqlError { sqlstate, number: 1094, message });
         }
     }
 

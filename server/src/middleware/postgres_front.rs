@@ -544,6 +544,9 @@ impl Connection {
         is_own: bool,
     ) -> Result<Vec<Column>, SqlError> {
         self.session.check_failed()?;
+        if self.session.is_read_only() {
+            return Err(self.session.cannot_write("COPY FROM"));
+        }
         let names: Vec<String> = columns.iter().map(|column| name(column)).collect();
         let names = if names.is_empty() { "*".to_owned() } else { names.join(", ") };
         let parsed = parse(&format!("SELECT {names} FROM {}", name(table)), Dialect::PostgreSql)?;

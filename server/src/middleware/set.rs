@@ -68,6 +68,15 @@ impl Session {
             ))
         };
         match change {
+            Change::Level { is_session: false, .. }
+            | Change::ReadOnly { is_session: false, .. }
+                if self.client == Dialect::MariaDb && self.in_transaction() =>
+            {
+                return Err(SqlError::new(
+                    "25001",
+                    "Transaction characteristics can't be changed while a transaction is in progress",
+                ));
+            }
             Change::Level { level, is_session: false } => {
                 let level =
                     level.unwrap_or(self.settings.isolation().unwrap_or(self.proxy.isolation));
@@ -184,7 +193,9 @@ impl Session {
         if settings::is_sources_own(self.client, name) {
             let is_own = self.client == Dialect::PostgreSql && name.contains('.');
             let Some(home) = self.home_of(self.client).filter(|_| !is_own || !is_default) else {
-                return if is_own { Ok(()) } else { Err(unknown(self.client, name)) };
+                // Drivers set some that mean nothing without a source of their kind.
+                let is_known = is_own || settings::initial(self.client, name).is_some();
+                return if is_known { Ok(()) } else { Err(unknown(self.client, name)) };
             };
             if is_default {
                 let found = self.ask(home, &settings::asking_for(self.client, name), false).await?;
@@ -340,7 +351,7 @@ impl Session {
         set.or_else(|| settings::initial(self.client, name).map(str::to_owned))
     }
 
-    /// `SHOW VARIABLES` of a source, with the values that are the client's own.
+    /// `SHOW VARIABLES` or `SHOW ALL` of a source, with the values that are the client's own.
     pub(super) fn correct(&self, parsed: &Parsed, answer: &mut Answer) {
         let lower = parsed.text.to_lowercase();
         if self.client == Dialect::MariaDb && lower.contains("_variables") {
@@ -355,6 +366,16 @@ impl Session {
             for cell in answer.rows.iter_mut().flatten().flatten() {
                 if let Some(told) = hidden(cell) {
                     *cell = told;
+                }
+            }
+        }
+        if let Verb::Show(name) = &parsed.verb
+            && name == "all"
+        {
+            for row in &mut answer.rows {
+                let [Some(name), value, ..] = row.as_mut_slice() else { continue };
+                if let Some(own) = self.shown(&String::from_utf8_lossy(name).to_lowercase()) {
+                    *value = Some(own.into_bytes());
                 }
             }
         }

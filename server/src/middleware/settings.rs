@@ -203,9 +203,9 @@ impl Settings {
         self.before = None;
     }
 
-    /// Everything that [`Settings::set`] set.
+    /// Everything that was set is as the session began.
     pub(super) fn reset(&mut self) {
-        self.kept.values.clear();
+        self.kept = Kept::default();
         self.local.clear();
     }
 
@@ -262,6 +262,10 @@ impl Settings {
             ));
         }
         let worth = worth.map(|worth| checked(self.client, name, worth)).transpose()?;
+        if (self.client, name) == (Dialect::MariaDb, "names") {
+            // `SET NAMES` without `COLLATE` goes back to the character set's own order.
+            self.kept.values.remove("collation_connection");
+        }
         let initial = self.initial.get(name).cloned();
         match (worth.or(initial), is_local) {
             (Some(worth), true) => drop(self.local.insert(name.to_owned(), worth)),
@@ -452,6 +456,10 @@ impl Zone {
         }
         let minutes = match client {
             // Hours east, maybe with a fraction; or POSIX's form with its name in front.
+            Dialect::PostgreSql if lower.starts_with(['-', '+']) && lower.contains(':') => {
+                // POSIX's form without a name, whose sign is the other way round.
+                offset(&lower).map(|minutes| -minutes)
+            }
             Dialect::PostgreSql => {
                 let hours = lower.parse::<f64>().ok().filter(|hours| hours.abs() < 168.0);
                 let minutes = hours.map(|hours| (hours * 60.0).round() as i32);
@@ -673,6 +681,7 @@ mod tests {
                 "timezone = '<+05:30>-05:30'",
                 "time_zone = '+05:30'",
             ),
+            (PG, "timezone", "-03:30", "timezone = '<+03:30>-03:30'", "time_zone = '+03:30'"),
             (PG, "search_path", "a, public", "search_path = 'a', 'public'", ""),
             (PG, "datestyle", "iso, mdy", "", ""),
             (PG, "extra_float_digits", "3", "", ""),
@@ -748,8 +757,10 @@ mod tests {
             assert_eq!(shown(&settings).as_deref(), Some(after));
             assert_eq!(settings.isolation().is_some(), is_committed);
         }
+        settings.set_read_only(true);
         settings.reset();
         assert_eq!(shown(&settings).as_deref(), Some("start"));
+        assert!(!settings.is_read_only() && settings.isolation().is_none());
         let mut settings = Settings::new(MARIA);
         settings.begin();
         settings.set("sql_notes", Some(Worth::text("0")), false).unwrap();
