@@ -19,6 +19,7 @@ mod kills;
 mod lists;
 mod numbers;
 mod rig;
+mod sessions;
 mod steps;
 mod tools;
 mod wires;

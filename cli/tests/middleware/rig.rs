@@ -155,6 +155,7 @@ pub fn rig() -> MutexGuard<'static, Option<Rig>> {
             server.restart().unwrap();
         }
     }
+    rig_now.end_prepared();
     rig
 }
 
@@ -428,6 +429,32 @@ impl Rig {
             Dialect::MariaDb => "XA RECOVER",
         };
         said(text, server.login())
+    }
+
+    /// Rolls back what is prepared at any server: its proxy may have ended before it could, and nobody else does.
+    fn end_prepared(&self) {
+        let others = "SELECT count(*) FROM information_schema.processlist \
+                      WHERE user = 'orthodrome' AND id <> connection_id()";
+        let is_done = || {
+            let mut left = 0;
+            for (place, server) in self.servers.iter().enumerate() {
+                for line in self.prepared(place).lines() {
+                    left += 1;
+                    // MariaDB has the name last.
+                    let name = line.split_whitespace().next_back().unwrap_or_default();
+                    let text = match server.kind {
+                        Dialect::PostgreSql => format!("ROLLBACK PREPARED '{name}'"),
+                        // While the session that prepared it ends, it must not be.
+                        Dialect::MariaDb if said(others, server.login()) != "0" => continue,
+                        Dialect::MariaDb => format!("XA ROLLBACK '{name}'"),
+                    };
+                    let _ = server.login().client(&text).output();
+                }
+            }
+            left == 0
+        };
+        let done = wait(Instant::now() + PATIENCE, is_done);
+        done.expect("what a test has left prepared cannot be rolled back");
     }
 
     /// What transactions and sessions the servers have, for whoever looks for a lock.

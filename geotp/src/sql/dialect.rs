@@ -189,6 +189,16 @@ impl VisitorMut for Translator<'_> {
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
         if let Expr::Value(found) = expr {
+            if self.to == Dialect::PostgreSql
+                && let SqlValue::SingleQuotedString(text) | SqlValue::DoubleQuotedString(text) =
+                    &found.value
+                && text.contains('\0')
+            {
+                return ControlFlow::Break(Refusal {
+                    message: "invalid byte sequence for encoding \"UTF8\": 0x00".into(),
+                    sqlstate: "22021",
+                });
+            }
             match &found.value {
                 SqlValue::DoubleQuotedString(text) | SqlValue::NationalStringLiteral(text)
                     if self.from == Dialect::MariaDb =>
@@ -210,6 +220,9 @@ impl VisitorMut for Translator<'_> {
                 _ => {}
             }
             return ControlFlow::Continue(());
+        }
+        if self.to == Dialect::MariaDb {
+            escape_pattern(expr);
         }
         if self.from == self.to {
             // Two bars are OR to a client of MariaDB, whatever the parser says.
@@ -284,6 +297,12 @@ impl Translator<'_> {
     }
 
     fn expr(&self, expr: &mut Expr) -> Result<(), Refusal> {
+        if self.to == Dialect::MariaDb
+            && let Some(text) = constant_of_bytes(expr)
+        {
+            *expr = value(SqlValue::HexStringLiteral(hex_of(text)?));
+            return Ok(());
+        }
         match (self.to, &mut *expr) {
             (Dialect::MariaDb, Expr::Cast { kind, data_type, .. }) => {
                 *kind = CastKind::Cast;
@@ -343,6 +362,66 @@ impl Translator<'_> {
         }
         Ok(())
     }
+}
+
+/// Gives a pattern its escape character where it has none: a source without escapes in texts has none in patterns
+/// either, and every client expects a backslash.
+fn escape_pattern(expr: &mut Expr) {
+    let Expr::Like { pattern, escape_char: escape_char @ None, .. } = expr else { return };
+    let is_plain = match &**pattern {
+        Expr::Value(constant) => match &constant.value {
+            SqlValue::SingleQuotedString(text)
+            | SqlValue::DoubleQuotedString(text)
+            | SqlValue::NationalStringLiteral(text)
+            | SqlValue::EscapedStringLiteral(text) => !text.contains('\\'),
+            _ => false,
+        },
+        _ => false,
+    };
+    if !is_plain {
+        *escape_char = Some(Box::new(value(SqlValue::SingleQuotedString("\\".into()))));
+    }
+}
+
+/// The text of `'…'::bytea`.
+fn constant_of_bytes(expr: &Expr) -> Option<&str> {
+    let Expr::Cast { expr, data_type: DataType::Bytea, .. } = expr else { return None };
+    let Expr::Value(constant) = &**expr else { return None };
+    match &constant.value {
+        SqlValue::SingleQuotedString(text) | SqlValue::EscapedStringLiteral(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// The bytes that a text is as `bytea`, in hexadecimal digits.
+fn hex_of(text: &str) -> Result<String, Refusal> {
+    let wrong =
+        || Refusal { message: "invalid input syntax for type bytea".into(), sqlstate: "22P02" };
+    if let Some(digits) = text.strip_prefix("\\x") {
+        let is_hex = digits.len() % 2 == 0 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        return is_hex.then(|| digits.to_owned()).ok_or_else(wrong);
+    }
+    let mut bytes = text.bytes();
+    let mut hex = String::new();
+    while let Some(byte) = bytes.next() {
+        let byte = match byte {
+            b'\\' => match bytes.next().ok_or_else(wrong)? {
+                b'\\' => b'\\',
+                first @ b'0'..=b'3' => {
+                    let mut octal = first - b'0';
+                    for _ in 0..2 {
+                        let digit = bytes.next().filter(|b| (b'0'..=b'7').contains(b));
+                        octal = octal << 3 | (digit.ok_or_else(wrong)? - b'0');
+                    }
+                    octal
+                }
+                _ => return Err(wrong()),
+            },
+            byte => byte,
+        };
+        hex.push_str(&format!("{byte:02x}"));
+    }
+    Ok(hex)
 }
 
 /// The other dialect's name of a function.
@@ -420,18 +499,26 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
         query.locks.clear();
         lock = " LOCK IN SHARE MODE";
     }
-    let _ = VisitMut::visit(&mut statement, &mut Quoter);
+    let _ = VisitMut::visit(&mut statement, &mut Quoter(quote_of(from)));
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
 }
 
-/// Doubles the quotes in texts. The parser leaves out the second of two when it reads, and writes one that has another or
-/// a backslash before it as it is: whoever chooses the text could end the constant with it.
-struct Quoter;
+/// Doubles the quotes in texts and names. The parser leaves out the second of two when it reads, and writes one that has
+/// another or a backslash before it as it is: whoever chooses the text could end the constant with it. Names get this
+/// quote: MySQL's clients may write those that they give to columns like texts.
+struct Quoter(char);
 
 impl VisitorMut for Quoter {
     type Break = ();
+    fn pre_visit_ident(&mut self, name: &mut Ident) -> ControlFlow<()> {
+        if name.quote_style.is_some() {
+            name.quote_style = Some(self.0);
+            name.value = name.value.replace(self.0, &format!("{0}{0}", self.0));
+        }
+        ControlFlow::Continue(())
+    }
     fn pre_visit_value(&mut self, found: &mut ValueWithSpan) -> ControlFlow<()> {
         let is_digit = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let text = match &found.value {
@@ -452,10 +539,14 @@ impl VisitorMut for Quoter {
     }
 }
 
+/// What names have around them.
+fn quote_of(dialect: Dialect) -> char {
+    if dialect == Dialect::PostgreSql { '"' } else { '`' }
+}
+
 /// Changes the quotes of names; texts in single quotes stay as they are.
 fn requote(text: &str, from: Dialect, to: Dialect) -> String {
-    let quote = |dialect| if dialect == Dialect::PostgreSql { '"' } else { '`' };
-    let (old, new) = (quote(from), quote(to));
+    let (old, new) = (quote_of(from), quote_of(to));
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     let mut inside: Option<char> = None;

@@ -11,6 +11,7 @@
 )]
 
 pub mod catalog;
+mod copy;
 mod decimal;
 pub mod dialect;
 pub mod merge;
@@ -18,14 +19,17 @@ pub mod parse;
 pub mod plan;
 pub mod route;
 mod schema;
+pub mod set;
 #[cfg(test)]
 mod tests;
 pub mod value;
 
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
-pub use parse::{Isolation, Parsed, Verb, parse};
+pub use copy::CopyForm;
+pub use parse::{Isolation, Parsed, Unread, Verb, parse, unread};
 pub use plan::{Context, Part, Plan, Record, plan};
 pub use schema::deletes;
+pub use set::{Change, Term};
 pub use value::{Answer, Cell, Column, Kind, Value};
 
 /// Why a statement is not carried out.

@@ -1,15 +1,16 @@
 //! From a client's text to statements: a text may hold several, and comments may mark the last.
 
-use sqlparser::ast::{
-    ContextModifier, Expr, Set, Statement, TransactionAccessMode, TransactionIsolationLevel,
-    TransactionMode, Value as SqlValue,
-};
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{Ident, Statement, Visit as _, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
-use sqlparser::parser::Parser;
+use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Token, Tokenizer};
 
 use super::Refusal;
 use super::catalog::Dialect;
+use super::copy::{self, CopyForm};
+use super::set::{self, Change};
 
 /// How deep expressions may nest.
 const DEPTH_MAX: usize = 200;
@@ -52,31 +53,13 @@ impl Isolation {
     }
 }
 
-impl From<TransactionIsolationLevel> for Isolation {
-    fn from(level: TransactionIsolationLevel) -> Self {
-        match level {
-            TransactionIsolationLevel::ReadUncommitted
-            | TransactionIsolationLevel::ReadCommitted => Self::ReadCommitted,
-            TransactionIsolationLevel::RepeatableRead | TransactionIsolationLevel::Snapshot => {
-                Self::RepeatableRead
-            }
-            TransactionIsolationLevel::Serializable => Self::Serializable,
-        }
-    }
-}
-
 /// What a statement asks for.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verb {
     /// Nothing: only blanks and comments.
     Empty,
-    /// Begin a transaction.
-    Begin {
-        /// At this level, if it says.
-        isolation: Option<Isolation>,
-        /// It will not write.
-        is_read_only: bool,
-    },
+    /// Begin a transaction, with what is said of its level and of whether it may write.
+    Begin(Vec<Change>),
     /// Commit; `chain` begins another.
     Commit {
         /// `AND CHAIN`.
@@ -89,19 +72,8 @@ pub enum Verb {
     },
     /// Something with a savepoint, with its name; carried out at every branch.
     Savepoint(Savepoint, String),
-    /// The level of this transaction, or of all that follow in the session.
-    Isolation {
-        /// The level.
-        level: Isolation,
-        /// For the session, not only for the transaction under way or next.
-        is_session: bool,
-    },
-    /// `SET autocommit = …`.
-    Autocommit(bool),
-    /// A setting of the session, by name, with its value's text.
-    Set(String, String),
-    /// Several settings of the session at once, by name. None of them is an isolation level.
-    Several(Vec<String>),
+    /// `SET …`: all of it or nothing.
+    Set(Vec<Change>),
     /// `RESET name`, or all.
     Reset(Option<String>),
     /// `SHOW name`: PostgreSQL's way to ask for one setting.
@@ -122,8 +94,21 @@ pub enum Verb {
         table: String,
         /// Its columns; none means all.
         columns: Vec<String>,
+        /// How rows are written.
+        form: CopyForm,
     },
-    /// VACUUM, ANALYZE, DISCARD, DEALLOCATE and such: nothing to do here, by their name.
+    /// `COPY … TO STDOUT`.
+    CopyOut {
+        /// The rows, as a query of PostgreSQL's.
+        query: String,
+        /// How they are written.
+        form: CopyForm,
+    },
+    /// Forget a prepared statement of the session, or all.
+    Deallocate(Option<String>),
+    /// Everything of the session is as in a new one.
+    DiscardAll,
+    /// VACUUM, ANALYZE and such: nothing to do here, by their name.
     Housekeeping(&'static str),
     /// Not understood, or not about tables that the catalogue knows; a source may understand it.
     Other,
@@ -151,6 +136,8 @@ pub struct Parsed {
     pub is_last: bool,
     /// How many parameters it has.
     pub parameters: usize,
+    /// Why the parser cannot read it, if it cannot.
+    pub problem: Option<String>,
 }
 
 impl Parsed {
@@ -187,8 +174,10 @@ impl Parsed {
 ///
 /// # Errors
 /// A quote or comment that does not end. A statement that the parser cannot read is [`Verb::Other`].
-pub fn parse(text: &str, dialect: Dialect) -> Result<Vec<Parsed>, Refusal> {
-    let pieces = split(text, dialect)?;
+pub fn parse(original: &str, dialect: Dialect) -> Result<Vec<Parsed>, Refusal> {
+    let expanded = (dialect == Dialect::MariaDb).then(|| with_executable_comments(original));
+    let text = expanded.transpose()?.flatten();
+    let pieces = split(text.as_deref().unwrap_or(original), dialect)?;
     let mut parsed = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let one = parse_one(piece.text, dialect, piece.is_last)?;
@@ -249,7 +238,12 @@ impl<'a> Scan<'a> {
         let rest = self.rest();
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let is_maria = self.dialect == Dialect::MariaDb;
-        if rest.starts_with("--") || (first == '#' && is_maria) {
+        // MySQL reads `5--1` as five minus minus one.
+        let is_dashes = rest.strip_prefix("--").is_some_and(|after| {
+            let next = after.chars().next();
+            !is_maria || next.is_none_or(|c| c.is_whitespace() || c.is_control())
+        });
+        if is_dashes || (first == '#' && is_maria) {
             let length = rest.find('\n').unwrap_or(rest.len());
             self.at += length;
             let skip = if first == '#' { 1 } else { 2 };
@@ -258,8 +252,10 @@ impl<'a> Scan<'a> {
         if rest.starts_with("/*") {
             return self.comment().map(Some);
         }
+        let before = || self.text.get(..self.at).and_then(|text| text.chars().next_back());
         if first == '$'
             && !is_maria
+            && !before().is_some_and(in_name)
             && let Some(tag) = dollar_tag(rest)
         {
             let body = rest.get(tag.len()..).unwrap_or_default();
@@ -270,11 +266,14 @@ impl<'a> Scan<'a> {
             return Ok(Some(Lexeme::Quoted));
         }
         if matches!(first, '\'' | '"' | '`') {
-            let before = self.text.get(..self.at).and_then(|t| t.chars().next_back());
             let has_escapes = if is_maria {
                 first != '`'
             } else {
-                first == '\'' && matches!(before, Some('e' | 'E'))
+                // Not so `date'…'`, whose word ends with the same letter.
+                let mut back = self.text.get(..self.at).unwrap_or_default().chars().rev();
+                first == '\''
+                    && matches!(back.next(), Some('e' | 'E'))
+                    && !back.next().is_some_and(in_name)
             };
             self.at += quoted(rest, first, has_escapes)
                 .ok_or_else(|| Refusal::syntax(format!("a string quoted by {first} has no end")))?;
@@ -299,6 +298,133 @@ impl<'a> Scan<'a> {
         self.at += at;
         Ok(Lexeme::Comment(rest.get(2..at - 2).unwrap_or_default()))
     }
+}
+
+/// Whether a name can have this character, other than its first.
+fn in_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '$')
+}
+
+/// The version of MariaDB whose executable comments the proxy executes.
+const EXECUTABLE_UP_TO: u32 = 101_100;
+
+/// Versions in such comments that are of MySQL only, so that MariaDB leaves the comments out.
+const MYSQL_ONLY: std::ops::Range<u32> = 50_700..100_000;
+
+/// The text with a blank in the place of each executable comment's delimiters (`/*! … */`, `/*M! … */`), or of the
+/// comment if it is of another version; nothing if it has none. So the proxy reads what a server would execute.
+fn with_executable_comments(text: &str) -> Result<Option<String>, Refusal> {
+    if !text.contains("/*!") && !text.contains("/*M!") {
+        return Ok(None);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut scan = Scan { text, at: 0, dialect: Dialect::MariaDb };
+    loop {
+        let start = scan.at;
+        let Some(part) = scan.next_part()? else { return Ok(Some(out)) };
+        let slice = text.get(start..scan.at).unwrap_or_default();
+        let body = match part {
+            Lexeme::Comment(comment) if slice.starts_with("/*") => {
+                comment.strip_prefix('!').or_else(|| comment.strip_prefix("M!"))
+            }
+            Lexeme::Comment(_) | Lexeme::Semicolon | Lexeme::Quoted | Lexeme::Plain => None,
+        };
+        let Some(body) = body else {
+            out.push_str(slice);
+            continue;
+        };
+        let digits = body.len() - body.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (version, body) = body.split_at_checked(digits).unwrap_or(("", body));
+        let version: u32 = version.parse().unwrap_or(0);
+        let is_executed = version <= EXECUTABLE_UP_TO && !MYSQL_ONLY.contains(&version);
+        out.push(' ');
+        if is_executed {
+            out.push_str(body);
+            out.push(' ');
+        }
+    }
+}
+
+/// A statement that the parser cannot read, for a source of the client's kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Unread {
+    /// Without comments, and with text constants as the sources of the proxy read them. What one statement is here is one
+    /// statement at its source.
+    pub text: String,
+    /// Its words and quoted names, in lower case, without what is in text constants.
+    pub words: Vec<String>,
+}
+
+/// Rewrites one statement that the parser cannot read.
+///
+/// # Errors
+/// A quote or comment does not end.
+pub fn unread(statement: &str, dialect: Dialect) -> Result<Unread, Refusal> {
+    let mut scan = Scan { text: statement, at: 0, dialect };
+    let (mut text, mut words, mut word) = (String::new(), Vec::new(), String::new());
+    loop {
+        let start = scan.at;
+        let part = scan.next_part()?;
+        let slice = statement.get(start..scan.at).unwrap_or_default();
+        let is_of_word = |c: char| in_name(c) || c == '@';
+        if let (Some(Lexeme::Plain), true) = (&part, slice.chars().all(is_of_word)) {
+            text.push_str(slice);
+            word.push_str(slice);
+            continue;
+        }
+        if !word.is_empty() {
+            words.push(std::mem::take(&mut word).to_lowercase());
+        }
+        let Some(part) = part else { return Ok(Unread { text, words }) };
+        match part {
+            Lexeme::Comment(_) => text.push(' '),
+            Lexeme::Semicolon => return Err(Refusal::syntax("syntax error at or near \";\"")),
+            Lexeme::Plain => text.push_str(slice),
+            Lexeme::Quoted if slice.starts_with('`') => {
+                words.push(slice.trim_matches('`').to_lowercase());
+                text.push_str(slice);
+            }
+            Lexeme::Quoted if dialect == Dialect::MariaDb => {
+                text.push_str(&format!("'{}'", without_escapes(slice).replace('\'', "''")));
+            }
+            Lexeme::Quoted => {
+                if slice.starts_with('"') {
+                    words.push(slice.trim_matches('"').to_lowercase());
+                }
+                text.push_str(slice);
+            }
+        }
+    }
+}
+
+/// What a text constant of MySQL's means.
+fn without_escapes(constant: &str) -> String {
+    let quote = constant.chars().next();
+    let inner = constant.get(1..constant.len().saturating_sub(1)).unwrap_or_default();
+    let mut out = String::with_capacity(inner.len());
+    let mut chars = inner.chars().peekable();
+    while let Some(c) = chars.next() {
+        if Some(c) == quote {
+            chars.next();
+        }
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('0') => out.push('\0'),
+            Some('b') => out.push('\u{8}'),
+            Some('n') => out.push('\n'),
+            Some('r') => out.push('\r'),
+            Some('t') => out.push('\t'),
+            Some('Z') => out.push('\u{1a}'),
+            // For patterns.
+            Some(wildcard @ ('%' | '_')) => out.extend(['\\', wildcard]),
+            Some(other) => out.push(other),
+            None => out.push('\\'),
+        }
+    }
+    out
 }
 
 /// `$tag$` at the beginning of a text.
@@ -329,7 +455,13 @@ fn quoted(text: &str, quote: char, has_escapes: bool) -> Option<usize> {
 
 /// Reads one statement.
 fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refusal> {
-    let done = |verb, parameters| Ok(Parsed { text: text.to_owned(), verb, is_last, parameters });
+    let done = |verb, parameters| {
+        Ok(Parsed { text: text.to_owned(), verb, is_last, parameters, problem: None })
+    };
+    let unread = |parameters, problem: String| {
+        let (text, problem) = (text.to_owned(), Some(problem));
+        Ok(Parsed { text, verb: Verb::Other, is_last, parameters, problem })
+    };
     let words = words(text, 6);
     if words.is_empty() {
         return done(Verb::Empty, 0);
@@ -341,24 +473,51 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Dialect::PostgreSql => Tokenizer::new(&PostgreSqlDialect {}, text).tokenize(),
         Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize(),
     };
-    let Ok(mut tokens) = tokens else { return done(Verb::Other, 0) };
+    let mut tokens = match tokens {
+        Ok(tokens) => tokens,
+        Err(error) => return unread(0, error.to_string()),
+    };
     let parameters = number_parameters(&mut tokens);
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
     };
-    let Some(statement) = parsed else {
-        let is_set = dialect == Dialect::MariaDb && words.first().is_some_and(|word| word == "SET");
-        let verb = if is_set { several_settings(text)? } else { Verb::Other };
-        return done(verb, parameters);
+    let statement = match parsed {
+        Ok(statement) => statement,
+        Err(problem) => return unread(parameters, problem),
     };
-    done(verb(statement, text, dialect)?, parameters)
+    if dialect == Dialect::PostgreSql && names_like_a_text(&statement) {
+        return unread(parameters, "a constant of this type cannot be read; use CAST".into());
+    }
+    done(verb(statement, dialect)?, parameters)
 }
 
-fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Option<Statement> {
+/// The statement, or why the parser cannot read it.
+fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Result<Statement, String> {
     let mut parser = parser.with_recursion_limit(DEPTH_MAX).with_tokens(tokens);
-    let statement = parser.parse_statement().ok()?;
-    (parser.peek_token().token == Token::EOF).then_some(statement)
+    let statement = parser.parse_statement().map_err(|error| match error {
+        ParserError::TokenizerError(why) | ParserError::ParserError(why) => why,
+        ParserError::RecursionLimitExceeded => "it nests too deeply".to_owned(),
+    })?;
+    match parser.peek_token().token {
+        Token::EOF => Ok(statement),
+        more => Err(format!("syntax error at or near \"{more}\"")),
+    }
+}
+
+/// Whether the parser has taken a text for a name, as in `SELECT name 'x'`, which is a constant of the type `name`.
+fn names_like_a_text(statement: &Statement) -> bool {
+    struct Finder;
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_ident(&mut self, name: &Ident) -> ControlFlow<()> {
+            if name.quote_style == Some('\'') {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    statement.visit(&mut Finder).is_break()
 }
 
 /// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.
@@ -424,14 +583,25 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
             }
             Verb::Explain(Box::new(inner))
         }
-        ("COPY", _) if dialect == Dialect::PostgreSql => match copy(text)? {
-            Some(verb) => verb,
-            None => return Ok(None),
-        },
+        ("COPY", _) if dialect == Dialect::PostgreSql => copy::read(text)?,
         ("VACUUM", _) => Verb::Housekeeping("VACUUM"),
         ("CHECKPOINT", _) => Verb::Housekeeping("CHECKPOINT"),
-        ("DISCARD", _) => Verb::Housekeeping("DISCARD ALL"),
-        ("DEALLOCATE", _) => Verb::Housekeeping("DEALLOCATE"),
+        ("DISCARD", "ALL") => Verb::DiscardAll,
+        ("DISCARD", "PLANS") => Verb::Housekeeping("DISCARD PLANS"),
+        ("DISCARD", "SEQUENCES") => Verb::Housekeeping("DISCARD SEQUENCES"),
+        ("DISCARD", "TEMP" | "TEMPORARY") => Verb::Housekeeping("DISCARD TEMP"),
+        ("DEALLOCATE", name) if !name.is_empty() => {
+            let mut names = text.split_whitespace().skip(1).peekable();
+            names.next_if(|word| word.eq_ignore_ascii_case("prepare"));
+            let name = names.next().unwrap_or_default();
+            let is_all = name.eq_ignore_ascii_case("all");
+            Verb::Deallocate((!is_all).then(|| match name.strip_prefix('"') {
+                Some(quoted) => quoted.trim_end_matches('"').to_owned(),
+                None => name.to_lowercase(),
+            }))
+        }
+        ("SET", _) => Verb::Set(set::read(text, dialect)?),
+        ("BEGIN", _) | ("START", "TRANSACTION") => Verb::Begin(set::begin(text, dialect)?),
         ("UNLISTEN", _) => Verb::Housekeeping("UNLISTEN"),
         ("CLOSE", "ALL") => Verb::Housekeeping("CLOSE CURSOR ALL"),
         ("ANALYZE", _) if dialect == Dialect::PostgreSql => Verb::Housekeeping("ANALYZE"),
@@ -448,10 +618,10 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
             ));
         }
         ("SHOW", name) if dialect == Dialect::PostgreSql && !name.is_empty() => {
-            Verb::Show(if name == "TRANSACTION" {
-                "transaction_isolation".into()
-            } else {
-                name.to_lowercase()
+            Verb::Show(match (name, word(2)) {
+                ("TRANSACTION", _) => "transaction_isolation".into(),
+                ("TIME", "ZONE") => "timezone".into(),
+                _ => name.to_lowercase().replace('"', ""),
             })
         }
         _ => return Ok(None),
@@ -459,12 +629,8 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
     Ok(Some(verb))
 }
 
-fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refusal> {
+fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
     Ok(match statement {
-        Statement::StartTransaction { modes, .. } => {
-            let (isolation, is_read_only) = modes_of(&modes);
-            Verb::Begin { isolation, is_read_only }
-        }
         Statement::Commit { chain, .. } => Verb::Commit { chain },
         Statement::Rollback { chain, savepoint: None } => Verb::Rollback { chain },
         Statement::Rollback { savepoint: Some(name), .. } => {
@@ -472,7 +638,6 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
         }
         Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, name.value),
         Statement::ReleaseSavepoint { name } => Verb::Savepoint(Savepoint::Release, name.value),
-        Statement::Set(set) => set_verb(set, text)?,
         Statement::Reset(reset) => Verb::Reset(match reset.reset {
             sqlparser::ast::Reset::ConfigurationParameter(name) => {
                 Some(name.to_string().to_lowercase())
@@ -510,145 +675,4 @@ fn verb(statement: Statement, text: &str, dialect: Dialect) -> Result<Verb, Refu
         }
         _ => Verb::Other,
     })
-}
-
-/// `COPY … FROM STDIN`, which the parser reads only with its rows behind it; nothing if it is another COPY.
-fn copy(text: &str) -> Result<Option<Verb>, Refusal> {
-    let bare = |name: &str| name.trim().trim_matches('"').to_lowercase();
-    let lower = text.to_lowercase();
-    let Some(at) = lower.find("from stdin") else { return Ok(None) };
-    let target = lower.get("copy".len()..at).unwrap_or_default().trim();
-    let (table, columns) = target.split_once('(').unwrap_or((target, ""));
-    let columns = columns.trim().trim_end_matches(')');
-    let columns = columns.split(',').map(bare).filter(|column| !column.is_empty()).collect();
-    let options = lower.get(at + "from stdin".len()..).unwrap_or_default().trim();
-    let options = options.strip_prefix("with").unwrap_or(options).trim();
-    let options = options.trim_start_matches('(').trim_end_matches(')');
-    for option in options.split(',').map(str::trim).filter(|option| !option.is_empty()) {
-        let words: Vec<&str> = option.split_whitespace().collect();
-        if !matches!(words.as_slice(), ["freeze", ..] | ["format", "text" | "'text'"]) {
-            return Err(Refusal::unsupported(format!(
-                "COPY supports only the default text format; omit `{option}`",
-            )));
-        }
-    }
-    let table = bare(table.rsplit('.').next().unwrap_or(table));
-    Ok(Some(Verb::Copy { table, columns }))
-}
-
-/// `SET` of several things, which drivers send when they begin: none of them may be one that matters.
-fn several_settings(text: &str) -> Result<Verb, Refusal> {
-    let lower = text.to_lowercase();
-    let matters = ["autocommit", "isolation", "global"];
-    match matters.into_iter().find(|word| lower.contains(word)) {
-        Some(word) => Err(Refusal::unsupported(format!("set {word} in a separate statement"))),
-        None => Ok(Verb::Several(names_of_settings(&lower))),
-    }
-}
-
-/// The names in `SET a = 1, @@session.b = concat(c, 'd'), NAMES utf8mb4`.
-fn names_of_settings(text: &str) -> Vec<String> {
-    let text = text.trim();
-    let text = text.strip_prefix("set").unwrap_or(text);
-    let (mut depth, mut quote) = (0_u32, None);
-    let mut parts = vec![String::new()];
-    for c in text.chars() {
-        match (c, quote) {
-            (c, Some(open)) if c == open => quote = None,
-            (_, Some(_)) => {}
-            ('\'' | '"', None) => quote = Some(c),
-            ('(', None) => depth += 1,
-            (')', None) => depth = depth.saturating_sub(1),
-            (',', None) if depth == 0 => parts.push(String::new()),
-            (c, None) if depth == 0 => {
-                if let Some(part) = parts.last_mut() {
-                    part.push(c);
-                }
-            }
-            (_, None) => {}
-        }
-    }
-    let name = |part: &String| {
-        let name = part.split(['=', ':']).next().unwrap_or_default().trim();
-        let scopes = ["session ", "local ", "@@session.", "@@local.", "@@"];
-        let name = scopes.iter().find_map(|scope| name.strip_prefix(scope)).unwrap_or(name);
-        name.split_whitespace().next().unwrap_or_default().replace('`', "")
-    };
-    parts.iter().map(name).filter(|name| !name.is_empty()).collect()
-}
-
-fn modes_of(modes: &[TransactionMode]) -> (Option<Isolation>, bool) {
-    let (mut isolation, mut is_read_only) = (None, false);
-    for mode in modes {
-        match mode {
-            TransactionMode::IsolationLevel(level) => isolation = Some((*level).into()),
-            TransactionMode::AccessMode(mode) => {
-                is_read_only = *mode == TransactionAccessMode::ReadOnly
-            }
-        }
-    }
-    (isolation, is_read_only)
-}
-
-fn set_verb(set: Set, text: &str) -> Result<Verb, Refusal> {
-    Ok(match set {
-        Set::SetTransaction { modes, session, .. } => match modes_of(&modes).0 {
-            Some(level) => Verb::Isolation {
-                level,
-                is_session: session || text.to_uppercase().contains(" SESSION "),
-            },
-            None => Verb::Set("transaction_read_only".into(), modes_of(&modes).1.to_string()),
-        },
-        Set::SingleAssignment { variable, values, scope, .. } => {
-            let name = variable.to_string().to_lowercase();
-            let name = name
-                .trim_start_matches("@@")
-                .trim_start_matches("session.")
-                .replace(['`', '"'], "");
-            let value = values.iter().map(setting).collect::<Vec<_>>().join(", ");
-            if scope == Some(ContextModifier::Global) || name.starts_with("global.") {
-                return Err(Refusal::unsupported(
-                    "global settings belong to the sources; set them there",
-                ));
-            }
-            match name.as_str() {
-                "autocommit" => Verb::Autocommit(is_true(&value)),
-                "tx_isolation" | "transaction_isolation" | "default_transaction_isolation" => {
-                    let level = Isolation::from_name(&value).ok_or_else(|| {
-                        Refusal::data(format!("`{value}` is not an isolation level; use serializable, repeatable read or read committed"))
-                    })?;
-                    // PostgreSQL's `transaction_isolation` is of the transaction under way.
-                    Verb::Isolation {
-                        level,
-                        is_session: name != "transaction_isolation" || text.contains('@'),
-                    }
-                }
-                _ => Verb::Set(name, value),
-            }
-        }
-        Set::SetNames { charset_name, .. } => Verb::Set("names".into(), charset_name.value),
-        Set::SetNamesDefault {} => Verb::Set("names".into(), "default".into()),
-        Set::SetTimeZone { value, .. } => Verb::Set("timezone".into(), setting(&value)),
-        Set::MultipleAssignments { assignments } => {
-            let names: Vec<String> =
-                assignments.iter().map(|one| format!("{}=", one.name)).collect();
-            several_settings(&names.join(","))?
-        }
-        _ => Verb::Other,
-    })
-}
-
-fn setting(value: &Expr) -> String {
-    match value {
-        Expr::Value(value) => match &value.value {
-            SqlValue::SingleQuotedString(text) | SqlValue::DoubleQuotedString(text) => text.clone(),
-            other => other.to_string(),
-        },
-        Expr::Identifier(name) => name.value.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn is_true(text: &str) -> bool {
-    matches!(text.to_lowercase().as_str(), "1" | "on" | "true")
 }

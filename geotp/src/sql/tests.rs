@@ -1,15 +1,19 @@
 //! Statements through the whole of this module. Merged results are compared with those of one
 //! unsharded SQLite database, which understands both kinds of quotes.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
+use super::CopyForm;
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect, SourceId};
 use super::merge::merge;
-use super::parse::{Isolation, Savepoint, Verb, parse};
+use super::parse::{Isolation, Savepoint, Verb, parse, unread};
 use super::plan::{Context, Keys, Plan, Record, plan};
+use super::set::{self, Change, Term, effects};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
 const FILE: &str = r#"
@@ -111,25 +115,17 @@ fn a_text_is_cut_at_semicolons_that_are_not_quoted() {
 #[test]
 fn words_that_are_not_about_rows() {
     let verb = |text: &str, dialect| parse(text, dialect).unwrap().remove(0).verb;
-    assert!(matches!(
-        verb("START TRANSACTION ISOLATION LEVEL READ COMMITTED", PG),
-        Verb::Begin { isolation: Some(Isolation::ReadCommitted), .. }
-    ));
-    assert!(matches!(verb("BEGIN", MARIA), Verb::Begin { isolation: None, .. }));
     assert!(matches!(verb("END", PG), Verb::Commit { .. }));
     assert!(matches!(
         verb("ROLLBACK TO SAVEPOINT a", PG),
         Verb::Savepoint(Savepoint::RollbackTo, _)
     ));
-    assert!(matches!(verb("SET autocommit=0", MARIA), Verb::Autocommit(false)));
-    assert!(matches!(
-        verb("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", MARIA),
-        Verb::Isolation { level: SER, is_session: true }
-    ));
-    assert!(matches!(
-        verb("SET default_transaction_isolation = 'repeatable read'", PG),
-        Verb::Isolation { level: RR, is_session: true }
-    ));
+    assert!(matches!(verb("DISCARD ALL", PG), Verb::DiscardAll));
+    assert!(matches!(verb("DISCARD PLANS", PG), Verb::Housekeeping("DISCARD PLANS")));
+    assert!(matches!(verb("DEALLOCATE ALL", PG), Verb::Deallocate(None)));
+    assert!(
+        matches!(verb("DEALLOCATE PREPARE _p1", PG), Verb::Deallocate(Some(name)) if name == "_p1")
+    );
     assert!(
         matches!(verb("SHOW TRANSACTION ISOLATION LEVEL", PG), Verb::Show(name) if name == "transaction_isolation")
     );
@@ -696,6 +692,30 @@ proptest! {
         }
     }
 
+    /// Constants and names come to a source as the client wrote them, whatever is in them.
+    #[test]
+    fn constants_and_names_are_the_same_at_every_source(
+        constant in "[a;'\"`\\\\ -]{0,9}",
+        name in "[a;'\"`\\\\ -]{1,9}",
+        is_maria in any::<bool>(),
+        is_other in any::<bool>(),
+    ) {
+        let (client, escaped) = (if is_maria { MARIA } else { PG }, constant.replace('\\', r"\\"));
+        let escaped = escaped.replace('\'', r"\'");
+        let (constant_of, name_of) = match (is_maria, is_other) {
+            (true, true) => (format!("\"{}\"", escaped.replace('"', "\"\"")), format!("`{}`", name.replace('`', "``"))),
+            (true, false) => (format!("'{escaped}'"), format!("'{}'", name.replace('\\', r"\\").replace('\'', "''"))),
+            (false, true) => (format!("E'{escaped}'"), format!("\"{}\"", name.replace('"', "\"\""))),
+            (false, false) => (format!("'{}'", constant.replace('\'', "''")), format!("\"{}\"", name.replace('"', "\"\""))),
+        };
+        for (table, quote) in [("audit WHERE id = 1", '`'), ("orders WHERE id = 1", '"')] {
+            let text = format!("SELECT {constant_of} AS {name_of} FROM {table}");
+            let told = texts(&text, client, RR).remove(0).1;
+            prop_assert_eq!(in_quotes(&told, '\'', quote), std::slice::from_ref(&constant), "{}: {}", text, told);
+            prop_assert_eq!(in_quotes(&told, quote, '\''), std::slice::from_ref(&name), "{}: {}", text, told);
+        }
+    }
+
     #[test]
     fn any_text_is_read_or_refused(text in "[a-zA-Z0-9 ;'\"`$/*#().,=<>-]{0,60}", is_maria in any::<bool>()) {
         let dialect = if is_maria { MARIA } else { PG };
@@ -709,25 +729,209 @@ proptest! {
     }
 }
 
+/// What is between these quotes in a text without escapes, outside of the other ones.
+fn in_quotes(text: &str, quote: char, other: char) -> Vec<String> {
+    let (mut found, mut chars) = (Vec::new(), text.chars().peekable());
+    while let Some(c) = chars.next() {
+        if c != quote && c != other {
+            continue;
+        }
+        let mut inner = String::new();
+        while let Some(next) = chars.next() {
+            if next == c && chars.next_if_eq(&c).is_none() {
+                break;
+            }
+            inner.push(next);
+        }
+        if c == quote {
+            found.push(inner);
+        }
+    }
+    found
+}
+
 #[test]
 fn what_drivers_and_benchmarks_say_first_is_understood() {
     let verb = |text: &str, dialect| parse(text, dialect).map(|mut parsed| parsed.remove(0).verb);
-    let copy = |columns: &[&str]| Verb::Copy {
+    let form = CopyForm {
+        is_csv: false,
+        delimiter: b'\t',
+        null: "\\N".into(),
+        has_header: false,
+        quote: b'"',
+        escape: b'"',
+    };
+    let copy = |columns: &[&str], form: &CopyForm| Verb::Copy {
         table: "pgbench_accounts".into(),
         columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+        form: form.clone(),
     };
     let postgres = Dialect::PostgreSql;
-    assert_eq!(verb("copy pgbench_accounts from stdin with (freeze on)", postgres), Ok(copy(&[])));
-    assert_eq!(
-        verb("COPY public.\"pgbench_accounts\" (aid, \"bid\") FROM STDIN", postgres),
-        Ok(copy(&["aid", "bid"]))
-    );
-    let refused = verb("COPY t FROM STDIN (FORMAT csv, HEADER)", postgres).unwrap_err();
-    assert!(refused.message.contains("format csv"), "{refused}");
-    let settings = "set sql_mode=CONCAT(@@sql_mode,',STRICT_TRANS_TABLES'),NAMES utf8mb4";
-    assert!(matches!(verb(settings, Dialect::MariaDb), Ok(Verb::Several(..))));
-    let refused = verb("set sql_mode=CONCAT(@@sql_mode,'x'),autocommit=0", Dialect::MariaDb);
-    assert!(refused.unwrap_err().message.contains("autocommit"));
+    let text = "copy pgbench_accounts from stdin with (freeze on)";
+    assert_eq!(verb(text, postgres), Ok(copy(&[], &form)));
+    let text = "COPY public.\"pgbench_accounts\" (aid, \"bid\") FROM STDIN";
+    assert_eq!(verb(text, postgres), Ok(copy(&["aid", "bid"], &form)));
+    let text = "COPY pgbench_accounts FROM stdin WITH DELIMITER AS '|' NULL AS E'\\\\N'";
+    let other = CopyForm { delimiter: b'|', ..form.clone() };
+    assert_eq!(verb(text, postgres), Ok(copy(&[], &other)));
+    let text =
+        "COPY (SELECT a, 'x)' FROM t WHERE (b = 1)) TO STDOUT (FORMAT csv, HEADER, NULL '-')";
+    let csv = CopyForm {
+        is_csv: true,
+        delimiter: b',',
+        null: "-".into(),
+        has_header: true,
+        ..form.clone()
+    };
+    let Ok(Verb::CopyOut { query, form: found }) = verb(text, postgres) else { panic!("{text}") };
+    assert_eq!(found, csv);
+    assert!(matches!(verb(&query, postgres), Ok(Verb::Data(_))), "{query}");
+    let text = "COPY \"T\" (a) TO STDOUT CSV";
+    let Ok(Verb::CopyOut { query, .. }) = verb(text, postgres) else { panic!("{text}") };
+    assert_eq!(query, "SELECT \"a\" FROM \"T\"");
+    for (text, why) in [
+        ("COPY t FROM STDIN (FORMAT binary)", "not binary"),
+        ("COPY t FROM '/etc/passwd'", "files"),
+        ("COPY t FROM STDIN (FORCE_NULL (a))", "force_null"),
+        ("COPY t FROM STDIN DELIMITER 'ab'", "one-byte"),
+        ("COPY t", "syntax error"),
+    ] {
+        let refused = verb(text, postgres).unwrap_err();
+        assert!(refused.message.contains(why), "{text}: {refused}");
+    }
+}
+
+/// What a text changes of the session, in short.
+fn changes(text: &str, dialect: Dialect) -> Result<String, String> {
+    let mut parsed = parse(text, dialect).map_err(|refusal| refusal.message)?;
+    let (Verb::Set(changes) | Verb::Begin(changes)) = parsed.remove(0).verb else {
+        return Err("it is something else".into());
+    };
+    fn written(term: &Term) -> String {
+        match term {
+            Term::Default => "DEFAULT".into(),
+            Term::Text(text) => format!("'{text}'"),
+            Term::Number(number) => number.clone(),
+            Term::Variable { name, is_global } => {
+                format!("@@{}{name}", if *is_global { "global." } else { "" })
+            }
+            Term::Concat(terms) => terms.iter().map(written).collect::<Vec<_>>().join("+"),
+        }
+    }
+    let for_all = |is| if is { " for all" } else { "" };
+    let one = |change: Change| match change {
+        Change::Level { level, is_session } => {
+            format!("{}{}", level.map_or("default", Isolation::name), for_all(is_session))
+        }
+        Change::ReadOnly { is, is_session } => {
+            format!("READ {}{}", if is { "ONLY" } else { "WRITE" }, for_all(is_session))
+        }
+        Change::Autocommit(is) => format!("autocommit {is}"),
+        Change::Setting { name, value, is_local } => {
+            let value: Vec<String> = value.iter().map(written).collect();
+            format!("{name} = {}{}", value.join(", "), if is_local { " local" } else { "" })
+        }
+    };
+    Ok(changes.into_iter().map(one).collect::<Vec<_>>().join("; "))
+}
+
+#[test]
+fn settings_of_drivers_and_frameworks_are_read() {
+    for (text, means) in [
+        ("SET client_encoding TO 'UTF8'", "client_encoding = 'UTF8'"),
+        ("SET NAMES 'UTF8'", "client_encoding = 'UTF8'"),
+        ("SET TIME ZONE 'Europe/Berlin'", "timezone = 'Europe/Berlin'"),
+        ("SET TIME ZONE -7", "timezone = -7"),
+        ("SET TIME ZONE INTERVAL '-08:00' HOUR TO MINUTE", "timezone = '<-08:00>+08:00'"),
+        ("SET SESSION TIME ZONE LOCAL", "timezone = DEFAULT"),
+        ("SET datestyle TO ISO, DMY", "datestyle = 'iso', 'dmy'"),
+        ("SET LOCAL statement_timeout = 500", "statement_timeout = 500 local"),
+        ("SET extra_float_digits = -3", "extra_float_digits = -3"),
+        ("set search_path to \"My\", public", "search_path = 'My', 'public'"),
+        ("SET application_name = DEFAULT", "application_name = DEFAULT"),
+        ("SET myapp.user = 'a''b'", "myapp.user = 'a'b'"),
+        (
+            "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+            "REPEATABLE READ for all; READ ONLY for all",
+        ),
+        ("SET TRANSACTION READ WRITE NOT DEFERRABLE", "READ WRITE"),
+        ("SET default_transaction_isolation TO 'read committed'", "READ COMMITTED for all"),
+        ("SET default_transaction_read_only = on", "READ ONLY for all"),
+        ("SET transaction_read_only TO off", "READ WRITE"),
+        ("BEGIN", ""),
+        ("begin isolation level serializable read only deferrable", "SERIALIZABLE; READ ONLY"),
+        (
+            "START TRANSACTION READ WRITE, ISOLATION LEVEL READ UNCOMMITTED",
+            "READ WRITE; READ COMMITTED",
+        ),
+    ] {
+        assert_eq!(changes(text, PG), Ok(means.to_owned()), "{text}");
+    }
+    for (text, means) in [
+        (
+            "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
+            "names = 'utf8mb4'; collation_connection = 'utf8mb4_bin'",
+        ),
+        ("SET autocommit=0", "autocommit false"),
+        ("SET @@session.autocommit = OFF", "autocommit false"),
+        (
+            "set autocommit=1, session_track_schema=1, sql_mode = concat(@@sql_mode,',STRICT_TRANS_TABLES')",
+            "autocommit true; session_track_schema = 1; sql_mode = @@sql_mode+',STRICT_TRANS_TABLES'",
+        ),
+        (
+            "SET @@SESSION.sql_auto_is_null = 0, @@SESSION.wait_timeout = 2147483, NAMES utf8mb4",
+            "sql_auto_is_null = 0; wait_timeout = 2147483; names = 'utf8mb4'",
+        ),
+        ("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "READ COMMITTED for all"),
+        ("SET TRANSACTION READ ONLY", "READ ONLY"),
+        ("SET SESSION tx_read_only = 1", "READ ONLY for all"),
+        ("SET @@transaction_isolation = 'READ-COMMITTED'", "READ COMMITTED"),
+        ("SET time_zone = @@global.time_zone", "time_zone = @@global.time_zone"),
+        ("SET character_set_results = NULL", "character_set_results = 'NULL'"),
+        ("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY", "READ ONLY"),
+        ("BEGIN WORK", ""),
+    ] {
+        assert_eq!(changes(text, MARIA), Ok(means.to_owned()), "{text}");
+    }
+    for (text, dialect, why) in [
+        ("SET ROLE admin", PG, "one user"),
+        ("SET SESSION AUTHORIZATION bob", PG, "one user"),
+        ("SET CONSTRAINTS ALL IMMEDIATE", PG, "CONSTRAINTS"),
+        ("SET TRANSACTION SNAPSHOT '0001'", PG, "snapshot"),
+        ("SET a", PG, "syntax error"),
+        ("SET autocommit TO maybe", MARIA, "syntax error"),
+        ("SET autocommit = maybe", MARIA, "Boolean"),
+        ("SET @mine = 1", MARIA, "user variables"),
+        ("SET GLOBAL sql_mode = ''", MARIA, "belong to the sources"),
+        ("SET PASSWORD = 'x'", MARIA, "not supported"),
+        ("BEGIN ISOLATION LEVEL SNAPSHOT", PG, "syntax error"),
+    ] {
+        let told = changes(text, dialect).expect_err(text);
+        assert!(told.contains(why), "{text}: {told}");
+    }
+}
+
+#[test]
+fn set_config_is_a_set() {
+    let found = |text: &str, values: &[Value]| {
+        let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else {
+            panic!("{text}")
+        };
+        set::set_config(&statement, values)
+    };
+    let setting = |name: &str, value: &[&str], is_local| Change::Setting {
+        name: name.into(),
+        value: value.iter().map(|one| Term::Text((*one).into())).collect(),
+        is_local,
+    };
+    let zone = [Value::Text("Europe/Berlin".into())];
+    let told = found("SELECT set_config('TimeZone', $1, false)", &zone).unwrap().unwrap();
+    assert_eq!(told, [(setting("timezone", &["Europe/Berlin"], false), "Europe/Berlin".into())]);
+    let text = "SELECT pg_catalog.set_config('search_path', 'a, \"B\"', true) AS x";
+    let told = found(text, &[]).unwrap().unwrap();
+    assert_eq!(told, [(setting("search_path", &["a", "B"], true), "a, \"B\"".into())]);
+    assert_eq!(found("SELECT 1", &[]), Ok(None));
+    assert!(found("SELECT set_config(name, setting, false)", &[]).is_err());
 }
 
 /// Where concurrency is controlled record by record, a statement must name all that it reads or changes.
@@ -815,4 +1019,176 @@ fn no_text_ends_its_constant() {
     // Nor does the least number end the proxy.
     let least = format!("SELECT * FROM accounts WHERE id = -'{}'", i128::MIN);
     let _ = planned(&least, PG, RR, &[]);
+}
+
+#[test]
+fn bytes_are_the_same_bytes_at_every_source() {
+    for (constant, at_maria) in
+        [(r"'\x00ff5c27'::bytea", "X'00ff5c27'"), (r"CAST('a\\\377' AS bytea)", "X'615cff'")]
+    {
+        let mut seen = [false; 2];
+        for id in 1..20 {
+            let text = format!("UPDATE accounts SET owner = {constant} WHERE id = {id}");
+            let plan = planned(&text, PG, RR, &[]).unwrap();
+            let part = &plan.parts[0];
+            let is_maria = catalogue().source(part.source).unwrap().kind == MARIA;
+            seen[usize::from(is_maria)] = true;
+            assert_eq!(part.text.contains(at_maria), is_maria, "{text}: {}", part.text);
+        }
+        assert_eq!(seen, [true; 2]);
+    }
+    let refusals = |client, value: &str, parameters: &[Value]| -> BTreeSet<&'static str> {
+        let text = |id| format!("UPDATE accounts SET owner = {value} WHERE id = {id}");
+        let tried = (1..20).map(|id| planned(&text(id), client, RR, parameters));
+        tried.filter_map(|planned| planned.err().map(|refusal| refusal.sqlstate)).collect()
+    };
+    assert_eq!(refusals(PG, r"'\x0'::bytea", &[]), ["22P02"].into());
+    // PostgreSQL has no text with a zero in it.
+    assert_eq!(refusals(MARIA, r"'a\0b'", &[]), ["22021"].into());
+    assert_eq!(refusals(MARIA, "?", &[Value::Text("a\0b".into())]), ["22021"].into());
+}
+
+#[test]
+fn a_statement_that_cannot_be_read_is_one_statement_at_its_source() {
+    let of = |text: &str, dialect| unread(text, dialect).unwrap();
+    for (given, text) in [
+        (r"SHOW TABLES LIKE 'a\'; DROP TABLE t; -- '", "SHOW TABLES LIKE 'a''; DROP TABLE t; -- '"),
+        (
+            r#"SHOW x "it's \"\\" /* a ' */ `a\`, 'b''c', "d""e""#,
+            r#"SHOW x 'it''s "\'   `a\`, 'b''c', 'd"e'"#,
+        ),
+        (r"SELECT '\n\%\_\q'", "SELECT '\n\\%\\_q'"),
+        ("SELECT 5--1, a#b'\n, c", "SELECT 5--1, a \n, c"),
+    ] {
+        assert_eq!(of(given, Dialect::MariaDb).text, text, "{given}");
+    }
+    for (given, text) in [
+        (r"SELECT a '\' -- '", r"SELECT a '\'  "),
+        (r"SELECT E'a\'b' || name'\' /* /* */ ' */", r"SELECT E'a\'b' || name'\'  "),
+        (r#"TABLE "a;\"$x$'$x$"#, r#"TABLE "a;\"$x$'$x$"#),
+    ] {
+        assert_eq!(of(given, Dialect::PostgreSql).text, text, "{given}");
+    }
+    let words =
+        of("SELECT \"Pg_Advisory_Lock\"(1), 'get_lock', @@x, @y", Dialect::PostgreSql).words;
+    assert_eq!(words, ["select", "pg_advisory_lock", "1", "@@x", "@y"]);
+    let words = of("SELECT `get_lock`(1), \"x\", @y", Dialect::MariaDb).words;
+    assert_eq!(words, ["select", "get_lock", "1", "@y"]);
+}
+
+#[test]
+fn texts_are_cut_where_their_servers_cut_them() {
+    let cut = |text: &str, dialect| {
+        let pieces = parse(text, dialect).unwrap();
+        pieces.into_iter().map(|piece| piece.text).collect::<Vec<_>>()
+    };
+    let (maria, postgres) = (Dialect::MariaDb, Dialect::PostgreSql);
+    assert_eq!(cut("SELECT 5--1; SELECT 2", maria), ["SELECT 5--1", "SELECT 2"]);
+    assert_eq!(cut("SELECT 5 -- 1; SELECT 2", maria), ["SELECT 5 -- 1; SELECT 2"]);
+    assert_eq!(cut("SELECT 5--1; SELECT 2", postgres), ["SELECT 5--1; SELECT 2"]);
+    assert_eq!(
+        cut(r"SELECT name'\''; x'; SELECT 2", postgres),
+        [r"SELECT name'\''; x'", "SELECT 2"]
+    );
+    assert_eq!(cut(r"SELECT e'\'; x'; SELECT 2", postgres), [r"SELECT e'\'; x'", "SELECT 2"]);
+    assert_eq!(cut("SELECT a$b$; SELECT $b$;$b$", postgres), ["SELECT a$b$", "SELECT $b$;$b$"]);
+    // Executable comments are what a server executes.
+    assert_eq!(cut("/*!40101 SET NAMES utf8 */;", maria), ["SET NAMES utf8"]);
+    assert_eq!(cut("SELECT 1 /*!50700 + 1 */ /*M! + 2 */", maria), ["SELECT 1     + 2"]);
+    assert_eq!(cut("SELECT '/*! + 1 */'", maria), ["SELECT '/*! + 1 */'"]);
+    assert_eq!(
+        cut("SELECT 1 /*!40101 + 1 */; SELECT 2", postgres),
+        ["SELECT 1 /*!40101 + 1 */", "SELECT 2"]
+    );
+}
+
+#[test]
+fn what_a_statement_does_to_its_session_is_known() {
+    let of = |text: &str, dialect| match parse(text, dialect).unwrap().remove(0).verb {
+        Verb::Data(statement) => effects(&statement),
+        other => panic!("{text}: {other:?}"),
+    };
+    let (maria, postgres) = (Dialect::MariaDb, Dialect::PostgreSql);
+    for (text, dialect, functions) in [
+        ("SELECT pg_catalog.\"pg_advisory_lock\"(1)", postgres, &["pg_advisory_lock"][..]),
+        (
+            "SELECT * FROM accounts a, pg_try_advisory_lock(a.id)",
+            postgres,
+            &["pg_try_advisory_lock"],
+        ),
+        (
+            "UPDATE accounts SET balance = GET_LOCK('a', 1) + last_insert_id()",
+            maria,
+            &["get_lock", "last_insert_id"],
+        ),
+        ("SELECT 'get_lock(1)', count(*) FROM accounts", maria, &[]),
+        ("SELECT pg_advisory_unlock_all()", postgres, &[]),
+    ] {
+        assert_eq!(of(text, dialect).of_a_session, functions, "{text}");
+    }
+    for (text, variable) in [
+        ("SELECT @Mine := 1", Some("@mine")),
+        ("UPDATE accounts SET balance = @a WHERE id = 1", Some("@a")),
+        ("SELECT @@sql_mode", None),
+    ] {
+        assert_eq!(of(text, maria).user_variable.as_deref(), variable, "{text}");
+    }
+    assert!(of("SELECT 1 AS one INTO TEMP mine", postgres).has_into);
+    assert!(
+        of("SELECT 1 FROM t WHERE a IN (SELECT 1 UNION SELECT b INTO x FROM y)", postgres).has_into
+    );
+    assert!(!of("INSERT INTO accounts SELECT * FROM accounts", postgres).has_into);
+    for (text, calls_unknown) in [
+        ("SELECT count(*), coalesce(sum(balance), 0) FROM accounts", false),
+        ("SELECT current_setting('timezone'), now()", false),
+        ("SELECT mine(1)", true),
+        ("SELECT * FROM mine(1)", true),
+        ("SELECT query_to_xml('SELECT 1', true, true, '')", true),
+    ] {
+        assert_eq!(of(text, postgres).calls_unknown, calls_unknown, "{text}");
+    }
+    assert!(set::KNOWN.is_sorted(), "they are looked for by name");
+}
+
+#[test]
+fn patterns_have_a_backslash_for_their_escape() {
+    for (text, client, told) in [
+        ("SELECT id FROM audit WHERE owner LIKE 'a%'", PG, "LIKE 'a%'"),
+        ("SELECT id FROM audit WHERE owner LIKE 'a\\_%'", PG, "LIKE 'a\\_%' ESCAPE '\\'"),
+        (
+            "SELECT id FROM audit WHERE owner NOT LIKE 'a\\_%'",
+            MARIA,
+            "NOT LIKE 'a\\_%' ESCAPE '\\'",
+        ),
+        (
+            "SELECT id FROM audit WHERE owner LIKE concat('a', n)",
+            MARIA,
+            "LIKE concat('a', n) ESCAPE '\\'",
+        ),
+        ("SELECT id FROM audit WHERE owner LIKE 'a!_' ESCAPE '!'", MARIA, "LIKE 'a!_' ESCAPE '!'"),
+    ] {
+        let at_maria = texts(text, client, RR).remove(0).1;
+        assert!(at_maria.ends_with(told), "{text}: {at_maria}");
+    }
+}
+
+#[test]
+fn no_name_ends_its_quotes() {
+    let told = |text: &str, client| texts(text, client, RR).remove(0).1;
+    for (given, client, at_maria) in [
+        (r"SELECT id 'it''s' FROM audit", MARIA, "SELECT id AS `it's` FROM audit"),
+        (r"SELECT id 'x\\'', 1; -- ' FROM audit", MARIA, r"SELECT id AS `x\', 1; -- ` FROM audit"),
+        (r#"SELECT id AS "a`b" FROM audit"#, MARIA, "SELECT id AS `a``b` FROM audit"),
+        (r"SELECT id AS `a\``b` FROM audit", MARIA, r"SELECT id AS `a\``b` FROM audit"),
+        (r#"SELECT id AS "a\""b`" FROM audit"#, PG, r#"SELECT id AS `a\"b``` FROM audit"#),
+    ] {
+        assert_eq!(told(given, client), at_maria, "{given}");
+    }
+    let given = r#"SELECT t AS `a\``b"` FROM orders WHERE id = 1"#;
+    assert_eq!(told(given, MARIA), r#"SELECT t AS "a\`b""" FROM orders WHERE id = 1"#);
+    let given = r#"SELECT t AS "a\""b" FROM orders WHERE id = 1"#;
+    assert_eq!(told(given, PG), given);
+    // PostgreSQL's constants of a type are no names.
+    let parsed = parse(r"SELECT name'\''; x'", PG).unwrap().remove(0);
+    assert_eq!(parsed.verb, Verb::Other);
 }

@@ -15,7 +15,7 @@ use orthodrome_geotp::sql::{Catalogue, Dialect, Isolation, SourceEntry, SourceId
 use serde::Deserialize;
 
 use super::driver::Endpoint;
-use super::session::optimizations;
+use super::operators::optimizations;
 use super::trust::Trust;
 
 /// What is wrong with a file.

@@ -1,31 +1,51 @@
-//! Rows of `COPY … FROM STDIN`, in the text format, as the values of inserts.
+//! Rows of `COPY … FROM STDIN`, as the values of inserts, and lines of `COPY … TO STDOUT`.
 
-use orthodrome_geotp::sql::Column;
+use orthodrome_geotp::sql::{Cell, Column, CopyForm, Kind};
 
 use super::driver::quoted;
 use super::session::SqlError;
 
 /// Rows of one insert.
 const ROWS_MAX: usize = 1_000;
+/// Bytes of one insert, after which no further row is added. Servers bound the length of a statement.
+const INSERT_BYTES_MAX: usize = 1 << 20;
+/// The longest row.
+const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// A copy under way.
 pub(super) struct Copy {
     /// Up to `VALUES`.
     head: String,
     columns: Vec<Column>,
+    form: CopyForm,
+    /// The first line, which has names, has come.
+    has_begun: bool,
     /// What has come of the row that is not whole yet.
     rest: Vec<u8>,
     rows: Vec<String>,
+    /// Of these rows.
+    bytes: usize,
     is_over: bool,
     /// Rows so far.
     pub(super) count: u64,
 }
 
 impl Copy {
-    pub(super) fn new(table: &str, columns: Vec<Column>) -> Self {
-        let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-        let head = format!("INSERT INTO {table} ({}) VALUES ", names.join(", "));
-        Self { head, columns, rest: Vec::new(), rows: Vec::new(), is_over: false, count: 0 }
+    pub(super) fn new(table: &str, columns: Vec<Column>, form: CopyForm) -> Self {
+        let names: Vec<String> = columns.iter().map(|column| name(&column.name)).collect();
+        let head = format!("INSERT INTO {} ({}) VALUES ", name(table), names.join(", "));
+        let (rest, rows) = (Vec::new(), Vec::new());
+        Self {
+            head,
+            columns,
+            form,
+            has_begun: false,
+            rest,
+            rows,
+            bytes: 0,
+            is_over: false,
+            count: 0,
+        }
     }
 
     /// Takes what the client sent: the inserts that are full by now.
@@ -33,18 +53,74 @@ impl Copy {
         self.rest.extend_from_slice(bytes);
         let rest = std::mem::take(&mut self.rest);
         let mut inserts = Vec::new();
-        let mut lines = rest.split(|byte| *byte == b'\n').peekable();
-        while let Some(line) = lines.next() {
-            if lines.peek().is_none() {
-                self.rest = line.to_vec();
-                break;
-            }
+        let mut left = rest.as_slice();
+        while let Some(end) = self.end_of_line(left) {
+            let (line, after) = left.split_at(end);
+            left = after.get(1..).unwrap_or_default();
             self.line(line)?;
-            if self.rows.len() >= ROWS_MAX {
+            if self.rows.len() >= ROWS_MAX || self.bytes >= INSERT_BYTES_MAX {
                 inserts.extend(self.insert());
             }
         }
+        self.rest = left.to_vec();
+        if self.rest.len() > LINE_BYTES_MAX {
+            return Err(SqlError::new(
+                "54000",
+                format!("row {} of COPY has more than {LINE_BYTES_MAX} bytes", self.count + 1),
+            ));
+        }
         Ok(inserts)
+    }
+
+    /// Where the first line ends, if it is whole. In CSV, quoted fields may have line ends.
+    fn end_of_line(&self, bytes: &[u8]) -> Option<usize> {
+        let CopyForm { is_csv, quote, escape, .. } = self.form;
+        let (mut is_quoted, mut is_escaped) = (false, false);
+        bytes.iter().position(|byte| {
+            if is_csv && !std::mem::take(&mut is_escaped) {
+                if is_quoted && *byte == escape && escape != quote {
+                    is_escaped = true;
+                } else if *byte == quote {
+                    is_quoted = !is_quoted;
+                }
+            }
+            *byte == b'\n' && !is_quoted
+        })
+    }
+
+    /// The fields of a line; nothing if it is malformed.
+    fn fields(&self, line: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
+        let CopyForm { is_csv, delimiter, quote, escape, .. } = self.form;
+        let null = self.form.null.as_bytes();
+        if !is_csv {
+            let mut fields = Vec::new();
+            for cell in split_unescaped(line, delimiter) {
+                fields.push(if cell == null { None } else { Some(unescaped(cell)?) });
+            }
+            return Some(fields);
+        }
+        let mut fields = Vec::new();
+        let (mut field, mut was_quoted, mut is_quoted) = (Vec::new(), false, false);
+        let mut bytes = line.iter().copied().peekable();
+        let done =
+            |field: Vec<u8>, was_quoted: bool| (was_quoted || field != null).then_some(field);
+        while let Some(byte) = bytes.next() {
+            if is_quoted
+                && byte == escape
+                && bytes.peek().is_some_and(|b| *b == quote || *b == escape)
+            {
+                field.extend(bytes.next());
+            } else if byte == quote {
+                is_quoted = !is_quoted;
+                was_quoted = true;
+            } else if byte == delimiter && !is_quoted {
+                fields.push(done(std::mem::take(&mut field), std::mem::take(&mut was_quoted)));
+            } else {
+                field.push(byte);
+            }
+        }
+        fields.push(done(field, was_quoted));
+        (!is_quoted).then_some(fields)
     }
 
     /// What is left when the client has sent everything.
@@ -58,42 +134,119 @@ impl Copy {
 
     fn insert(&mut self) -> Option<String> {
         let rows = std::mem::take(&mut self.rows);
+        self.bytes = 0;
         (!rows.is_empty()).then(|| format!("{}{}", self.head, rows.join(", ")))
     }
 
     fn line(&mut self, line: &[u8]) -> Result<(), SqlError> {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         self.is_over |= line == b"\\.";
-        if self.is_over {
+        if self.is_over || (!std::mem::replace(&mut self.has_begun, true) && self.form.has_header) {
             return Ok(());
         }
         let bad =
             |what: &str, row: u64| SqlError::new("22P04", format!("row {row} of COPY {what}"));
         self.count += 1;
-        let cells: Vec<&[u8]> = line.split(|byte| *byte == b'\t').collect();
+        let cells = self.fields(line).ok_or_else(|| bad("is cut off", self.count))?;
         if cells.len() != self.columns.len() {
             let what = format!("has {} fields instead of {}", cells.len(), self.columns.len());
             return Err(bad(&what, self.count));
         }
         let mut values = Vec::with_capacity(cells.len());
         for (cell, column) in cells.into_iter().zip(&self.columns) {
-            if cell == b"\\N" {
+            let Some(cell) = cell else {
                 values.push("NULL".to_owned());
                 continue;
-            }
-            let text = unescaped(cell).and_then(|bytes| String::from_utf8(bytes).ok());
-            let text = text.ok_or_else(|| bad("is not UTF-8", self.count))?;
+            };
+            let text = String::from_utf8(cell).ok().filter(|text| !text.contains('\0'));
+            let text = text.ok_or_else(|| {
+                let why = "invalid byte sequence for encoding \"UTF8\" in row";
+                SqlError::new("22021", format!("{why} {} of COPY", self.count))
+            })?;
             let is_whole =
                 text.len() < 19 && text.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit());
             if column.kind.is_exact() && is_whole && text.bytes().any(|b| b.is_ascii_digit()) {
                 values.push(text);
+            } else if column.kind == Kind::Bytes {
+                values.push(format!("{}::bytea", quoted(&text)));
             } else {
                 values.push(quoted(&text));
             }
         }
-        self.rows.push(format!("({})", values.join(", ")));
+        let row = format!("({})", values.join(", "));
+        self.bytes += row.len();
+        self.rows.push(row);
         Ok(())
     }
+}
+
+/// A name in PostgreSQL's quotes.
+pub(super) fn name(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// The pieces of a line between delimiters that have no backslash before them.
+fn split_unescaped(line: &[u8], delimiter: u8) -> Vec<&[u8]> {
+    let mut is_escaped = false;
+    let pieces = line.split(|byte| {
+        let ends = *byte == delimiter && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        ends
+    });
+    pieces.collect()
+}
+
+/// A line of `COPY … TO STDOUT`.
+pub(super) fn copy_line(form: &CopyForm, row: &[Cell]) -> Vec<u8> {
+    let mut line = Vec::new();
+    for (place, cell) in row.iter().enumerate() {
+        if place > 0 {
+            line.push(form.delimiter);
+        }
+        match cell {
+            None => line.extend_from_slice(form.null.as_bytes()),
+            Some(cell) if form.is_csv => {
+                let is_special = |byte: &u8| {
+                    [form.delimiter, form.quote, form.escape, b'\n', b'\r'].contains(byte)
+                };
+                let is_end = row.len() == 1 && cell.as_slice() == b"\\.";
+                if cell.iter().any(is_special) || cell.as_slice() == form.null.as_bytes() || is_end
+                {
+                    line.push(form.quote);
+                    for byte in cell {
+                        if *byte == form.quote || *byte == form.escape {
+                            line.push(form.escape);
+                        }
+                        line.push(*byte);
+                    }
+                    line.push(form.quote);
+                } else {
+                    line.extend_from_slice(cell);
+                }
+            }
+            Some(cell) => {
+                for byte in cell {
+                    let letter = match byte {
+                        8 => b'b',
+                        9 => b't',
+                        b'\n' => b'n',
+                        11 => b'v',
+                        12 => b'f',
+                        b'\r' => b'r',
+                        b'\\' => b'\\',
+                        byte if *byte == form.delimiter => form.delimiter,
+                        byte => {
+                            line.push(*byte);
+                            continue;
+                        }
+                    };
+                    line.extend_from_slice(&[b'\\', letter]);
+                }
+            }
+        }
+    }
+    line.push(b'\n');
+    line
 }
 
 /// A field without its backslashes; nothing if it has one too many.
@@ -144,23 +297,99 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn rows_become_values_however_they_are_cut() {
+    fn form(is_csv: bool) -> CopyForm {
+        CopyForm {
+            is_csv,
+            delimiter: if is_csv { b',' } else { b'\t' },
+            null: if is_csv { String::new() } else { "\\N".into() },
+            has_header: false,
+            quote: b'"',
+            escape: b'"',
+        }
+    }
+
+    fn columns() -> Vec<Column> {
         let column = |name: &str, kind| Column { name: name.into(), kind, oid: 0 };
-        let columns = vec![column("id", Kind::Int4), column("note", Kind::Text)];
-        let sent = b"1\ta'b\n-2\t\\N\n3\tx\\ty\\\\\\101\\x42\n\\.\n9\tno\n";
+        vec![column("id", Kind::Int4), column("note", Kind::Text)]
+    }
+
+    /// What becomes of these bytes, wherever they are cut.
+    fn inserted(form: &CopyForm, sent: &[u8]) -> String {
+        let mut found = None;
         for cut in 0..sent.len() {
-            let mut copy = Copy::new("t", columns.clone());
+            let mut copy = Copy::new("t", columns(), form.clone());
             let (first, second) = sent.split_at(cut);
             assert!(copy.take(first).unwrap().is_empty() && copy.take(second).unwrap().is_empty());
             let insert = copy.end().unwrap().unwrap();
-            assert_eq!(
-                insert,
-                "INSERT INTO t (id, note) VALUES (1, 'a''b'), (-2, NULL), (3, 'x\ty\\AB')"
-            );
             assert_eq!(copy.count, 3);
+            assert_eq!(found.get_or_insert_with(|| insert.clone()), &insert, "cut at {cut}");
         }
-        let mut copy = Copy::new("t", columns);
-        assert!(copy.take(b"1\n").unwrap_err().message.contains("1 fields instead of 2"));
+        found.unwrap()
+    }
+
+    #[test]
+    fn rows_become_values_however_they_are_cut() {
+        let sent = b"1\ta'b\n-2\t\\N\n3\tx\\ty\\\\\\101\\x42\n\\.\n9\tno\n";
+        assert_eq!(
+            inserted(&form(false), sent),
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, 'a''b'), (-2, NULL), (3, 'x\ty\\AB')"
+        );
+        let bars = CopyForm { delimiter: b'|', null: "-".into(), ..form(false) };
+        assert_eq!(
+            inserted(&bars, b"1|-\n2|a\\|b\n3|\\-\n"),
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, NULL), (2, 'a|b'), (3, '-')"
+        );
+        let named = CopyForm { has_header: true, ..form(true) };
+        assert_eq!(
+            inserted(&named, b"id,note\n1,\n2,\"a \"\"b\"\", \n c\"\n3,\"\"\n"),
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, NULL), (2, 'a \"b\", \n c'), (3, '')"
+        );
+    }
+
+    #[test]
+    fn inserts_are_bounded_in_bytes() {
+        let mut copy = Copy::new("t", columns(), form(false));
+        let row = format!("1\t{}\n", "x".repeat(INSERT_BYTES_MAX / 2));
+        assert_eq!(copy.take(row.repeat(4).as_bytes()).map(|inserts| inserts.len()), Ok(2));
+        assert_eq!(copy.end(), Ok(None));
+    }
+
+    #[test]
+    fn bytes_are_written_as_bytes() {
+        let columns = vec![Column { name: "Note".into(), kind: Kind::Bytes, oid: 0 }];
+        let mut copy = Copy::new("a\"b", columns, form(false));
+        copy.take(b"\\\\x41\n").unwrap();
+        let insert = "INSERT INTO \"a\"\"b\" (\"Note\") VALUES ('\\x41'::bytea)";
+        assert_eq!(copy.end(), Ok(Some(insert.to_owned())));
+    }
+
+    #[test]
+    fn rows_that_are_wrong_are_refused() {
+        for (sent, state) in [
+            (b"1\n".as_slice(), "22P04"),
+            (b"1\t\xff\n", "22021"),
+            (b"1\ta\\000\n", "22021"),
+            (b"1\ta\\", "22P04"),
+        ] {
+            let mut copy = Copy::new("t", columns(), form(false));
+            let refused = copy.take(sent).and_then(|_| copy.end()).unwrap_err();
+            assert_eq!(refused.sqlstate, state, "{sent:?}: {}", refused.message);
+        }
+    }
+
+    #[test]
+    fn lines_are_read_back_as_they_were() {
+        let cells: [&[u8]; 7] =
+            [b"", b"a", b"\\N", b"a\tb\nc\\d", b"\\.", b"x,\"y\"", b"\r\x0b\x08\x0c"];
+        for form in [form(false), form(true), CopyForm { escape: b'\\', ..form(true) }] {
+            for cell in cells.iter().map(|cell| Some(cell.to_vec())).chain([None]) {
+                let line = copy_line(&form, &[Some(b"1".to_vec()), cell.clone()]);
+                let copy = Copy::new("t", columns(), form.clone());
+                let end = copy.end_of_line(&line).unwrap();
+                assert_eq!(end + 1, line.len(), "{form:?}, {cell:?}");
+                let read = copy.fields(&line[..end]).unwrap();
+                assert_eq!(read, [Some(b"1".to_vec()), cell.clone()], "{form:?}, {cell:?}");
+            }
+        }
     }
 }

@@ -31,6 +31,20 @@ pub struct Statement {
     pub text: String,
     /// What its source must see to, so that no row appears that it has missed.
     pub keys: Keys,
+    /// Settings of the client's session that reach the source: of the first statement that is sent at once, those
+    /// of all.
+    pub settings: Vec<Setting>,
+    /// It calls something that may change its session, in a way that the proxy does not see.
+    pub may_leave: bool,
+}
+
+/// A setting of a session at a source, as its kind of server writes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setting {
+    /// Its name.
+    pub name: String,
+    /// Its value, with quotes if it needs some.
+    pub value: String,
 }
 
 /// A source's error, in its own words.
@@ -78,7 +92,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    fn ok(self) -> Result<Vec<(Answer, String)>, Trouble> {
+    pub(super) fn ok(self) -> Result<Vec<(Answer, String)>, Trouble> {
         match self.fault {
             None => Ok(self.done),
             Some(fault) => Err(Trouble::Fault(fault)),
@@ -99,7 +113,7 @@ pub struct Endpoint {
     pub user: String,
     /// Its password.
     pub password: String,
-    /// How long a statement waits for a lock.
+    /// How long a statement waits for a lock; zero: as its server has it.
     pub lock_wait: Duration,
     /// Half of an emulated round trip: passed before and after each request.
     pub one_way: Duration,
@@ -214,6 +228,23 @@ impl Session {
         }
     }
 
+    /// Settings that differ from those of a new session.
+    pub(super) fn settings(&self) -> &[Setting] {
+        match self {
+            // They end with each transaction.
+            Self::Postgres(_) => &[],
+            Self::Maria(session) => &session.settings,
+        }
+    }
+
+    /// From now on it has these settings.
+    pub(super) fn has_settings(&mut self, settings: Vec<Setting>) {
+        match self {
+            Self::Postgres(_) => {}
+            Self::Maria(session) => session.settings = settings,
+        }
+    }
+
     pub(super) fn interrupt(&self) -> Interrupt {
         match self {
             Self::Postgres(session) => {
@@ -269,6 +300,14 @@ impl Session {
 }
 
 impl Session {
+    /// Makes the session as it was when it began: settings, locks, temporary tables, and whatever else it has.
+    pub(super) async fn reset(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
+        match self {
+            Self::Postgres(session) => session.text("DISCARD ALL").await?.ok().map(drop),
+            Self::Maria(session) => session.reset(lock_wait).await,
+        }
+    }
+
     /// Who waits for whom at this server: numbers of sessions, and who has what they want.
     pub(super) async fn waits(
         &mut self,
@@ -383,6 +422,28 @@ impl Endpoint {
                 let number =
                     if is_numbered { [";", MARIA_NUMBERING].concat() } else { String::new() };
                 format!("SET TRANSACTION ISOLATION LEVEL {level};XA START '{name}'{number}")
+            }
+        }
+    }
+
+    /// Statements that make settings of a session, which has those `before`, the `wanted` ones. At PostgreSQL they last
+    /// until the transaction ends.
+    pub(super) fn settle(&self, before: &[Setting], wanted: &[Setting]) -> Vec<String> {
+        let gone = before.iter().filter(|old| wanted.iter().all(|new| new.name != old.name));
+        let new = wanted.iter().filter(|new| !before.contains(new));
+        match self.kind {
+            Dialect::PostgreSql => {
+                // Names of applications may have PostgreSQL's own words in them.
+                let name = |name: &str| format!("\"{}\"", name.replace('.', "\".\""));
+                let gone = gone.map(|old| format!("SET LOCAL {} TO DEFAULT", name(&old.name)));
+                let new = new.map(|new| format!("SET LOCAL {} = {}", name(&new.name), new.value));
+                gone.chain(new).collect()
+            }
+            Dialect::MariaDb => {
+                let gone = gone.map(|old| super::maria::initial(&old.name, self.lock_wait));
+                let new = new.map(|new| format!("{} = {}", new.name, new.value));
+                let all: Vec<String> = gone.chain(new).collect();
+                if all.is_empty() { all } else { vec![format!("SET {}", all.join(", "))] }
             }
         }
     }

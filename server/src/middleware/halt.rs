@@ -37,8 +37,11 @@ fn reached(step: &str) {
     wanted.left = wanted.left.saturating_sub(1);
     if wanted.left == 0 {
         *place = None;
-        // The child ends after the signal has been delivered, so nothing passes this line before.
-        let stopped = Command::new("sh").args(["-c", "kill -STOP $PPID"]).status();
+        // The kernel stops a process in the thread that the signal names. It would choose another one, and this one would
+        // pass this line while that one waits for a processor.
+        let thread = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+        let thread = thread.file_name().unwrap_or_default();
+        let stopped = Command::new("sh").args(["-c", "kill -STOP \"$0\""]).arg(thread).status();
         tracing::warn!(step, ?stopped, "went on after a stop that a test asked for");
     }
 }

@@ -218,7 +218,9 @@ impl Client {
     /// # Errors
     /// It cannot be reached, or does not let this user in.
     pub async fn enter(login: &Login<'_>) -> Result<Self, Refused> {
-        Ok(Self(Session::connect(&login.endpoint()).await?))
+        // It waits for locks as the server has it.
+        let to = Endpoint { lock_wait: Duration::ZERO, ..login.endpoint() };
+        Ok(Self(Session::connect(&to).await?))
     }
 
     /// Runs a text of any number of statements. What came of each, until one failed.

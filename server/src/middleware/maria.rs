@@ -2,12 +2,14 @@
 //!
 //! One packet layer serves both ends: this client and the proxy's listener for MySQL's clients.
 
+use std::time::Duration;
+
 use bytes::{BufMut as _, Bytes, BytesMut};
 use orthodrome_geotp::sql::{Answer, Column};
 use tokio::net::TcpStream;
 
 use super::auth::{caching_sha2, native};
-use super::driver::{Endpoint, Fault, Outcome, Trouble};
+use super::driver::{Endpoint, Fault, Outcome, Setting, Trouble};
 use super::mysql_wire::{
     Body, CONNECT_WITH_DB, FOUND_ROWS, LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS,
     PLUGIN_AUTH, PROTOCOL_41, SECURE_CONNECTION, SSL, TRANSACTIONS, UTF8, kind, read, write,
@@ -19,6 +21,34 @@ pub(super) struct Maria {
     number: u8,
     /// Its number at the server.
     pub(super) id: u64,
+    /// Settings that differ from those of a new session.
+    pub(super) settings: Vec<Setting>,
+    /// The server is a proxy.
+    is_proxy: bool,
+}
+
+/// What the version of a proxy ends with, as it tells MySQL's clients.
+pub(super) const PROXY: &str = "-orthodrome";
+
+/// The modes of a session that its client has not changed. Texts are sent to servers without escapes.
+pub(super) const SQL_MODE: &str =
+    "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
+
+/// What is sent to servers with every mode.
+pub(super) const NO_ESCAPES: &str = "NO_BACKSLASH_ESCAPES";
+
+/// The assignment that gives a setting the value that it has in a new session.
+pub(super) fn initial(name: &str, lock_wait: Duration) -> String {
+    match name {
+        "sql_mode" => format!("sql_mode = '{SQL_MODE},{NO_ESCAPES}'"),
+        "time_zone" => "time_zone = '+00:00'".into(),
+        // Without a bound of the proxy's, its server's own holds.
+        "innodb_lock_wait_timeout" if !lock_wait.is_zero() => {
+            format!("innodb_lock_wait_timeout = {}", lock_wait.as_secs().max(1))
+        }
+        "collation_connection" => "NAMES utf8mb4".into(),
+        other => format!("{other} = DEFAULT"),
+    }
 }
 
 /// `ERR`.
@@ -38,19 +68,40 @@ impl Maria {
     pub(super) async fn connect(to: &Endpoint) -> Result<Self, Trouble> {
         let tcp = TcpStream::connect(&to.address).await?;
         tcp.set_nodelay(true)?;
-        let mut session = Self { stream: Stream::new(tcp), number: 0, id: 0 };
+        let mut session = Self {
+            stream: Stream::new(tcp),
+            number: 0,
+            id: 0,
+            settings: Vec::new(),
+            is_proxy: false,
+        };
         session.enter(to).await?;
-        let wait = to.lock_wait.as_secs().max(1);
-        let outcome = session
-            .text(&format!(
-                "SET NAMES utf8mb4;SET SESSION sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,\
-                 NO_ENGINE_SUBSTITUTION,NO_BACKSLASH_ESCAPES', time_zone = '+00:00', innodb_lock_wait_timeout = {wait}",
-            ))
-            .await?;
-        match outcome.fault {
-            None => Ok(session),
-            Some(fault) => Err(Trouble::Fault(fault)),
+        session.set_initial(to.lock_wait).await?;
+        Ok(session)
+    }
+
+    /// Gives the session the settings that the proxy's sessions begin with.
+    async fn set_initial(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
+        let mut names = vec!["collation_connection"];
+        // A proxy sees to the rest itself.
+        if !self.is_proxy {
+            names.extend(["sql_mode", "time_zone"]);
+            names.extend((!lock_wait.is_zero()).then_some("innodb_lock_wait_timeout"));
         }
+        let all: Vec<String> = names.into_iter().map(|name| initial(name, lock_wait)).collect();
+        self.text(&format!("SET {}", all.join(", "))).await?.ok().map(drop)
+    }
+
+    /// `COM_RESET_CONNECTION`, and the settings of a new session.
+    pub(super) async fn reset(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
+        self.number = 0;
+        self.send(&[31]).await?;
+        let packet = read(&mut self.stream, &mut self.number).await?;
+        if packet.first() == Some(&0xff) {
+            return Err(Trouble::Fault(fault(&packet)));
+        }
+        self.settings.clear();
+        self.set_initial(lock_wait).await
     }
 
     async fn enter(&mut self, to: &Endpoint) -> Result<(), Trouble> {
@@ -64,7 +115,7 @@ impl Maria {
                 malformed("the server speaks another protocol than MySQL's version 10").into()
             );
         }
-        body.zero_ended();
+        self.is_proxy = body.zero_ended().ends_with(PROXY.as_bytes());
         self.id = body.uint(4)?;
         let mut nonce = body.bytes(8)?.to_vec();
         body.bytes(1)?;

@@ -12,7 +12,7 @@ use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Column, Kind, Record as Row};
 use prost::Message as _;
 
-use super::driver::{Fault, Sql, Statement};
+use super::driver::{Fault, Setting, Sql, Statement};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct XidMessage {
@@ -113,12 +113,25 @@ struct StatementMessage {
     inserted: Vec<NamedMessage>,
     #[prost(string, repeated, tag = "6")]
     filled: Vec<String>,
+    #[prost(message, repeated, tag = "7")]
+    settings: Vec<SettingMessage>,
+    #[prost(bool, tag = "8")]
+    may_leave: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct SettingMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    value: String,
 }
 
 impl From<&Statement> for StatementMessage {
     fn from(statement: &Statement) -> Self {
-        let Statement { prelude, text, keys } = statement.clone();
+        let Statement { prelude, text, keys, settings, may_leave } = statement.clone();
         let all = |records: Vec<Row>| records.into_iter().map(NamedMessage::from).collect();
+        let setting = |Setting { name, value }| SettingMessage { name, value };
         Self {
             text,
             prelude,
@@ -126,6 +139,8 @@ impl From<&Statement> for StatementMessage {
             is_delete: keys.is_delete,
             inserted: all(keys.inserted),
             filled: keys.filled,
+            settings: settings.into_iter().map(setting).collect(),
+            may_leave,
         }
     }
 }
@@ -139,7 +154,9 @@ impl From<StatementMessage> for Statement {
             inserted: all(m.inserted),
             filled: m.filled,
         };
-        Self { prelude: m.prelude, text: m.text, keys }
+        let setting = |SettingMessage { name, value }| Setting { name, value };
+        let settings = m.settings.into_iter().map(setting).collect();
+        Self { prelude: m.prelude, text: m.text, keys, settings, may_leave: m.may_leave }
     }
 }
 
@@ -557,7 +574,9 @@ mod tests {
             inserted: vec![row("2")],
             filled: vec!["u".into()],
         };
-        let statement = Statement { prelude: vec!["a".into()], text: "b".into(), keys };
+        let settings = vec![Setting { name: "c".into(), value: "'d'".into() }];
+        let (prelude, text) = (vec!["a".into()], "b".into());
+        let statement = Statement { prelude, text, keys, settings, may_leave: true };
         let peers = vec![NodeId(2), NodeId(3)];
         for link in [
             Link::Hello { node: NodeId(1), secret: "s".into() },

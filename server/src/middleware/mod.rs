@@ -1,10 +1,12 @@
 //! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
 //!
 //! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
-//! transaction), `host` (the threads of the machines), `claim` (a number belongs to one proxy), `source` and `driver` (sessions at a
-//! source), `names` (rows that are not there), `consensus` and `records` (the mode
-//! `scalardb`), `postgres` and `maria` (their protocols), `postgres_front` and `mysql_front` (clients),
-//! `link` (between processes), `messages` (bytes of records and messages).
+//! transaction), `elsewhere` (what is no part of one), `settings` and `set` (what clients set),
+//! `operators` (what operators ask), `host` (the threads of the machines), `claim` (a number belongs to
+//! one proxy), `source` and `driver` (sessions at a source), `names` (rows that are not there),
+//! `consensus` and `records` (the mode `scalardb`), `postgres` and `maria` (their protocols),
+//! `postgres_front` and `mysql_front` (clients), `link` (between processes), `messages` (bytes of records
+//! and messages).
 
 #![allow(
     clippy::wildcard_enum_match_arm,
@@ -18,6 +20,8 @@ mod consensus;
 mod copy;
 mod decisions;
 mod driver;
+mod elsewhere;
+mod errors;
 mod front;
 mod halt;
 mod host;
@@ -26,14 +30,17 @@ pub mod local;
 mod maria;
 mod messages;
 mod mysql_front;
+mod mysql_text;
 mod mysql_wire;
 mod names;
+mod operators;
 mod postgres;
 mod postgres_front;
 mod postgres_wire;
 mod records;
 mod run;
 mod session;
+mod set;
 mod settings;
 mod source;
 mod stream;

@@ -10,6 +10,8 @@ use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
 use super::front::Front;
+use super::maria::PROXY;
+use super::mysql_text::{statement, text};
 use super::mysql_wire::{
     AUTOCOMMIT, Body, CONNECT_ATTRS, CONNECT_WITH_DB, DEPRECATE_EOF, FOUND_ROWS, IN_TRANSACTION,
     LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PLUGIN_AUTH_LENENC,
@@ -73,7 +75,7 @@ async fn greet(
         | if front.tls.is_some() { SSL } else { 0 };
     let mut hello = BytesMut::new();
     hello.put_u8(10);
-    hello.extend_from_slice(b"8.0.36-orthodrome\0");
+    hello.extend_from_slice(format!("8.0.36{PROXY}\0").as_bytes());
     hello.put_u32_le(id);
     hello.extend_from_slice(&nonce[..8]);
     hello.put_u8(0);
@@ -276,21 +278,21 @@ impl Connection {
 
     async fn talk(&mut self) -> io::Result<()> {
         loop {
-            let packet = read(&mut self.stream, &mut self.number).await?;
+            let Some(packet) = self.next().await? else { return Ok(()) };
             let mut body = Body(packet);
             match body.u8()? {
                 // COM_QUIT
                 1 => return Ok(()),
                 // COM_INIT_DB
-                2 => match self.session.check_database(&String::from_utf8_lossy(&body.0)) {
+                2 => match text(&body.0).and_then(|name| self.session.check_database(&name)) {
                     Ok(()) => self.ok(0, 0, false),
                     Err(unknown) => self.error(&unknown),
                 },
                 // COM_QUERY
-                3 => {
-                    let text = String::from_utf8_lossy(&body.0).into_owned();
-                    self.query(&text).await;
-                }
+                3 => match statement(&body.0) {
+                    Ok(text) => self.query(&text).await,
+                    Err(error) => self.error(&error),
+                },
                 // COM_FIELD_LIST: completion of names, of which there are none.
                 4 => self.end(false, false),
                 // COM_STATISTICS
@@ -314,10 +316,10 @@ impl Connection {
                     self.ok(0, 0, false);
                 }
                 // COM_STMT_PREPARE
-                22 => {
-                    let text = String::from_utf8_lossy(&body.0).into_owned();
-                    self.prepare(&text).await;
-                }
+                22 => match statement(&body.0) {
+                    Ok(text) => self.prepare(&text).await,
+                    Err(error) => self.error(&error),
+                },
                 // COM_STMT_EXECUTE
                 23 => match self.bound(&mut body)? {
                     Ok((parsed, values)) => {
@@ -358,6 +360,16 @@ impl Connection {
         }
     }
 
+    /// The next packet; nothing if the client has been silent for too long.
+    async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        let read = read(&mut self.stream, &mut self.number);
+        let Some((time, _)) = self.session.idle_time() else { return read.await.map(Some) };
+        match tokio::time::timeout(time, read).await {
+            Ok(packet) => packet.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// Lets another user in, in a session that is as new; false if it may not enter.
     async fn change_user(&mut self, body: &mut Body) -> io::Result<bool> {
         let user = String::from_utf8_lossy(&body.zero_ended()).into_owned();
@@ -387,7 +399,8 @@ impl Connection {
         if self.front.kill(id) {
             self.ok(0, 0, false);
         } else {
-            self.error(&SqlError::new("HY000", format!("Unknown thread id: {id}")));
+            let (sqlstate, message) = ("HY000".into(), format!("Unknown thread id: {id}"));
+            self.error(&SqlError { sqlstate, number: 1094, message });
         }
     }
 
@@ -484,15 +497,12 @@ impl Connection {
             for number in 0..count {
                 let is_null =
                     nulls.get(number / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1);
+                let (code, flags) = statement.types.get(number).copied().unwrap_or((253, 0));
                 if let Some(long) = statement.long.get(&(number as u16)) {
-                    let text = String::from_utf8(long.clone());
-                    values.push(
-                        text.map_or_else(|bytes| Value::Bytes(bytes.into_bytes()), Value::Text),
-                    );
+                    values.push(of_bytes(long.clone(), code));
                 } else if is_null {
                     values.push(Value::Null);
                 } else {
-                    let (code, flags) = statement.types.get(number).copied().unwrap_or((253, 0));
                     values.push(parameter(body, code, flags & 0x80 != 0)?);
                 }
             }
@@ -561,12 +571,18 @@ fn parameter(body: &mut Body, code: u8, is_unsigned: bool) -> io::Result<Value> 
         }
         _ => {
             let bytes = body.value()?.unwrap_or_default();
-            match String::from_utf8(bytes.to_vec()) {
-                Ok(text) => Value::Text(text),
-                Err(bytes) => Value::Bytes(bytes.into_bytes()),
-            }
+            of_bytes(bytes.to_vec(), code)
         }
     })
+}
+
+/// What a client has sent as bytes, or as text if it says so and it is.
+fn of_bytes(bytes: Vec<u8>, code: u8) -> Value {
+    // The types of BLOB.
+    if matches!(code, 249..=252) {
+        return Value::Bytes(bytes);
+    }
+    String::from_utf8(bytes).map_or_else(|bytes| Value::Bytes(bytes.into_bytes()), Value::Text)
 }
 
 /// A value as MySQL shows it: truth is a number.
@@ -574,7 +590,13 @@ fn shown(cell: &[u8], kind: Kind) -> Vec<u8> {
     match (kind, cell) {
         (Kind::Bool, b"t") => b"1".to_vec(),
         (Kind::Bool, b"f") => b"0".to_vec(),
-        (Kind::TimestampTz, cell) => cell.strip_suffix(b"+00").unwrap_or(cell).to_vec(),
+        // The zone is the session's, and MySQL does not say so.
+        (Kind::TimestampTz, cell) => {
+            let time = cell.iter().position(|byte| *byte == b' ').unwrap_or(0);
+            let zone = cell.iter().skip(time).position(|byte| matches!(byte, b'+' | b'-'));
+            let end = zone.map_or(cell.len(), |zone| time + zone);
+            cell.get(..end).unwrap_or(cell).to_vec()
+        }
         _ => cell.to_vec(),
     }
 }

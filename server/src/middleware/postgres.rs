@@ -40,7 +40,11 @@ impl Postgres {
             ("standard_conforming_strings", "on"),
             ("lock_timeout", &wait),
         ];
+        let is_bounded = !to.lock_wait.is_zero();
         for (name, value) in settings {
+            if name == "lock_timeout" && !is_bounded {
+                continue;
+            }
             put_text(&mut start, name);
             put_text(&mut start, value);
         }

@@ -5,13 +5,18 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, Verb, parse};
+use orthodrome_geotp::sql::{
+    Answer, Cell, Column, CopyForm, Dialect, Kind, Parsed, Value, Verb, parse,
+};
 
 use super::auth::ScramServer;
-use super::copy::Copy;
+use super::copy::{Copy, copy_line, name};
 use super::front::Front;
-use super::postgres_wire::{Body, Message, kind, oid, put_text, read, to_hex, write};
+use super::postgres_wire::{
+    Body, Message, from_bytea, is_not_utf8, kind, oid, put_text, read, to_hex, write,
+};
 use super::session::{Reply, Session, SqlError};
+use super::settings::SERVER_VERSION;
 use super::stream::{Stream, malformed};
 
 const SSL: i32 = 80_877_103;
@@ -42,6 +47,8 @@ struct Connection {
     skips: bool,
     /// Statements of this pipeline that are to run, as one text: with what is told to the client before their answers.
     queued: Vec<Queued>,
+    /// Settings that the client was told of last.
+    reported: Vec<(&'static str, String)>,
 }
 
 /// An Execute that waits for what follows it in the pipeline, which may be its COMMIT.
@@ -96,7 +103,8 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
             _ => return Err(malformed("this version of the protocol is not spoken here")),
         }
     };
-    let user = parameters.get("user").cloned().unwrap_or_default();
+    let mut parameters = parameters;
+    let user = parameters.remove("user").unwrap_or_default();
     if !authenticate(&front, &mut stream, &user).await? {
         error(
             &mut stream.output,
@@ -105,28 +113,32 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         );
         return stream.flush().await;
     }
-    let database = parameters.get("database").cloned().unwrap_or(user);
-    let session = Session::new(front.proxy.clone(), Dialect::PostgreSql);
+    let database = parameters.remove("database").unwrap_or_else(|| user.clone());
+    let mut session = Session::new(front.proxy.clone(), Dialect::PostgreSql);
     write(&mut stream.output, b'R', |out| out.put_i32(0));
-    if let Err(unknown) = session.check_database(&database) {
-        error(&mut stream.output, &unknown, true);
+    let mut begun = session.check_database(&database);
+    if begun.is_ok() {
+        begun = match settings_of(parameters) {
+            Ok(settings) => session.begin_with(settings).await,
+            Err(refused) => Err(refused),
+        };
+    }
+    if let Err(refused) = begun {
+        error(&mut stream.output, &refused, true);
         return stream.flush().await;
     }
     let (pid, secret) = front.enter(session.cancelled.clone());
     let out = &mut stream.output;
     for (name, value) in [
-        ("server_version", "15.0 (Orthodrome)"),
+        ("server_version", SERVER_VERSION),
         ("server_encoding", "UTF8"),
-        ("client_encoding", "UTF8"),
-        ("DateStyle", "ISO, MDY"),
-        ("TimeZone", "UTC"),
         ("integer_datetimes", "on"),
         ("standard_conforming_strings", "on"),
+        ("is_superuser", "off"),
+        ("session_authorization", &user),
+        ("in_hot_standby", "off"),
     ] {
-        write(out, b'S', |out| {
-            put_text(out, name);
-            put_text(out, value);
-        });
+        status(out, name, value);
     }
     write(out, b'K', |out| {
         out.put_u32(pid);
@@ -139,10 +151,67 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         portals: BTreeMap::new(),
         skips: false,
         queued: Vec::new(),
+        reported: Vec::new(),
     };
     let served = connection.talk().await;
     front.leave(pid);
     served
+}
+
+/// Settings among the parameters of a client that comes.
+fn settings_of(parameters: BTreeMap<String, String>) -> Result<Vec<(String, String)>, SqlError> {
+    let mut settings = Vec::new();
+    for (name, value) in parameters {
+        match name.as_str() {
+            "replication" if matches!(value.as_str(), "false" | "off" | "no" | "0") => {}
+            "replication" => {
+                return Err(SqlError::new("0A000", "the proxy does not replicate; ask a source"));
+            }
+            "options" => settings.extend(options(&value)?),
+            // Extensions of the protocol, of which there are none here.
+            _ if name.starts_with("_pq_.") => {}
+            _ => settings.push((name.to_lowercase(), value)),
+        }
+    }
+    Ok(settings)
+}
+
+/// `-c name=value`, as it is given to a server's program; a backslash keeps a blank.
+fn options(text: &str) -> Result<Vec<(String, String)>, SqlError> {
+    let (mut words, mut chars) = (vec![String::new()], text.chars());
+    while let Some(c) = chars.next() {
+        let Some(last) = words.last_mut() else { break };
+        match c {
+            '\\' => last.extend(chars.next()),
+            c if c.is_whitespace() => words.push(String::new()),
+            c => last.push(c),
+        }
+    }
+    let mut found = Vec::new();
+    let mut words = words.into_iter().filter(|word| !word.is_empty());
+    while let Some(word) = words.next() {
+        let assigned = match word.strip_prefix("--") {
+            Some(rest) => Some(rest.to_owned()),
+            None if word == "-c" => words.next(),
+            None => word.strip_prefix("-c").map(str::to_owned),
+        };
+        let pair = assigned.as_deref().and_then(|assigned| assigned.split_once('='));
+        let (name, value) = pair.ok_or_else(|| {
+            SqlError::new(
+                "42601",
+                format!("invalid command-line argument for server process: {word}"),
+            )
+        })?;
+        found.push((name.to_lowercase().replace('-', "_"), value.to_owned()));
+    }
+    Ok(found)
+}
+
+fn status(out: &mut BytesMut, name: &str, value: &str) {
+    write(out, b'S', |out| {
+        put_text(out, name);
+        put_text(out, value);
+    });
 }
 
 fn parameters(body: &mut Body) -> io::Result<BTreeMap<String, String>> {
@@ -204,14 +273,26 @@ impl Connection {
     async fn talk(mut self) -> io::Result<()> {
         self.ready().await?;
         loop {
-            let message = read(&mut self.stream).await?;
+            let Some(message) = self.next().await? else { return Ok(()) };
             if message.tag == b'X' {
                 return Ok(());
             }
             if self.skips && message.tag != b'S' {
                 continue;
             }
-            let mut handled = self.handle(message).await?;
+            let is_simple = message.tag == b'Q';
+            let mut handled = match self.handle(message).await {
+                Err(failed) if is_not_utf8(&failed) => {
+                    Err(SqlError::new("22021", failed.to_string()))
+                }
+                handled => handled?,
+            };
+            if let (true, Err(failed)) = (is_simple, &handled) {
+                error(&mut self.stream.output, failed, false);
+                self.session.fail().await;
+                self.ready().await?;
+                continue;
+            }
             if handled.is_err() {
                 // What came before it is carried out, and may fail first.
                 handled = self.run_queued().await?.and(handled);
@@ -223,7 +304,30 @@ impl Connection {
         }
     }
 
+    /// The next message; nothing if the client has been silent for too long.
+    async fn next(&mut self) -> io::Result<Option<Message>> {
+        let Some((time, is_in_transaction)) = self.session.idle_time() else {
+            return read(&mut self.stream).await.map(Some);
+        };
+        if let Ok(message) = tokio::time::timeout(time, read(&mut self.stream)).await {
+            return message.map(Some);
+        }
+        let late = if is_in_transaction {
+            SqlError::new("25P03", "terminating connection due to idle-in-transaction timeout")
+        } else {
+            SqlError::new("57P05", "terminating connection due to idle-session timeout")
+        };
+        error(&mut self.stream.output, &late, true);
+        self.stream.flush().await?;
+        Ok(None)
+    }
+
     async fn ready(&mut self) -> io::Result<()> {
+        let reported = self.session.reported();
+        for (name, value) in reported.iter().filter(|one| !self.reported.contains(one)) {
+            self::status(&mut self.stream.output, name, value);
+        }
+        self.reported = reported;
         let status = self.session.status();
         write(&mut self.stream.output, b'Z', |out| out.put_u8(status));
         self.stream.flush().await
@@ -289,8 +393,18 @@ impl Connection {
             write(&mut self.stream.output, b'I', |_| {});
             return Ok(());
         }
-        if let [Parsed { verb: Verb::Copy { table, columns }, .. }] = parsed.as_slice() {
-            let copied = self.copy(table, columns).await?;
+        if let [Parsed { verb: Verb::CopyOut { query, form }, .. }] = parsed.as_slice() {
+            match self.copy_out(query, form).await {
+                Ok(count) => complete(&mut self.stream.output, &format!("COPY {count}")),
+                Err(failed) => {
+                    self.session.fail().await;
+                    error(&mut self.stream.output, &failed, false);
+                }
+            }
+            return Ok(());
+        }
+        if let [Parsed { verb: Verb::Copy { table, columns, form }, .. }] = parsed.as_slice() {
+            let copied = self.copy(table, columns, form).await?;
             match copied {
                 Ok(count) => complete(&mut self.stream.output, &format!("COPY {count}")),
                 Err(failed) => error(&mut self.stream.output, &failed, false),
@@ -298,7 +412,11 @@ impl Connection {
             return Ok(());
         }
         let statements: Vec<_> = parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
-        for reply in self.session.run(&statements).await {
+        let replies = self.session.run(&statements).await;
+        for ((parsed, _), reply) in statements.iter().zip(&replies) {
+            self.deallocate(parsed, reply);
+        }
+        for reply in replies {
             match reply {
                 Reply::Rows(answer, verb) => {
                     describe_rows(&mut self.stream.output, &answer.columns, &[]);
@@ -318,11 +436,64 @@ impl Connection {
         Ok(())
     }
 
+    /// Forgets prepared statements if that was asked for.
+    fn deallocate(&mut self, parsed: &Parsed, reply: &Reply) {
+        match (&parsed.verb, reply) {
+            (_, Reply::Error(_)) => {}
+            (Verb::DiscardAll | Verb::Deallocate(None), _) => self.statements.clear(),
+            (Verb::Deallocate(Some(name)), _) => drop(self.statements.remove(name)),
+            _ => {}
+        }
+    }
+
+    /// `COPY … TO STDOUT`: the rows of a query. How many there were.
+    async fn copy_out(&mut self, query: &str, form: &CopyForm) -> Result<u64, SqlError> {
+        let parsed = parse(query, Dialect::PostgreSql)?;
+        if !parsed.iter().all(|one| matches!(one.verb, Verb::Data(_)) && one.word() == "SELECT") {
+            return Err(SqlError::new("0A000", "COPY TO takes the rows of a SELECT here"));
+        }
+        let statements: Vec<_> = parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+        let answer = match self.session.run(&statements).await.pop() {
+            Some(Reply::Rows(answer, _)) => answer,
+            Some(Reply::Error(failed)) => return Err(failed),
+            Some(Reply::Done { .. }) | None => Answer::default(),
+        };
+        let out = &mut self.stream.output;
+        write(out, b'H', |out| {
+            out.put_u8(0);
+            out.put_i16(answer.columns.len() as i16);
+            answer.columns.iter().for_each(|_| out.put_i16(0));
+        });
+        if form.has_header {
+            let names: Vec<Cell> = answer
+                .columns
+                .iter()
+                .map(|column| Some(column.name.clone().into_bytes()))
+                .collect();
+            write(out, b'd', |out| out.extend_from_slice(&copy_line(form, &names)));
+        }
+        for row in &answer.rows {
+            let cells = row.iter().zip(&answer.columns).map(|(cell, column)| {
+                let is_bytes = kind(type_of(column)) == Kind::Bytes;
+                cell.as_ref().map(|cell| if is_bytes { to_hex(cell) } else { cell.clone() })
+            });
+            let line = copy_line(form, &cells.collect::<Vec<_>>());
+            write(out, b'd', |out| out.extend_from_slice(&line));
+        }
+        write(out, b'c', |_| {});
+        Ok(answer.rows.len() as u64)
+    }
+
     /// `COPY … FROM STDIN`: rows go where inserts of them would, in one transaction. How many there were.
-    async fn copy(&mut self, table: &str, columns: &[String]) -> io::Result<Result<u64, SqlError>> {
+    async fn copy(
+        &mut self,
+        table: &str,
+        columns: &[String],
+        form: &CopyForm,
+    ) -> io::Result<Result<u64, SqlError>> {
         let is_own = !self.session.in_transaction();
         let mut copy = match self.begin_copy(table, columns, is_own).await {
-            Ok(columns) => Copy::new(table, columns),
+            Ok(columns) => Copy::new(table, columns, form.clone()),
             Err(failed) => {
                 self.session.fail().await;
                 return Ok(Err(failed));
@@ -373,8 +544,12 @@ impl Connection {
         is_own: bool,
     ) -> Result<Vec<Column>, SqlError> {
         self.session.check_failed()?;
-        let names = if columns.is_empty() { "*".to_owned() } else { columns.join(", ") };
-        let parsed = parse(&format!("SELECT {names} FROM {table}"), Dialect::PostgreSql)?;
+        if self.session.is_read_only() {
+            return Err(self.session.cannot_write("COPY FROM"));
+        }
+        let names: Vec<String> = columns.iter().map(|column| name(column)).collect();
+        let names = if names.is_empty() { "*".to_owned() } else { names.join(", ") };
+        let parsed = parse(&format!("SELECT {names} FROM {}", name(table)), Dialect::PostgreSql)?;
         let columns = match parsed.first() {
             Some(parsed) => self.session.describe(parsed).await?,
             None => Vec::new(),
@@ -446,17 +621,10 @@ impl Connection {
             let value = body.value()?;
             let is_binary = format_of(&formats, number) == 1;
             let oid = prepared.types.get(number).copied().unwrap_or(0);
-            match parameter(value, oid, is_binary) {
-                Some(value) => values.push(value),
-                None => {
-                    return Ok(Err(SqlError::new(
-                        "0A000",
-                        format!(
-                            "parameter ${} of type {oid} is not understood in binary form; send it as text",
-                            number + 1
-                        ),
-                    )));
-                }
+            let name = format!("parameter ${} of type {oid}", number + 1);
+            match parameter(value, oid, is_binary, &name) {
+                Ok(value) => values.push(value),
+                Err(refused) => return Ok(Err(refused)),
             }
         }
         let mut results = Vec::new();
@@ -599,6 +767,9 @@ impl Connection {
         let statements: Vec<_> =
             queued.iter().map(|one| (one.parsed.clone(), one.values.clone())).collect();
         let replies = self.session.run(&statements).await;
+        for (reply, Queued { parsed, .. }) in replies.iter().zip(&queued) {
+            self.deallocate(parsed, reply);
+        }
         let out = &mut self.stream.output;
         for (reply, Queued { before, formats, .. }) in replies.into_iter().zip(&queued) {
             out.extend_from_slice(before);
@@ -785,26 +956,57 @@ fn time_of_day(text: &str) -> Option<i64> {
 
 /// Microseconds since 2000-01-01.
 fn micros(text: &str) -> Option<i64> {
-    let text = text.strip_suffix("+00").unwrap_or(text);
     let (date, time) = text.split_once(' ')?;
-    Some(i64::from(days(date)?) * 86_400_000_000 + time_of_day(time)?)
+    // `12:00:00+05:30`: so much later than in UTC.
+    let at = time.find(['+', '-']).unwrap_or(time.len());
+    let (time, zone) = time.split_at_checked(at)?;
+    let sign = if zone.starts_with('-') { -1 } else { 1 };
+    let parts = zone.get(1..).unwrap_or_default().split(':').filter(|part| !part.is_empty());
+    let mut seconds = 0;
+    for (part, unit) in parts.zip([3_600, 60, 1]) {
+        seconds += part.parse::<i64>().ok()? * unit;
+    }
+    let local = i64::from(days(date)?) * 86_400_000_000 + time_of_day(time)?;
+    Some(local - sign * seconds * 1_000_000)
 }
 
-/// A bound parameter.
-fn parameter(value: Option<Bytes>, oid: u32, is_binary: bool) -> Option<Value> {
-    let Some(bytes) = value else { return Some(Value::Null) };
+/// A bound parameter, which has a name for whoever is told that it is wrong.
+fn parameter(
+    value: Option<Bytes>,
+    oid: u32,
+    is_binary: bool,
+    name: &str,
+) -> Result<Value, SqlError> {
+    let Some(bytes) = value else { return Ok(Value::Null) };
     let kind = kind(oid);
-    if !is_binary {
-        let text = String::from_utf8(bytes.to_vec()).ok()?;
-        return Some(match kind {
-            Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Decimal => {
-                Value::Number(text.trim().to_owned())
-            }
-            Kind::Bool => Value::Bool(matches!(text.as_str(), "t" | "true" | "1" | "on" | "yes")),
-            Kind::Bytes => Value::Bytes(super::postgres_wire::from_hex(text.as_bytes())?),
-            _ => Value::Text(text),
-        });
+    let is_text = !is_binary || matches!(kind, Kind::Text | Kind::Json) || oid == 0;
+    if is_text && (bytes.contains(&0) || std::str::from_utf8(&bytes).is_err()) {
+        let why = format!("invalid byte sequence for encoding \"UTF8\" in {name}");
+        return Err(SqlError::new("22021", why));
     }
+    let found = if is_binary { from_binary(&bytes, kind, oid) } else { from_text(&bytes, kind) };
+    found.ok_or_else(|| match (is_binary, kind) {
+        (true, _) => {
+            let why = format!("{name} is not understood in binary form; send it as text");
+            SqlError::new("0A000", why)
+        }
+        (false, _) => SqlError::new("22P02", format!("invalid input syntax in {name}")),
+    })
+}
+
+fn from_text(bytes: &Bytes, kind: Kind) -> Option<Value> {
+    let text = String::from_utf8(bytes.to_vec()).ok()?;
+    Some(match kind {
+        Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Decimal => {
+            Value::Number(text.trim().to_owned())
+        }
+        Kind::Bool => Value::Bool(matches!(text.as_str(), "t" | "true" | "1" | "on" | "yes")),
+        Kind::Bytes => Value::Bytes(from_bytea(text.as_bytes())?),
+        _ => Value::Text(text),
+    })
+}
+
+fn from_binary(bytes: &Bytes, kind: Kind, oid: u32) -> Option<Value> {
     let array = |count: usize| if bytes.len() == count { Some(&bytes[..]) } else { None };
     Some(match kind {
         Kind::Bool => Value::Bool(bytes.first() == Some(&1)),
@@ -850,13 +1052,49 @@ mod tests {
 
     #[test]
     fn parameters_of_both_forms_are_read() {
-        let int = Bytes::copy_from_slice(&(-5_i32).to_be_bytes());
-        assert_eq!(parameter(Some(int), 23, true), Some(Value::Number("-5".into())));
+        let of = |bytes: &[u8], oid, is_binary| {
+            let read = parameter(Some(Bytes::copy_from_slice(bytes)), oid, is_binary, "$1");
+            read.map_err(|error| error.sqlstate)
+        };
+        assert_eq!(of(&(-5_i32).to_be_bytes(), 23, true), Ok(Value::Number("-5".into())));
+        assert_eq!(of(b"7", 0, false), Ok(Value::Text("7".into())));
+        assert_eq!(parameter(None, 23, true, "$1"), Ok(Value::Null));
+        assert_eq!(of(b"123", 23, true), Err("0A000".into()));
+        // Bytes are what they are; text is UTF-8 without zeros.
+        assert_eq!(of(b"\xff\0", 17, true), Ok(Value::Bytes(vec![0xff, 0])));
+        assert_eq!(of(b"\\xff00", 17, false), Ok(Value::Bytes(vec![0xff, 0])));
+        assert_eq!(of(b"a\\\\\\377", 17, false), Ok(Value::Bytes(b"a\\\xff".to_vec())));
+        assert_eq!(of(b"a\\9", 17, false), Err("22P02".into()));
+        for (bytes, oid, is_binary) in
+            [(b"\xff", 25, false), (b"\xff", 25, true), (b"\xff", 0, true), (b"\0", 25, false)]
+        {
+            assert_eq!(of(bytes, oid, is_binary), Err("22021".into()), "{bytes:?}, {oid}");
+        }
+    }
+
+    #[test]
+    fn moments_of_every_zone_are_the_same_in_binary_form() {
+        let utc = micros("2024-03-01 12:00:00.5+00");
+        assert!(utc.is_some());
+        for text in [
+            "2024-03-01 12:00:00.5",
+            "2024-03-01 17:30:00.5+05:30",
+            "2024-03-01 05:00:00.5-07",
+            "2024-03-02 02:00:00.5+14:00:00",
+        ] {
+            assert_eq!(micros(text), utc, "{text}");
+        }
+    }
+
+    #[test]
+    fn options_of_a_client_are_settings() {
+        let of = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect::<Vec<_>>()
+        };
         assert_eq!(
-            parameter(Some(Bytes::from_static(b"7")), 0, false),
-            Some(Value::Text("7".into()))
+            options(r"-c statement_timeout=5s  -cgeqo=off --search-path=a\ b,c").ok(),
+            Some(of(&[("statement_timeout", "5s"), ("geqo", "off"), ("search_path", "a b,c")]))
         );
-        assert_eq!(parameter(None, 23, true), Some(Value::Null));
-        assert_eq!(parameter(Some(Bytes::from_static(b"123")), 23, true), None);
+        assert!(options("-c x").is_err() && options("-W").is_err());
     }
 }

@@ -48,6 +48,16 @@ pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     out.put_u8(0);
 }
 
+/// A text that is not UTF-8, in a message that is whole.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid byte sequence for encoding \"UTF8\"")]
+pub(super) struct NotUtf8;
+
+/// Whether something failed because a text is not UTF-8.
+pub(super) fn is_not_utf8(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<NotUtf8>())
+}
+
 /// Reads a body piece by piece; everything fails softly at its end.
 pub(super) struct Body(pub(super) Bytes);
 
@@ -60,7 +70,7 @@ impl Body {
             .ok_or_else(|| malformed("a text does not end"))?;
         let text = self.0.split_to(end);
         self.0.advance(1);
-        String::from_utf8(text.to_vec()).map_err(|_| malformed("a text is not UTF-8"))
+        String::from_utf8(text.to_vec()).map_err(|_| io::Error::other(NotUtf8))
     }
 
     pub(super) fn u8(&mut self) -> io::Result<u8> {
@@ -163,6 +173,33 @@ pub(super) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
             _ => None,
         })
         .collect()
+}
+
+/// A value of `bytea` as clients write it: in hexadecimal digits, or with backslashes.
+pub(super) fn from_bytea(text: &[u8]) -> Option<Vec<u8>> {
+    if text.starts_with(b"\\x") {
+        return from_hex(text);
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    loop {
+        match rest {
+            [] => return Some(out),
+            [b'\\', b'\\', after @ ..] => {
+                out.push(b'\\');
+                rest = after;
+            }
+            [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] => {
+                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = after;
+            }
+            [b'\\', ..] => return None,
+            [byte, after @ ..] => {
+                out.push(*byte);
+                rest = after;
+            }
+        }
+    }
 }
 
 /// Bytes as `\x0aff`.

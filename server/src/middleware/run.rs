@@ -164,6 +164,7 @@ async fn start(
         isolation: config.isolation,
         writes_last: config.writes_last,
         databases: config.databases(),
+        taken: std::sync::Mutex::default(),
     })
 }
 

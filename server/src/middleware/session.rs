@@ -1,24 +1,26 @@
 //! One client's session, whatever protocol it speaks: statements become rounds of a transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
 use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, Xid};
-use orthodrome_geotp::middleware::Optimizations;
 use orthodrome_geotp::sql::merge::{Merge, merge};
+use orthodrome_geotp::sql::set::{Effects, effects, locks_rows, set_config};
 use orthodrome_geotp::sql::{
-    Answer, Catalogue, Column, Context, Dialect, Isolation, Kind, Parsed, Plan, Refusal, SourceId,
-    Value, Verb, deletes, parse, plan,
+    Answer, Catalogue, Context, Dialect, Isolation, Parsed, Plan, SourceId, Value, Verb, plan,
 };
 use tokio::sync::{Notify, mpsc};
 
 use super::consensus::{Consensus, Order};
-use super::driver::{Fault, Sql, Statement, Trouble};
+use super::driver::{Sql, Statement};
+pub(super) use super::errors::SqlError;
+use super::errors::interrupted;
 use super::host::{Heard, MiddlewareHost};
-use super::settings;
+use super::settings::Settings;
 use super::source::Source;
 use super::words::translated;
 
@@ -37,6 +39,14 @@ pub(super) struct Proxy {
     pub(super) writes_last: bool,
     /// What clients may call the database.
     pub(super) databases: BTreeSet<String>,
+    /// Values of settings that sources have taken.
+    pub(super) taken: Mutex<BTreeSet<String>>,
+}
+
+impl Proxy {
+    pub(super) fn taken(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What makes transactions of rounds.
@@ -83,7 +93,7 @@ impl Engine {
         }
     }
 
-    fn notes(&self) -> BTreeMap<String, u64> {
+    pub(super) fn notes(&self) -> BTreeMap<String, u64> {
         fn named<N: std::fmt::Debug>(notes: BTreeMap<N, u64>) -> BTreeMap<String, u64> {
             notes.into_iter().map(|(note, count)| (format!("{note:?}"), count)).collect()
         }
@@ -93,7 +103,7 @@ impl Engine {
         }
     }
 
-    fn xa(&self) -> Result<&MiddlewareHost, SqlError> {
+    pub(super) fn xa(&self) -> Result<&MiddlewareHost, SqlError> {
         match self {
             Self::Xa(middleware) => Ok(middleware),
             Self::ByKey(_) => Err(SqlError::new(
@@ -111,68 +121,6 @@ struct Round {
     orders: BTreeMap<NodeId, Vec<Order>>,
 }
 
-/// What a client is told is wrong.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct SqlError {
-    pub(super) sqlstate: String,
-    pub(super) number: u16,
-    pub(super) message: String,
-}
-
-impl SqlError {
-    pub(super) fn new(sqlstate: &str, message: impl Into<String>) -> Self {
-        Self { sqlstate: sqlstate.into(), number: number_of(sqlstate), message: message.into() }
-    }
-}
-
-impl From<Refusal> for SqlError {
-    fn from(refusal: Refusal) -> Self {
-        Self::new(refusal.sqlstate, refusal.message)
-    }
-}
-
-impl From<Fault> for SqlError {
-    fn from(fault: Fault) -> Self {
-        let (mut sqlstate, mut number) = (fault.sqlstate, fault.number);
-        if number == 1205 {
-            sqlstate = "55P03".into();
-        }
-        if number == 0 {
-            number = number_of(&sqlstate);
-        }
-        Self { sqlstate, number, message: fault.message }
-    }
-}
-
-impl From<Trouble> for SqlError {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Fault(fault) => fault.into(),
-            Trouble::Broken(error) => {
-                Self::new("08006", format!("the source cannot be reached: {error}; try again"))
-            }
-        }
-    }
-}
-
-/// MariaDB's number for a SQLSTATE of PostgreSQL.
-fn number_of(sqlstate: &str) -> u16 {
-    match sqlstate {
-        "23505" => 1062,
-        "23503" => 1452,
-        "23502" => 1048,
-        "40P01" | "40001" => 1213,
-        "55P03" => 1205,
-        "42P01" => 1146,
-        "42703" => 1054,
-        "42601" => 1064,
-        "28000" | "28P01" => 1045,
-        "57014" => 1317,
-        "0A000" => 1235,
-        _ => 1105,
-    }
-}
-
 /// What a statement came to.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Reply {
@@ -185,15 +133,16 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    fn done(tag: &str) -> Self {
+    pub(super) fn done(tag: &str) -> Self {
         Self::Done { tag: tag.to_owned(), affected: 0, last_insert_id: 0 }
     }
 }
 
-struct Open {
+/// A transaction that has begun.
+pub(super) struct Open {
     xid: Xid,
     hearing: mpsc::UnboundedReceiver<Heard>,
-    isolation: Isolation,
+    pub(super) isolation: Isolation,
     touched: BTreeSet<SourceId>,
 }
 
@@ -215,17 +164,21 @@ impl From<SqlError> for Missed {
 
 /// A client's session.
 pub(super) struct Session {
-    proxy: Arc<Proxy>,
-    client: Dialect,
-    session_isolation: Isolation,
-    next_isolation: Option<Isolation>,
-    autocommit: bool,
+    pub(super) proxy: Arc<Proxy>,
+    pub(super) client: Dialect,
+    /// Of the transaction that begins next.
+    pub(super) next_isolation: Option<Isolation>,
+    /// What was said of whether the transaction under way or next may write.
+    pub(super) read_only: Option<bool>,
+    pub(super) autocommit: bool,
     /// BEGIN was said, and neither COMMIT nor ROLLBACK.
-    in_block: bool,
+    pub(super) in_block: bool,
     /// PostgreSQL: the transaction failed and its end has not come.
     is_failed: bool,
-    open: Option<Open>,
-    settings: BTreeMap<String, String>,
+    pub(super) open: Option<Open>,
+    pub(super) settings: Settings,
+    /// The last key that a source generated for it; 0 if there is none.
+    pub(super) last_insert_id: u64,
     /// Told when the client wants what runs to be cancelled.
     pub(super) cancelled: Arc<Notify>,
 }
@@ -254,34 +207,19 @@ fn level(isolation: Isolation) -> contract::Isolation {
     }
 }
 
-fn text_answer(name: &str, lines: impl IntoIterator<Item = String>) -> Answer {
-    table(&[name], lines.into_iter().map(|line| vec![line]))
-}
-
-fn table(names: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Answer {
-    let columns = names
-        .iter()
-        .map(|name| Column { name: (*name).to_owned(), kind: Kind::Text, oid: 25 })
-        .collect();
-    let rows: Vec<Vec<_>> = rows
-        .into_iter()
-        .map(|row| row.into_iter().map(|cell| Some(cell.into_bytes())).collect())
-        .collect();
-    Answer { columns, affected: rows.len() as u64, rows, last_insert_id: 0 }
-}
-
 impl Session {
     pub(super) fn new(proxy: Arc<Proxy>, client: Dialect) -> Self {
         Self {
-            session_isolation: proxy.isolation,
             proxy,
             client,
             next_isolation: None,
+            read_only: None,
             autocommit: true,
             in_block: false,
             is_failed: false,
             open: None,
-            settings: BTreeMap::new(),
+            settings: Settings::new(client),
+            last_insert_id: 0,
             cancelled: Arc::default(),
         }
     }
@@ -304,42 +242,9 @@ impl Session {
         })
     }
 
-    /// Checks that there is such a setting.
-    async fn check_setting(&self, name: &str) -> Result<(), SqlError> {
-        if settings::is_known(self.client, name) {
-            return Ok(());
-        }
-        if self.client == Dialect::MariaDb && name.starts_with('@') {
-            return Err(SqlError::new(
-                "0A000",
-                format!(
-                    "{name}: the proxy does not support user variables; keep the value in the client"
-                ),
-            ));
-        }
-        // What a source of the client's kind knows, its clients may set.
-        if let Some((home, kind)) = self.home()
-            && kind == self.client
-            && let Some(source) = self.proxy.direct.get(&home)
-        {
-            let outcome = source.ask(&settings::asking_for(kind, name)).await?;
-            if let Some(fault) = outcome.fault {
-                return Err(fault.into());
-            }
-            if outcome.done.iter().any(|(answer, _)| !answer.rows.is_empty()) {
-                return Ok(());
-            }
-        }
-        Err(match self.client {
-            Dialect::PostgreSql => {
-                SqlError::new("42704", format!("unrecognized configuration parameter \"{name}\""))
-            }
-            Dialect::MariaDb => SqlError {
-                sqlstate: "HY000".into(),
-                number: 1193,
-                message: format!("Unknown system variable '{name}'"),
-            },
-        })
+    /// How long the client may be silent now, and whether it is in a transaction.
+    pub(super) fn idle_time(&self) -> Option<(Duration, bool)> {
+        self.settings.idle_time(self.in_transaction())
     }
 
     /// PostgreSQL's state of the transaction.
@@ -366,18 +271,42 @@ impl Session {
         self.is_failed = false;
         self.autocommit = true;
         self.next_isolation = None;
-        self.session_isolation = self.proxy.isolation;
-        self.settings.clear();
+        self.read_only = None;
+        self.settings.discard();
     }
 
-    fn isolation(&self) -> Isolation {
-        self.next_isolation.unwrap_or(self.session_isolation)
+    /// The level of the transaction that begins next.
+    pub(super) fn isolation(&self) -> Isolation {
+        let level = self.next_isolation.or(self.settings.isolation());
+        level.unwrap_or(self.proxy.isolation)
+    }
+
+    /// The level of the transaction under way or next.
+    pub(super) fn open_isolation(&self) -> Isolation {
+        self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation)
+    }
+
+    /// The transaction under way or next may not write.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only.unwrap_or_else(|| self.settings.is_read_only())
+    }
+
+    /// The transaction has ended.
+    fn over(&mut self, is_committed: bool) {
+        self.settings.end(is_committed);
+        self.next_isolation = None;
+        self.read_only = None;
     }
 
     /// Carries out the statements of one text, or of one pipeline. The last reply is an error if one failed.
     pub(super) async fn run(&mut self, statements: &[(Parsed, Vec<Value>)]) -> Vec<Reply> {
         let mut replies = Vec::new();
         let mut at = 0;
+        let is_postgres = self.client == Dialect::PostgreSql;
+        if is_postgres && !self.in_block {
+            // A text is a transaction of its own.
+            self.settings.begin();
+        }
         while let Some((parsed, values)) = statements.get(at) {
             let count = self.batch(statements.get(at..).unwrap_or_default());
             let found = if count > 0 {
@@ -397,16 +326,29 @@ impl Session {
                 Ok(more) => replies.extend(more),
                 Err(error) => {
                     self.fail().await;
+                    if is_postgres && !self.in_block {
+                        self.over(false);
+                    }
                     replies.push(Reply::Error(error));
                     return replies;
                 }
             }
         }
-        if self.client == Dialect::PostgreSql && !self.in_block && self.open.is_some() {
-            // Something else than rows was last in a text without BEGIN.
-            if let Err(error) = self.commit().await {
-                replies.pop();
-                replies.push(Reply::Error(error));
+        if is_postgres && !self.in_block {
+            // If something is open, something else than rows was last in a text without BEGIN.
+            match self.commit().await {
+                Ok(_) => self.over(true),
+                Err(error) => {
+                    replies.pop();
+                    replies.push(Reply::Error(error));
+                }
+            }
+        }
+        for reply in &replies {
+            if let Reply::Done { last_insert_id, .. } = reply
+                && *last_insert_id > 0
+            {
+                self.last_insert_id = *last_insert_id;
             }
         }
         replies
@@ -458,12 +400,12 @@ impl Session {
         Ok(())
     }
 
-    fn prefer(&self) -> Vec<SourceId> {
+    pub(super) fn prefer(&self) -> Vec<SourceId> {
         let touched = self.open.iter().flat_map(|open| open.touched.iter().copied());
         touched.chain(self.proxy.by_distance.iter().copied()).collect()
     }
 
-    fn planned(&self, parsed: &Parsed, values: &[Value]) -> Result<Plan, SqlError> {
+    pub(super) fn planned(&self, parsed: &Parsed, values: &[Value]) -> Result<Plan, SqlError> {
         let (Verb::Data(statement) | Verb::Schema(statement)) = &parsed.verb else {
             return Err(SqlError::new("XX000", "internal error: the statement has no plan"));
         };
@@ -476,13 +418,14 @@ impl Session {
     }
 
     /// Statements that read or change rows, in one round.
-    async fn data(
+    pub(super) async fn data(
         &mut self,
         batch: &[(Parsed, Vec<Value>)],
         ends: bool,
         commits: bool,
     ) -> Result<Vec<Reply>, SqlError> {
         self.check_failed()?;
+        let batch = &self.with_variables_in(batch)[..];
         let mut placed: Vec<Placed> = Vec::new();
         let mut round = Round::default();
         let mut replies: Vec<Option<Reply>> = Vec::new();
@@ -491,18 +434,24 @@ impl Session {
         let mut plans = Vec::new();
         for (parsed, values) in batch {
             is_last |= parsed.is_last;
-            plans.push(self.planned(parsed, values)?);
+            let may_leave = self.check_may_run(parsed, values)?;
+            plans.push((self.planned(parsed, values)?, may_leave));
         }
         if self.proxy.writes_last {
-            order.sort_by_key(|&index| plans.get(index).is_some_and(|plan| plan.is_write));
+            order.sort_by_key(|&index| plans.get(index).is_some_and(|(plan, _)| plan.is_write));
         }
         let mut by_statement: BTreeMap<usize, Placed> = BTreeMap::new();
         for index in order {
-            let (Some(plan), Some((parsed, values))) = (plans.get(index), batch.get(index)) else {
+            let (Some((plan, may_leave)), Some((parsed, values))) =
+                (plans.get(index), batch.get(index))
+            else {
                 continue;
             };
             if plan.parts.is_empty() {
-                let answer = self.elsewhere(parsed, values).await?;
+                let answer = match self.set_config(parsed, values).await? {
+                    Some(answer) => answer,
+                    None => self.elsewhere(parsed, values).await?,
+                };
                 replies.resize(index, None);
                 replies.push(Some(Reply::Rows(answer, "SELECT")));
                 continue;
@@ -521,10 +470,16 @@ impl Session {
                     writes: false,
                 });
                 places.push((node, there.statements.len()));
+                let kind = self.proxy.catalogue.source(part.source).map(|source| source.kind);
+                let is_first = there.statements.is_empty();
                 there.statements.push(Statement {
                     prelude: part.prelude.clone(),
                     text: part.text.clone(),
                     keys: part.keys.clone(),
+                    settings: kind
+                        .filter(|_| is_first)
+                        .map_or_else(Vec::new, |kind| self.settings.at(kind)),
+                    may_leave: *may_leave,
                 });
                 there.records.extend(
                     part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
@@ -565,6 +520,60 @@ impl Session {
         Ok(replies.into_iter().flatten().collect())
     }
 
+    /// Checks that a read-only transaction does not write, and that nothing is asked of a session at a source. Whether the
+    /// statement may leave something in its session.
+    fn check_may_run(&self, parsed: &Parsed, values: &[Value]) -> Result<bool, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(false) };
+        let mut effects = effects(statement);
+        if self.client == Dialect::MariaDb {
+            effects.of_a_session.retain(|name| name != "last_insert_id");
+        } else if effects.of_a_session.iter().any(|name| name == "set_config")
+            && set_config(statement, values)?.is_some()
+        {
+            effects.of_a_session.clear();
+        }
+        self.check_effects(&effects)?;
+        let word = parsed.word();
+        let locks = self.client == Dialect::PostgreSql && locks_rows(statement);
+        if self.is_read_only() && (word != "SELECT" || locks) {
+            return Err(self.cannot_write(if locks { "SELECT FOR UPDATE" } else { word }));
+        }
+        Ok(effects.calls_unknown)
+    }
+
+    /// Refuses what would change a session at a source, which other clients use too.
+    pub(super) fn check_effects(&self, effects: &Effects) -> Result<(), SqlError> {
+        let why = if let Some(name) = effects.of_a_session.first() {
+            format!(
+                "{name}() belongs to one session at one source, and the proxy has none for a client"
+            )
+        } else if let (Dialect::MariaDb, Some(name)) = (self.client, &effects.user_variable) {
+            format!(
+                "{name}: the proxy does not support user variables; keep the value in the client"
+            )
+        } else if effects.has_into {
+            "SELECT … INTO is not supported; create the table, then use INSERT … SELECT".to_owned()
+        } else if let (Engine::ByKey(_), true) = (&self.proxy.engine, effects.calls_unknown) {
+            "the `mode` of this proxy calls only functions of which it knows that they change nothing"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(SqlError::new("0A000", why))
+    }
+
+    /// What a client is told that writes in a read-only transaction.
+    pub(super) fn cannot_write(&self, what: &str) -> SqlError {
+        match self.client {
+            Dialect::PostgreSql => {
+                SqlError::new("25006", format!("cannot execute {what} in a read-only transaction"))
+            }
+            Dialect::MariaDb => {
+                SqlError::new("25006", "Cannot execute statement in a READ ONLY transaction")
+            }
+        }
+    }
+
     /// Sends a round, again if it was the transaction's first and it lost to another transaction: its client
     /// has seen nothing of it.
     async fn round(
@@ -578,7 +587,12 @@ impl Session {
         let isolation = self.isolation();
         for _ in 1..TRIES {
             match self.attempt(round.clone(), placed, last, finishes).await {
-                Ok(answers) => return Ok(answers),
+                Ok(answers) => {
+                    if self.client == Dialect::MariaDb && !self.in_transaction() {
+                        self.over(true);
+                    }
+                    return Ok(answers);
+                }
                 Err(missed) if !(is_first && missed.lost) => return Err(self.missed(missed)),
                 Err(_) => self.next_isolation = Some(isolation),
             }
@@ -591,6 +605,7 @@ impl Session {
     fn missed(&mut self, missed: Missed) -> SqlError {
         if self.client == Dialect::MariaDb && self.open.is_none() {
             self.in_block = false;
+            self.over(false);
         }
         missed.error
     }
@@ -623,12 +638,22 @@ impl Session {
         let (xid, sources) = (open.xid, open.touched.len());
         proxy.engine.round(xid, round, last);
         let mut answers = None;
-        let mut is_cancelled = false;
+        let (mut is_cancelled, mut is_late) = (false, false);
+        let is_read = placed.iter().all(|placed| placed.verb == "SELECT");
+        let time = self.settings.statement_time(is_read);
+        // Without a time it is never due.
+        let due = tokio::time::sleep(time.unwrap_or_default());
+        tokio::pin!(due);
         loop {
             let heard = tokio::select! {
                 heard = open.hearing.recv() => heard,
                 () = cancelled.notified(), if !is_cancelled => {
                     is_cancelled = true;
+                    proxy.engine.cancel(xid);
+                    continue;
+                }
+                () = &mut due, if time.is_some() && !is_cancelled => {
+                    (is_cancelled, is_late) = (true, true);
                     proxy.engine.cancel(xid);
                     continue;
                 }
@@ -659,8 +684,7 @@ impl Session {
                         return Ok(answers);
                     }
                     if is_cancelled && matches!(outcome, Outcome::Aborted(_)) {
-                        let why = "canceling statement due to user request";
-                        return Err(SqlError::new("57014", why).into());
+                        return Err(interrupted(client, is_late).into());
                     }
                     let lost = matches!(outcome, Outcome::Aborted(_))
                         && failure.as_ref().is_some_and(|(_, failure)| {
@@ -675,7 +699,7 @@ impl Session {
         }
     }
 
-    fn source_name(&self, node: NodeId) -> String {
+    pub(super) fn source_name(&self, node: NodeId) -> String {
         let found = self.proxy.nodes.iter().find(|(_, n)| **n == node);
         found
             .and_then(|(id, _)| self.proxy.catalogue.source(*id))
@@ -741,16 +765,25 @@ impl Session {
         }
     }
 
-    async fn commit(&mut self) -> Result<Reply, SqlError> {
+    pub(super) async fn commit(&mut self) -> Result<Reply, SqlError> {
+        let was_open = self.in_transaction();
         self.in_block = false;
         if std::mem::take(&mut self.is_failed) {
             self.end().await;
+            self.over(false);
             return Ok(Reply::done("ROLLBACK"));
         }
-        let Some(mut open) = self.open.take() else { return Ok(Reply::done("COMMIT")) };
+        let Some(mut open) = self.open.take() else {
+            // At PostgreSQL the rest of a text is a transaction without BEGIN.
+            if was_open || self.client == Dialect::PostgreSql {
+                self.over(true);
+            }
+            return Ok(Reply::done("COMMIT"));
+        };
         self.proxy.engine.commit(open.xid);
         while let Some(heard) = open.hearing.recv().await {
             if let Heard::Finished(outcome, failure) = heard {
+                self.over(matches!(outcome, Outcome::Committed(_)));
                 return match outcome {
                     Outcome::Committed(_) => Ok(Reply::done("COMMIT")),
                     outcome @ (Outcome::Aborted(_) | Outcome::Unknown) => {
@@ -765,28 +798,31 @@ impl Session {
     /// Everything that is not about rows.
     async fn other(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {
         match &parsed.verb {
-            Verb::Begin { isolation, .. } => {
+            Verb::Begin(changes) => {
                 self.check_failed()?;
                 if self.client == Dialect::MariaDb {
                     // MySQL commits what is open.
                     self.commit().await?;
                 }
-                self.in_block = true;
-                if isolation.is_some() && self.open.is_none() {
-                    self.next_isolation = *isolation;
+                self.settings.begin();
+                for change in changes {
+                    self.set_of_transaction(change)?;
                 }
+                self.in_block = true;
                 Ok(Reply::done("BEGIN"))
             }
             Verb::Commit { chain } => {
                 let reply = self.commit().await?;
+                self.settings.begin();
                 self.in_block = *chain;
                 Ok(reply)
             }
             Verb::Rollback { chain } => {
                 self.end().await;
                 self.is_failed = false;
+                self.over(false);
+                self.settings.begin();
                 self.in_block = *chain;
-                self.next_isolation = None;
                 Ok(Reply::done("ROLLBACK"))
             }
             _ => {
@@ -796,52 +832,14 @@ impl Session {
         }
     }
 
-    async fn setting(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {
+    pub(super) async fn setting(
+        &mut self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Reply, SqlError> {
         match &parsed.verb {
-            Verb::Isolation { level, is_session } => {
-                if !is_session && self.open.is_some() {
-                    return Err(SqlError::new(
-                        "25001",
-                        "the isolation level must be set before any query of the transaction",
-                    ));
-                }
-                if *is_session {
-                    self.session_isolation = *level;
-                } else {
-                    self.next_isolation = Some(*level);
-                }
-                Ok(Reply::done("SET"))
-            }
-            Verb::Autocommit(is) => {
-                if *is && !self.autocommit {
-                    self.commit().await?;
-                }
-                self.autocommit = *is;
-                Ok(Reply::done("SET"))
-            }
-            Verb::Set(name, value) => {
-                if name == "orthodrome" || name.starts_with("orthodrome.") {
-                    return self.admin(&["alter".into(), "set".into(), value.clone()]).await;
-                }
-                self.check_setting(name).await?;
-                self.settings.insert(name.clone(), value.clone());
-                Ok(Reply::done("SET"))
-            }
-            Verb::Several(names) => {
-                for name in names {
-                    self.check_setting(name).await?;
-                }
-                Ok(Reply::done("SET"))
-            }
-            Verb::Reset(None) => {
-                self.settings.clear();
-                Ok(Reply::done("RESET"))
-            }
-            Verb::Reset(Some(name)) => {
-                self.check_setting(name).await?;
-                self.settings.remove(name);
-                Ok(Reply::done("RESET"))
-            }
+            Verb::Set(changes) => self.set(changes).await,
+            Verb::Reset(name) => self.reset_setting(name.as_deref()).await,
             Verb::Show(name) => self.show(name, parsed).await,
             Verb::Use(_) if self.client == Dialect::PostgreSql => {
                 Err(SqlError::new("42601", "syntax error at or near \"USE\""))
@@ -853,17 +851,22 @@ impl Session {
             Verb::Schema(_) => self.schema(parsed, values).await,
             Verb::Explain(inner) => self.explain(inner, values).await,
             Verb::Admin(words) => self.admin(words).await,
-            Verb::Housekeeping(tag) => {
-                if *tag == "DISCARD ALL" {
-                    self.reset().await;
-                }
-                Ok(Reply::done(tag))
+            Verb::DiscardAll if self.in_block => {
+                Err(SqlError::new("25001", "DISCARD ALL cannot run inside a transaction block"))
             }
+            Verb::DiscardAll => {
+                self.reset().await;
+                Ok(Reply::done("DISCARD ALL"))
+            }
+            // The statements themselves are the listener's.
+            Verb::Deallocate(None) => Ok(Reply::done("DEALLOCATE ALL")),
+            Verb::Deallocate(Some(_)) => Ok(Reply::done("DEALLOCATE")),
+            Verb::Housekeeping(tag) => Ok(Reply::done(tag)),
             Verb::Savepoint(..) => Err(SqlError::new(
                 "0A000",
                 "savepoints are not supported: a failed branch ends its transaction; begin a new transaction",
             )),
-            Verb::Copy { .. } => Err(SqlError::new(
+            Verb::Copy { .. } | Verb::CopyOut { .. } => Err(SqlError::new(
                 "0A000",
                 "COPY must be the only statement of its batch, in the simple protocol",
             )),
@@ -871,379 +874,11 @@ impl Session {
                 self.elsewhere(parsed, values).await.map(|answer| Reply::Rows(answer, "SELECT"))
             }
             Verb::Data(_)
-            | Verb::Begin { .. }
+            | Verb::Begin(_)
             | Verb::Commit { .. }
             | Verb::Rollback { .. }
             | Verb::Empty => Err(SqlError::new("XX000", "a statement was misplaced")),
         }
-    }
-
-    async fn show(&mut self, name: &str, parsed: &Parsed) -> Result<Reply, SqlError> {
-        if matches!(name, "transaction_isolation" | "default_transaction_isolation") {
-            let isolation =
-                self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
-            return Ok(Reply::Rows(text_answer(name, [isolation.name().to_lowercase()]), "SHOW"));
-        }
-        if let Some(value) = self.settings.get(name) {
-            return Ok(Reply::Rows(text_answer(name, [value.clone()]), "SHOW"));
-        }
-        self.elsewhere(parsed, &[]).await.map(|answer| Reply::Rows(answer, "SHOW"))
-    }
-
-    /// A source of the client's kind, or any.
-    fn home(&self) -> Option<(SourceId, Dialect)> {
-        let kind = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| (*id, s.kind));
-        let mut all = self.proxy.by_distance.iter().filter_map(kind);
-        all.find(|(_, kind)| *kind == self.client)
-            .or_else(|| self.proxy.by_distance.iter().find_map(kind))
-    }
-
-    /// Answered by a source, outside of every transaction: what concerns no table of the catalogue.
-    async fn elsewhere(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Answer, SqlError> {
-        let lower = parsed.text.to_lowercase();
-        if self.client == Dialect::MariaDb
-            && let Some(answer) = self.variable(&lower)
-        {
-            return Ok(answer);
-        }
-        let (home, kind) =
-            self.home().ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
-        let mut at = home;
-        let text = match &parsed.verb {
-            Verb::Data(statement) => {
-                let mut statement = (**statement).clone();
-                orthodrome_geotp::sql::dialect::bind(&mut statement, values, kind)?;
-                orthodrome_geotp::sql::dialect::translate(
-                    &mut statement,
-                    self.client,
-                    kind,
-                    &self.proxy.catalogue,
-                )?;
-                orthodrome_geotp::sql::dialect::render(&statement, self.client, kind)
-            }
-            _ => {
-                let first = lower.split_whitespace().next().unwrap_or_default();
-                let is_metadata = matches!(first, "show" | "desc" | "describe");
-                let words = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-                let table = words.filter_map(|word| self.proxy.catalogue.table(word)).next();
-                if let Some(table) = table {
-                    if !is_metadata {
-                        return Err(SqlError::new(
-                            "0A000",
-                            format!(
-                                "the proxy cannot parse this statement about \"{}\"; use simpler SQL",
-                                table.name
-                            ),
-                        ));
-                    }
-                    let kind_of = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| s.kind);
-                    at = table
-                        .sources()
-                        .into_iter()
-                        .find(|id| kind_of(id) == Some(self.client))
-                        .unwrap_or(home);
-                }
-                if !is_metadata && !matches!(first, "select" | "with" | "table" | "explain") {
-                    return Err(SqlError::new(
-                        "0A000",
-                        format!(
-                            "the proxy does not support this statement; send it to a source directly: {}",
-                            parsed.text.chars().take(100).collect::<String>()
-                        ),
-                    ));
-                }
-                if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
-                    return Err(SqlError::new(
-                        "0A000",
-                        format!(
-                            "no {} source is configured, so the proxy cannot answer this",
-                            self.client
-                        ),
-                    ));
-                }
-                parsed.text.clone()
-            }
-        };
-        let source = self
-            .proxy
-            .direct
-            .get(&at)
-            .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
-        let outcome = source.ask(&text).await?;
-        match outcome.fault {
-            Some(fault) => Err(fault.into()),
-            None => {
-                Ok(outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default())
-            }
-        }
-    }
-
-    /// MySQL's variables of the session that are the proxy's.
-    fn variable(&self, lower: &str) -> Option<Answer> {
-        let name = lower.strip_prefix("select ")?.trim().strip_prefix("@@")?;
-        let bare = name.strip_prefix("session.").unwrap_or(name);
-        let value = match bare {
-            "tx_isolation" | "transaction_isolation" => self.isolation().name().replace(' ', "-"),
-            "autocommit" => u8::from(self.autocommit).to_string(),
-            "version_comment limit 1" | "version_comment" => "Orthodrome".to_owned(),
-            _ => return None,
-        };
-        Some(text_answer(&format!("@@{}", name.trim_end_matches(" limit 1")), [value]))
-    }
-
-    async fn schema(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {
-        if let (true, Verb::Schema(statement)) = (self.in_block, &parsed.verb)
-            && let Some(deletes) = deletes(statement)?
-        {
-            let deletes = parse(&deletes.join(";"), self.client)?;
-            let batch: Vec<_> = deletes.into_iter().map(|parsed| (parsed, Vec::new())).collect();
-            self.data(&batch, false, false).await?;
-            return Ok(Reply::done("TRUNCATE TABLE"));
-        }
-        if self.client == Dialect::MariaDb {
-            self.commit().await?;
-        } else if self.in_block {
-            return Err(SqlError::new(
-                "25001",
-                "a schema change cannot be part of a distributed transaction; send it outside of a transaction",
-            ));
-        }
-        if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
-            && deletes(statement)?.is_some()
-        {
-            return Err(SqlError::new(
-                "0A000",
-                "TRUNCATE would empty records that have versions; delete rows by their keys, or choose another `mode`",
-            ));
-        }
-        let plan = self.planned(parsed, values)?;
-        for part in &plan.parts {
-            let source = self
-                .proxy
-                .direct
-                .get(&part.source)
-                .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
-            if let Some(fault) = source.ask(&part.text).await?.fault {
-                let name = self.proxy.catalogue.source(part.source).map(|s| s.name.as_str());
-                return Err(translated(fault, self.client, name.unwrap_or_default()));
-            }
-        }
-        Ok(Reply::done(&parsed.schema_tag()))
-    }
-
-    async fn explain(&mut self, inner: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {
-        let plan = self.planned(inner, values)?;
-        let mut lines = plan.explain(&self.proxy.catalogue);
-        let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
-        for part in &plan.parts {
-            if let Some(node) = self.proxy.nodes.get(&part.source) {
-                let keys =
-                    part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key))));
-                records.entry(*node).or_default().extend(keys);
-            }
-        }
-        let planned = match self.proxy.engine.xa() {
-            Ok(xa) => xa.ask(move |middleware| middleware.plan(&records)).await.unwrap_or_default(),
-            Err(_) => Vec::new(),
-        };
-        for one in planned {
-            let rtt = one.rtt.map_or("not measured yet".into(), |rtt| {
-                format!("{:.1} ms", rtt.as_secs_f64() * 1e3)
-            });
-            lines.push(format!(
-                "Schedule: {} round trip {rtt}, forecast {:.1} ms, starts after {:.1} ms",
-                self.source_name(one.source),
-                one.forecast.as_secs_f64() * 1e3,
-                one.postponed.as_secs_f64() * 1e3,
-            ));
-        }
-        Ok(Reply::Rows(text_answer("QUERY PLAN", lines), "EXPLAIN"))
-    }
-
-    async fn admin(&mut self, words: &[String]) -> Result<Reply, SqlError> {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let proxy = self.proxy.clone();
-        let gone = || SqlError::new("57P01", "the proxy is shutting down");
-        let answer = match words.as_slice() {
-            ["show", "transactions"] => {
-                let found = proxy
-                    .engine
-                    .xa()?
-                    .ask(|middleware| middleware.in_doubt())
-                    .await
-                    .ok_or_else(gone)?;
-                let rows = found.into_iter().map(|one| {
-                    let sources: Vec<String> =
-                        one.sources.iter().map(|node| self.source_name(*node)).collect();
-                    vec![
-                        one.xid.to_string(),
-                        if one.commits { "commits" } else { "rolls back" }.into(),
-                        sources.join(", "),
-                    ]
-                });
-                table(&["transaction", "outcome", "waits for"], rows.collect::<Vec<_>>())
-            }
-            ["show", "hot"] => {
-                let found = proxy
-                    .engine
-                    .xa()?
-                    .ask(|middleware| middleware.hottest(20))
-                    .await
-                    .ok_or_else(gone)?;
-                let rows = found.into_iter().map(|((node, key), spot)| {
-                    vec![
-                        self.source_name(node),
-                        String::from_utf8_lossy(&key.0).into_owned(),
-                        format!("{spot:?}"),
-                    ]
-                });
-                table(&["source", "record", "footprint"], rows.collect::<Vec<_>>())
-            }
-            ["show", "pools"] => {
-                let rows = proxy.direct.iter().map(|(id, source)| {
-                    let (busy, idle) = source.pool();
-                    let name =
-                        proxy.catalogue.source(*id).map_or_else(String::new, |s| s.name.clone());
-                    vec![name, busy.to_string(), idle.to_string()]
-                });
-                table(&["source", "branches", "idle"], rows.collect::<Vec<_>>())
-            }
-            ["show", "schedule"] => {
-                let records: BTreeMap<NodeId, Vec<Key>> =
-                    proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
-                let found = proxy
-                    .engine
-                    .xa()?
-                    .ask(move |middleware| middleware.plan(&records))
-                    .await
-                    .ok_or_else(gone)?;
-                let rows = found.into_iter().map(|one| {
-                    let ms = |span: std::time::Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
-                    vec![
-                        self.source_name(one.source),
-                        one.rtt.map_or_else(String::new, ms),
-                        ms(one.postponed),
-                    ]
-                });
-                table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>())
-            }
-            ["show", "notes"] => {
-                let notes = proxy.engine.notes();
-                table(
-                    &["note", "count"],
-                    notes.into_iter().map(|(note, count)| vec![note, count.to_string()]),
-                )
-            }
-            ["alter", "set", name] => {
-                let optimizations = optimizations(name).ok_or_else(|| {
-                    SqlError::new(
-                        "22023",
-                        format!("unknown mode `{name}`; use xa, geotp-o1, geotp-o2 or geotp"),
-                    )
-                })?;
-                proxy
-                    .engine
-                    .xa()?
-                    .ask(move |middleware| middleware.optimize(optimizations))
-                    .await
-                    .ok_or_else(gone)?;
-                return Ok(Reply::done("SET"));
-            }
-            ["resolve", verb @ ("commit" | "rollback"), xid, "at", source] => {
-                let xid: Xid =
-                    xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
-                let id = proxy
-                    .catalogue
-                    .find_source(source)
-                    .and_then(|id| proxy.nodes.get(&id).copied());
-                let node =
-                    id.ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
-                proxy.engine.xa()?.settle(xid, node, *verb == "commit");
-                return Ok(Reply::done("RESOLVE"));
-            }
-            _ => {
-                return Err(SqlError::new(
-                    "42601",
-                    "use SHOW ORTHODROME TRANSACTIONS | HOT | POOLS | SCHEDULE | NOTES, ALTER ORTHODROME SET xa | geotp-o1 | \
-                     geotp-o2 | geotp, or RESOLVE ORTHODROME COMMIT | ROLLBACK transaction AT source",
-                ));
-            }
-        };
-        Ok(Reply::Rows(answer, "SHOW"))
-    }
-
-    /// The columns that a statement will answer with, asked of one of its sources; none if it has no rows.
-    pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
-        match &parsed.verb {
-            Verb::Data(statement) => {
-                let returns = parsed.text.to_lowercase().contains("returning");
-                if parsed.word() != "SELECT" && !returns {
-                    return Ok(Vec::new());
-                }
-                let nulls = vec![Value::Null; parsed.parameters];
-                // No key is NULL, so any source may be asked, and no row is read.
-                let context = Context {
-                    client: self.client,
-                    isolation: Isolation::ReadCommitted,
-                    prefer: self.prefer(),
-                    by_key: false,
-                };
-                let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
-                if !plan.has_rows {
-                    return Ok(Vec::new());
-                }
-                self.columns_of(parsed, &plan).await
-            }
-            Verb::Explain(_) => Ok(text_answer("QUERY PLAN", []).columns),
-            Verb::Show(name) => Ok(text_answer(name, []).columns),
-            Verb::Other | Verb::Admin(_) => match self.setting(parsed, &[]).await? {
-                Reply::Rows(answer, _) => Ok(answer.columns),
-                Reply::Done { .. } | Reply::Error(_) => Ok(Vec::new()),
-            },
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    async fn columns_of(&mut self, parsed: &Parsed, plan: &Plan) -> Result<Vec<Column>, SqlError> {
-        let Some(part) = plan.parts.first() else {
-            let nulls = vec![Value::Null; parsed.parameters];
-            return Ok(self.elsewhere(parsed, &nulls).await?.columns);
-        };
-        if plan.is_write && !parsed.text.trim_start().to_lowercase().starts_with("select") {
-            // RETURNING: asking would change rows.
-            return Err(SqlError::new(
-                "0A000",
-                "RETURNING cannot be described before execution; use the simple protocol",
-            ));
-        }
-        let source = self
-            .proxy
-            .direct
-            .get(&part.source)
-            .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
-        let text = part.text.trim_end_matches(" FOR UPDATE");
-        let outcome =
-            source.ask(&format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0")).await?;
-        if let Some(fault) = outcome.fault {
-            return Err(fault.into());
-        }
-        let answer = outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default();
-        let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
-        Ok(merged.columns)
-    }
-}
-
-/// A switch of the optimizations by name.
-pub(super) fn optimizations(name: &str) -> Option<Optimizations> {
-    let of = |decentralized_prepare, latency_aware, high_contention| {
-        Some(Optimizations { decentralized_prepare, latency_aware, high_contention })
-    };
-    match name {
-        "xa" | "xa-local" | "quro" => of(false, false, false),
-        "geotp-o1" | "chiller" => of(true, false, false),
-        "geotp-o2" => of(true, true, false),
-        "geotp" => of(true, true, true),
-        _ => None,
     }
 }
 

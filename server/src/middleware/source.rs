@@ -15,7 +15,7 @@ use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::{debug, info, warn};
 
 use super::driver::{
-    Endpoint, Fault, Holder, Interrupt, Outcome, Session, Sql, Statement, Trouble,
+    Endpoint, Fault, Holder, Interrupt, Outcome, Session, Setting, Sql, Statement, Trouble,
 };
 use super::names::{self, Probe};
 
@@ -43,6 +43,10 @@ struct Slot {
     is_prepared: AtomicBool,
     /// Locks on names of rows that it has asked for.
     named: AtomicUsize,
+    /// Settings of its session and transaction.
+    settings: Mutex<Vec<Setting>>,
+    /// Its session is reset before it serves another.
+    may_leave: AtomicBool,
 }
 
 /// How a branch's session is interrupted from outside.
@@ -61,7 +65,7 @@ pub(super) struct Source {
     slots: Mutex<BTreeMap<Xid, Arc<Slot>>>,
     /// Prepared branches that are being ended. That goes on until it is done, so another order for it changes nothing.
     ending: Mutex<BTreeSet<Xid>>,
-    idle: Mutex<Vec<Session>>,
+    idle: Arc<Mutex<Vec<Session>>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
     /// Sessions of this life, so that the next can end those that still work (G6).
     sessions: Option<PathBuf>,
@@ -84,10 +88,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Keeps a session for others, unless there are enough.
+fn keep(idle: &Mutex<Vec<Session>>, session: Session) {
+    let mut idle = locked(idle);
+    if idle.len() < IDLE_MAX {
+        idle.push(session);
+    }
+}
+
 /// What each part of a text is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Piece {
     Begin,
+    Settings,
     Prelude(u32),
     Statement(u32),
     /// Counts the rows that statements up to this one have looked for, or fails if one is not there.
@@ -152,7 +165,7 @@ impl Source {
             endpoint,
             slots: Mutex::default(),
             ending: Mutex::default(),
-            idle: Mutex::default(),
+            idle: Arc::default(),
             report: Box::new(report),
             sessions,
             start: AtomicU64::new(0),
@@ -323,8 +336,25 @@ impl Source {
         }
     }
 
+    /// A session with the settings of a new one.
     async fn session(&self) -> Result<Session, Trouble> {
-        if let Some(session) = locked(&self.idle).pop() {
+        self.session_for(&[]).await
+    }
+
+    /// A session with the settings of a new one, or with the wanted ones.
+    async fn session_for(&self, wanted: &[Setting]) -> Result<Session, Trouble> {
+        let found = {
+            let mut idle = locked(&self.idle);
+            let place = idle.iter().rposition(|session| session.settings() == wanted);
+            place.map(|place| idle.remove(place)).or_else(|| idle.pop())
+        };
+        if let Some(mut session) = found {
+            if !session.settings().is_empty() && session.settings() != wanted {
+                let undo = self.endpoint.settle(session.settings(), &[]).join(";");
+                // The driver is beside its source: this is no way of its own.
+                session.text(&undo, Duration::ZERO).await?.ok()?;
+                session.has_settings(Vec::new());
+            }
             return Ok(session);
         }
         let session = Session::connect(&self.endpoint).await?;
@@ -339,16 +369,31 @@ impl Source {
             handle.of = None;
             handle.under_way
         };
-        if under_way == 0 {
+        if under_way > 0 {
+            return;
+        }
+        if slot.may_leave.load(Ordering::Acquire) {
+            self.reset_and_give_back(session);
+        } else {
             self.give_back(session);
         }
     }
 
     fn give_back(&self, session: Session) {
-        let mut idle = locked(&self.idle);
-        if idle.len() < IDLE_MAX {
-            idle.push(session);
-        }
+        keep(&self.idle, session);
+    }
+
+    /// Resets a session at once, as it may hold locks, and keeps it for others. A session that cannot be reset is closed.
+    fn reset_and_give_back(&self, mut session: Session) {
+        let (idle, lock_wait, node) = (self.idle.clone(), self.endpoint.lock_wait, self.node);
+        tokio::spawn(async move {
+            match session.reset(lock_wait).await {
+                Ok(()) => keep(&idle, session),
+                Err(trouble) => {
+                    warn!(source = %node, "a session cannot be reset, and is closed: {trouble}")
+                }
+            }
+        });
     }
 
     /// Sessions at work, and kept.
@@ -356,11 +401,27 @@ impl Source {
         (locked(&self.slots).len(), locked(&self.idle).len())
     }
 
-    /// Runs one text outside of all branches.
-    pub(super) async fn ask(&self, text: &str) -> Result<Outcome, Trouble> {
-        let mut session = self.session().await?;
-        let outcome = session.text(text, self.endpoint.one_way).await?;
-        self.give_back(session);
+    /// Runs one text outside of all branches, with settings. If it may leave something in its session, the session is
+    /// reset afterwards.
+    pub(super) async fn ask_with(
+        &self,
+        text: &str,
+        settings: &[Setting],
+        may_leave: bool,
+    ) -> Result<Outcome, Trouble> {
+        let mut session = self.session_for(settings).await?;
+        let before = self.endpoint.settle(session.settings(), settings);
+        let own = before.len();
+        let text = before.into_iter().chain([text.to_owned()]).collect::<Vec<_>>().join(";\n");
+        let mut outcome = session.text(&text, self.endpoint.one_way).await?;
+        let is_set = outcome.done.len() >= own;
+        outcome.done.drain(..own.min(outcome.done.len()));
+        if is_set && may_leave {
+            self.reset_and_give_back(session);
+        } else if is_set {
+            session.has_settings(settings.to_vec());
+            self.give_back(session);
+        }
         Ok(outcome)
     }
 
@@ -399,6 +460,8 @@ impl Source {
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
                         named: AtomicUsize::new(0),
+                        settings: Mutex::default(),
+                        may_leave: AtomicBool::new(false),
                     });
                     locked(&self.slots).insert(xid, slot.clone());
                     Some(slot)
@@ -448,9 +511,11 @@ impl Source {
         let Some(slot) = slot else { return lost() };
         let mut place = slot.session.lock().await;
         if begin.is_some() && place.is_none() && !slot.is_ended.load(Ordering::Acquire) {
-            match self.session().await {
+            let wanted = statements.first().map(|statement| statement.settings.as_slice());
+            match self.session_for(wanted.unwrap_or_default()).await {
                 Ok(session) => {
                     locked(&slot.handle).of = Some(session.interrupt());
+                    *locked(&slot.settings) = session.settings().to_vec();
                     *place = Some(session);
                 }
                 Err(trouble) => {
@@ -462,6 +527,9 @@ impl Source {
         // Whoever rolls it back reports for it.
         if slot.is_ended.load(Ordering::Acquire) {
             return;
+        }
+        if statements.iter().any(|statement| statement.may_leave) {
+            slot.may_leave.store(true, Ordering::Release);
         }
         let mut done = Done::default();
         match self.carry_out(xid, &slot, &mut place, begin, &statements, then, &mut done).await {
@@ -539,6 +607,13 @@ impl Source {
         done.pieces.extend(pieces);
         done.outcome.done.extend(outcome.done);
         done.outcome.fault = outcome.fault;
+        let mut settings = locked(&slot.settings);
+        if done.stopped_at() == Some(Piece::Settings) {
+            // Which it has is not known: they are set again before anything else runs, and it serves nobody else.
+            settings.iter_mut().for_each(|setting| setting.value.clear());
+            locked(&slot.handle).under_way += 1;
+        }
+        session.has_settings(settings.clone());
         Ok(())
     }
 
@@ -574,7 +649,8 @@ impl Source {
             return Ok(());
         }
         let own = done.outcome.done.last().and_then(|(answer, _)| names::own_id(answer));
-        let found = self.ask(&names::looking_again(&missed, own)).await;
+        let settings = locked(&slot.settings).clone();
+        let found = self.ask_with(&names::looking_again(&missed, own), &settings, false).await;
         let message = match found {
             Ok(Outcome { fault: None, done }) => {
                 let cell =
@@ -617,6 +693,17 @@ impl Source {
             let is_numbered = then != Then::Commit && self.is_numbering.load(Ordering::Acquire);
             let begin = self.endpoint.begin(&name, isolation, is_numbered);
             own(Piece::Begin, begin, &mut texts, &mut pieces);
+        }
+        if let Some(first) = statements.first() {
+            let mut settings = locked(&slot.settings);
+            if begin.is_some() && self.endpoint.kind == Dialect::PostgreSql {
+                settings.clear();
+            }
+            for text in self.endpoint.settle(&settings, &first.settings) {
+                texts.push(text);
+                pieces.push(Piece::Settings);
+            }
+            settings.clone_from(&first.settings);
         }
         for (number, statement) in statements.iter().enumerate() {
             let number = number as u32;
@@ -661,7 +748,7 @@ impl Source {
         for (piece, (answer, its)) in pieces.iter().zip(outcome.done.iter().cloned()) {
             match piece {
                 Piece::Statement(_) => answers.push(answer),
-                Piece::Begin | Piece::Prelude(_) | Piece::Probe(_) => {}
+                Piece::Begin | Piece::Settings | Piece::Prelude(_) | Piece::Probe(_) => {}
                 Piece::Prepare | Piece::Commit => tag = its,
             }
         }
@@ -685,6 +772,9 @@ impl Source {
                         failure,
                         goes_on,
                     });
+                }
+                Some(Piece::Settings) => {
+                    (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
                 }
                 Some(Piece::Prepare | Piece::Commit) => {
                     ran();
@@ -1057,7 +1147,8 @@ mod tests {
     }
 
     fn plain(text: impl Into<String>) -> Statement {
-        Statement { prelude: Vec::new(), text: text.into(), keys: Keys::default() }
+        let (prelude, keys) = (Vec::new(), Keys::default());
+        Statement { prelude, text: text.into(), keys, settings: Vec::new(), may_leave: false }
     }
 
     fn record(id: usize) -> Record {

@@ -1,0 +1,546 @@
+//! What clients set of their sessions, read-only transactions, rows in bulk, and bytes that are no text.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_server::middleware::local::{Client, Refused};
+use tokio::runtime::Runtime;
+
+use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, all_of, rig, said, wait};
+use crate::tools::{python, skipped};
+
+const POSTGRES: Dialect = Dialect::PostgreSql;
+const MARIA: Dialect = Dialect::MariaDb;
+
+/// A client that does one text after the other.
+struct Talk {
+    client: Client,
+    kind: Dialect,
+    runtime: Runtime,
+}
+
+impl Talk {
+    fn begin(rig: &Rig, kind: Dialect) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let client = runtime.block_on(Client::enter(&rig.login(kind))).unwrap();
+        Self { client, kind, runtime }
+    }
+
+    fn text(&mut self, text: &str) -> Result<Vec<Answer>, Refused> {
+        self.runtime.block_on(self.client.text(text))
+    }
+
+    fn does(&mut self, text: &str) {
+        self.text(text).unwrap_or_else(|error| panic!("{}: {text}: {error}", self.kind));
+    }
+
+    /// The first field of the last answer.
+    fn shows(&mut self, text: &str) -> String {
+        let kind = self.kind;
+        let answers = self.text(text).unwrap_or_else(|error| panic!("{kind}: {text}: {error}"));
+        let rows = answers.into_iter().next_back().map(|answer| answer.rows);
+        let cell = rows.unwrap_or_default().into_iter().next().and_then(|row| row[0].clone());
+        cell.map_or_else(|| "NULL".into(), |cell| String::from_utf8_lossy(&cell).into_owned())
+    }
+
+    /// The code that a text is refused with.
+    fn refused(&mut self, text: &str) -> String {
+        match self.text(text) {
+            Ok(_) => panic!("{}: {text}: was carried out", self.kind),
+            Err(Refused::Broken(error)) => panic!("{}: {text}: {error}", self.kind),
+            Err(Refused::Fault(fault)) if self.kind == POSTGRES => fault.sqlstate,
+            Err(Refused::Fault(fault)) => fault.number.to_string(),
+        }
+    }
+}
+
+#[test]
+fn settings_reach_the_sources_and_end_with_their_session() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [false, true] {
+        rig.start_bank(&[0, 1], agents);
+        // What the source itself says, as part of a statement about its rows.
+        let at_postgres = "SELECT current_setting('timezone') FROM accounts WHERE id = 1";
+        let at_maria = "SELECT timediff(now(), utc_timestamp()) FROM accounts WHERE id = 101";
+        let mut postgres = Talk::begin(rig, POSTGRES);
+        let mut maria = Talk::begin(rig, MARIA);
+        for round in 0..3 {
+            postgres.does("SET TIME ZONE INTERVAL '+05:30' HOUR TO MINUTE");
+            maria.does("SET time_zone = '-03:00', group_concat_max_len = 2000");
+            assert_eq!(postgres.shows(at_postgres), "<+05:30>-05:30", "{round}");
+            assert_eq!(postgres.shows("SELECT current_setting('timezone')"), "<+05:30>-05:30");
+            assert_eq!(postgres.shows("SHOW timezone"), "<+05:30>-05:30");
+            assert_eq!(maria.shows(at_maria), "-03:00:00", "{round}");
+            assert_eq!(maria.shows("SELECT @@time_zone"), "-03:00");
+            let both = "SELECT @@group_concat_max_len FROM accounts WHERE id = 101";
+            assert_eq!(maria.shows(both), "2000");
+            // The other kind of source is in the same zone.
+            assert_eq!(maria.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
+            // Nobody else is.
+            assert_eq!(rig.psql(at_postgres), "UTC");
+            assert_eq!(rig.mysql(at_maria), "00:00:00");
+            assert_eq!(rig.mysql(&both.replace("SELECT", "SELECT /* other */")), "1048576");
+            let modes =
+                "SET NAMES utf8mb4 COLLATE utf8mb4_bin; SELECT 'a' = 'A'; SET NAMES utf8mb4";
+            maria.does(modes);
+            assert_eq!(maria.shows("SELECT 'a' = 'A'"), "1");
+            postgres.does("RESET ALL");
+            maria.does("SET time_zone = DEFAULT, group_concat_max_len = DEFAULT");
+            assert_eq!(postgres.shows(at_postgres), "UTC");
+            assert_eq!(maria.shows(at_maria), "00:00:00");
+            assert_eq!(maria.shows(both), "1048576");
+        }
+        postgres.does("SET myapp.tenant = 'a; b'");
+        let tenant = "SELECT current_setting('myapp.tenant', true) FROM accounts WHERE id = 2";
+        assert_eq!(postgres.shows(tenant), "a; b");
+        assert_eq!(rig.psql(tenant), "");
+        postgres.does("DISCARD ALL");
+        // A server that has known the name once says nothing instead of NULL.
+        assert!(["", "NULL"].contains(&postgres.shows(tenant).as_str()));
+    }
+}
+
+#[test]
+fn clients_that_take_turns_keep_their_own_settings() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], true);
+    let postgres = "SELECT current_setting('timezone') || ' ' || current_setting('search_path') \
+                    FROM accounts WHERE id = 1";
+    let maria = "SELECT concat(timediff(now(), utc_timestamp()), ' ', @@group_concat_max_len) \
+                 FROM accounts WHERE id = 101";
+    let mut clients: Vec<(Talk, &str, String)> = Vec::new();
+    for hours in 1..=3 {
+        let mut client = Talk::begin(rig, POSTGRES);
+        client.does(&format!("SET timezone = '{hours}'; SET search_path = s{hours}, public"));
+        let own = format!("<+0{hours}:00>-0{hours}:00 s{hours}, public");
+        clients.push((client, postgres, own));
+        let mut client = Talk::begin(rig, MARIA);
+        client.does(&format!("SET time_zone = '+0{hours}:00', group_concat_max_len = 200{hours}"));
+        clients.push((client, maria, format!("0{hours}:00:00 200{hours}")));
+    }
+    clients.push((Talk::begin(rig, POSTGRES), postgres, "UTC \"$user\", public".into()));
+    clients.push((Talk::begin(rig, MARIA), maria, "00:00:00 1048576".into()));
+    for round in 0..10 {
+        for (client, text, own) in &mut clients {
+            let in_block = round % 2 == 1;
+            if in_block {
+                client.does("BEGIN");
+            }
+            assert_eq!(client.shows(text), *own, "{round}");
+        }
+        for (client, text, own) in &mut clients {
+            assert_eq!(client.shows(text), *own, "{round}");
+            client.does(if round % 4 == 1 { "ROLLBACK" } else { "COMMIT" });
+        }
+    }
+}
+
+/// Functions of users may do to their session what clients may not.
+#[test]
+fn a_session_that_a_function_has_changed_is_reset_before_others_use_it() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let at_postgres = "\
+        CREATE OR REPLACE FUNCTION leaves() RETURNS int LANGUAGE plpgsql AS $$ BEGIN \
+        PERFORM set_config('timezone', 'Asia/Tokyo', false), set_config('myapp.secret', 'secret', false), \
+            pg_advisory_lock(4711); \
+        CREATE TEMP TABLE IF NOT EXISTS mine (id int); RETURN 1; END $$";
+    let at_maria = "CREATE OR REPLACE FUNCTION leaves() RETURNS INT NOT DETERMINISTIC BEGIN \
+        SET @secret = 7; SET SESSION time_zone = '+09:00'; RETURN GET_LOCK('leaves', 0); END";
+    for (place, text) in [(0, at_postgres), (1, at_maria)] {
+        let runtime = Runtime::new().unwrap();
+        let made = async {
+            Client::enter(&rig.servers[place].login()).await.unwrap().text(text).await.unwrap()
+        };
+        runtime.block_on(made);
+    }
+    for (kind, id, zone, free, clean) in [
+        (
+            POSTGRES,
+            1,
+            "SELECT concat(current_setting('timezone'), current_setting('myapp.secret', true), to_regclass('mine')) \
+             FROM accounts WHERE id = 1",
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711",
+            ("UTC", "0"),
+        ),
+        (
+            MARIA,
+            101,
+            "SELECT timediff(now(), utc_timestamp()) FROM accounts WHERE id = 101",
+            "SELECT IS_USED_LOCK('leaves') IS NOT NULL",
+            ("00:00:00", "0"),
+        ),
+    ] {
+        let server = &rig.servers[usize::from(kind == MARIA)];
+        let own = format!("SELECT leaves() FROM accounts WHERE id = {id}");
+        let begun = format!("BEGIN; {own}");
+        let mut client = Talk::begin(rig, kind);
+        let mut other = Talk::begin(rig, kind);
+        for texts in [
+            ["SELECT leaves()", "SELECT 1"],
+            [&own, "SELECT 1"],
+            [&begun, "COMMIT"],
+            [&begun, "ROLLBACK"],
+        ] {
+            texts.iter().for_each(|text| client.does(text));
+            for _ in 0..3 {
+                assert_eq!(client.shows(zone), clean.0, "{texts:?}");
+                assert_eq!(other.shows(zone), clean.0, "{texts:?}");
+            }
+            let is_free = || said(free, server.login()) == clean.1;
+            wait(Instant::now() + PATIENCE, is_free)
+                .unwrap_or_else(|| panic!("{texts:?}: its lock stays"));
+        }
+    }
+    rig.settle("functions that change their session");
+}
+
+#[test]
+fn what_belongs_to_a_client_is_not_another_s() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let server = &rig.servers[1];
+    said("DROP TABLE accounts", server.login());
+    let text = "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, n int AUTO_INCREMENT UNIQUE)";
+    said(text, server.login());
+    let insert = "INSERT INTO accounts (id, balance) VALUES (101, 0)";
+    let own = "SELECT LAST_INSERT_ID() FROM accounts WHERE id = 101";
+    let mut one = Talk::begin(rig, MARIA);
+    let mut other = Talk::begin(rig, MARIA);
+    one.does(insert);
+    assert_eq!(one.shows(own), "1");
+    assert_eq!(other.shows(own), "0");
+    assert_eq!(other.shows("SELECT LAST_INSERT_ID()"), "0");
+    other.does("UPDATE accounts SET balance = LAST_INSERT_ID(5) WHERE id = 101");
+    assert_eq!(other.shows("SELECT LAST_INSERT_ID()"), "5");
+    one.does("UPDATE accounts SET balance = LAST_INSERT_ID() WHERE id = 101");
+    assert_eq!(other.shows("SELECT balance FROM accounts WHERE id = 101"), "1");
+    assert_eq!(one.refused(insert), "1062");
+    for text in ["SHOW WARNINGS", "SHOW ERRORS LIMIT 1"] {
+        assert_eq!(other.shows(text), "NULL");
+    }
+    assert_eq!(other.shows("SHOW COUNT(*) WARNINGS"), "0");
+    assert_eq!(other.shows("SELECT @@warning_count"), "0");
+}
+
+/// Whatever an application quotes as its server's documentation says is the text that it was, at every source.
+#[test]
+fn backslashes_mean_what_the_client_s_protocol_says() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    for place in [0, 1] {
+        said("ALTER TABLE accounts ADD note varchar(40)", rig.servers[place].login());
+        said(
+            "DROP TABLE IF EXISTS canary; CREATE TABLE canary (id int)",
+            rig.servers[place].login(),
+        );
+    }
+    let mut postgres = Talk::begin(rig, POSTGRES);
+    let mut maria = Talk::begin(rig, MARIA);
+    for id in [1, 101] {
+        let read = format!("SELECT note FROM accounts WHERE id = {id}");
+        for (client, constant, note) in [
+            (POSTGRES, r"'\'", r"\"),
+            (POSTGRES, r"'a\''; DROP TABLE canary; --'", r"a\'; DROP TABLE canary; --"),
+            (POSTGRES, r"E'a\'b\\c'", r"a'b\c"),
+            (POSTGRES, r"$q$it's\$q$", r"it's\"),
+            (MARIA, r"'a\'; DROP TABLE canary; -- '", "a'; DROP TABLE canary; -- "),
+            (MARIA, r#""a\"b'c\\""#, r#"a"b'c\"#),
+            (MARIA, r"'it''s\n\%'", "it's\n\\%"),
+        ] {
+            let writer = if client == POSTGRES { &mut postgres } else { &mut maria };
+            writer.does(&format!("UPDATE accounts SET note = {constant} WHERE id = {id}"));
+            for reader in [&mut postgres, &mut maria] {
+                assert_eq!(reader.shows(&read), note, "{constant}");
+            }
+        }
+        // Patterns have a backslash for their escape in both protocols.
+        for (note, is_like) in [("10%", "1"), ("100", "0")] {
+            postgres.does(&format!("UPDATE accounts SET note = '{note}' WHERE id = {id}"));
+            let text =
+                format!("SELECT count(*) FROM accounts WHERE id = {id} AND note LIKE '10\\%'");
+            assert_eq!(postgres.shows(&text), is_like, "{note} at {id}");
+            assert_eq!(maria.shows(&text), is_like, "{note} at {id}");
+        }
+    }
+    // Names that a client gives.
+    for (id, kind) in [(1, POSTGRES), (101, POSTGRES), (1, MARIA), (101, MARIA)] {
+        let (client, quote) = match kind {
+            POSTGRES => (&mut postgres, '"'),
+            MARIA => (&mut maria, '`'),
+        };
+        let alias = format!(r"{quote}a\{quote}{quote}; DROP TABLE canary; -- {quote}");
+        client.does(&format!("SELECT balance AS {alias} FROM accounts WHERE id = {id}"));
+        if kind == MARIA {
+            let alias = "'a''; DROP TABLE canary; -- '";
+            client.does(&format!("SELECT balance {alias} FROM accounts WHERE id = {id}"));
+        }
+    }
+    // What the proxy's parser cannot read comes to a source with the meaning that the proxy has seen.
+    maria.does(r"SHOW TABLES LIKE 'a\'; DROP TABLE canary; -- '");
+    maria.does(r"SHOW TABLES WHERE Tables_in_bank IN ('a\'; DROP TABLE canary; -- ', '\\')");
+    assert_eq!(maria.shows(r"SELECT 'a\'b', 5--1"), "a'b");
+    assert_eq!(maria.shows("SELECT 1 /*!50000 + 1 */ /*!50700 + 1 */ /*M!100000 + 1 */"), "3");
+    assert_eq!(
+        postgres.shows(r"SELECT name'\''; DROP TABLE canary; --'"),
+        r"\'; DROP TABLE canary; --"
+    );
+    for place in [0, 1] {
+        said("SELECT * FROM canary", rig.servers[place].login());
+    }
+}
+
+#[test]
+fn settings_of_a_transaction_end_with_it() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut client = Talk::begin(rig, POSTGRES);
+    let zone = "SELECT current_setting('timezone') FROM accounts WHERE id = 1";
+    for (end, after) in [("COMMIT", "<+02:00>-02:00"), ("ROLLBACK", "UTC")] {
+        client.does("RESET timezone");
+        client.does("BEGIN");
+        assert_eq!(client.shows(zone), "UTC");
+        client.does("SET timezone = '2'");
+        assert_eq!(client.shows(zone), "<+02:00>-02:00");
+        client.does("SET LOCAL timezone = '3'");
+        assert_eq!(client.shows(zone), "<+03:00>-03:00");
+        client.does(end);
+        assert_eq!(client.shows(zone), after, "{end}");
+    }
+    // A text is a transaction.
+    client.does("RESET timezone");
+    assert_eq!(client.shows(&format!("SET LOCAL timezone = '4'; {zone}")), "<+04:00>-04:00");
+    assert_eq!(client.shows(zone), "UTC");
+    assert_eq!(client.shows("SELECT set_config('timezone', '5', false)"), "5");
+    assert_eq!(client.shows(zone), "<+05:00>-05:00");
+    assert_eq!(rig.psql(zone), "UTC");
+}
+
+#[test]
+fn times_that_clients_set_are_kept() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut holder = Talk::begin(rig, POSTGRES);
+    holder.does("BEGIN; UPDATE accounts SET balance = balance WHERE id IN (1, 101)");
+    for (kind, set, code) in [
+        (POSTGRES, "SET statement_timeout = 300", "57014"),
+        (MARIA, "SET max_statement_time = 0.3", "1969"),
+    ] {
+        let mut client = Talk::begin(rig, kind);
+        client.does(set);
+        for id in [1, 101] {
+            let text = format!("UPDATE accounts SET balance = 0 WHERE id = {id}");
+            assert_eq!(client.refused(&text), code, "{id}");
+        }
+        // The session goes on.
+        assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 2"), "1000");
+    }
+    holder.does("ROLLBACK");
+    let mut idle = Talk::begin(rig, POSTGRES);
+    idle.does("SET idle_in_transaction_session_timeout = '200ms'");
+    idle.does("BEGIN; UPDATE accounts SET balance = 0 WHERE id = 1");
+    std::thread::sleep(std::time::Duration::from_millis(800));
+    assert!(idle.text("COMMIT").is_err());
+    rig.settle("a client that was silent");
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut client = Talk::begin(rig, POSTGRES);
+    for (text, code) in [
+        ("SET client_encoding = 'LATIN1'", "0A000"),
+        ("SET datestyle = 'German'", "0A000"),
+        ("SET timezone = 'Nowhere/Land'", "22023"),
+        ("SET work_mem = 'much'", "22023"),
+        ("SET foo = 1", "42704"),
+        ("SET foo TO DEFAULT", "42704"),
+        ("SET ROLE admin", "0A000"),
+        ("SELECT pg_advisory_lock(1)", "0A000"),
+        ("SELECT pg_advisory_lock(1) FROM accounts WHERE id = 1", "0A000"),
+        ("SELECT * FROM pg_try_advisory_lock(1)", "0A000"),
+        ("SELECT set_config(name, 'x', false) FROM pg_settings", "0A000"),
+        ("SELECT 1, (SELECT lastval())", "0A000"),
+        ("EXPLAIN ANALYZE SELECT pg_advisory_lock(1)", "0A000"),
+        ("EXPLAIN (ANALYZE) SELECT 1", "0A000"),
+        ("LISTEN news", "0A000"),
+        ("LOAD 'auto_explain'", "0A000"),
+        ("LOCK TABLE accounts IN EXCLUSIVE MODE", "0A000"),
+        ("DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$", "0A000"),
+        ("CALL anything()", "0A000"),
+        ("PREPARE p AS SELECT 1", "0A000"),
+        ("DECLARE c CURSOR WITH HOLD FOR SELECT 1", "0A000"),
+        ("CREATE TEMP TABLE mine (id int)", "0A000"),
+        ("CREATE TEMPORARY VIEW mine AS SELECT 1", "0A000"),
+        ("SELECT 1 AS one INTO TEMP mine", "0A000"),
+        ("SET SESSION AUTHORIZATION postgres", "0A000"),
+        ("SELEC 1", "42601"),
+        ("SELECT balance FROM accounts WHERE (", "42601"),
+        ("COPY accounts FROM '/etc/passwd'", "0A000"),
+        ("COPY accounts FROM STDIN (FORMAT binary)", "0A000"),
+        ("SHOW foo", "42704"),
+    ] {
+        assert_eq!(client.refused(text), code, "{text}");
+        assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000", "{text}");
+    }
+    // What drivers say before they keep a connection for others.
+    for text in
+        ["SELECT pg_advisory_unlock_all()", "CLOSE ALL", "UNLISTEN *", "RESET ALL", "DISCARD ALL"]
+    {
+        client.does(text);
+    }
+    let mut client = Talk::begin(rig, MARIA);
+    for (text, code) in [
+        ("SET NAMES latin1", "1235"),
+        ("SET sql_mode = 'ANSI_QUOTES'", "1235"),
+        ("SET sql_mode = 'NO_SUCH_MODE'", "1231"),
+        ("SET time_zone = 'Nowhere/Land'", "1298"),
+        ("SET sql_safe_updates = 1", "1235"),
+        ("SET foo = 1", "1193"),
+        ("SET sql_notes = 0, foo = 1", "1193"),
+        ("SET @mine = 1", "1235"),
+        ("SELECT GET_LOCK('a', 1)", "1235"),
+        ("SELECT LAST_INSERT_ID(), GET_LOCK('a', 1)", "1235"),
+        ("SELECT /*! GET_LOCK('a', 1) */", "1235"),
+        ("DO GET_LOCK('a', 1)", "1235"),
+        ("SHOW TABLES WHERE GET_LOCK('a', 1)", "1235"),
+        ("SELECT @mine := 1", "1235"),
+        ("SELECT @mine FROM accounts WHERE id = 101", "1235"),
+        ("SELECT 1 INTO @mine", "1235"),
+        ("SELECT 1 INTO OUTFILE '/tmp/orthodrome-test'", "1235"),
+        ("CREATE TEMPORARY TABLE mine (id int)", "1235"),
+        ("PREPARE p FROM 'SELECT 1'", "1235"),
+        ("LOCK TABLES accounts READ", "1235"),
+        ("FLUSH TABLES WITH READ LOCK", "1235"),
+        ("HANDLER accounts OPEN", "1235"),
+        ("CALL anything()", "1235"),
+        ("SET profiling = 1", "1235"),
+        ("SHOW PROFILES", "1235"),
+        ("SET SESSION timestamp = 1", "1235"),
+        ("SELEC 1", "1064"),
+        ("SELECT balance FROM accounts WHERE (", "1064"),
+    ] {
+        assert_eq!(client.refused(text), code, "{text}");
+        assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000", "{text}");
+    }
+    // Drivers ask for modes to know how to quote: the proxy reads backslashes.
+    for text in [
+        "SELECT @@sql_mode",
+        "SELECT @@session.sql_mode AS m",
+        "SELECT @@global.sql_mode",
+        "SELECT @@sql_mode FROM accounts WHERE id = 101",
+        "SHOW VARIABLES LIKE 'sql_mode'",
+        "SELECT variable_value FROM information_schema.session_variables WHERE variable_name = 'sql_mode'",
+    ] {
+        let told = rig.mysql(text);
+        assert!(told.contains("STRICT_TRANS_TABLES") && !told.contains("NO_BACKSLASH"), "{told}");
+    }
+}
+
+#[test]
+fn read_only_transactions_do_not_write() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let write = "UPDATE accounts SET balance = 0 WHERE id = 101";
+    let mut client = Talk::begin(rig, POSTGRES);
+    for (begin, is_refused) in [
+        ("BEGIN READ ONLY", true),
+        ("START TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE", true),
+        ("BEGIN; SET TRANSACTION READ ONLY", true),
+        ("SET default_transaction_read_only = on; BEGIN", true),
+        ("BEGIN READ WRITE", false),
+        ("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE; BEGIN", false),
+        ("SET TRANSACTION READ ONLY; COMMIT; BEGIN", false),
+    ] {
+        client.does(begin);
+        assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
+        let shown = if is_refused { "on" } else { "off" };
+        assert_eq!(client.shows("SHOW transaction_read_only"), shown, "{begin}");
+        if is_refused {
+            assert_eq!(client.refused("SET TRANSACTION READ WRITE"), "25001");
+            client.does("ROLLBACK");
+            client.does(begin);
+            assert_eq!(client.refused(write), "25006", "{begin}");
+            client.does("ROLLBACK");
+        } else {
+            client.does(write);
+            client.does("ROLLBACK");
+        }
+    }
+    client.does("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY; RESET ALL");
+    assert_eq!(client.shows("SHOW default_transaction_read_only"), "off");
+    client.does("SET default_transaction_read_only = on");
+    for text in [write, "TRUNCATE accounts", "SELECT 1 FROM accounts WHERE id = 1 FOR UPDATE"] {
+        assert_eq!(client.refused(text), "25006", "{text}");
+    }
+    let mut client = Talk::begin(rig, MARIA);
+    for (begin, is_refused) in [
+        ("START TRANSACTION READ ONLY", true),
+        ("SET TRANSACTION READ ONLY; START TRANSACTION", true),
+        ("SET SESSION TRANSACTION READ ONLY; START TRANSACTION", true),
+        ("START TRANSACTION READ WRITE", false),
+        (
+            "SET SESSION transaction_read_only = 0; START TRANSACTION WITH CONSISTENT SNAPSHOT",
+            false,
+        ),
+    ] {
+        client.does(begin);
+        assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
+        if is_refused {
+            assert_eq!(client.refused(write), "1792", "{begin}");
+        } else {
+            client.does(write);
+        }
+        client.does("ROLLBACK");
+    }
+    client.does("START TRANSACTION");
+    for text in ["SET TRANSACTION READ ONLY", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"] {
+        assert_eq!(client.refused(text), "1568", "{text}");
+    }
+    client.does("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; ROLLBACK");
+    // It was of the next transaction only.
+    client.does("SET TRANSACTION READ ONLY");
+    assert_eq!(client.refused(write), "1792");
+    client.does("ROLLBACK");
+    client.does(write);
+    client.does("UPDATE accounts SET balance = 1000 WHERE id = 101");
+    rig.settle("read-only transactions");
+}
+
+/// psycopg2 and PyMySQL set, copy, and send bytes, as they do for frameworks.
+#[test]
+fn drivers_for_python_set_copy_and_send_bytes() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with drivers could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    for (place, blob) in [(0, "bytea"), (1, "longblob")] {
+        let server = &rig.servers[place];
+        said("DROP TABLE IF EXISTS accounts", server.login());
+        let text = format!(
+            "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, note {blob})"
+        );
+        said(&text, server.login());
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/drivers.py");
+    let ports = [rig.postgresql.to_string(), rig.mysql.to_string()];
+    let output =
+        Command::new(&python).arg(&script).args([CLIENT, SECRET]).args(ports).output().unwrap();
+    let told = all_of(&output);
+    assert!(output.status.success() && told.contains("ok"), "{}\n{told}", rig.log());
+}

@@ -1,0 +1,215 @@
+//! `COPY … FROM STDIN` and `COPY … TO STDOUT`.
+
+use sqlparser::tokenizer::Token;
+
+use super::Refusal;
+use super::catalog::Dialect;
+use super::parse::Verb;
+use super::set::{Reader, near, switch};
+
+/// How rows of a COPY are written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyForm {
+    /// With quotes, as spreadsheets write them; otherwise with backslashes.
+    pub is_csv: bool,
+    /// Between fields.
+    pub delimiter: u8,
+    /// What NULL is written as.
+    pub null: String,
+    /// The first line has the names of the columns.
+    pub has_header: bool,
+    /// Around fields (CSV).
+    pub quote: u8,
+    /// Before a quote within quotes (CSV).
+    pub escape: u8,
+}
+
+/// Reads a COPY.
+///
+/// # Errors
+/// It cannot be read, or it is one that the proxy does not carry out.
+pub(super) fn read(text: &str) -> Result<Verb, Refusal> {
+    let mut reader = Reader::new(text, Dialect::PostgreSql)?;
+    reader.word("copy");
+    let mut query = None;
+    let (mut table, mut columns) = (String::new(), Vec::new());
+    if reader.takes(&Token::LParen) {
+        let rest = reader.up_to_parenthesis()?;
+        query = Some(rest.iter().map(written).collect::<Vec<_>>().join(" "));
+    } else {
+        table = reader.column()?;
+        while reader.takes(&Token::Period) {
+            table = reader.column()?;
+        }
+        if reader.takes(&Token::LParen) {
+            columns.push(reader.column()?);
+            while reader.takes(&Token::Comma) {
+                columns.push(reader.column()?);
+            }
+            if !reader.takes(&Token::RParen) {
+                return Err(near(reader.peek()));
+            }
+        }
+    }
+    let is_to = match (reader.word("to"), query.is_some()) {
+        (true, _) => true,
+        (false, false) if reader.word("from") => false,
+        _ => return Err(near(reader.peek())),
+    };
+    if !reader.word(if is_to { "stdout" } else { "stdin" }) {
+        return Err(Refusal::unsupported(
+            "COPY of files and programs of a server is not supported; use STDIN or STDOUT",
+        ));
+    }
+    let form = reader.form()?;
+    if let Some(token) = reader.peek() {
+        return Err(near(Some(token)));
+    }
+    if !is_to {
+        return Ok(Verb::Copy { table, columns, form });
+    }
+    let query = query.unwrap_or_else(|| {
+        let quoted = |name: &String| format!("\"{}\"", name.replace('"', "\"\""));
+        let columns: Vec<String> = columns.iter().map(quoted).collect();
+        let columns = if columns.is_empty() { "*".to_owned() } else { columns.join(", ") };
+        format!("SELECT {columns} FROM {}", quoted(&table))
+    });
+    Ok(Verb::CopyOut { query, form })
+}
+
+/// A token as it can be read again: what was between quotes has none inside it any more.
+fn written(token: &Token) -> String {
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
+    match token {
+        Token::SingleQuotedString(text)
+        | Token::EscapedStringLiteral(text)
+        | Token::UnicodeStringLiteral(text)
+        | Token::NationalStringLiteral(text) => quoted(text),
+        Token::DollarQuotedString(text) => quoted(&text.value),
+        Token::Word(word) if word.quote_style.is_some() => {
+            format!("\"{}\"", word.value.replace('"', "\"\""))
+        }
+        other => other.to_string(),
+    }
+}
+
+impl Reader {
+    /// One name, without its quotes.
+    fn column(&mut self) -> Result<String, Refusal> {
+        match self.next() {
+            Some(Token::Word(word)) if word.quote_style.is_some() => Ok(word.value),
+            Some(Token::Word(word)) => Ok(word.value.to_lowercase()),
+            other => Err(near(other.as_ref())),
+        }
+    }
+
+    /// Everything until the parenthesis that is open ends.
+    fn up_to_parenthesis(&mut self) -> Result<Vec<Token>, Refusal> {
+        let (mut depth, mut found) = (1_u32, Vec::new());
+        loop {
+            let token = self.next().ok_or_else(|| near(None))?;
+            match token {
+                Token::LParen => depth += 1,
+                Token::RParen => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return Ok(found);
+            }
+            found.push(token);
+        }
+    }
+
+    /// Options in parentheses, or as they were written before PostgreSQL 9.
+    fn form(&mut self) -> Result<CopyForm, Refusal> {
+        self.word("with");
+        let is_listed = self.takes(&Token::LParen);
+        let (mut is_csv, mut has_header) = (false, false);
+        let (mut delimiter, mut null, mut quote, mut escape) = (None, None, None, None);
+        while let Some(token) = self.peek() {
+            let Token::Word(word) = token else {
+                if is_listed && self.takes(&Token::RParen) {
+                    break;
+                }
+                return Err(near(self.peek()));
+            };
+            let option = word.value.to_lowercase();
+            self.next();
+            if !is_listed {
+                self.word("as");
+            }
+            match option.as_str() {
+                "csv" if !is_listed => is_csv = true,
+                "format" if is_listed => match self.text()?.to_lowercase().as_str() {
+                    "text" => {}
+                    "csv" => is_csv = true,
+                    other => {
+                        return Err(Refusal::unsupported(format!(
+                            "COPY has the formats text and csv here, not {other}"
+                        )));
+                    }
+                },
+                "delimiter" => delimiter = Some(self.byte()?),
+                "null" => null = Some(self.text()?),
+                "quote" => quote = Some(self.byte()?),
+                "escape" => escape = Some(self.byte()?),
+                "header" => {
+                    has_header = true;
+                    if is_listed && !matches!(self.peek(), Some(Token::Comma | Token::RParen)) {
+                        let is = self.text()?;
+                        has_header = switch(&is).ok_or_else(|| {
+                            Refusal::unsupported(format!("COPY takes HEADER on or off, not {is}"))
+                        })?;
+                    }
+                }
+                "freeze" => {
+                    if is_listed && !matches!(self.peek(), Some(Token::Comma | Token::RParen)) {
+                        self.text()?;
+                    }
+                }
+                "encoding" => {
+                    let encoding = self.text()?.to_lowercase();
+                    if !["utf8", "utf-8", "unicode"].contains(&encoding.as_str()) {
+                        return Err(Refusal::unsupported("COPY takes rows in UTF-8"));
+                    }
+                }
+                other => {
+                    return Err(Refusal::unsupported(format!(
+                        "COPY does not have the option `{other}` here; leave it out"
+                    )));
+                }
+            }
+            if is_listed && !self.takes(&Token::Comma) && self.peek() != Some(&Token::RParen) {
+                return Err(near(self.peek()));
+            }
+        }
+        let quote = quote.unwrap_or(b'"');
+        Ok(CopyForm {
+            is_csv,
+            delimiter: delimiter.unwrap_or(if is_csv { b',' } else { b'\t' }),
+            null: null.unwrap_or_else(|| if is_csv { String::new() } else { "\\N".into() }),
+            has_header,
+            quote,
+            escape: escape.unwrap_or(quote),
+        })
+    }
+
+    fn text(&mut self) -> Result<String, Refusal> {
+        match self.next() {
+            Some(Token::Word(word)) => Ok(word.value),
+            Some(
+                Token::SingleQuotedString(text)
+                | Token::EscapedStringLiteral(text)
+                | Token::Number(text, _),
+            ) => Ok(text),
+            other => Err(near(other.as_ref())),
+        }
+    }
+
+    fn byte(&mut self) -> Result<u8, Refusal> {
+        match self.text()?.as_bytes() {
+            &[byte] => Ok(byte),
+            _ => Err(Refusal::data("this option of COPY is a single one-byte character")),
+        }
+    }
+}

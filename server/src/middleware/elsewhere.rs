@@ -1,0 +1,351 @@
+//! What is no part of a transaction: statements that name no table of the catalogue, changes of the schema, and the
+//! columns that a statement will have.
+
+use orthodrome_geotp::sql::merge::merge;
+use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
+use orthodrome_geotp::sql::{
+    Answer, Column, Context, Dialect, Isolation, Parsed, Plan, SourceId, Unread, Value, Verb,
+    deletes, parse, plan, unread,
+};
+
+use super::errors::{SqlError, interrupted};
+use super::operators::{table, text_answer};
+use super::session::{Engine, Reply, Session};
+use super::words::translated;
+
+impl Session {
+    /// A source of the client's kind, or any.
+    fn home(&self) -> Option<(SourceId, Dialect)> {
+        let kind = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| (*id, s.kind));
+        let mut all = self.proxy.by_distance.iter().filter_map(kind);
+        all.find(|(_, kind)| *kind == self.client)
+            .or_else(|| self.proxy.by_distance.iter().find_map(kind))
+    }
+
+    /// The nearest source of a kind.
+    pub(super) fn home_of(&self, kind: Dialect) -> Option<SourceId> {
+        let is_of =
+            |id: &&SourceId| self.proxy.catalogue.source(**id).is_some_and(|s| s.kind == kind);
+        self.proxy.by_distance.iter().find(is_of).copied()
+    }
+
+    /// What a source says to one text outside of every transaction, with the client's settings. `may_leave`: it may change
+    /// its session in a way that the proxy does not see.
+    pub(super) async fn ask(
+        &self,
+        at: SourceId,
+        text: &str,
+        may_leave: bool,
+    ) -> Result<Answer, SqlError> {
+        let gone = || SqlError::new("08006", "no source is configured");
+        let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
+        let kind = self.proxy.catalogue.source(at).map(|s| s.kind).ok_or_else(gone)?;
+        let settings = self.settings.at(kind);
+        let asked = source.ask_with(text, &settings, may_leave);
+        let outcome = match self.settings.statement_time(true) {
+            None => asked.await?,
+            Some(time) => match tokio::time::timeout(time, asked).await {
+                Ok(outcome) => outcome?,
+                Err(_) => return Err(interrupted(self.client, true)),
+            },
+        };
+        match outcome.fault {
+            Some(fault) => {
+                let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
+                Err(translated(fault, self.client, name.unwrap_or_default()))
+            }
+            None => {
+                Ok(outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default())
+            }
+        }
+    }
+
+    /// Answered by a source, outside of every transaction: what concerns no table of the catalogue.
+    pub(super) async fn elsewhere(
+        &mut self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Answer, SqlError> {
+        let parsed = &self.with_variables(parsed);
+        let (Unread { text, words }, effects) = match &parsed.verb {
+            Verb::Data(statement) => (Unread::default(), effects(statement)),
+            _ => {
+                let unread = unread(&parsed.text, self.client)?;
+                let effects = effects_of_words(&unread.words);
+                (unread, effects)
+            }
+        };
+        self.check_effects(&effects)?;
+        let (home, kind) =
+            self.home().ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
+        let mut at = home;
+        let text = match &parsed.verb {
+            Verb::Data(statement) => {
+                let mut statement = (**statement).clone();
+                orthodrome_geotp::sql::dialect::bind(&mut statement, values, kind)?;
+                orthodrome_geotp::sql::dialect::translate(
+                    &mut statement,
+                    self.client,
+                    kind,
+                    &self.proxy.catalogue,
+                )?;
+                orthodrome_geotp::sql::dialect::render(&statement, self.client, kind)
+            }
+            _ => {
+                let first = words.first().map_or("", String::as_str);
+                let is_metadata = matches!(first, "show" | "desc" | "describe");
+                if let ("show", Some(answer)) = (first, self.warnings(&words)?) {
+                    return Ok(answer);
+                }
+                let is_asking = matches!(first, "select" | "with" | "table" | "explain");
+                if !is_metadata && !is_asking {
+                    return Err(self.not_supported(first, parsed));
+                }
+                if first == "explain" && words.iter().take(6).any(|word| word == "analyze") {
+                    return Err(SqlError::new(
+                        "0A000",
+                        "EXPLAIN ANALYZE is not supported; use EXPLAIN, or send it to a source directly",
+                    ));
+                }
+                let lower = text.to_lowercase();
+                let names = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                let table = names.filter_map(|name| self.proxy.catalogue.table(name)).next();
+                if let Some(table) = table {
+                    if !is_metadata {
+                        let problem = parsed.problem.as_deref();
+                        let why = problem.map_or_else(String::new, |why| format!(" ({why})"));
+                        return Err(SqlError::new(
+                            "42601",
+                            format!(
+                                "syntax error: the proxy cannot parse this statement about \"{}\"{why}; use simpler SQL",
+                                table.name
+                            ),
+                        ));
+                    }
+                    let kind_of = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| s.kind);
+                    at = table
+                        .sources()
+                        .into_iter()
+                        .find(|id| kind_of(id) == Some(self.client))
+                        .unwrap_or(home);
+                }
+                if self.proxy.catalogue.source(at).map(|s| s.kind) != Some(self.client) {
+                    return Err(SqlError::new(
+                        "0A000",
+                        format!(
+                            "no {} source is configured, so the proxy cannot answer this",
+                            self.client
+                        ),
+                    ));
+                }
+                text
+            }
+        };
+        let mut answer = self.ask(at, &text, effects.calls_unknown).await?;
+        self.correct(parsed, &mut answer);
+        Ok(answer)
+    }
+
+    /// What a client is told of a statement that is no query: it is none that SQL has, or none that the proxy has.
+    fn not_supported(&self, first: &str, parsed: &Parsed) -> SqlError {
+        match &parsed.problem {
+            Some(problem) if !is_command(first) => {
+                SqlError::new("42601", format!("syntax error: {problem}"))
+            }
+            _ => SqlError::new(
+                "0A000",
+                format!(
+                    "the proxy does not support this statement; send it to a source directly: {}",
+                    parsed.text.chars().take(100).collect::<String>()
+                ),
+            ),
+        }
+    }
+
+    /// `SHOW WARNINGS` and such: the proxy passes none on, and what a source has are those of another client.
+    fn warnings(&self, words: &[String]) -> Result<Option<Answer>, SqlError> {
+        if self.client != Dialect::MariaDb {
+            return Ok(None);
+        }
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(match words.as_slice() {
+            ["show", "warnings" | "errors", ..] => Some(table(&["Level", "Code", "Message"], [])),
+            ["show", "count", what @ ("warnings" | "errors"), ..] => {
+                let name = format!("@@session.{}_count", what.trim_end_matches('s'));
+                Some(text_answer(&name, ["0".to_owned()]))
+            }
+            ["show", "profile" | "profiles", ..] => {
+                return Err(SqlError::new(
+                    "0A000",
+                    "profiles belong to one session at one source, and the proxy has none for a client",
+                ));
+            }
+            _ => None,
+        })
+    }
+
+    pub(super) async fn schema(
+        &mut self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Reply, SqlError> {
+        if self.is_read_only() {
+            return Err(self.cannot_write(&parsed.schema_tag()));
+        }
+        if let (true, Verb::Schema(statement)) = (self.in_block, &parsed.verb)
+            && let Some(deletes) = deletes(statement)?
+        {
+            let deletes = parse(&deletes.join(";"), self.client)?;
+            let batch: Vec<_> = deletes.into_iter().map(|parsed| (parsed, Vec::new())).collect();
+            self.data(&batch, false, false).await?;
+            return Ok(Reply::done("TRUNCATE TABLE"));
+        }
+        if self.client == Dialect::MariaDb {
+            self.commit().await?;
+        } else if self.in_block {
+            return Err(SqlError::new(
+                "25001",
+                "a schema change cannot be part of a distributed transaction; send it outside of a transaction",
+            ));
+        }
+        if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
+            && deletes(statement)?.is_some()
+        {
+            return Err(SqlError::new(
+                "0A000",
+                "TRUNCATE would empty records that have versions; delete rows by their keys, or choose another `mode`",
+            ));
+        }
+        let plan = self.planned(parsed, values)?;
+        for part in &plan.parts {
+            // Defaults and constraints may call anything.
+            self.ask(part.source, &part.text, true).await?;
+        }
+        Ok(Reply::done(&parsed.schema_tag()))
+    }
+
+    /// The columns that a statement will answer with, asked of one of its sources; none if it has no rows.
+    pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
+        match &parsed.verb {
+            Verb::Data(statement) if set_config(statement, &[]).map_or(true, |it| it.is_some()) => {
+                Ok(text_answer("set_config", []).columns)
+            }
+            Verb::Data(statement) => {
+                let returns = parsed.text.to_lowercase().contains("returning");
+                if parsed.word() != "SELECT" && !returns {
+                    return Ok(Vec::new());
+                }
+                let nulls = vec![Value::Null; parsed.parameters];
+                // No key is NULL, so any source may be asked, and no row is read.
+                let context = Context {
+                    client: self.client,
+                    isolation: Isolation::ReadCommitted,
+                    prefer: self.prefer(),
+                    by_key: false,
+                };
+                let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
+                if !plan.has_rows {
+                    return Ok(Vec::new());
+                }
+                self.columns_of(parsed, &plan).await
+            }
+            Verb::Explain(_) => Ok(text_answer("QUERY PLAN", []).columns),
+            Verb::Show(name) => Ok(text_answer(name, []).columns),
+            Verb::Other | Verb::Admin(_) => match self.setting(parsed, &[]).await? {
+                Reply::Rows(answer, _) => Ok(answer.columns),
+                Reply::Done { .. } | Reply::Error(_) => Ok(Vec::new()),
+            },
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    async fn columns_of(&mut self, parsed: &Parsed, plan: &Plan) -> Result<Vec<Column>, SqlError> {
+        let Some(part) = plan.parts.first() else {
+            let nulls = vec![Value::Null; parsed.parameters];
+            return Ok(self.elsewhere(parsed, &nulls).await?.columns);
+        };
+        if plan.is_write && !parsed.text.trim_start().to_lowercase().starts_with("select") {
+            // RETURNING: asking would change rows.
+            return Err(SqlError::new(
+                "0A000",
+                "RETURNING cannot be described before execution; use the simple protocol",
+            ));
+        }
+        let text = part.text.trim_end_matches(" FOR UPDATE");
+        let text = format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0");
+        let may_leave = match &parsed.verb {
+            Verb::Data(statement) => effects(statement).calls_unknown,
+            _ => true,
+        };
+        let answer = self.ask(part.source, &text, may_leave).await?;
+        let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
+        Ok(merged.columns)
+    }
+}
+
+/// Whether SQL has statements that begin with this word, which the parser may not all know.
+fn is_command(word: &str) -> bool {
+    const COMMANDS: &[&str] = &[
+        "alter",
+        "analyze",
+        "begin",
+        "call",
+        "check",
+        "checkpoint",
+        "checksum",
+        "close",
+        "cluster",
+        "comment",
+        "commit",
+        "copy",
+        "create",
+        "deallocate",
+        "declare",
+        "discard",
+        "do",
+        "drop",
+        "end",
+        "execute",
+        "explain",
+        "fetch",
+        "flush",
+        "grant",
+        "handler",
+        "help",
+        "import",
+        "install",
+        "kill",
+        "listen",
+        "load",
+        "lock",
+        "move",
+        "notify",
+        "optimize",
+        "prepare",
+        "purge",
+        "reassign",
+        "refresh",
+        "reindex",
+        "release",
+        "rename",
+        "repair",
+        "reset",
+        "revoke",
+        "rollback",
+        "savepoint",
+        "security",
+        "set",
+        "show",
+        "shutdown",
+        "signal",
+        "start",
+        "truncate",
+        "uninstall",
+        "unlisten",
+        "unlock",
+        "use",
+        "vacuum",
+        "xa",
+    ];
+    COMMANDS.contains(&word)
+}

@@ -1,0 +1,189 @@
+//! What operators ask of a proxy, in SQL: its transactions, its schedule, its counters; and how a statement would run.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use orthodrome_core::NodeId;
+use orthodrome_core::txn::Key;
+use orthodrome_geotp::contract::Xid;
+use orthodrome_geotp::middleware::Optimizations;
+use orthodrome_geotp::sql::{Answer, Column, Kind, Parsed, Value};
+
+use super::session::{Reply, Session, SqlError};
+
+pub(super) fn text_answer(name: &str, lines: impl IntoIterator<Item = String>) -> Answer {
+    table(&[name], lines.into_iter().map(|line| vec![line]))
+}
+
+pub(super) fn table(names: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Answer {
+    let columns = names
+        .iter()
+        .map(|name| Column { name: (*name).to_owned(), kind: Kind::Text, oid: 25 })
+        .collect();
+    let rows: Vec<Vec<_>> = rows
+        .into_iter()
+        .map(|row| row.into_iter().map(|cell| Some(cell.into_bytes())).collect())
+        .collect();
+    Answer { columns, affected: rows.len() as u64, rows, last_insert_id: 0 }
+}
+
+impl Session {
+    pub(super) async fn explain(
+        &mut self,
+        inner: &Parsed,
+        values: &[Value],
+    ) -> Result<Reply, SqlError> {
+        let plan = self.planned(inner, values)?;
+        let mut lines = plan.explain(&self.proxy.catalogue);
+        let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+        for part in &plan.parts {
+            if let Some(node) = self.proxy.nodes.get(&part.source) {
+                let keys =
+                    part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key))));
+                records.entry(*node).or_default().extend(keys);
+            }
+        }
+        let planned = match self.proxy.engine.xa() {
+            Ok(xa) => xa.ask(move |middleware| middleware.plan(&records)).await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        for one in planned {
+            let rtt = one.rtt.map_or("not measured yet".into(), |rtt| {
+                format!("{:.1} ms", rtt.as_secs_f64() * 1e3)
+            });
+            lines.push(format!(
+                "Schedule: {} round trip {rtt}, forecast {:.1} ms, starts after {:.1} ms",
+                self.source_name(one.source),
+                one.forecast.as_secs_f64() * 1e3,
+                one.postponed.as_secs_f64() * 1e3,
+            ));
+        }
+        Ok(Reply::Rows(text_answer("QUERY PLAN", lines), "EXPLAIN"))
+    }
+
+    pub(super) async fn admin(&mut self, words: &[String]) -> Result<Reply, SqlError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let proxy = self.proxy.clone();
+        let gone = || SqlError::new("57P01", "the proxy is shutting down");
+        let answer = match words.as_slice() {
+            ["show", "transactions"] => {
+                let found = proxy
+                    .engine
+                    .xa()?
+                    .ask(|middleware| middleware.in_doubt())
+                    .await
+                    .ok_or_else(gone)?;
+                let rows = found.into_iter().map(|one| {
+                    let sources: Vec<String> =
+                        one.sources.iter().map(|node| self.source_name(*node)).collect();
+                    vec![
+                        one.xid.to_string(),
+                        if one.commits { "commits" } else { "rolls back" }.into(),
+                        sources.join(", "),
+                    ]
+                });
+                table(&["transaction", "outcome", "waits for"], rows.collect::<Vec<_>>())
+            }
+            ["show", "hot"] => {
+                let found = proxy
+                    .engine
+                    .xa()?
+                    .ask(|middleware| middleware.hottest(20))
+                    .await
+                    .ok_or_else(gone)?;
+                let rows = found.into_iter().map(|((node, key), spot)| {
+                    vec![
+                        self.source_name(node),
+                        String::from_utf8_lossy(&key.0).into_owned(),
+                        format!("{spot:?}"),
+                    ]
+                });
+                table(&["source", "record", "footprint"], rows.collect::<Vec<_>>())
+            }
+            ["show", "pools"] => {
+                let rows = proxy.direct.iter().map(|(id, source)| {
+                    let (busy, idle) = source.pool();
+                    let name =
+                        proxy.catalogue.source(*id).map_or_else(String::new, |s| s.name.clone());
+                    vec![name, busy.to_string(), idle.to_string()]
+                });
+                table(&["source", "branches", "idle"], rows.collect::<Vec<_>>())
+            }
+            ["show", "schedule"] => {
+                let records: BTreeMap<NodeId, Vec<Key>> =
+                    proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
+                let found = proxy
+                    .engine
+                    .xa()?
+                    .ask(move |middleware| middleware.plan(&records))
+                    .await
+                    .ok_or_else(gone)?;
+                let rows = found.into_iter().map(|one| {
+                    let ms = |span: std::time::Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
+                    vec![
+                        self.source_name(one.source),
+                        one.rtt.map_or_else(String::new, ms),
+                        ms(one.postponed),
+                    ]
+                });
+                table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>())
+            }
+            ["show", "notes"] => {
+                let notes = proxy.engine.notes();
+                table(
+                    &["note", "count"],
+                    notes.into_iter().map(|(note, count)| vec![note, count.to_string()]),
+                )
+            }
+            ["alter", "set", name] => {
+                let optimizations = optimizations(name).ok_or_else(|| {
+                    SqlError::new(
+                        "22023",
+                        format!("unknown mode `{name}`; use xa, geotp-o1, geotp-o2 or geotp"),
+                    )
+                })?;
+                proxy
+                    .engine
+                    .xa()?
+                    .ask(move |middleware| middleware.optimize(optimizations))
+                    .await
+                    .ok_or_else(gone)?;
+                return Ok(Reply::done("SET"));
+            }
+            ["resolve", verb @ ("commit" | "rollback"), xid, "at", source] => {
+                let xid: Xid =
+                    xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
+                let id = proxy
+                    .catalogue
+                    .find_source(source)
+                    .and_then(|id| proxy.nodes.get(&id).copied());
+                let node =
+                    id.ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
+                proxy.engine.xa()?.settle(xid, node, *verb == "commit");
+                return Ok(Reply::done("RESOLVE"));
+            }
+            _ => {
+                return Err(SqlError::new(
+                    "42601",
+                    "use SHOW ORTHODROME TRANSACTIONS | HOT | POOLS | SCHEDULE | NOTES, ALTER ORTHODROME SET xa | geotp-o1 | \
+                     geotp-o2 | geotp, or RESOLVE ORTHODROME COMMIT | ROLLBACK transaction AT source",
+                ));
+            }
+        };
+        Ok(Reply::Rows(answer, "SHOW"))
+    }
+}
+
+/// A switch of the optimizations by name.
+pub(super) fn optimizations(name: &str) -> Option<Optimizations> {
+    let of = |decentralized_prepare, latency_aware, high_contention| {
+        Some(Optimizations { decentralized_prepare, latency_aware, high_contention })
+    };
+    match name {
+        "xa" | "xa-local" | "quro" => of(false, false, false),
+        "geotp-o1" | "chiller" => of(true, false, false),
+        "geotp-o2" => of(true, true, false),
+        "geotp" => of(true, true, true),
+        _ => None,
+    }
+}
