@@ -238,6 +238,8 @@ pub(crate) struct World<P: Protocol> {
     /// Step-by-step control: messages are held, flushes and timers wait to be asked for.
     pub(crate) manual: Option<Manual<P>>,
     events: u64,
+    /// See [`Simulation::limit_events`].
+    events_max: u64,
     pub(crate) failure: Option<Failure>,
     /// Claims, if they are held against each other.
     watch: Option<Watch>,
@@ -403,6 +405,7 @@ impl<P: Protocol> Simulation<P> {
             disk_rng: stream("disk"),
             manual: None,
             events: 0,
+            events_max: u64::MAX,
             failure: None,
             watch: options.check_outcomes.then(Watch::default),
             beyond: None,
@@ -415,6 +418,12 @@ impl<P: Protocol> Simulation<P> {
             Self { cluster, config, options, nodes, world, plan, injected, is_audited };
         simulation.schedule_faults();
         Ok(simulation)
+    }
+
+    /// A run that handles more events than this has failed: a storm of messages never ends, however long the
+    /// time that the run may take.
+    pub fn limit_events(&mut self, events: u64) {
+        self.world.events_max = events;
     }
 
     /// Sends every attempt at a transaction to `sink` as it ends.
@@ -498,6 +507,11 @@ impl<P: Protocol> Simulation<P> {
                     FailureKind::Stuck,
                     "time does not advance: events at one moment do not end".into(),
                 );
+            }
+            if self.world.events > self.world.events_max {
+                let most = self.world.events_max;
+                let detail = format!("the run did not settle within {most} events");
+                self.world.fail(FailureKind::Stuck, detail);
             }
             if let Some(failure) = self.world.failure.take() {
                 return Err(failure);

@@ -71,6 +71,8 @@ pub struct SwarmOptions {
     /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]) or the links
     /// go on losing packets.
     pub liveness: Duration,
+    /// Events of one seed, at most; a seed that takes more has failed. Seeds of minutes take some hundred thousand.
+    pub events: u64,
 }
 
 impl SwarmOptions {
@@ -94,6 +96,7 @@ impl SwarmOptions {
             transactions: 300,
             safety: Duration::from_secs(8),
             liveness: Duration::from_secs(60),
+            events: 30_000_000,
         }
     }
 }
@@ -344,6 +347,7 @@ fn record<P: Protocol>(
         &scenario.schedule,
         with_load,
     )?;
+    run.limit_events(options.events);
     if let Some(sink) = trace {
         run.keep_trace(sink);
     }

@@ -133,3 +133,11 @@ fn an_unknown_mutation_is_refused() {
     let error = run_seed::<Toy>(1, &options(Some("incisor"))).unwrap_err().to_string();
     assert!(error.contains("incisor") && error.contains("no-validation"), "{error}");
 }
+
+#[test]
+fn a_run_that_takes_more_events_than_it_may_has_failed() {
+    let options = SwarmOptions { events: 100, shrink_budget: 0, ..options(None) };
+    let found = run_seed::<Toy>(0, &options).unwrap().found.unwrap();
+    assert_eq!(found.failure.kind, FailureKind::Stuck);
+    assert_eq!(found.failure.detail, "the run did not settle within 100 events");
+}
