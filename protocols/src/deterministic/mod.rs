@@ -101,11 +101,11 @@ pub mod state;
 
 use std::time::Duration;
 
-use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::{self, Protocol};
 use orthodrome_core::rng::Rng;
+use orthodrome_core::{Limits, Wire as _};
 
 use crate::hosting::{self, size, vary};
 use crate::registry::{Guarantee, Registered, Row};
@@ -404,6 +404,12 @@ impl Protocol for Deterministic {
             log_kept: 10_000,
             mutations: Mutations::default(),
         }
+    }
+
+    fn limit(config: &mut Config, limits: Limits) -> bool {
+        config.piece_bytes = config.piece_bytes.min(limits.batch_bytes() / 2);
+        config.hosting.limit(limits);
+        true
     }
 
     fn bare(config: &mut Config, mutation: &str) {
