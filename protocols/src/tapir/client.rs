@@ -58,8 +58,8 @@ struct Open {
 
 #[derive(Debug)]
 enum Phase {
-    /// Waiting for reads; how many replicas each partition that owes them was asked before.
-    Reading(BTreeMap<PartitionId, usize>),
+    /// Waiting for reads of these partitions.
+    Reading(BTreeMap<PartitionId, Owing>),
     /// The caller thinks.
     Deciding,
     /// The transaction is prepared.
@@ -68,6 +68,16 @@ enum Phase {
     Waiting(Outcome, &'static str),
     /// Reads at one timestamp: a read-only transaction, or a guard that failed on what may be stale.
     Snapshotting { at: Timestamp, answers: BTreeMap<PartitionId, Snapshots> },
+}
+
+/// A partition that owes reads.
+#[derive(Debug)]
+struct Owing {
+    /// How often none of its replicas answered in time, and how many are passed over from the start.
+    tried: usize,
+    /// Replicas that cannot answer, as they said since then. The next one is asked at once when such an
+    /// answer arrives for the first time: links that deliver a message twice must not make two of it.
+    refused: BTreeSet<NodeId>,
 }
 
 /// What each replica answered, if nothing was in the way.
@@ -139,7 +149,8 @@ impl Client {
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let reading = participants.iter().filter(|(_, part)| !part.reads.is_empty());
         let first = usize::try_from(id.attempt.saturating_sub(NEAREST_TRIES)).unwrap_or(0);
-        let silent: BTreeMap<PartitionId, usize> = reading.map(|(p, _)| (*p, first)).collect();
+        let owing = || Owing { tried: first, refused: BTreeSet::new() };
+        let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, owing())).collect();
         let owing: Vec<PartitionId> = silent.keys().copied().collect();
         let open = Open {
             txn,
@@ -181,16 +192,34 @@ impl Client {
     fn send_read(&self, id: TxnId, partition: PartitionId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Reading(silent) = &open.phase else { return };
-        let replicas = self.nearest(partition);
-        let tried = silent.get(&partition).copied().unwrap_or(0);
-        let Some(at) = tried.checked_rem(replicas.len()) else { return };
+        let Some(owing) = silent.get(&partition) else { return };
+        let mut replicas = self.nearest(partition);
+        replicas.retain(|node| !owing.refused.contains(node));
+        let Some(at) = owing.tried.checked_rem(replicas.len()) else { return };
         let Some(participant) = open.participants.get(&partition) else { return };
         let Some(&to) = replicas.get(at) else { return };
         cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone() });
     }
 
+    /// `from` cannot answer: another replica may. Once every one has been asked, time has to pass.
+    fn pass_over(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        partition: PartitionId,
+        cx: &mut Cx<'_, Tapir>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Reading(silent) = &mut open.phase else { return };
+        let Some(owing) = silent.get_mut(&partition) else { return };
+        if owing.refused.insert(from) {
+            self.send_read(id, partition, cx);
+        }
+    }
+
     fn on_read_result(
         &mut self,
+        from: NodeId,
         id: TxnId,
         partition: PartitionId,
         reads: Vec<(Key, Read)>,
@@ -200,11 +229,8 @@ impl Client {
         let Phase::Reading(silent) = &mut open.phase else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // This replica has not executed yet what the client knows of (R11); the next one may have.
-            if let Some(tried) = silent.get_mut(&partition) {
-                cx.note(Note::BehindClient);
-                *tried += 1;
-                self.send_read(id, partition, cx);
-            }
+            cx.note(Note::BehindClient);
+            self.pass_over(from, id, partition, cx);
             return;
         }
         if silent.remove(&partition).is_none() {
@@ -614,8 +640,9 @@ impl Client {
             Phase::Waiting(..) => self.tell(id, cx),
             Phase::Reading(silent) => {
                 cx.note(Note::Resent);
-                for tried in silent.values_mut() {
-                    *tried += 1;
+                for owing in silent.values_mut() {
+                    owing.tried += 1;
+                    owing.refused.clear();
                 }
                 let owing: Vec<PartitionId> = silent.keys().copied().collect();
                 for partition in owing {
@@ -647,13 +674,10 @@ impl Client {
         cx: &mut Cx<'_, Tapir>,
     ) {
         self.suspects.insert(from);
-        let Some(open) = self.open.get_mut(&id) else { return };
-        let Phase::Reading(silent) = &open.phase else { return };
         // The nearest that is not suspected; once all are, time has to pass.
         let replicas = self.cluster.partition(partition).map_or(&[][..], |p| &p.replicas);
-        let is_hopeless = replicas.iter().all(|node| self.suspects.contains(node));
-        if silent.contains_key(&partition) && !is_hopeless {
-            self.send_read(id, partition, cx);
+        if !replicas.iter().all(|node| self.suspects.contains(node)) {
+            self.pass_over(from, id, partition, cx);
         }
     }
 
@@ -698,7 +722,7 @@ impl Client {
         }
         match msg {
             Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
-                self.on_read_result(txn, partition, reads, cx);
+                self.on_read_result(from, txn, partition, reads, cx);
             }
             Msg::ReplyConsensus { txn, partition, answer }
             | Msg::Confirm { txn, partition, answer } => {
