@@ -38,8 +38,8 @@ pub trait Reader: Role<State: Promises> {
 
     /// Where the leader keeps it.
     fn reading(&mut self) -> &mut Reading;
-    /// Those that may write one of these keys, or have committed such a write, and have not ended in
-    /// the log.
+    /// Transactions that may write one of these keys, or have committed such a write, and are still
+    /// pending in the log.
     fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId>;
     /// What one of them will not commit below; none if nothing is known of that.
     fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
@@ -106,8 +106,9 @@ pub struct WaitingRead {
     pub keys: Vec<Key>,
     /// The answer must hold at least until then.
     pub at_least: Timestamp,
-    /// Transactions that were prepared when it came, may write its keys, and have not ended; none if
-    /// nobody has looked yet. Later ones cannot have been told to anybody when it began.
+    /// Transactions that were prepared when the request came, may write its keys, and are still
+    /// pending; none before the leader has looked. No client can know of later ones: they were
+    /// not acknowledged when this transaction began.
     pub behind: Option<BTreeSet<TxnId>>,
 }
 
