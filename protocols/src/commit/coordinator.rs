@@ -6,9 +6,10 @@ use std::fmt::Debug;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Leak;
-use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::time::Time;
 use orthodrome_core::txn::Outcome;
 
+use super::timeouts::Timeouts;
 use crate::acknowledged::overdue;
 use crate::hosting::{CommandOf, Leading, Role, World};
 use crate::waiting::{CommitWait, RetryState, take_batch};
@@ -30,17 +31,6 @@ pub enum Note {
     CommitWait,
     /// The versions that a client read are not those that were prepared.
     StaleVersions,
-}
-
-/// How long a coordinator waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// For a vote or an acknowledgement, before it asks again.
-    pub query_after: Duration,
-    /// For a sign of life of a client that has not asked to commit.
-    pub abandon_after: Duration,
-    /// For a client to acknowledge an outcome.
-    pub retention: Duration,
 }
 
 /// What a coordinator reads in the state of its group.
@@ -82,8 +72,8 @@ pub trait Coordinator: Role<State: Outcomes, Note: From<Note>> {
     fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> CommandOf<Self>;
     /// The first of the timestamps that commits wait for may have passed.
     fn commit_wait_timer(partition: PartitionId) -> Self::Timer;
-    /// How long to wait.
-    fn patience(config: &Self::Config) -> Patience;
+    /// The time-outs of the settings.
+    fn timeouts(config: &Self::Config) -> &Timeouts;
 
     // For protocols that do something more.
 
@@ -314,7 +304,7 @@ impl<R: Coordinator> Leading<'_, R> {
     /// Settles in one entry what every participant has acknowledged, and acknowledges in their
     /// stead for clients that have been silent for too long (R6).
     pub fn settle(&mut self, world: &mut World<'_, R>) {
-        let retention = R::patience(world.config).retention;
+        let retention = R::timeouts(world.config).retention;
         let state = self.state;
         let coordination = self.leader.coordination();
         let is_kept = |txn: &TxnId| state.is_kept(*txn);

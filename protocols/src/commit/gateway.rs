@@ -15,6 +15,7 @@ use orthodrome_core::machine::{Cx, Gauge, Input, Leak, Machine, Protocol, Setup}
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
+use super::timeouts::Timeouts;
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
@@ -46,8 +47,8 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
     /// A gateway starts.
     fn new(setup: &Setup<Self::Protocol>) -> Self;
-    /// How long to wait before a request is sent again, and between heartbeats.
-    fn intervals(config: &ConfigOf<Self>) -> (Duration, Duration);
+    /// The time-outs of the settings.
+    fn timeouts(config: &ConfigOf<Self>) -> &Timeouts;
     /// A transaction begins; nothing has been sent.
     fn on_begun(client: &mut Client<Self>, open: &mut Open<Self>, cx: &mut Context<'_, Self>);
     /// Asks a participant for its values and its vote.
@@ -288,7 +289,7 @@ impl<G: Gateway> Client<G> {
         }
         self.open.insert(id, open);
         self.send_first(id, cx);
-        let (resend_after, heartbeat_interval) = G::intervals(&self.config);
+        let Timeouts { resend_after, heartbeat_interval, .. } = *G::timeouts(&self.config);
         self.set_resend_timer(id, resend_after, cx);
         if !std::mem::replace(&mut self.beats, true) {
             cx.set_timer(GatewayTimer::Heartbeat.into(), cx.now() + heartbeat_interval);
@@ -449,7 +450,7 @@ impl<G: Gateway> Client<G> {
     fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         self.at_mut(id).asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
-        let (resend_after, _) = G::intervals(&self.config);
+        let resend_after = G::timeouts(&self.config).resend_after;
         self.set_resend_timer(id, resend_after, cx);
     }
 
@@ -629,7 +630,7 @@ impl<G: Gateway> Client<G> {
         cx.note(GatewayNote::Resent.into());
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
-        let (resend_after, _) = G::intervals(&self.config);
+        let resend_after = G::timeouts(&self.config).resend_after;
         let timeout = open.asked.timeout(resend_after);
         match &open.phase {
             Phase::Reading | Phase::Snapshotting(_) => {
@@ -650,7 +651,7 @@ impl<G: Gateway> Client<G> {
     /// Tells each coordinator whose callers are alive (Carousel §4.3.1).
     fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
         let now = cx.now();
-        let (_, interval) = G::intervals(&self.config);
+        let interval = G::timeouts(&self.config).heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
         for open in self.open.values() {
             let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);

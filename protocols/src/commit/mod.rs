@@ -12,6 +12,7 @@
 //! | `coordinator` | the coordinator once it is decided: commit-wait, telling, acknowledgements, settling | Carousel, Natto, two-phase locking |
 //! | `participant` | the participant's votes and memory: queries, acknowledgements, endings to forget | Carousel, Natto |
 //! | `reading` | read-only transactions that wait for writers, leadership checks and the ceiling | Natto, two-phase locking |
+//! | `timeouts` | how long each of them waits | Carousel, Natto, two-phase locking |
 //! | `message` | what coordinators and participants say to each other, one enum for each direction | Carousel, Natto |
 //! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto |
 //!
@@ -29,13 +30,15 @@ mod message;
 mod participant;
 mod reading;
 mod state;
+mod timeouts;
 mod votes;
 
-pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Patience};
+pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes};
 pub use gateway::{Client, GatewayNote, GatewayTimer};
 pub(crate) use gateway::{Gateway, Open, Phase};
 pub(crate) use message::{ToCoordinator, ToParticipant};
 pub(crate) use participant::{Participating, Participation};
 pub(crate) use reading::{Reader, Reading, WaitingRead};
 pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
+pub use timeouts::Timeouts;
 pub(crate) use votes::Gathering;

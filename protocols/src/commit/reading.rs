@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
+use super::coordinator::Coordinator;
 use super::state::State;
 use crate::gateway::Snapshot;
-use crate::hosting::{CommandOf, Leading, Role, World};
+use crate::hosting::{CommandOf, Leading, World};
 
 /// What the state of a group says of timestamps.
 pub trait Promises {
@@ -30,7 +31,7 @@ impl<P, E, C> Promises for State<P, E, C> {
 }
 
 /// How a protocol fills in read-only transactions that wait for writers.
-pub trait Reader: Role<State: Promises> {
+pub trait Reader: Coordinator<State: Promises> {
     /// A request waits for a leadership check.
     const READ_INDEX: Self::Note;
     /// A request waits for prepared writers.
@@ -52,8 +53,6 @@ pub trait Reader: Role<State: Promises> {
         snapshot: Snapshot,
         is_too_much: bool,
     ) -> Self::Msg;
-    /// How far ahead of its clock a leader reserves timestamps (R8).
-    fn ceiling_ahead(config: &Self::Config) -> Duration;
 
     /// True if readers need no lease: unsafe, for tests.
     fn skips_lease(_config: &Self::Config) -> bool {
@@ -145,7 +144,7 @@ impl<R: Reader> Leading<'_, R> {
     fn read_as_leader(&mut self, mut read: WaitingRead, world: &mut World<'_, R>) {
         let reading = self.leader.reading();
         if read.at_least > self.state.ceiling() {
-            let ceiling = read.at_least + R::ceiling_ahead(world.config);
+            let ceiling = read.at_least + R::timeouts(world.config).ceiling_ahead;
             reading.above_ceiling.push(read);
             self.raise_ceiling(ceiling, world);
             return;
@@ -216,7 +215,7 @@ impl<R: Reader> Leading<'_, R> {
     /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
     /// is chosen, and extends it well before it is reached.
     pub fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_, R>) {
-        let ahead = R::ceiling_ahead(world.config);
+        let ahead = R::timeouts(world.config).ceiling_ahead;
         if self.leader.reading().ceiling_proposed < timestamp + ahead / 2 {
             self.raise_ceiling(timestamp + ahead, world);
         }

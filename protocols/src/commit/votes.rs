@@ -374,12 +374,12 @@ impl<R: Gathering> Leading<'_, R> {
     pub fn sweep_coordinator(&mut self, world: &mut World<'_, R>) {
         let now = world.cx.now();
         let state = self.state;
-        let patience = R::patience(world.config);
+        let timeouts = R::timeouts(world.config);
         let transactions = &mut self.leader.coordination().transactions;
         let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
         transactions.retain(|&txn, coordinating| {
-            let is_due = coordinating.asked.is_due(patience.query_after, now);
-            let is_silent = now.since(coordinating.heard) >= patience.abandon_after;
+            let is_due = coordinating.asked.is_due(timeouts.query_after, now);
+            let is_silent = now.since(coordinating.heard) >= timeouts.abandon_after;
             if coordinating.is_told {
                 if is_due {
                     unacknowledged.push(txn);

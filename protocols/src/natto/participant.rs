@@ -11,7 +11,7 @@ use super::leader::{Arrived, Leader, Leading, World};
 use super::message::{Command, Elsewhere, Msg, Turn, Vote};
 use super::queue;
 use super::state::Prepared;
-use super::{Config, Level, Note, Timer};
+use super::{Level, Note, Timer};
 use crate::commit::{Participating, Participation, Reader, Reading, Verdict};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
@@ -76,10 +76,6 @@ impl Reader for Leader {
         is_too_much: bool,
     ) -> Msg {
         Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
-    }
-
-    fn ceiling_ahead(config: &Config) -> Duration {
-        config.ceiling_ahead
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Version, Writes};
 
 use super::leader::{Leader, Leading, Session, World};
@@ -52,10 +52,6 @@ impl Reader for Leader {
         is_too_much: bool,
     ) -> Msg {
         Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
-    }
-
-    fn ceiling_ahead(config: &Config) -> Duration {
-        config.ceiling_ahead
     }
 
     fn skips_lease(config: &Config) -> bool {
@@ -416,9 +412,9 @@ impl Leading<'_> {
     pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         self.reserve(world.cx.clock().now, world);
-        let after = world.config.query_after;
+        let after = world.config.timeouts.query_after;
         let due = take_due(&mut self.leader.asked, after, now);
-        let abandon_after = world.config.abandon_after;
+        let abandon_after = world.config.timeouts.abandon_after;
         let is_gone = |session: &Session| now.since(session.heard) >= abandon_after;
         let gone = self.leader.sessions.iter().filter(|(_, session)| is_gone(session));
         let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();
