@@ -470,12 +470,14 @@ impl<G: Gateway> Client<G> {
             self.on_begin(open.txn, cx);
             return;
         }
+        open.is_resolved = true;
         if open.participants.is_empty() {
-            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            // It may be open here, and must not finish again when its caller decides.
+            self.open.insert(id, open);
+            self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
             return;
         }
         open.reads = reads;
-        open.is_resolved = true;
         open.silent.clear();
         let decision = decision.map(|decision| match decision {
             Decision::Commit(writes) if open.txn.declares(&writes) => Decision::Commit(writes),

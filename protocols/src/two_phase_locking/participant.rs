@@ -83,7 +83,7 @@ impl Leading<'_> {
             return;
         }
         self.end_earlier_attempts(txn, world);
-        if self.is_forgotten(txn) {
+        if self.state.has_forgotten(txn) && !self.leader.preparing.contains_key(&txn) {
             // Its client was silent for so long that this group acknowledged what came later, and no
             // attempt of that name is taken. Without an answer it would ask for ever.
             world.cx.note(Note::LateLock);
@@ -303,16 +303,6 @@ impl Leading<'_> {
         self.serve_granted(world);
     }
 
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
-    fn is_forgotten(&self, txn: TxnId) -> bool {
-        let is_preparing = self.leader.preparing.contains_key(&txn);
-        self.state.is_acknowledged(txn)
-            && !is_preparing
-            && !self.state.prepared.contains_key(&txn)
-            && !self.state.ended.contains_key(&txn)
-    }
-
     fn send_vote(&self, txn: TxnId, coordinator: PartitionId, vote: Vote, world: &mut World<'_>) {
         let vote = Msg::Vote { txn, coordinator, partition: self.id, vote };
         world.send_to_leader(coordinator, vote);
@@ -344,7 +334,7 @@ impl Leading<'_> {
         }
         let is_open =
             self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn);
-        let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
+        let is_over = self.state.is_over(txn);
         if is_open {
             self.end(txn, coordinator, outcome, world);
         } else if is_over || matches!(outcome, Outcome::Committed(_)) {
