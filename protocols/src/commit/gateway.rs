@@ -1,9 +1,10 @@
-//! The gateway's side where participants vote unasked: runs transactions for the callers of one gateway
-//! (Carousel §4.1, §4.4.2).
+//! The gateway of Carousel and Natto, whose participants vote without being asked. It runs the
+//! transactions of its clients (Carousel §4.1, §4.4.2).
 //!
-//! A transaction sends its reads to every participant and its name to the coordinator, waits for the
-//! values, then for its caller, and asks the coordinator to end it. What is not answered is sent again.
-//! A read-only transaction asks the participants for snapshots instead.
+//! For each transaction the gateway sends the reads to the participants and the transaction's id to
+//! the coordinator. It waits for the values and then for the client's decision, and asks the
+//! coordinator to end the transaction. It sends requests again that are not answered in time. For a
+//! read-only transaction it asks the participants for snapshots instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -86,7 +87,7 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
     // For protocols that do something more.
 
-    /// Asks a participant again, because somebody who was asked does not lead.
+    /// Asks a participant again, because the replica that was asked does not lead.
     fn send_prepare_to_leader(
         client: &Client<Self>,
         open: &Open<Self>,
@@ -97,7 +98,8 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     }
     /// Says to participants what the client knows of their keys (R11).
     fn set_floors(_participants: &mut BTreeMap<PartitionId, Participant>, _txn: &Txn) {}
-    /// True if what the caller was told does not hold, so that it has to begin again.
+    /// True if values that the client has received are no longer valid; the client must start a new
+    /// attempt.
     fn is_stale(_open: &Open<Self>) -> bool {
         false
     }
@@ -578,7 +580,7 @@ impl<G: Gateway> Client<G> {
         cx.finish(id, outcome, path);
     }
 
-    /// `from` does not lead `partition`: whoever does is asked what `from` was.
+    /// `from` does not lead `partition`. Sends the request again to the replica that does.
     pub(crate) fn on_not_leader(
         &mut self,
         from: NodeId,
@@ -626,7 +628,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Nobody answered for a while: ask somebody else, and more patiently each time.
+    /// No answer arrived in time: suspect the leader, send again, and double the time-out.
     fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(GatewayNote::Resent.into());

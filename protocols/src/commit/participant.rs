@@ -200,8 +200,8 @@ impl<R: Participating> Leading<'_, R> {
         ending.remove(&txn)
     }
 
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
-    /// what this leader wants of it.
+    /// The replica that was asked about `txn` does not lead `other`. Sends this leader's open
+    /// requests about `txn` to the new leader.
     pub fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_, R>) {
         let state = self.state;
         if let Some((coordinator, vote)) = state.prepared.get(&txn).map(R::vote)

@@ -1,5 +1,6 @@
-//! A leader as participant in read-only transactions, where these wait for writers: the newest values,
-//! and a promise of how long they stay the newest. Carousel refuses a reader that would have to wait.
+//! Read-only transactions that wait for prepared writers (Natto, two-phase locking): a leader
+//! answers with the newest values, and promises how long they stay the newest (C12, R8). Carousel
+//! refuses a reader that would have to wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +47,7 @@ pub trait Reader: Coordinator<State: Promises> {
     fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
     /// Later timestamps may be promised.
     fn ceiling_command(ceiling: Timestamp) -> CommandOf<Self>;
-    /// To the client: the values, unless they are more than one answer may tell.
+    /// To the client: the values, unless they do not fit into one answer.
     fn snapshot_message(
         txn: TxnId,
         partition: PartitionId,
@@ -106,8 +107,8 @@ pub struct WaitingRead {
     /// The answer must hold at least until then.
     pub at_least: Timestamp,
     /// Transactions that were prepared when the request came, may write its keys, and are still
-    /// pending; none before the leader has looked. No client can know of later ones: they were
-    /// not acknowledged when this transaction began.
+    /// pending; none before the leader has looked. Later ones do not matter: no client had their
+    /// outcome when this transaction began.
     pub behind: Option<BTreeSet<TxnId>>,
 }
 
@@ -115,7 +116,7 @@ impl<R: Reader> Leading<'_, R> {
     /// A read-only transaction's part: the newest values, and how long they are promised to be the
     /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
     /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
-    /// the request came: one of them may have been told to commit.
+    /// the request came: a client may have the outcome of one of them.
     pub fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_, R>) {
         if self.replica.has_lease(world.cx.now()) || R::skips_lease(world.config) {
             self.read_as_leader(read, world);
@@ -149,7 +150,7 @@ impl<R: Reader> Leading<'_, R> {
             self.raise_ceiling(ceiling, world);
             return;
         }
-        // Whoever prepares from here on commits later than what is promised at least.
+        // Transactions that prepare from now on commit above `at_least`.
         reading.floor = reading.floor.max(read.at_least);
         let writers = self.leader.writers(&read.keys);
         let behind: BTreeSet<TxnId> = match read.behind.take() {
@@ -205,7 +206,7 @@ impl<R: Reader> Leading<'_, R> {
         }
     }
 
-    /// A later ceiling is chosen: answer who waited for it.
+    /// A later ceiling is chosen: answer the requests that waited for it.
     pub fn on_ceiling(&mut self, world: &mut World<'_, R>) {
         for read in std::mem::take(&mut self.leader.reading().above_ceiling) {
             self.on_read_only(read, world);

@@ -59,7 +59,7 @@ pub trait Request {
     fn writes(&self) -> &Writes;
 }
 
-/// The coordinator's decision, as a participant is told it.
+/// The coordinator's decision, as it is sent to a participant.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Verdict {
     /// Commit at this timestamp, with these writes of the participant's keys.
@@ -326,7 +326,8 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         Applied::Settled
     }
 
-    /// What `partition` is told of an outcome: of the writes, those of its own keys.
+    /// What the coordinator sends to `partition`: the decision, with the writes of the partition's
+    /// keys.
     pub(crate) fn verdict(
         &self,
         (txn, partition): (TxnId, PartitionId),

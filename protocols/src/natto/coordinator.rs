@@ -115,7 +115,7 @@ impl Gathering for Leader {
         Some(outcome)
     }
 
-    /// One on a condition never takes the place of one without, whatever their order on the way.
+    /// A conditional vote never replaces an unconditional one, in any order of arrival.
     fn hear(coordinating: &mut Coordinating, partition: PartitionId, vote: Vote) {
         if !Self::has_voted(coordinating, partition) || is_settled(&vote) {
             coordinating.votes.insert(partition, vote);
@@ -220,8 +220,8 @@ impl Leading<'_> {
         }
     }
 
-    /// `of` is decided: whoever waits for its writes has them, if it commits. If it does not, what is
-    /// read is another's affair (N9).
+    /// `of` is decided. If it commits, its writes are sent to the readers that wait for them. If it
+    /// aborts, the participant answers the reader (N9).
     fn answer_forwards(&mut self, of: TxnId, forwards: Vec<Forward>, world: &mut World<'_>) {
         let state = self.state;
         let Some(coordinating) = self.under_way(of) else { return };

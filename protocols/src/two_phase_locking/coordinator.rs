@@ -1,5 +1,5 @@
 //! A partition's leader as coordinator: ask every participant to prepare, and decide in the log.
-//! [`commit`](crate::commit) tells the decision and sees it through.
+//! [`commit`](crate::commit) announces the decision and collects the acknowledgements.
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
