@@ -603,9 +603,11 @@ fn statements_of_many_operators_are_carried_out_or_refused() {
             format!("SELECT count(*) FROM accounts WHERE id = 1{}", " OR id = 1".repeat(terms))
         };
         let union = |terms: usize| format!("SELECT 1{}", " UNION SELECT 1".repeat(terms));
-        assert_eq!(talk.shows(&sum(3_000)), "3001", "{kind}");
+        // MariaDB has little stack itself, and refuses longer ones with the same number.
+        let (terms, queries) = if kind == POSTGRES { (3_000, 300) } else { (300, 100) };
+        assert_eq!(talk.shows(&sum(terms)), (terms + 1).to_string(), "{kind}");
         assert_eq!(talk.shows(&any(2_000)), "1", "{kind}");
-        assert_eq!(talk.shows(&union(300)), "1", "{kind}");
+        assert_eq!(talk.shows(&union(queries)), "1", "{kind}");
         let code = if kind == POSTGRES { "54001" } else { "1436" };
         for text in [sum(30_000), any(30_000), union(3_000), format!("SELECT ({})", sum(30_000))] {
             assert_eq!(talk.refused(&text), code, "{kind}");
