@@ -6,7 +6,7 @@ use std::pin::Pin;
 
 use anyhow::Context as _;
 use orthodrome_server::middleware::{self, AgentConfig, ProxyConfig, RunError};
-use tokio::runtime::Runtime;
+use tokio::runtime::Builder;
 
 use crate::serve::{start_logs, stop_signal};
 use crate::{Status, output};
@@ -106,7 +106,10 @@ impl FileArgs {
             return Ok(Status::Passed);
         }
         start_logs()?;
-        let runtime = Runtime::new().context("cannot start the runtime")?;
+        // Statements are parsed on its threads.
+        let mut runtime = Builder::new_multi_thread();
+        runtime.enable_all().thread_stack_size(middleware::STACK_BYTES);
+        let runtime = runtime.build().context("cannot start the runtime")?;
         let ended = runtime.block_on(async {
             let stopped = stop_signal()?;
             let input = self.end_with_input.then(input_ends);

@@ -14,7 +14,7 @@ pub struct RetryState {
 }
 
 impl RetryState {
-    /// Timeout begins now.
+    /// First asked at `now`.
     pub fn new(now: Time) -> Self {
         Self { at: now, times: 0 }
     }
@@ -32,7 +32,7 @@ impl RetryState {
         now.since(self.at) >= self.timeout(timeout)
     }
 
-    /// RetryState again now.
+    /// Asked again at `now`.
     pub fn again(self, now: Time) -> Self {
         Self { at: now, times: self.times + 1 }
     }

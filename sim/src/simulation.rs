@@ -420,8 +420,8 @@ impl<P: Protocol> Simulation<P> {
         Ok(simulation)
     }
 
-    /// A run that handles more events than this has failed: a storm of messages never ends, however long the
-    /// time that the run may take.
+    /// Fails the run as stuck after this many events. A limit on simulated time does not bound the
+    /// work of a message storm.
     pub fn limit_events(&mut self, events: u64) {
         self.world.events_max = events;
     }

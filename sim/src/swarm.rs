@@ -71,7 +71,8 @@ pub struct SwarmOptions {
     /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]) or the links
     /// go on losing packets.
     pub liveness: Duration,
-    /// Events of one seed, at most; a seed that takes more has failed. Seeds of minutes take some hundred thousand.
+    /// The most events of one seed; a seed that takes more fails. Seeds that simulate minutes take
+    /// some hundred thousand.
     pub events: u64,
 }
 

@@ -544,3 +544,78 @@ fn drivers_for_python_set_copy_and_send_bytes() {
     let told = all_of(&output);
     assert!(output.status.success() && told.contains("ok"), "{}\n{told}", rig.log());
 }
+
+/// A failure at a PostgreSQL source ends its transaction there, so the whole one is rolled back. A MySQL client
+/// expects that its other statements remain: what follows must not be carried out as if they did.
+#[test]
+fn a_mysql_client_is_told_that_a_failure_at_postgresql_rolled_its_transaction_back() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut maria = Talk::begin(rig, MARIA);
+    let balance = |maria: &mut Talk, id| {
+        maria.shows(&format!("SELECT balance FROM accounts WHERE id = {id}"))
+    };
+    let (first, second) = (balance(&mut maria, 101), balance(&mut maria, 102));
+    let add = |id| format!("UPDATE accounts SET balance = balance + 5 WHERE id = {id}");
+    let repeated = "INSERT INTO accounts (id, balance) VALUES (1, 7)";
+    for starts in ["BEGIN", "SET autocommit = 0"] {
+        maria.does(starts);
+        maria.does(&add(101));
+        assert_eq!(maria.refused(repeated), "1062", "{starts}");
+        assert_eq!(maria.refused(&add(102)), "1213", "{starts}: a statement that follows");
+        maria.does("ROLLBACK");
+        maria.does("SET autocommit = 1");
+        maria.does(starts);
+        maria.does(&add(101));
+        assert_eq!(maria.refused(repeated), "1062", "{starts}");
+        assert_eq!(maria.refused("COMMIT"), "1213", "{starts}: its end");
+        maria.does("SET autocommit = 1");
+        maria.does(starts);
+        maria.does(&add(101));
+        assert_eq!(maria.refused(repeated), "1062", "{starts}");
+        maria.does("ROLLBACK");
+        maria.does("SET autocommit = 1");
+        assert_eq!(
+            (balance(&mut maria, 101), balance(&mut maria, 102)),
+            (first.clone(), second.clone())
+        );
+    }
+    // Nothing came before the failure, so nothing is lost.
+    maria.does("BEGIN");
+    assert_eq!(maria.refused(repeated), "1062");
+    maria.does(&add(102));
+    maria.does("COMMIT");
+    assert_eq!(balance(&mut maria, 102), (second.parse::<i64>().unwrap() + 5).to_string());
+    assert_eq!(balance(&mut maria, 101), first);
+}
+
+/// Operators of one level make a tree as deep as their number. It fits into the stack, or is refused.
+#[test]
+fn statements_of_many_operators_are_carried_out_or_refused() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    for kind in [POSTGRES, MARIA] {
+        let mut talk = Talk::begin(rig, kind);
+        let sum = |terms: usize| format!("SELECT 1{}", "+1".repeat(terms));
+        let any = |terms: usize| {
+            format!("SELECT count(*) FROM accounts WHERE id = 1{}", " OR id = 1".repeat(terms))
+        };
+        let union = |terms: usize| format!("SELECT 1{}", " UNION SELECT 1".repeat(terms));
+        // MariaDB has little stack itself, and refuses longer ones with the same number.
+        let (terms, queries) = if kind == POSTGRES { (3_000, 300) } else { (300, 100) };
+        assert_eq!(talk.shows(&sum(terms)), (terms + 1).to_string(), "{kind}");
+        assert_eq!(talk.shows(&any(2_000)), "1", "{kind}");
+        assert_eq!(talk.shows(&union(queries)), "1", "{kind}");
+        let code = if kind == POSTGRES { "54001" } else { "1436" };
+        for text in [sum(30_000), any(30_000), union(3_000), format!("SELECT ({})", sum(30_000))] {
+            assert_eq!(talk.refused(&text), code, "{kind}");
+        }
+        let casts = format!("SELECT 1{}", "::int".repeat(20_000));
+        if kind == POSTGRES {
+            assert_eq!(talk.refused(&casts), code);
+        }
+        assert_eq!(talk.shows("SELECT 1"), "1", "{kind}: the connection goes on");
+    }
+}

@@ -1,4 +1,4 @@
-//! How a transaction aborts, and what its session is told.
+//! How a transaction aborts, and what its session learns.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +35,8 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The transaction cannot commit any more. It has no commit record and will never have one, so the session may
-    /// be told at once.
+    /// The transaction cannot commit any more. It has no commit record and will never have one, so
+    /// the session may be answered at once.
     pub(super) fn abort(
         &mut self,
         xid: Xid,
@@ -70,7 +70,8 @@ impl<W: Work> Middleware<W> {
         io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
-    /// The branch that failed first says why its transaction, of which the session has not been told, was aborted.
+    /// The branch that failed first reports why its transaction was aborted. If the session has not
+    /// been answered yet, it learns that cause.
     pub(super) fn learn_cause(
         &mut self,
         from: NodeId,
@@ -89,7 +90,8 @@ impl<W: Work> Middleware<W> {
         io.push(news);
     }
 
-    /// Tells the session of an aborted transaction whose cause nobody has said.
+    /// Answers the session of an aborted transaction, although no branch has reported another
+    /// cause.
     pub(super) fn tell(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let news = self.untold.remove(&xid);
         io.effects.extend(news);
@@ -161,7 +163,7 @@ pub(super) fn is_consequence(reason: Reason) -> bool {
     }
 }
 
-/// What callers of every protocol are told.
+/// The reason that clients of every protocol learn.
 pub(super) fn abort_reason(reason: Reason) -> AbortReason {
     match reason {
         Reason::Deadlock

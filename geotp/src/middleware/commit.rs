@@ -1,4 +1,4 @@
-//! How a transaction commits: votes, the decision, and that every source hears of it.
+//! How a transaction commits: votes, the decision, and its delivery to every source.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -235,7 +235,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The decision is durable: the session is told, and every branch commits.
+    /// The decision is durable: the session is answered, and every branch commits.
     pub(super) fn on_logged(&mut self, xid: Xid, at: Timestamp, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let branches: BTreeMap<NodeId, bool> =

@@ -315,7 +315,7 @@ impl<W: Work> Middleware<W> {
     }
 }
 
-/// Whom an agent tells of a failure: everybody else, or, without O1, nobody.
+/// The agents to which an agent reports a failure: all others; without O1, none.
 pub(super) fn peers(
     source: NodeId,
     participants: &BTreeSet<NodeId>,

@@ -33,7 +33,8 @@ use crate::schedule::{Average, postpone};
 /// The optimizations of the paper; each can be switched while transactions run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Optimizations {
-    /// O1: agents prepare after the last statement by themselves, and tell each other of failures.
+    /// O1: agents prepare after the last statement by themselves, and report failures to each
+    /// other.
     pub decentralized_prepare: bool,
     /// O2: statements of nearer sources start later.
     pub latency_aware: bool,
@@ -63,10 +64,11 @@ pub struct Config {
     pub inner_below: Option<Duration>,
     /// A `COMMIT` in the text of a transaction of one source goes to the source in the same text.
     pub commit_in_text: bool,
-    /// The session is told when the decision is durable; otherwise when every branch has committed, as
-    /// ShardingSphere does.
+    /// The session is answered when the decision is durable; otherwise when every branch has
+    /// committed, as in ShardingSphere.
     pub answers_at_decision: bool,
-    /// How often each agent is measured, and told that this middleware lives.
+    /// How often each agent gets a ping, which measures its round trip and shows that this
+    /// middleware is alive.
     pub ping_interval: Duration,
     /// How much one measurement counts in the average, in per cent.
     pub rtt_weight_percent: u64,
@@ -104,7 +106,7 @@ pub struct Config {
 pub struct Mutations {
     /// G3: restarts between a branch's first statement and the last vote go unnoticed.
     pub no_fence: bool,
-    /// The outcome is told before the decision is durable.
+    /// The session is answered before the decision is durable.
     pub tells_early: bool,
     /// After a restart decisions are not looked up: what is prepared is rolled back.
     pub forgets_decisions: bool,
@@ -116,11 +118,11 @@ pub struct Mutations {
 #[derive(Clone, Debug, Default)]
 struct Source {
     rtt: Average,
-    /// Its agent's and its own life, as last heard.
+    /// The incarnations of its agent and of itself, as last reported.
     fence: Option<Fence>,
-    /// When the ping was sent that was answered last, in that life.
+    /// When the newest ping was sent that its agent has answered.
     confirmed: Time,
-    /// It knows this life of the middleware.
+    /// It knows this incarnation of the middleware.
     is_attached: bool,
 }
 
@@ -145,7 +147,7 @@ struct Branch<W: Work> {
     outbox: Option<ToAgent<W>>,
     /// Rounds so far here.
     rounds: u32,
-    /// The life of source and agent that it began in.
+    /// The incarnations of source and agent in which it began.
     fence: Option<Fence>,
     /// It has statements that write.
     writes: bool,
@@ -155,7 +157,7 @@ struct Branch<W: Work> {
     /// Records whose counts it raised, and those of the round under way.
     places: Vec<Place>,
     recent: Vec<Place>,
-    /// The source has heard of it.
+    /// A message about it has been sent to the source.
     is_sent: bool,
 }
 
@@ -220,7 +222,7 @@ struct Decided<W: Work> {
     at: Timestamp,
     branches: BTreeMap<NodeId, bool>,
     unacknowledged: BTreeSet<NodeId>,
-    /// What the session is told when every branch has committed.
+    /// The answer to the session when every branch has committed.
     news: Option<Effect<W>>,
 }
 
@@ -229,7 +231,7 @@ struct Decided<W: Work> {
 pub enum Known {
     /// It is under way here.
     Open(Xid),
-    /// It has aborted. Its session is told once the branch that failed first has said why.
+    /// It has aborted. Its session is answered once the branch that failed first has reported why.
     Untold(Xid),
     /// It committed.
     Committed(Timestamp),
@@ -268,7 +270,7 @@ pub struct Middleware<W: Work> {
     config: Config,
     optimizations: Optimizations,
     epoch: u64,
-    /// The record of this life, until it is durable. Nothing is sent before.
+    /// The record of this incarnation, until it is durable. Nothing is sent before.
     starting: Option<Ticket>,
     held: Vec<(NodeId, ToAgent<W>)>,
     number: u64,
@@ -276,15 +278,16 @@ pub struct Middleware<W: Work> {
     sources: BTreeMap<NodeId, Source>,
     open: BTreeMap<Xid, Open<W>>,
     decided: BTreeMap<Xid, Decided<W>>,
-    /// Sources that have not said that they have rolled back.
+    /// Sources that have not reported that they have rolled back.
     aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
-    /// Of those, transactions whose session has not been told, because the branch that failed first has not said why.
+    /// Answers to sessions of transactions in `aborting`. Each waits until the branch that failed
+    /// first reports the cause, every branch has rolled back, or the resend timer expires.
     untold: BTreeMap<Xid, Effect<W>>,
     /// What committed, by its caller's name for it.
     labels: BTreeMap<TxnId, Timestamp>,
     by_label: BTreeMap<TxnId, Xid>,
     hot: Hotspots,
-    /// Who waits for whom at each source, as its agent said last.
+    /// Which transactions wait for which at each source, as its agent last reported.
     waits: BTreeMap<NodeId, Seen>,
     /// The last commit timestamp.
     last_at: Timestamp,
@@ -356,7 +359,7 @@ impl<W: Work> Middleware<W> {
         middleware
     }
 
-    /// Its life.
+    /// The middleware's incarnation.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
@@ -564,7 +567,8 @@ impl<W: Work> Middleware<W> {
         }
         let mut records = vec![Record::Epoch(self.epoch)];
         for (&label, &at) in &self.labels {
-            // Ended, but its caller may still ask: a name of an earlier life that no branch can have.
+            // Ended, but its caller may still ask. The name is of an earlier incarnation, and no
+            // branch can have it.
             let xid = Xid { middleware: self.node, epoch: 0, number: records.len() as u64 };
             records.push(Record::Commit { xid, label: Some(label), at, branches: BTreeMap::new() });
             records.push(Record::Ended(xid));

@@ -56,7 +56,8 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The life of a source and its agent. In a new one, what was open there and not prepared is lost.
+    /// The incarnations of a source and its agent. In a new one, the branches that were open there
+    /// and not prepared are lost.
     pub(super) fn learn_fence(
         &mut self,
         from: NodeId,
@@ -108,7 +109,8 @@ impl<W: Work> Middleware<W> {
         self.send(source, ping, io);
     }
 
-    /// Branches that are prepared at a source: those that nobody will end are ended.
+    /// Branches that are prepared at a source. Commits those whose commit is decided, and rolls
+    /// back those of transactions that are not known here.
     pub(super) fn on_scanned(
         &mut self,
         from: NodeId,

@@ -23,7 +23,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// Does something, and gives back the reasons that sessions are told for the end of their transactions.
+    /// Runs one step, and returns the reasons that sessions learn for the end of their
+    /// transactions.
     fn step(
         &mut self,
         act: impl FnOnce(&mut Middleware<Bare>, &mut Io<'_, Effect<Bare>>),
@@ -102,7 +103,7 @@ fn a_session_is_told_the_cause_and_not_what_came_of_it() {
         let (mut rig, xid) = under_way();
         assert_eq!(rig.hear(FAR, failed(xid, consequence)), []);
         assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), [Reason::Statement]);
-        // Said again, it is not told again.
+        // The branch reports the cause again: the session is not answered again.
         assert_eq!(rig.hear(NEAR, failed(xid, Reason::Statement)), []);
     }
 }

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::{Ident, Statement, Visit as _, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
+use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Token, Tokenizer};
 
@@ -478,6 +479,9 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Err(error) => return unread(0, error.to_string()),
     };
     let parameters = number_parameters(&mut tokens);
+    if let Some(problem) = chains_too_long(&tokens) {
+        return Err(Refusal { message: problem, sqlstate: "54001" });
+    }
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
@@ -490,6 +494,57 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         return unread(parameters, "a constant of this type cannot be read; use CAST".into());
     }
     done(verb(statement, dialect)?, parameters)
+}
+
+/// Words and signs between two commas or parentheses, at most. Operators of one level build a tree as
+/// deep as their number, which whoever walks or drops it needs stack for ([`STACK_BYTES`]).
+const CHAIN_MAX: usize = 10_000;
+
+/// Queries that UNION and the like put together, at most: each takes more stack, and has commas inside.
+const QUERIES_MAX: usize = 1_000;
+
+/// Stack of a thread that parses statements, in bytes: several times what the longest chain needs.
+pub const STACK_BYTES: usize = 64 << 20;
+
+/// What is wrong with a statement whose tree would be too deep.
+fn chains_too_long(tokens: &[Token]) -> Option<String> {
+    // For each open parenthesis: since the last comma, and how many queries.
+    let mut levels = vec![(0_usize, 0_usize)];
+    for token in tokens {
+        let outer = levels.len() > 1;
+        let (length, queries) = levels.last_mut()?;
+        match token {
+            Token::LParen | Token::LBracket | Token::LBrace => {
+                *length += 1;
+                levels.push((0, 0));
+                continue;
+            }
+            Token::RParen | Token::RBracket | Token::RBrace if outer => {
+                levels.pop();
+                continue;
+            }
+            Token::Comma => *length = 0,
+            Token::Whitespace(_) => {}
+            Token::Word(word)
+                if matches!(
+                    word.keyword,
+                    Keyword::UNION | Keyword::EXCEPT | Keyword::INTERSECT | Keyword::MINUS
+                ) =>
+            {
+                *queries += 1;
+                *length = 0;
+            }
+            _ => *length += 1,
+        }
+        if *length > CHAIN_MAX || *queries > QUERIES_MAX {
+            return Some(format!(
+                "the statement is too complex: it has more than {CHAIN_MAX} words and signs without a \
+                 comma or parenthesis, or more than {QUERIES_MAX} queries of one UNION; use IN, VALUES or \
+                 several statements"
+            ));
+        }
+    }
+    None
 }
 
 /// The statement, or why the parser cannot read it.

@@ -12,7 +12,7 @@ use orthodrome_core::txn::{Decision, Key, Outcome, Read, Txn};
 use super::leader::Context;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Timer};
-use crate::commit::{self, Gateway, GatewayTimer, Phase};
+use crate::commit::{self, Gateway, GatewayTimer, Phase, Timeouts};
 use crate::gateway::{Participant, set_floors};
 use crate::replication::Index;
 
@@ -34,8 +34,8 @@ impl Gateway for Own {
         Self
     }
 
-    fn intervals(config: &Config) -> (Duration, Duration) {
-        (config.resend_after, config.heartbeat_interval)
+    fn timeouts(config: &Config) -> &Timeouts {
+        &config.timeouts
     }
 
     fn on_begun(client: &mut Client, open: &mut Open, cx: &mut Context<'_>) {

@@ -11,7 +11,7 @@ use super::leader::{Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide};
 use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Patience};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Timeouts};
 use crate::gateway::Participant;
 
 type Coordinating = commit::Coordinating<Leader>;
@@ -65,9 +65,8 @@ impl Coordinator for Leader {
         Timer::CommitWait(partition)
     }
 
-    fn patience(config: &Config) -> Patience {
-        let Config { query_after, abandon_after, retention, .. } = *config;
-        Patience { query_after, abandon_after, retention }
+    fn timeouts(config: &Config) -> &Timeouts {
+        &config.timeouts
     }
 
     fn waits_for_timestamps(config: &Config) -> bool {

@@ -422,7 +422,7 @@ impl Partition {
         for txn in over {
             self.own.list.remove(txn);
         }
-        let txns = self.own.list.overdue(world.cx.now(), world.config.query_after);
+        let txns = self.own.list.overdue(world.cx.now(), world.config.timeouts.query_after);
         if txns.is_empty() {
             return;
         }
@@ -443,7 +443,7 @@ impl Partition {
     }
 
     pub(super) fn set_sweep_timer(&self, world: &mut World<'_>) {
-        let next: Time = world.cx.now() + world.config.sweep_interval;
+        let next: Time = world.cx.now() + world.config.timeouts.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
     }
 }

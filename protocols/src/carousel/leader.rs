@@ -63,8 +63,8 @@ pub struct Leader {
     pub coordination: Coordination<Leader>,
 }
 
-/// How many transactions whose abort is in the log and not chosen yet read and write each key. They may conflict with
-/// each other, as one takes what another's abort has freed.
+/// How many transactions whose abort is in the log and not chosen yet read and write each key. Two
+/// of them may conflict: one may have taken keys that the other's abort freed.
 #[derive(Debug, Default)]
 pub struct Freed {
     keys: BTreeMap<Key, (usize, usize)>,

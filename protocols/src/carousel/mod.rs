@@ -160,24 +160,11 @@ pub struct Config {
     pub is_fast: bool,
     /// The replicated logs, checkpoints and snapshots.
     pub hosting: hosting::Config,
-    /// A client sends an unanswered request again after this time, then after twice, …
-    pub resend_after: Duration,
-    /// Clients send heartbeats this often while their callers think (§4.3.1).
-    pub heartbeat_interval: Duration,
-    /// A coordinator gives a client up after this time without a heartbeat (§4.3.1: `h` of them).
-    pub abandon_after: Duration,
-    /// A participant asks about a transaction this long after it was prepared, and a coordinator
-    /// about a vote this long after the commit request; then again as often.
-    pub query_after: Duration,
-    /// How often a leader looks for work that is overdue.
-    pub sweep_interval: Duration,
-    /// How far ahead of its clock a leader reserves timestamps (R8). Zero on the fast path: what a
-    /// leader has reserved, no fast path can use any more.
-    pub ceiling_ahead: Duration,
+    /// Time-outs of gateways, coordinators and participants. On the fast path `ceiling_ahead` is zero:
+    /// what a leader has reserved, no fast path can use any more.
+    pub timeouts: commit::Timeouts,
     /// How far ahead of its clock a leader accepts a client's timestamp (R8).
     pub ahead_max: Duration,
-    /// Outcomes are kept this long for a client that acknowledges nothing any more.
-    pub retention: Duration,
     /// Unsafe variants, for tests.
     pub mutations: Mutations,
 }
@@ -371,17 +358,15 @@ impl Protocol for Carousel {
     fn configure(cluster: &Cluster, name: &str) -> Config {
         let is_fast = name == FAST;
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let mut timeouts = commit::Timeouts::for_round_trip(round_trip);
+        if is_fast {
+            timeouts.ceiling_ahead = Duration::ZERO;
+        }
         Config {
             is_fast,
             hosting: hosting::Config::for_round_trip(round_trip),
-            resend_after: round_trip * 3 + Duration::from_millis(200),
-            heartbeat_interval: Duration::from_secs(1),
-            abandon_after: Duration::from_secs(5),
-            query_after: round_trip * 5 + Duration::from_millis(500),
-            sweep_interval: Duration::from_millis(200),
-            ceiling_ahead: if is_fast { Duration::ZERO } else { Duration::from_secs(1) },
+            timeouts,
             ahead_max: round_trip * 2 + Duration::from_millis(500),
-            retention: Duration::from_secs(600),
             mutations: Mutations::default(),
         }
     }
@@ -410,13 +395,7 @@ impl Protocol for Carousel {
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {
-        // A fourth of what suits is less than a round trip: everything is asked more than once.
-        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
-        config.resend_after = hosting::vary(config.resend_after, low, high, rng);
-        config.query_after = hosting::vary(config.query_after, 20, 150, rng);
-        config.sweep_interval = hosting::vary(config.sweep_interval, 10, 150, rng);
-        config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
-        config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
+        config.timeouts.vary(rng);
         config.hosting.vary(rng);
     }
 

@@ -416,7 +416,7 @@ impl Leading<'_> {
         } else if at_least > self.state.ceiling {
             // The promise must be within what the group has agreed to honour (R8).
             self.leader.reads_above_ceiling.push(read);
-            self.raise_ceiling(at_least + world.config.ceiling_ahead, world);
+            self.raise_ceiling(at_least + world.config.timeouts.ceiling_ahead, world);
         } else {
             self.serve_read(read, world);
         }
@@ -471,7 +471,7 @@ impl Leading<'_> {
     /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
     /// is chosen, and extends it well before it is reached.
     pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
-        let ahead = world.config.ceiling_ahead;
+        let ahead = world.config.timeouts.ceiling_ahead;
         if self.leader.ceiling_proposed < timestamp + ahead / 2 {
             self.raise_ceiling(timestamp + ahead, world);
         }

@@ -1,14 +1,16 @@
-//! A leader as coordinator, once it is decided: tell the client and the participants, and see the
-//! decision through until everybody has acknowledged it.
+//! The coordinator after the decision. It sends the outcome to the client and to the participants,
+//! and repeats it to each participant until that participant has acknowledged it
+//! (Carousel §4.1.2–4.1.3, §4.3.1; commit-wait: C13).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Leak;
-use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::time::Time;
 use orthodrome_core::txn::Outcome;
 
+use super::timeouts::Timeouts;
 use crate::acknowledged::overdue;
 use crate::hosting::{CommandOf, Leading, Role, World};
 use crate::waiting::{CommitWait, RetryState, take_batch};
@@ -24,23 +26,12 @@ pub enum Note {
     CoordinatorTakeover,
     /// A client asked again for an outcome.
     Resolved,
-    /// Somebody asked about a transaction whose outcome was forgotten.
+    /// A client asked about a transaction whose outcome this group no longer keeps.
     Forgotten,
     /// A commit waited for its timestamp to pass.
     CommitWait,
     /// The versions that a client read are not those that were prepared.
     StaleVersions,
-}
-
-/// How long a coordinator waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// For a vote or an acknowledgement, before it asks again.
-    pub query_after: Duration,
-    /// For a sign of life of a client that has not asked to commit.
-    pub abandon_after: Duration,
-    /// For a client to acknowledge an outcome.
-    pub retention: Duration,
 }
 
 /// What a coordinator reads in the state of its group.
@@ -82,16 +73,18 @@ pub trait Coordinator: Role<State: Outcomes, Note: From<Note>> {
     fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> CommandOf<Self>;
     /// The first of the timestamps that commits wait for may have passed.
     fn commit_wait_timer(partition: PartitionId) -> Self::Timer;
-    /// How long to wait.
-    fn patience(config: &Self::Config) -> Patience;
+    /// The time-outs of the settings.
+    fn timeouts(config: &Self::Config) -> &Timeouts;
 
     // For protocols that do something more.
 
-    /// False if commits are told before their timestamps have passed: unsafe, for tests.
+    /// False if outcomes are announced before their commit timestamps have passed: unsafe, for
+    /// tests.
     fn waits_for_timestamps(_config: &Self::Config) -> bool {
         true
     }
-    /// A transaction is decided, and nobody has been told yet.
+    /// A transaction is decided, and its outcome is not announced yet. Runs again after
+    /// commit-wait.
     fn before_telling(_leading: &mut Leading<'_, Self>, _txn: TxnId, _world: &mut World<'_, Self>) {
     }
     /// Outcomes are forgotten for clients that have been silent for too long.
@@ -141,7 +134,7 @@ impl<R: Coordinator> Coordination<R> {
 /// A leader's view of a transaction that it coordinates.
 #[derive(Debug)]
 pub struct Coordinating<R: Coordinator> {
-    /// Who wants to know.
+    /// The gateway that waits for the outcome.
     pub client: Option<NodeId>,
     /// Votes so far.
     pub votes: BTreeMap<PartitionId, R::Vote>,
@@ -151,13 +144,13 @@ pub struct Coordinating<R: Coordinator> {
     pub is_decision_proposed: bool,
     /// What the facts decide, from the moment they do.
     pub outcome: Option<Outcome>,
-    /// The outcome has been told: its timestamp has passed.
+    /// The outcome has been announced: its timestamp has passed.
     pub is_told: bool,
     /// Participants that have acknowledged the decision.
     pub acks: BTreeSet<PartitionId>,
     /// When the client was last heard of.
     pub heard: Time,
-    /// When missing votes were last asked for, or missing acknowledgements last called in.
+    /// When missing votes or acknowledgements were last asked for.
     pub asked: RetryState,
     /// What the protocol keeps.
     pub more: R::More,
@@ -192,8 +185,8 @@ impl<R: Coordinator> Leading<'_, R> {
         self.leader.coordination().transactions.get_mut(&txn)
     }
 
-    /// Tells the client and the participants, once the commit timestamp has passed on every clock:
-    /// only then does the order of timestamps agree with real time (C13).
+    /// Sends the outcome to the client and to the participants, once the commit timestamp has
+    /// passed on every clock: only then does the order of timestamps agree with real time (C13).
     pub fn announce(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let clock = world.cx.clock();
         let now = world.cx.now();
@@ -216,8 +209,8 @@ impl<R: Coordinator> Leading<'_, R> {
             world.send(client, R::outcome_message(txn, outcome, Some(coordinating)));
         }
         self.tell_participants(txn, None, world);
-        // Whoever heard it from an earlier leader may have acknowledged while this one still waited
-        // for the timestamp to pass, and owes nothing more.
+        // Participants may have acknowledged an earlier leader's message while this leader waited
+        // for the timestamp.
         self.settle_if_done(txn);
     }
 
@@ -236,8 +229,8 @@ impl<R: Coordinator> Leading<'_, R> {
         self.set_commit_wait_timer(world);
     }
 
-    /// Tells a decision, once it may be told, to every participant that has not acknowledged it, or
-    /// only to `only`.
+    /// Sends an announced decision to every participant that has not acknowledged it, or only to
+    /// `only`.
     pub fn tell_participants(
         &mut self,
         txn: TxnId,
@@ -258,7 +251,7 @@ impl<R: Coordinator> Leading<'_, R> {
         }
     }
 
-    /// Everybody who must hear the decision: those that take part, and those that turned up later.
+    /// Partitions that must learn the decision: the participants, and others that voted.
     pub fn audience(&mut self, txn: TxnId) -> BTreeSet<PartitionId> {
         let known = self.state.participants(txn).into_iter().flatten();
         let voters = self.under_way(txn).into_iter().flat_map(|known| known.votes.keys().copied());
@@ -302,7 +295,7 @@ impl<R: Coordinator> Leading<'_, R> {
         }
     }
 
-    /// These are settled: only those who ask again will hear of them.
+    /// These transactions are settled: their outcomes are kept for clients that ask again.
     pub fn on_settled(&mut self, txns: &[TxnId], world: &mut World<'_, R>) {
         let coordination = self.leader.coordination();
         for txn in txns {
@@ -311,10 +304,10 @@ impl<R: Coordinator> Leading<'_, R> {
         }
     }
 
-    /// Settles in one entry what every participant has acknowledged, and acknowledges in their
-    /// stead for clients that have been silent for too long (R6).
+    /// Settles in one entry what every participant has acknowledged, and acknowledges for clients
+    /// that have been silent too long (R6).
     pub fn settle(&mut self, world: &mut World<'_, R>) {
-        let retention = R::patience(world.config).retention;
+        let retention = R::timeouts(world.config).retention;
         let state = self.state;
         let coordination = self.leader.coordination();
         let is_kept = |txn: &TxnId| state.is_kept(*txn);

@@ -1,9 +1,10 @@
-//! The gateway's side where participants vote unasked: runs transactions for the callers of one gateway
-//! (Carousel §4.1, §4.4.2).
+//! The gateway of Carousel and Natto, whose participants vote without being asked. It runs the
+//! transactions of its clients (Carousel §4.1, §4.4.2).
 //!
-//! A transaction sends its reads to every participant and its name to the coordinator, waits for the
-//! values, then for its caller, and asks the coordinator to end it. What is not answered is sent again.
-//! A read-only transaction asks the participants for snapshots instead.
+//! For each transaction the gateway sends the reads to the participants and the transaction's id to
+//! the coordinator. It waits for the values and then for the client's decision, and asks the
+//! coordinator to end the transaction. It sends requests again that are not answered in time. For a
+//! read-only transaction it asks the participants for snapshots instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -15,6 +16,7 @@ use orthodrome_core::machine::{Cx, Gauge, Input, Leak, Machine, Protocol, Setup}
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
+use super::timeouts::Timeouts;
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
@@ -46,8 +48,8 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
     /// A gateway starts.
     fn new(setup: &Setup<Self::Protocol>) -> Self;
-    /// How long to wait before a request is sent again, and between heartbeats.
-    fn intervals(config: &ConfigOf<Self>) -> (Duration, Duration);
+    /// The time-outs of the settings.
+    fn timeouts(config: &ConfigOf<Self>) -> &Timeouts;
     /// A transaction begins; nothing has been sent.
     fn on_begun(client: &mut Client<Self>, open: &mut Open<Self>, cx: &mut Context<'_, Self>);
     /// Asks a participant for its values and its vote.
@@ -85,7 +87,7 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
     // For protocols that do something more.
 
-    /// Asks a participant again, because somebody who was asked does not lead.
+    /// Asks a participant again, because the replica that was asked does not lead.
     fn send_prepare_to_leader(
         client: &Client<Self>,
         open: &Open<Self>,
@@ -96,7 +98,8 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     }
     /// Says to participants what the client knows of their keys (R11).
     fn set_floors(_participants: &mut BTreeMap<PartitionId, Participant>, _txn: &Txn) {}
-    /// True if what the caller was told does not hold, so that it has to begin again.
+    /// True if values that the client has received are no longer valid; the client must start a new
+    /// attempt.
     fn is_stale(_open: &Open<Self>) -> bool {
         false
     }
@@ -288,7 +291,7 @@ impl<G: Gateway> Client<G> {
         }
         self.open.insert(id, open);
         self.send_first(id, cx);
-        let (resend_after, heartbeat_interval) = G::intervals(&self.config);
+        let Timeouts { resend_after, heartbeat_interval, .. } = *G::timeouts(&self.config);
         self.set_resend_timer(id, resend_after, cx);
         if !std::mem::replace(&mut self.beats, true) {
             cx.set_timer(GatewayTimer::Heartbeat.into(), cx.now() + heartbeat_interval);
@@ -449,7 +452,7 @@ impl<G: Gateway> Client<G> {
     fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         self.at_mut(id).asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
-        let (resend_after, _) = G::intervals(&self.config);
+        let resend_after = G::timeouts(&self.config).resend_after;
         self.set_resend_timer(id, resend_after, cx);
     }
 
@@ -469,12 +472,14 @@ impl<G: Gateway> Client<G> {
             self.on_begin(open.txn, cx);
             return;
         }
+        open.is_resolved = true;
         if open.participants.is_empty() {
-            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            // It may be open here, and must not finish again when its caller decides.
+            self.open.insert(id, open);
+            self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
             return;
         }
         open.reads = reads;
-        open.is_resolved = true;
         open.silent.clear();
         let decision = decision.map(|decision| match decision {
             Decision::Commit(writes) if open.txn.declares(&writes) => Decision::Commit(writes),
@@ -575,7 +580,7 @@ impl<G: Gateway> Client<G> {
         cx.finish(id, outcome, path);
     }
 
-    /// `from` does not lead `partition`: whoever does is asked what `from` was.
+    /// `from` does not lead `partition`. Sends the request again to the replica that does.
     pub(crate) fn on_not_leader(
         &mut self,
         from: NodeId,
@@ -623,13 +628,13 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Nobody answered for a while: ask somebody else, and more patiently each time.
+    /// No answer arrived in time: suspect the leader, send again, and double the time-out.
     fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(GatewayNote::Resent.into());
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
-        let (resend_after, _) = G::intervals(&self.config);
+        let resend_after = G::timeouts(&self.config).resend_after;
         let timeout = open.asked.timeout(resend_after);
         match &open.phase {
             Phase::Reading | Phase::Snapshotting(_) => {
@@ -650,7 +655,7 @@ impl<G: Gateway> Client<G> {
     /// Tells each coordinator whose callers are alive (Carousel §4.3.1).
     fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
         let now = cx.now();
-        let (_, interval) = G::intervals(&self.config);
+        let interval = G::timeouts(&self.config).heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
         for open in self.open.values() {
             let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);

@@ -1,5 +1,6 @@
-//! What coordinators and participants say to each other where participants vote unasked. A protocol
-//! makes its own messages of these, with its own names and field numbers.
+//! Messages between coordinators and participants in protocols where participants vote without
+//! being asked (Carousel §4.1). A protocol makes its own messages of these, with its own names and
+//! field numbers.
 
 use orthodrome_core::id::{PartitionId, TxnId};
 
@@ -12,7 +13,7 @@ pub enum ToCoordinator<V> {
     QueryDecision { txn: TxnId, coordinator: PartitionId, partition: PartitionId, vote: V },
     /// The decision is in my log.
     Ack { txn: TxnId, coordinator: PartitionId, partition: PartitionId },
-    /// Need I remember how these ended?
+    /// May this participant forget these outcomes? (R6)
     MayForget { coordinator: PartitionId, partition: PartitionId, txns: Vec<TxnId> },
 }
 
@@ -21,6 +22,6 @@ pub enum ToCoordinator<V> {
 pub enum ToParticipant<A> {
     /// How did you vote?
     QueryPrepare { txn: TxnId, participant: A, coordinator: PartitionId },
-    /// You need not remember these for my sake.
+    /// This coordinator's group will not ask about these outcomes again (R6).
     Forget { partition: PartitionId, coordinator: PartitionId, txns: Vec<TxnId> },
 }

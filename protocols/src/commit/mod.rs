@@ -2,23 +2,29 @@
 //!
 //! A partition's group plays two roles, and one log serves both. As *participant* it prepares a
 //! transaction, votes, and carries out the decision. As *coordinator* it collects the votes,
-//! decides, and tells everybody. Each protocol says the rest in its own folder: when a
+//! decides, and announces the outcome. Each protocol says the rest in its own folder: when a
 //! partition prepares, what a vote says, and when votes decide.
+//!
+//! Source: Carousel (SIGMOD 2018) §4.1–4.4. Codes such as C12 and R6 are defined in
+//! `docs/pitfalls.md`, and F1 to F12 in `docs/reliability.md`. Decision: ADR 34
+//! (`docs/adr/0034-carousel-and-natto-commit-through-one-core.md`).
 //!
 //! | module | what it has | who uses it |
 //! |---|---|---|
 //! | `state` | what every replica of a group knows: prepared, ended, coordinated and settled transactions | Carousel, Natto, two-phase locking |
-//! | `votes` | the coordinator until it is decided: who takes part, commit requests, votes, aborts, takeover | Carousel, Natto |
-//! | `coordinator` | the coordinator once it is decided: commit-wait, telling, acknowledgements, settling | Carousel, Natto, two-phase locking |
+//! | `votes` | the coordinator before the decision: participants, commit requests, votes, aborts, takeover | Carousel, Natto |
+//! | `coordinator` | the coordinator after the decision: commit-wait, announcements, acknowledgements, settling | Carousel, Natto, two-phase locking |
 //! | `participant` | the participant's votes and memory: queries, acknowledgements, endings to forget | Carousel, Natto |
 //! | `reading` | read-only transactions that wait for writers, leadership checks and the ceiling | Natto, two-phase locking |
-//! | `message` | what coordinators and participants say to each other, one enum for each direction | Carousel, Natto |
+//! | `timeouts` | how long each of them waits | Carousel, Natto, two-phase locking |
+//! | `message` | messages between coordinators and participants, one enum for each direction | Carousel, Natto |
 //! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto |
 //!
 //! A protocol implements `Coordinator`, and `Gathering` and `Participating` if its participants
-//! vote unasked; `Reader` if readers wait for writers. The traits build its messages and commands, and
-//! have hooks for what it does beside. In two-phase locking the coordinator asks for votes, and nothing
-//! is in its log before the decision, so it has its own way to one.
+//! vote without being asked; `Reader` if readers wait for writers. The traits build its messages
+//! and commands. The traits also have hooks for what only one protocol does. In two-phase locking
+//! the coordinator asks for votes and logs nothing before the decision, so it decides with its own
+//! code.
 //!
 //! Handlers of leaders are methods of `hosting::Leading`: where no replica leads, they
 //! cannot be called.
@@ -29,13 +35,15 @@ mod message;
 mod participant;
 mod reading;
 mod state;
+mod timeouts;
 mod votes;
 
-pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Patience};
+pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes};
 pub use gateway::{Client, GatewayNote, GatewayTimer};
 pub(crate) use gateway::{Gateway, Open, Phase};
 pub(crate) use message::{ToCoordinator, ToParticipant};
 pub(crate) use participant::{Participating, Participation};
 pub(crate) use reading::{Reader, Reading, WaitingRead};
 pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
+pub use timeouts::Timeouts;
 pub(crate) use votes::Gathering;

@@ -200,8 +200,8 @@ impl<R: Participating> Leading<'_, R> {
         ending.remove(&txn)
     }
 
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
-    /// what this leader wants of it.
+    /// The replica that was asked about `txn` does not lead `other`. Sends this leader's open
+    /// requests about `txn` to the new leader.
     pub fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_, R>) {
         let state = self.state;
         if let Some((coordinator, vote)) = state.prepared.get(&txn).map(R::vote)
@@ -245,7 +245,7 @@ impl<R: Participating> Leading<'_, R> {
     /// Overdue work as participant: ask what became of prepared transactions, and which endings may be
     /// forgotten.
     pub fn sweep_participation(&mut self, world: &mut World<'_, R>) {
-        let (now, after) = (world.cx.now(), R::patience(world.config).query_after);
+        let (now, after) = (world.cx.now(), R::timeouts(world.config).query_after);
         let due = match R::never_asks(world.config) {
             true => vec![],
             false => take_due(&mut self.leader.participation().asked, after, now),
@@ -261,7 +261,7 @@ impl<R: Participating> Leading<'_, R> {
     }
 
     fn ask_to_forget(&mut self, world: &mut World<'_, R>) {
-        let (now, after) = (world.cx.now(), R::patience(world.config).query_after);
+        let (now, after) = (world.cx.now(), R::timeouts(world.config).query_after);
         let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
         let Participation { unforgotten, forget_asked, .. } = self.leader.participation();
         unforgotten.retain(|txn, asked| {

@@ -1,15 +1,17 @@
-//! A leader as participant in read-only transactions, where these wait for writers: the newest values,
-//! and a promise of how long they stay the newest. Carousel refuses a reader that would have to wait.
+//! Read-only transactions that wait for prepared writers (Natto, two-phase locking): a leader
+//! answers with the newest values, and promises how long they stay the newest (C12, R8). Carousel
+//! refuses a reader that would have to wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
+use super::coordinator::Coordinator;
 use super::state::State;
 use crate::gateway::Snapshot;
-use crate::hosting::{CommandOf, Leading, Role, World};
+use crate::hosting::{CommandOf, Leading, World};
 
 /// What the state of a group says of timestamps.
 pub trait Promises {
@@ -30,7 +32,7 @@ impl<P, E, C> Promises for State<P, E, C> {
 }
 
 /// How a protocol fills in read-only transactions that wait for writers.
-pub trait Reader: Role<State: Promises> {
+pub trait Reader: Coordinator<State: Promises> {
     /// A request waits for a leadership check.
     const READ_INDEX: Self::Note;
     /// A request waits for prepared writers.
@@ -45,15 +47,13 @@ pub trait Reader: Role<State: Promises> {
     fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
     /// Later timestamps may be promised.
     fn ceiling_command(ceiling: Timestamp) -> CommandOf<Self>;
-    /// To the client: the values, unless they are more than one answer may tell.
+    /// To the client: the values, unless they do not fit into one answer.
     fn snapshot_message(
         txn: TxnId,
         partition: PartitionId,
         snapshot: Snapshot,
         is_too_much: bool,
     ) -> Self::Msg;
-    /// How far ahead of its clock a leader reserves timestamps (R8).
-    fn ceiling_ahead(config: &Self::Config) -> Duration;
 
     /// True if readers need no lease: unsafe, for tests.
     fn skips_lease(_config: &Self::Config) -> bool {
@@ -107,8 +107,8 @@ pub struct WaitingRead {
     /// The answer must hold at least until then.
     pub at_least: Timestamp,
     /// Transactions that were prepared when the request came, may write its keys, and are still
-    /// pending; none before the leader has looked. No client can know of later ones: they were
-    /// not acknowledged when this transaction began.
+    /// pending; none before the leader has looked. Later ones do not matter: no client had their
+    /// outcome when this transaction began.
     pub behind: Option<BTreeSet<TxnId>>,
 }
 
@@ -116,7 +116,7 @@ impl<R: Reader> Leading<'_, R> {
     /// A read-only transaction's part: the newest values, and how long they are promised to be the
     /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
     /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
-    /// the request came: one of them may have been told to commit.
+    /// the request came: a client may have the outcome of one of them.
     pub fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_, R>) {
         if self.replica.has_lease(world.cx.now()) || R::skips_lease(world.config) {
             self.read_as_leader(read, world);
@@ -145,12 +145,12 @@ impl<R: Reader> Leading<'_, R> {
     fn read_as_leader(&mut self, mut read: WaitingRead, world: &mut World<'_, R>) {
         let reading = self.leader.reading();
         if read.at_least > self.state.ceiling() {
-            let ceiling = read.at_least + R::ceiling_ahead(world.config);
+            let ceiling = read.at_least + R::timeouts(world.config).ceiling_ahead;
             reading.above_ceiling.push(read);
             self.raise_ceiling(ceiling, world);
             return;
         }
-        // Whoever prepares from here on commits later than what is promised at least.
+        // Transactions that prepare from now on commit above `at_least`.
         reading.floor = reading.floor.max(read.at_least);
         let writers = self.leader.writers(&read.keys);
         let behind: BTreeSet<TxnId> = match read.behind.take() {
@@ -206,7 +206,7 @@ impl<R: Reader> Leading<'_, R> {
         }
     }
 
-    /// A later ceiling is chosen: answer who waited for it.
+    /// A later ceiling is chosen: answer the requests that waited for it.
     pub fn on_ceiling(&mut self, world: &mut World<'_, R>) {
         for read in std::mem::take(&mut self.leader.reading().above_ceiling) {
             self.on_read_only(read, world);
@@ -216,7 +216,7 @@ impl<R: Reader> Leading<'_, R> {
     /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
     /// is chosen, and extends it well before it is reached.
     pub fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_, R>) {
-        let ahead = R::ceiling_ahead(world.config);
+        let ahead = R::timeouts(world.config).ceiling_ahead;
         if self.leader.reading().ceiling_proposed < timestamp + ahead / 2 {
             self.raise_ceiling(timestamp + ahead, world);
         }

@@ -59,7 +59,7 @@ pub trait Request {
     fn writes(&self) -> &Writes;
 }
 
-/// The coordinator's decision, as a participant is told it.
+/// The coordinator's decision, as it is sent to a participant.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Verdict {
     /// Commit at this timestamp, with these writes of the participant's keys.
@@ -209,6 +209,21 @@ impl<P, E, C> State<P, E, C> {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
+    /// True if the transaction has ended here, or its client knows its outcome: nothing late may
+    /// prepare it.
+    #[must_use]
+    pub fn is_over(&self, txn: TxnId) -> bool {
+        self.ended.contains_key(&txn) || self.is_acknowledged(txn)
+    }
+
+    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
+    /// long that this group acknowledged it.
+    pub(crate) fn has_forgotten(&self, txn: TxnId) -> bool {
+        self.is_acknowledged(txn)
+            && !self.prepared.contains_key(&txn)
+            && !self.ended.contains_key(&txn)
+    }
+
     /// Later timestamps may be promised.
     pub(crate) fn raise_ceiling(&mut self, ceiling: Timestamp) -> Applied {
         self.ceiling = self.ceiling.max(ceiling);
@@ -244,21 +259,6 @@ impl<P, C> State<P, Ended, C> {
                 }
             }
         }
-    }
-
-    /// True if the transaction has ended here, or its client knows its outcome: nothing late may
-    /// prepare it.
-    #[must_use]
-    pub fn is_over(&self, txn: TxnId) -> bool {
-        self.ended.contains_key(&txn) || self.is_acknowledged(txn)
-    }
-
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
-    pub(crate) fn has_forgotten(&self, txn: TxnId) -> bool {
-        self.is_acknowledged(txn)
-            && !self.prepared.contains_key(&txn)
-            && !self.ended.contains_key(&txn)
     }
 }
 
@@ -326,7 +326,8 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         Applied::Settled
     }
 
-    /// What `partition` is told of an outcome: of the writes, those of its own keys.
+    /// What the coordinator sends to `partition`: the decision, with the writes of the partition's
+    /// keys.
     pub(crate) fn verdict(
         &self,
         (txn, partition): (TxnId, PartitionId),

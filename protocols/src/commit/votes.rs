@@ -38,7 +38,8 @@ pub trait Gathering:
         participants: Vec<Self::Part>,
         acknowledged_below: u64,
     ) -> CommandOf<Self>;
-    /// A decision; or an abort that counts only if the client has asked to commit so often.
+    /// A decision. With `only_after`, an abort that counts only if the log holds no later commit
+    /// request.
     fn decide_command(
         txn: TxnId,
         outcome: Outcome,
@@ -63,7 +64,8 @@ pub trait Gathering:
     fn has_voted(coordinating: &Coordinating<Self>, partition: PartitionId) -> bool {
         coordinating.votes.contains_key(&partition)
     }
-    /// The votes leave a commit request open; for so long, maybe, that they were asked for again.
+    /// The votes do not decide the request yet. `is_overdue`: the missing votes have just been
+    /// asked for again.
     fn on_undecided(
         _leading: &mut Leading<'_, Self>,
         _txn: TxnId,
@@ -374,12 +376,12 @@ impl<R: Gathering> Leading<'_, R> {
     pub fn sweep_coordinator(&mut self, world: &mut World<'_, R>) {
         let now = world.cx.now();
         let state = self.state;
-        let patience = R::patience(world.config);
+        let timeouts = R::timeouts(world.config);
         let transactions = &mut self.leader.coordination().transactions;
         let (mut abandoned, mut voteless, mut unacknowledged) = (vec![], vec![], vec![]);
         transactions.retain(|&txn, coordinating| {
-            let is_due = coordinating.asked.is_due(patience.query_after, now);
-            let is_silent = now.since(coordinating.heard) >= patience.abandon_after;
+            let is_due = coordinating.asked.is_due(timeouts.query_after, now);
+            let is_silent = now.since(coordinating.heard) >= timeouts.abandon_after;
             if coordinating.is_told {
                 if is_due {
                     unacknowledged.push(txn);
@@ -393,7 +395,8 @@ impl<R: Gathering> Leading<'_, R> {
                 && is_silent
             {
                 if !state.coordinated.contains_key(&txn) {
-                    // Votes for a transaction that was never begun here; their senders will ask.
+                    // Votes for a transaction that no client registered here; the participants will
+                    // query.
                     return false;
                 }
                 abandoned.push(txn);

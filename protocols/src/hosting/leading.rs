@@ -1,4 +1,5 @@
-//! One replica of one partition, while it leads.
+//! `Leading` is a partition together with its leader; handlers that only a leader may run are its
+//! methods (ADR 34).
 
 use std::collections::VecDeque;
 
@@ -7,7 +8,7 @@ use orthodrome_core::id::PartitionId;
 use super::{CommandOf, Partition, Role, World};
 use crate::replication::Replica;
 
-/// What the handlers of a leader work on. Where there is none, no such handler can run.
+/// What a leader's handler works on. It exists only while the replica leads.
 pub struct Leading<'p, R: Role> {
     pub id: PartitionId,
     pub state: &'p R::State,

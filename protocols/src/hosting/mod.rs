@@ -234,8 +234,8 @@ pub trait Role: Debug + Sized + Send + 'static {
         is_leader: bool,
         world: &mut World<'_, Self>,
     );
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
-    /// what this leader wants of it.
+    /// The replica that was asked about `txn` does not lead `other`. Sends this leader's open
+    /// requests about `txn` to the new leader.
     fn on_not_leader(
         leading: &mut Leading<'_, Self>,
         other: PartitionId,

@@ -212,7 +212,7 @@ impl<R: Role> Partition<R> {
         }
     }
 
-    /// A leadership check is answered. Who has been deposed meanwhile has nobody waiting for it.
+    /// The result of a leadership check. A deposed leader drops it; the reader asks again.
     fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_, R>) {
         if let Some(mut leading) = self.leading() {
             R::on_read_index(&mut leading, id, is_leader, world);

@@ -13,7 +13,7 @@ use super::delays::{Delays, delay, shifted};
 use super::leader::Context;
 use super::message::{Elsewhere, Msg, Turn};
 use super::{Config, Level, Natto, Note, Timer};
-use crate::commit::{self, Gateway, GatewayTimer, Phase};
+use crate::commit::{self, Gateway, GatewayTimer, Phase, Timeouts};
 use crate::gateway::Participant;
 
 /// The client side of Natto.
@@ -54,8 +54,8 @@ impl Gateway for Own {
         Self::default()
     }
 
-    fn intervals(config: &Config) -> (Duration, Duration) {
-        (config.resend_after, config.heartbeat_interval)
+    fn timeouts(config: &Config) -> &Timeouts {
+        &config.timeouts
     }
 
     fn on_begun(client: &mut Client, open: &mut Open, cx: &mut Context<'_>) {

@@ -10,7 +10,7 @@ use super::leader::{Forward, Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide, is_refuted};
 use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Patience};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Timeouts};
 
 type Coordinating = commit::Coordinating<Leader>;
 
@@ -65,9 +65,8 @@ impl Coordinator for Leader {
         Timer::CommitWait(partition)
     }
 
-    fn patience(config: &Config) -> Patience {
-        let Config { query_after, abandon_after, retention, .. } = *config;
-        Patience { query_after, abandon_after, retention }
+    fn timeouts(config: &Config) -> &Timeouts {
+        &config.timeouts
     }
 
     /// §3.4: the writes are another's reads before anybody hears of the decision.
@@ -116,7 +115,7 @@ impl Gathering for Leader {
         Some(outcome)
     }
 
-    /// One on a condition never takes the place of one without, whatever their order on the way.
+    /// A conditional vote never replaces an unconditional one, in any order of arrival.
     fn hear(coordinating: &mut Coordinating, partition: PartitionId, vote: Vote) {
         if !Self::has_voted(coordinating, partition) || is_settled(&vote) {
             coordinating.votes.insert(partition, vote);
@@ -221,8 +220,8 @@ impl Leading<'_> {
         }
     }
 
-    /// `of` is decided: whoever waits for its writes has them, if it commits. If it does not, what is
-    /// read is another's affair (N9).
+    /// `of` is decided. If it commits, its writes are sent to the readers that wait for them. If it
+    /// aborts, the participant answers the reader (N9).
     fn answer_forwards(&mut self, of: TxnId, forwards: Vec<Forward>, world: &mut World<'_>) {
         let state = self.state;
         let Some(coordinating) = self.under_way(of) else { return };

@@ -393,7 +393,7 @@ impl Leading<'_> {
         self.reserve(world.cx.clock().now, world);
         self.sweep_participation(world);
         self.sweep_coordinator(world);
-        let next = world.cx.now() + world.config.sweep_interval;
+        let next = world.cx.now() + world.config.timeouts.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
     }
 }
@@ -432,7 +432,7 @@ impl Partition {
         self.leader = Some(leader);
         let mut leading = self.led();
         leading.take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.sweep_interval);
+        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.timeouts.sweep_interval);
         leading.reserve(world.cx.clock().now, world);
     }
 }

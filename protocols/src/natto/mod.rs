@@ -173,21 +173,8 @@ pub struct Config {
     pub probe_refresh: Duration,
     /// A client stops probing when it has begun no transaction for this long.
     pub probe_idle: Duration,
-    /// A client sends an unanswered request again after this time, then after twice, …
-    pub resend_after: Duration,
-    /// Clients send heartbeats this often while their callers think.
-    pub heartbeat_interval: Duration,
-    /// A coordinator gives a client up after this time without a heartbeat.
-    pub abandon_after: Duration,
-    /// A participant asks about a transaction this long after it was prepared, and a coordinator
-    /// about a vote this long after the commit request; then again as often.
-    pub query_after: Duration,
-    /// How often a leader looks for work that is overdue.
-    pub sweep_interval: Duration,
-    /// How far ahead of its clock a leader reserves timestamps (R8).
-    pub ceiling_ahead: Duration,
-    /// Outcomes are kept this long for a client that acknowledges nothing any more.
-    pub retention: Duration,
+    /// Time-outs of gateways, coordinators and participants.
+    pub timeouts: commit::Timeouts,
     /// Unsafe variants, for tests.
     pub mutations: Mutations,
 }
@@ -414,13 +401,7 @@ impl Protocol for Natto {
             probe_window: Duration::from_secs(1),
             probe_refresh: Duration::from_millis(100),
             probe_idle: Duration::from_secs(5),
-            resend_after: round_trip * 3 + Duration::from_millis(200),
-            heartbeat_interval: Duration::from_secs(1),
-            abandon_after: Duration::from_secs(5),
-            query_after: round_trip * 5 + Duration::from_millis(500),
-            sweep_interval: Duration::from_millis(200),
-            ceiling_ahead: Duration::from_secs(1),
-            retention: Duration::from_secs(600),
+            timeouts: commit::Timeouts::for_round_trip(round_trip),
             mutations: Mutations::default(),
         }
     }
@@ -442,13 +423,7 @@ impl Protocol for Natto {
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {
-        // A fourth of what suits is less than a round trip: everything is asked more than once.
-        let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
-        config.resend_after = hosting::vary(config.resend_after, low, high, rng);
-        config.query_after = hosting::vary(config.query_after, 20, 150, rng);
-        config.sweep_interval = hosting::vary(config.sweep_interval, 10, 150, rng);
-        config.ceiling_ahead = hosting::vary(config.ceiling_ahead, 25, 200, rng);
-        config.heartbeat_interval = hosting::vary(config.heartbeat_interval, 20, 100, rng);
+        config.timeouts.vary(rng);
         // From the paper's measurements to hardly any.
         config.probe_interval = hosting::vary(config.probe_interval, 100, 12_000, rng);
         config.ahead_max = hosting::vary(config.ahead_max, 40, 150, rng);

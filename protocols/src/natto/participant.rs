@@ -11,7 +11,7 @@ use super::leader::{Arrived, Leader, Leading, World};
 use super::message::{Command, Elsewhere, Msg, Turn, Vote};
 use super::queue;
 use super::state::Prepared;
-use super::{Config, Level, Note, Timer};
+use super::{Level, Note, Timer};
 use crate::commit::{Participating, Participation, Reader, Reading, Verdict};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
@@ -76,10 +76,6 @@ impl Reader for Leader {
         is_too_much: bool,
     ) -> Msg {
         Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
-    }
-
-    fn ceiling_ahead(config: &Config) -> Duration {
-        config.ceiling_ahead
     }
 }
 
@@ -529,7 +525,7 @@ impl Leading<'_> {
         }
         let is_open = self.state.prepared.contains_key(&txn)
             || self.leader.participation.preparing.contains_key(&txn);
-        let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
+        let is_over = self.state.is_over(txn);
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
         {
@@ -544,8 +540,11 @@ impl Leading<'_> {
                 world.cx.note(Note::Tombstone);
                 self.end(txn, coordinator, verdict, world);
             }
-            // A commit needs this partition's prepare, so it was prepared and has ended here.
-            (false, false, Verdict::Commit(..)) => self.acknowledge(txn, coordinator, world),
+            // A commit needs this partition's prepare, and its end is kept until the client has
+            // acknowledged it.
+            (false, false, Verdict::Commit(..)) => {
+                unreachable!("{txn} commits and is not known at {}", self.id);
+            }
         }
     }
 

@@ -26,6 +26,10 @@ pub struct Sum {
     pub digest: u64,
 }
 
+/// Transactions of one partition that are remembered until their spans are closed, some 30 MiB of them at
+/// most. Beyond that nothing earlier is compared.
+const ADDED_MAX: usize = 1 << 20;
+
 /// What the replicas of a node and those of others came to.
 #[derive(Debug)]
 pub(super) struct Checks {
@@ -35,13 +39,15 @@ pub(super) struct Checks {
     /// What was added of spans that are not closed. A transaction that a server takes from a peer for one
     /// partition puts its versions of another into the store again, which changes nothing there.
     added: BTreeMap<PartitionId, BTreeSet<Timestamp>>,
+    /// See [`ADDED_MAX`].
+    added_max: usize,
 }
 
 impl Checks {
     /// Nothing is settled. Spans are so long.
     pub(super) fn new(span: Duration) -> Self {
         let length = nanos(span).max(1);
-        Self { length, sums: checks::Checks::new(1), added: BTreeMap::new() }
+        Self { length, sums: checks::Checks::new(1), added: BTreeMap::new(), added_max: ADDED_MAX }
     }
 
     fn index(&self, ts: Timestamp) -> Index {
@@ -58,9 +64,15 @@ impl Checks {
     /// time.
     pub(super) fn add(&mut self, partition: PartitionId, ts: Timestamp, digest: u64) {
         let index = self.index(ts);
-        if !self.sums.is_closed(partition, index)
-            && self.added.entry(partition).or_default().insert(ts)
-        {
+        if self.sums.is_closed(partition, index) {
+            return;
+        }
+        let added = self.added.entry(partition).or_default();
+        if added.len() >= self.added_max {
+            let latest = added.last().map_or(ts, |last| ts.max(*last));
+            added.clear();
+            self.begin(partition, latest);
+        } else if added.insert(ts) {
             self.sums.add(partition, index, digest);
         }
     }
@@ -145,6 +157,32 @@ mod tests {
         let text = three.unwrap();
         assert!(text.contains("p2") && text.contains("n0"), "{text}");
         assert!(text.contains("from @104000000000 to @105000000000"), "{text}");
+    }
+
+    #[test]
+    fn what_is_remembered_of_open_spans_is_bounded() {
+        let (mut bounded, mut other) = (checks(104), checks(104));
+        bounded.added_max = 3;
+        // Of two spans; the bound is passed in the second.
+        for at in [1, 2, 3, 4, 5].map(|n| Timestamp(110 * SECOND + n * SECOND / 3)) {
+            bounded.add(P, at, 7);
+            other.add(P, at, 7);
+            assert!(bounded.added[&P].len() <= 3);
+        }
+        let ten = bounded.take_news()[&P].len();
+        for checks in [&mut bounded, &mut other] {
+            checks.add(P, Timestamp(112 * SECOND + 5), 8);
+            checks.close(P, Timestamp(113 * SECOND));
+        }
+        let compared = |checks: &mut Checks| -> Vec<u64> {
+            checks.take_news()[&P].iter().map(|sum| sum.number).collect()
+        };
+        assert_eq!(
+            (ten, compared(&mut bounded)),
+            (10, vec![113]),
+            "earlier spans are not compared"
+        );
+        assert!(compared(&mut other).ends_with(&[111, 112, 113]));
     }
 
     #[test]

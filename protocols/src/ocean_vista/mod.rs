@@ -142,7 +142,7 @@ pub struct Config {
     /// A transaction that reads more than this, or reads and writes more, aborts: what it comes to has to fit
     /// into one message.
     pub read_bytes_max: usize,
-    /// How often nodes tell each other what their replicas' settled versions came to.
+    /// How often replicas exchange digests of their settled versions.
     pub compare_interval: Duration,
     /// Versions of so long a time are compared at once.
     pub compared_span: Duration,

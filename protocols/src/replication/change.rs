@@ -16,8 +16,7 @@ use super::{Index, Io, Payload, Replicated};
 pub(super) struct Change {
     target: Members,
     entrants: Vec<Entrant>,
-    /// New voters, most of whom the leader does not hear: with them in force, the group would choose
-    /// nothing, and nobody could take the change back.
+    /// New voters that the leader does not hear, if too few others remain for a quorum.
     silent: Vec<NodeId>,
 }
 

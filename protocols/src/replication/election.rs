@@ -302,6 +302,8 @@ impl<R: Replicated> Replica<R> {
         if let Role::Leader(lead) = role {
             self.leader = None;
             self.orders.on_deposed();
+            // Before `Deposed`: the leader that asked is still there, and numbers of checks start
+            // again with the next leadership.
             for id in lead.reads_waiting() {
                 self.tell(Event::ReadFailed { id });
             }

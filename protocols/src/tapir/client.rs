@@ -73,10 +73,10 @@ enum Phase {
 /// A partition that owes reads.
 #[derive(Debug)]
 struct Owing {
-    /// How often none of its replicas answered in time, and how many are passed over from the start.
+    /// Time-outs so far, plus the replicas skipped at the start.
     tried: usize,
-    /// Replicas that cannot answer, as they said since then. The next one is asked at once when such an
-    /// answer arrives for the first time: links that deliver a message twice must not make two of it.
+    /// Replicas that could not answer since the last time-out. Only a replica's first refusal sends
+    /// another read, so duplicated messages cannot multiply reads.
     refused: BTreeSet<NodeId>,
 }
 

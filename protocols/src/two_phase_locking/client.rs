@@ -183,7 +183,7 @@ impl Client {
         self.open.insert(id, open);
         self.ask(id, cx);
         if !std::mem::replace(&mut self.beats, true) {
-            cx.set_timer(Timer::Heartbeat, cx.now() + self.config.heartbeat_interval);
+            cx.set_timer(Timer::Heartbeat, cx.now() + self.config.timeouts.heartbeat_interval);
         }
         if has_nobody_to_ask {
             self.on_all_answered(id, cx);
@@ -195,7 +195,7 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
-        cx.set_timer(Timer::Resend(id), cx.now() + self.config.resend_after);
+        cx.set_timer(Timer::Resend(id), cx.now() + self.config.timeouts.resend_after);
     }
 
     /// Sends whatever has not been answered yet.
@@ -665,7 +665,7 @@ impl Client {
         cx.note(Note::Resent);
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
-        let timeout = open.asked.timeout(self.config.resend_after);
+        let timeout = open.asked.timeout(self.config.timeouts.resend_after);
         match &open.phase {
             Phase::Locking | Phase::LockingWrites(_) | Phase::Snapshotting(_) => {
                 for &partition in open.silent.keys() {
@@ -684,7 +684,7 @@ impl Client {
     /// Tells each participant whose callers are alive, and which of them wait for a lock elsewhere.
     fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        let interval = self.config.heartbeat_interval;
+        let interval = self.config.timeouts.heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, (Vec<TxnId>, Vec<TxnId>)> = BTreeMap::new();
         for (&id, open) in &self.open {
             let is_undecided = open.is_locking() || matches!(open.phase, Phase::Deciding);

@@ -1,5 +1,5 @@
 //! A partition's leader as coordinator: ask every participant to prepare, and decide in the log.
-//! [`commit`](crate::commit) tells the decision and sees it through.
+//! [`commit`](crate::commit) announces the decision and collects the acknowledgements.
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
@@ -9,7 +9,7 @@ use super::leader::{Leader, Leading, Request, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{State, decide};
 use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Outcomes, Patience};
+use crate::commit::{self, Coordination, Coordinator, Outcomes, Timeouts};
 use crate::waiting::RetryState;
 
 type Coordinating = commit::Coordinating<Leader>;
@@ -63,9 +63,8 @@ impl Coordinator for Leader {
         Timer::CommitWait(partition)
     }
 
-    fn patience(config: &Config) -> Patience {
-        let Config { query_after, abandon_after, retention, .. } = *config;
-        Patience { query_after, abandon_after, retention }
+    fn timeouts(config: &Config) -> &Timeouts {
+        &config.timeouts
     }
 
     fn on_retired(world: &mut World<'_>) {
@@ -285,9 +284,9 @@ impl Leading<'_> {
         let (mut due, mut hopeless) = (vec![], vec![]);
         for (&txn, coordinating) in &mut self.leader.coordination.transactions {
             let last = coordinating.asked;
-            let is_due = last.is_due(config.query_after, now);
+            let is_due = last.is_due(config.timeouts.query_after, now);
             let is_undecided = !coordinating.is_decision_proposed;
-            if is_undecided && now.since(coordinating.heard) >= config.abandon_after {
+            if is_undecided && now.since(coordinating.heard) >= config.timeouts.abandon_after {
                 hopeless.push(txn);
             } else if is_due && (is_undecided || coordinating.is_told) {
                 coordinating.asked = last.again(now);

@@ -312,7 +312,7 @@ impl Leading<'_> {
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
         self.sweep_participant(world);
         self.sweep_coordinator(world);
-        let next = world.cx.now() + world.config.sweep_interval;
+        let next = world.cx.now() + world.config.timeouts.sweep_interval;
         world.cx.set_timer(Timer::Sweep(self.id), next);
     }
 }
@@ -348,7 +348,7 @@ impl Partition {
         self.leader = Some(leader);
         let mut leading = self.led();
         leading.take_over_coordination(world);
-        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.sweep_interval);
+        world.cx.set_timer(Timer::Sweep(leading.id), now + world.config.timeouts.sweep_interval);
         leading.reserve(world.cx.clock().now, world);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Version, Writes};
 
 use super::leader::{Leader, Leading, Session, World};
@@ -54,10 +54,6 @@ impl Reader for Leader {
         Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much }
     }
 
-    fn ceiling_ahead(config: &Config) -> Duration {
-        config.ceiling_ahead
-    }
-
     fn skips_lease(config: &Config) -> bool {
         config.mutations.no_lease
     }
@@ -87,7 +83,7 @@ impl Leading<'_> {
             return;
         }
         self.end_earlier_attempts(txn, world);
-        if self.is_forgotten(txn) {
+        if self.state.has_forgotten(txn) && !self.leader.preparing.contains_key(&txn) {
             // Its client was silent for so long that this group acknowledged what came later, and no
             // attempt of that name is taken. Without an answer it would ask for ever.
             world.cx.note(Note::LateLock);
@@ -307,16 +303,6 @@ impl Leading<'_> {
         self.serve_granted(world);
     }
 
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
-    fn is_forgotten(&self, txn: TxnId) -> bool {
-        let is_preparing = self.leader.preparing.contains_key(&txn);
-        self.state.is_acknowledged(txn)
-            && !is_preparing
-            && !self.state.prepared.contains_key(&txn)
-            && !self.state.ended.contains_key(&txn)
-    }
-
     fn send_vote(&self, txn: TxnId, coordinator: PartitionId, vote: Vote, world: &mut World<'_>) {
         let vote = Msg::Vote { txn, coordinator, partition: self.id, vote };
         world.send_to_leader(coordinator, vote);
@@ -348,7 +334,7 @@ impl Leading<'_> {
         }
         let is_open =
             self.state.prepared.contains_key(&txn) || self.leader.preparing.contains_key(&txn);
-        let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
+        let is_over = self.state.is_over(txn);
         if is_open {
             self.end(txn, coordinator, outcome, world);
         } else if is_over || matches!(outcome, Outcome::Committed(_)) {
@@ -416,9 +402,9 @@ impl Leading<'_> {
     pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         self.reserve(world.cx.clock().now, world);
-        let after = world.config.query_after;
+        let after = world.config.timeouts.query_after;
         let due = take_due(&mut self.leader.asked, after, now);
-        let abandon_after = world.config.abandon_after;
+        let abandon_after = world.config.timeouts.abandon_after;
         let is_gone = |session: &Session| now.since(session.heard) >= abandon_after;
         let gone = self.leader.sessions.iter().filter(|(_, session)| is_gone(session));
         let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();

@@ -38,7 +38,7 @@ fn unsafe_variants_are_caught() {
 fn what_is_left_over_is_noticed() {
     // Participants that never ask what they may forget.
     first_failure::<Carousel>(BASIC, FailureKind::Stuck, "unforgotten endings", |config| {
-        config.query_after = Duration::from_secs(3_600);
+        config.timeouts.query_after = Duration::from_secs(3_600);
     });
 }
 

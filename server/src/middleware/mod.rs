@@ -50,4 +50,5 @@ mod words;
 pub use config::{AgentConfig, ConfigError, ProxyConfig};
 pub use driver::{Endpoint, Fault, Sql, Statement};
 pub use orthodrome_geotp::sql::Dialect;
+pub use orthodrome_geotp::sql::parse::STACK_BYTES;
 pub use run::{Addresses, RunError, run_agent, run_proxy};

@@ -146,6 +146,15 @@ pub(super) struct Open {
     touched: BTreeSet<SourceId>,
 }
 
+/// What a MySQL client is told whose transaction is over without its knowing.
+fn rolled_back_before() -> SqlError {
+    SqlError::new(
+        "40001",
+        "transaction rolled back: an earlier statement failed, and PostgreSQL keeps nothing of a \
+         transaction in which one did; begin it again",
+    )
+}
+
 /// How often a transaction's first round is sent.
 const TRIES: u32 = 8;
 
@@ -174,6 +183,8 @@ pub(super) struct Session {
     /// BEGIN was said, and neither COMMIT nor ROLLBACK.
     pub(super) in_block: bool,
     /// PostgreSQL: the transaction failed and its end has not come.
+    /// A failure ended the transaction, and the client has not acknowledged that: with PostgreSQL by its end,
+    /// with MySQL by the next statement, which is refused.
     is_failed: bool,
     pub(super) open: Option<Open>,
     pub(super) settings: Settings,
@@ -390,14 +401,17 @@ impl Session {
         }
     }
 
-    pub(super) fn check_failed(&self) -> Result<(), SqlError> {
-        if self.is_failed {
-            return Err(SqlError::new(
+    /// Refuses what follows a failure that ended the transaction. A MySQL client is told once, with the
+    /// number that means a rollback.
+    pub(super) fn check_failed(&mut self) -> Result<(), SqlError> {
+        match self.client {
+            Dialect::PostgreSql if self.is_failed => Err(SqlError::new(
                 "25P02",
                 "current transaction is aborted, commands ignored until end of transaction block",
-            ));
+            )),
+            Dialect::MariaDb if std::mem::take(&mut self.is_failed) => Err(rolled_back_before()),
+            Dialect::PostgreSql | Dialect::MariaDb => Ok(()),
         }
-        Ok(())
     }
 
     pub(super) fn prefer(&self) -> Vec<SourceId> {
@@ -585,6 +599,7 @@ impl Session {
     ) -> Result<BTreeMap<NodeId, Vec<Answer>>, SqlError> {
         let is_first = self.open.is_none();
         let isolation = self.isolation();
+        let only = is_first && placed.len() == 1;
         for _ in 1..TRIES {
             match self.attempt(round.clone(), placed, last, finishes).await {
                 Ok(answers) => {
@@ -593,17 +608,29 @@ impl Session {
                     }
                     return Ok(answers);
                 }
-                Err(missed) if !(is_first && missed.lost) => return Err(self.missed(missed)),
+                Err(missed) if !(is_first && missed.lost) => {
+                    return Err(self.missed(missed, only.then_some(isolation)));
+                }
                 Err(_) => self.next_isolation = Some(isolation),
             }
         }
         let missed = self.attempt(round, placed, last, finishes).await;
-        missed.map_err(|missed| self.missed(missed))
+        missed.map_err(|missed| self.missed(missed, only.then_some(isolation)))
     }
 
-    /// What the client hears. MySQL's transaction is over with a failure that rolled it back.
-    fn missed(&mut self, missed: Missed) -> SqlError {
+    /// What the client is told. A failure at a PostgreSQL source, or of a statement at several, rolls back the
+    /// whole transaction, where a MySQL client expects that its other statements remain. If the error does
+    /// not mean a rollback, the next statement or COMMIT is refused. `first` is the isolation of a
+    /// transaction in which nothing ran before: it goes on, and has lost nothing.
+    fn missed(&mut self, missed: Missed, first: Option<Isolation>) -> SqlError {
         if self.client == Dialect::MariaDb && self.open.is_none() {
+            let goes_on = self.in_block || !self.autocommit;
+            let means_rollback = matches!(&*missed.error.sqlstate, "40001" | "40P01" | "08007");
+            if goes_on && !means_rollback && first.is_some() {
+                self.next_isolation = first;
+                return missed.error;
+            }
+            self.is_failed = goes_on && !means_rollback;
             self.in_block = false;
             self.over(false);
         }
@@ -674,7 +701,6 @@ impl Session {
                     let error = self.error(source, failure, sources);
                     if several || client == Dialect::PostgreSql {
                         self.end().await;
-                        self.in_block = self.in_block && client == Dialect::PostgreSql;
                     }
                     return Err(error.into());
                 }
@@ -771,6 +797,9 @@ impl Session {
         if std::mem::take(&mut self.is_failed) {
             self.end().await;
             self.over(false);
+            if self.client == Dialect::MariaDb {
+                return Err(rolled_back_before());
+            }
             return Ok(Reply::done("ROLLBACK"));
         }
         let Some(mut open) = self.open.take() else {
