@@ -1,0 +1,219 @@
+//! The locks that serializable transactions take at their sources.
+
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{
+    Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident,
+    LockClause, LockType, NonBlock, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr,
+    Statement, TableWithJoins, VisitorMut,
+};
+
+use super::super::Refusal;
+use super::super::catalog::Dialect;
+use super::super::parse::Isolation;
+use super::super::route::{Names, RECORDS_MAX, Router};
+use super::aggregate::Contains;
+use super::record::{Keys, Named};
+use super::{Planner, number};
+
+impl Planner<'_> {
+    /// MariaDB locks the gaps itself. Who skips what is locked does not want to know whether it is there.
+    pub(super) fn keys(
+        &self,
+        statement: &Statement,
+        to: Dialect,
+        named: &Named,
+    ) -> Result<Keys, Refusal> {
+        let skips = |lock: &LockClause| lock.nonblock == Some(NonBlock::SkipLocked);
+        let skips = matches!(statement, Statement::Query(query) if query.locks.iter().any(skips));
+        if self.context.isolation != Isolation::Serializable || to == Dialect::MariaDb || skips {
+            return Ok(Keys::default());
+        }
+        let records = named.records.clone();
+        if matches!(statement, Statement::Insert(_)) {
+            let filled = named.unnamed.iter().cloned().collect();
+            return Ok(Keys { inserted: records, filled, ..Keys::default() });
+        }
+        if records.len() >= RECORDS_MAX {
+            return Err(Refusal::unsupported(format!(
+                "the statement names {RECORDS_MAX} rows or more of one source, and SERIALIZABLE must lock each of them; split it, \
+                 or ask for REPEATABLE READ",
+            )));
+        }
+        let is_delete = matches!(statement, Statement::Delete(_));
+        Ok(Keys { sought: records, is_delete, ..Keys::default() })
+    }
+}
+
+/// Adds the locks that serializable reads need at a source.
+pub(super) struct Locker<'a> {
+    pub(super) to: Dialect,
+    pub(super) depth: usize,
+    pub(super) prelude: Vec<Query>,
+    pub(super) router: &'a Router<'a>,
+}
+
+impl VisitorMut for Locker<'_> {
+    type Break = Refusal;
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<Refusal> {
+        self.depth += 1;
+        match self.lock(query) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(refusal) => ControlFlow::Break(refusal),
+        }
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Refusal> {
+        self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+}
+
+fn share(of: Option<&str>) -> LockClause {
+    let of = of.map(|name| ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]));
+    LockClause { lock_type: LockType::Share, of, nonblock: None }
+}
+
+impl Locker<'_> {
+    fn lock(&mut self, query: &mut Query) -> Result<(), Refusal> {
+        if !query.locks.is_empty() {
+            return Ok(());
+        }
+        let is_top = self.depth == 1;
+        if self.to == Dialect::MariaDb {
+            // A session at SERIALIZABLE locks every read of a transaction, subqueries included; the
+            // words say so where they may stand.
+            if is_top && matches!(&*query.body, SetExpr::Select(select) if !select.from.is_empty())
+            {
+                query.locks.push(share(None));
+            }
+            return Ok(());
+        }
+        let mut selects = Vec::new();
+        selects_of(&query.body, &mut selects);
+        let is_plain_select = matches!(&*query.body, SetExpr::Select(_));
+        let mut aliases: Option<Vec<LockClause>> = None;
+        let mut preludes = Vec::new();
+        for select in selects {
+            let names = Names::default();
+            // Names that the router does not know here are CTEs; their queries lock for themselves.
+            let Ok(scope) = self.router.scope(&select.from, None, &names) else { continue };
+            if scope.tables.is_empty() {
+                continue;
+            }
+            if scope.has_outer {
+                return Err(Refusal::unsupported(
+                    "PostgreSQL cannot lock the optional side of an outer join, as SERIALIZABLE wants here; read the \
+                     tables in two statements, or ask for REPEATABLE READ",
+                ));
+            }
+            let found = Contains::of(&select.projection);
+            let is_grouped = select.distinct.is_some()
+                || select.having.is_some()
+                || found.aggregate
+                || found.window
+                || !matches!(&select.group_by, GroupByExpr::Expressions(by, _) if by.is_empty());
+            if is_plain_select && !is_grouped {
+                aliases = Some(if scope.has_other {
+                    scope.aliases().map(|a| share(Some(a))).collect()
+                } else {
+                    vec![share(None)]
+                });
+            } else if is_top {
+                preludes.push(locking_prelude(select));
+            } else {
+                return Err(Refusal::unsupported(
+                    "PostgreSQL cannot lock what a grouped subquery reads, as SERIALIZABLE wants here; read it in a \
+                     statement of its own, or ask for REPEATABLE READ",
+                ));
+            }
+        }
+        self.prelude.append(&mut preludes);
+        query.locks.extend(aliases.into_iter().flatten());
+        Ok(())
+    }
+}
+
+fn selects_of<'a>(body: &'a SetExpr, into: &mut Vec<&'a Select>) {
+    match body {
+        SetExpr::Select(select) => into.push(select),
+        SetExpr::SetOperation { left, right, .. } => {
+            selects_of(left, into);
+            selects_of(right, into);
+        }
+        _ => {}
+    }
+}
+
+/// `SELECT count(*) FROM (SELECT 1 FROM … WHERE … FOR SHARE) AS orthodrome_locked`.
+fn locking_prelude(select: &Select) -> Query {
+    let mut inner = select.clone();
+    inner.distinct = None;
+    inner.projection = vec![SelectItem::UnnamedExpr(number(1))];
+    inner.group_by = GroupByExpr::Expressions(Vec::new(), Vec::new());
+    inner.having = None;
+    inner.named_window = Vec::new();
+    let inner = bare_query(SetExpr::Select(Box::new(inner)), vec![share(None)]);
+    let mut outer = select.clone();
+    outer.distinct = None;
+    outer.selection = None;
+    outer.group_by = GroupByExpr::Expressions(Vec::new(), Vec::new());
+    outer.having = None;
+    outer.named_window = Vec::new();
+    outer.projection = vec![SelectItem::UnnamedExpr(count_all())];
+    outer.from = vec![TableWithJoins {
+        relation: sqlparser::ast::TableFactor::Derived {
+            lateral: false,
+            subquery: Box::new(inner),
+            alias: Some(sqlparser::ast::TableAlias {
+                explicit: true,
+                name: Ident::new("orthodrome_locked"),
+                columns: Vec::new(),
+                at: None,
+            }),
+            sample: None,
+        },
+        joins: Vec::new(),
+    }];
+    bare_query(SetExpr::Select(Box::new(outer)), Vec::new())
+}
+
+fn bare_query(body: SetExpr, locks: Vec<LockClause>) -> Query {
+    Query {
+        with: None,
+        body: Box::new(body),
+        order_by: None,
+        limit_clause: None,
+        fetch: None,
+        locks,
+        for_clause: None,
+        settings: None,
+        format_clause: None,
+        pipe_operators: Vec::new(),
+    }
+}
+
+fn named_call(name: &str, args: FunctionArguments) -> Expr {
+    Expr::Function(Function {
+        name: ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args,
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
+fn count_all() -> Expr {
+    named_call(
+        "count",
+        FunctionArguments::List(sqlparser::ast::FunctionArgumentList {
+            duplicate_treatment: None,
+            args: vec![FunctionArg::Unnamed(FunctionArgExpr::Wildcard)],
+            clauses: Vec::new(),
+        }),
+    )
+}

@@ -1,0 +1,404 @@
+//! One SELECT over several sources: what each is asked for, and how the rows become one result.
+
+use sqlparser::ast::{
+    Distinct, DuplicateTreatment, Expr, FunctionArg, FunctionArgExpr, FunctionArguments,
+    GroupByExpr, Ident, LimitClause, ObjectName, ObjectNamePart, OrderByKind, OrderBySort, Query,
+    Select, SelectItem, SetExpr, Value as SqlValue,
+};
+
+use super::super::Refusal;
+use super::super::catalog::Dialect;
+use super::super::dialect::nulls_first;
+use super::super::merge::{At, Op, RowMerge, SortKey};
+use super::super::route::{Scope, table_name};
+use super::aggregate::{Contains, aggregate};
+use super::number;
+
+/// One SELECT for several sources.
+pub(super) struct Spread<'a> {
+    pub(super) client: Dialect,
+    pub(super) select: &'a Select,
+    pub(super) scope: &'a Scope<'a>,
+}
+
+impl Spread<'_> {
+    pub(super) fn spread(&self, query: &Query) -> Result<(Query, RowMerge), Refusal> {
+        let select = self.select;
+        let no = |text: &str| {
+            Err(Refusal::unsupported(format!(
+                "{text} over several sources is not supported; restrict the statement to keys of one source"
+            )))
+        };
+        if query.fetch.is_some() || select.top.is_some() {
+            return no("FETCH");
+        }
+        if select.into.is_some() {
+            return no("SELECT INTO");
+        }
+        if select.qualify.is_some()
+            || Contains::of(&select.projection).window
+            || !select.named_window.is_empty()
+        {
+            return no("a window function");
+        }
+        let is_distinct = match &select.distinct {
+            Some(Distinct::On(_)) => return no("DISTINCT ON"),
+            Some(Distinct::Distinct) => true,
+            Some(Distinct::All) | None => false,
+        };
+        let groups: &[Expr] = match &select.group_by {
+            GroupByExpr::Expressions(by, modifiers) if modifiers.is_empty() => by,
+            _ => return no("this GROUP BY"),
+        };
+        let is_local = groups.iter().any(|by| self.is_sharding_column(self.resolve(by)));
+        let is_aggregated =
+            !is_local && (!groups.is_empty() || Contains::of(&select.projection).aggregate);
+        if is_aggregated && select.having.is_some() {
+            return no("HAVING, when groups span sources,");
+        }
+        let mut items: Vec<SelectItem> = select.projection.clone();
+        let visible = items.len();
+        let mut ops: Vec<Op> = Vec::new();
+        let mut group_columns = Vec::new();
+        if is_aggregated {
+            for item in &select.projection {
+                let expr = match item {
+                    SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => expr,
+                    _ => return no("`*` beside an aggregate"),
+                };
+                ops.push(self.operation(expr, groups)?);
+            }
+        }
+        // Averages are sums and counts; the count is a hidden column at the end.
+        let averages: Vec<usize> = ops
+            .iter()
+            .enumerate()
+            .filter(|(_, op)| matches!(op, Op::Average { .. }))
+            .map(|(i, _)| i)
+            .collect();
+        for index in averages {
+            let hidden = items.len();
+            self.split_average(&mut items, index)?;
+            if let Some(op) = ops.get_mut(index) {
+                *op = Op::Average { count: hidden };
+            }
+            ops.push(Op::Sum);
+        }
+        if is_aggregated {
+            for by in groups {
+                let by = self.resolve(by);
+                let at = match self.position(by, &select.projection) {
+                    Some(at) => at,
+                    None => {
+                        items.push(SelectItem::UnnamedExpr(by.clone()));
+                        ops.push(Op::Group);
+                        items.len() - 1
+                    }
+                };
+                group_columns.push(at);
+            }
+        }
+        let mut order = Vec::new();
+        if let Some(by) = &query.order_by {
+            let OrderByKind::Expressions(keys) = &by.kind else { return no("ORDER BY ALL") };
+            for key in keys {
+                if matches!(key.options.sort, Some(OrderBySort::Using(_))) {
+                    return no("ORDER BY … USING");
+                }
+                let at = self.order_column(
+                    &key.expr,
+                    &mut items,
+                    &mut ops,
+                    is_aggregated,
+                    is_distinct,
+                    groups,
+                )?;
+                order.push(SortKey {
+                    at,
+                    is_descending: matches!(key.options.sort, Some(OrderBySort::Desc)),
+                    nulls_first: nulls_first(key, self.client),
+                });
+            }
+        }
+        let (limit, offset) = limits(query.limit_clause.as_ref())?;
+        let mut query = query.clone();
+        if is_aggregated {
+            // A source's first groups need not be the first of all.
+            query.limit_clause = None;
+            query.order_by = None;
+        } else {
+            query.limit_clause = limit.map(|limit| LimitClause::LimitOffset {
+                limit: Some(number(limit.saturating_add(offset))),
+                offset: None,
+                limit_by: Vec::new(),
+            });
+        }
+        let hidden = items.len() - visible;
+        if let SetExpr::Select(select) = &mut *query.body {
+            select.projection = items;
+        }
+        let merge = RowMerge {
+            order,
+            groups: group_columns,
+            ops,
+            is_aggregated,
+            is_distinct,
+            limit,
+            offset,
+            hidden,
+            client: self.client,
+        };
+        Ok((query, merge))
+    }
+
+    /// `GROUP BY 2` and `GROUP BY alias` mean an item of the list.
+    fn resolve<'e>(&'e self, by: &'e Expr) -> &'e Expr {
+        let items = &self.select.projection;
+        if let Expr::Value(value) = by
+            && let SqlValue::Number(text, _) = &value.value
+            && let Some(item) =
+                text.parse::<usize>().ok().and_then(|n| n.checked_sub(1)).and_then(|n| items.get(n))
+        {
+            return match item {
+                SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => expr,
+                _ => by,
+            };
+        }
+        if let Expr::Identifier(name) = by {
+            for item in items {
+                if let SelectItem::ExprWithAlias { expr, alias } = item
+                    && alias.value.eq_ignore_ascii_case(&name.value)
+                {
+                    return expr;
+                }
+            }
+        }
+        by
+    }
+
+    fn is_sharding_column(&self, expr: &Expr) -> bool {
+        self.scope.is_sharding_column(expr)
+    }
+
+    fn position(&self, expr: &Expr, items: &[SelectItem]) -> Option<usize> {
+        items.iter().position(|item| match item {
+            SelectItem::UnnamedExpr(one) | SelectItem::ExprWithAlias { expr: one, .. } => {
+                same(one, expr)
+            }
+            _ => false,
+        })
+    }
+
+    /// How a column of groups is put together again.
+    fn operation(&self, expr: &Expr, groups: &[Expr]) -> Result<Op, Refusal> {
+        let no = |why: String| {
+            Err(Refusal::unsupported(format!(
+                "{why}; restrict the statement to keys of one source, or compute it in the client"
+            )))
+        };
+        if let Some((name, function)) = aggregate(expr) {
+            if let FunctionArguments::List(list) = &function.args
+                && list.duplicate_treatment == Some(DuplicateTreatment::Distinct)
+                && !matches!(name.as_str(), "min" | "max")
+            {
+                let is_local = list.args.iter().any(|arg| matches!(arg, FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) if self.is_sharding_column(e)));
+                if !(is_local && name == "count") {
+                    return no(format!(
+                        "{name}(DISTINCT …) cannot be computed over several sources"
+                    ));
+                }
+            }
+            return match name.as_str() {
+                "count" | "sum" => Ok(Op::Sum),
+                "min" => Ok(Op::Min),
+                "max" => Ok(Op::Max),
+                "avg" => Ok(Op::Average { count: 0 }),
+                "bool_and" | "every" => Ok(Op::Min),
+                "bool_or" => Ok(Op::Max),
+                other => no(format!("{other}(…) cannot be computed over several sources")),
+            };
+        }
+        if groups.iter().any(|by| same(self.resolve(by), expr)) {
+            return Ok(Op::Group);
+        }
+        // coalesce(sum(x), 0) adds up as sum(x) does.
+        if let Expr::Function(function) = expr
+            && matches!(table_name(&function.name).as_str(), "coalesce" | "ifnull")
+            && let FunctionArguments::List(list) = &function.args
+            && let [
+                FunctionArg::Unnamed(FunctionArgExpr::Expr(inner)),
+                FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(zero))),
+            ] = list.args.as_slice()
+            && matches!(aggregate(inner), Some((name, _)) if name == "sum" || name == "count")
+            && matches!(&zero.value, SqlValue::Number(text, _) if text == "0")
+        {
+            return Ok(Op::Sum);
+        }
+        if Contains::of(expr).aggregate {
+            return no("an expression of aggregates cannot be computed over several sources".into());
+        }
+        if is_constant(expr) {
+            return Ok(Op::Group);
+        }
+        no("over several sources every column must be grouped or aggregated".into())
+    }
+
+    /// Turns `avg(x)` into `sum(x)` in place, and appends `count(x)`.
+    fn split_average(&self, items: &mut Vec<SelectItem>, index: usize) -> Result<(), Refusal> {
+        let bad = || Refusal::unsupported("this avg(…) cannot be computed over several sources");
+        let item = items.get_mut(index).ok_or_else(bad)?;
+        let (expr, alias) = match item {
+            SelectItem::UnnamedExpr(expr) => (expr.clone(), Ident::new("avg")),
+            SelectItem::ExprWithAlias { expr, alias } => (expr.clone(), alias.clone()),
+            _ => return Err(bad()),
+        };
+        let (_, function) = aggregate(&expr).ok_or_else(bad)?;
+        let renamed = |name: &str| {
+            let mut function = function.clone();
+            function.name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]);
+            Expr::Function(function)
+        };
+        let alias = match (self.client, &*item) {
+            // MariaDB names a column by the text of its expression.
+            (Dialect::MariaDb, SelectItem::UnnamedExpr(expr)) => {
+                Ident::with_quote('`', expr.to_string())
+            }
+            _ => alias,
+        };
+        let (sum, count) = (renamed("sum"), renamed("count"));
+        *item = SelectItem::ExprWithAlias { expr: sum, alias };
+        items.push(SelectItem::UnnamedExpr(count));
+        Ok(())
+    }
+
+    fn order_column(
+        &self,
+        key: &Expr,
+        items: &mut Vec<SelectItem>,
+        ops: &mut Vec<Op>,
+        is_aggregated: bool,
+        is_distinct: bool,
+        groups: &[Expr],
+    ) -> Result<At, Refusal> {
+        let is_wild = |item: &SelectItem| {
+            matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..))
+        };
+        if let Expr::Value(value) = key
+            && let SqlValue::Number(text, _) = &value.value
+            && let Some(index) = text.parse::<usize>().ok().and_then(|n| n.checked_sub(1))
+        {
+            return Ok(At::Column(index));
+        }
+        let projection = &self.select.projection;
+        let has_wild = projection.iter().any(is_wild);
+        if let Expr::Identifier(name) = key {
+            let by_alias = projection.iter().position(|item| matches!(item, SelectItem::ExprWithAlias { alias, .. } if alias.value.eq_ignore_ascii_case(&name.value)));
+            if let Some(index) = by_alias {
+                return Ok(if has_wild {
+                    At::Named(name.value.to_lowercase())
+                } else {
+                    At::Column(index)
+                });
+            }
+        }
+        if has_wild {
+            let last = match key {
+                Expr::Identifier(name) => Some(name),
+                Expr::CompoundIdentifier(names) => names.last(),
+                _ => None,
+            };
+            if let (Some(name), true) = (last, self.scope.tables.len() == 1) {
+                return Ok(At::Named(name.value.to_lowercase()));
+            }
+            if is_distinct {
+                return Err(Refusal::unsupported(
+                    "with DISTINCT and `*` over several sources, order by plain columns of one table",
+                ));
+            }
+        } else if let Some(index) = self.position(key, projection) {
+            return Ok(At::Column(index));
+        }
+        if is_distinct {
+            return Err(Refusal::unsupported(
+                "with DISTINCT, ORDER BY must name columns of the list",
+            ));
+        }
+        if is_aggregated {
+            let op = self.operation(key, groups)?;
+            if matches!(op, Op::Average { .. }) {
+                return Err(Refusal::unsupported(
+                    "to order by an average over several sources, add it to the select list",
+                ));
+            }
+            ops.push(op);
+            items.push(SelectItem::UnnamedExpr(key.clone()));
+            return Ok(At::Column(items.len() - 1));
+        }
+        items.push(SelectItem::UnnamedExpr(key.clone()));
+        // Hidden columns are counted from the end, because `*` is of unknown width.
+        Ok(At::Hidden(items.len() - 1 - projection.len()))
+    }
+}
+
+/// Equal but for the table's name in front of a column, and letter case.
+fn same(left: &Expr, right: &Expr) -> bool {
+    let name = |expr: &Expr| match expr {
+        Expr::Identifier(name) => Some(name.value.to_lowercase()),
+        Expr::CompoundIdentifier(names) => names.last().map(|n| n.value.to_lowercase()),
+        _ => None,
+    };
+    match (left, right) {
+        (Expr::CompoundIdentifier(_), Expr::CompoundIdentifier(_)) => {
+            left.to_string().eq_ignore_ascii_case(&right.to_string())
+        }
+        _ => match (name(left), name(right)) {
+            (Some(left), Some(right)) => left == right,
+            (None, None) => {
+                left == right
+                    || left.to_string().eq_ignore_ascii_case(&right.to_string())
+                        && !left.to_string().contains('\'')
+            }
+            _ => false,
+        },
+    }
+}
+
+fn is_constant(expr: &Expr) -> bool {
+    match expr {
+        Expr::Value(_) => true,
+        Expr::Nested(inner)
+        | Expr::UnaryOp { expr: inner, .. }
+        | Expr::Cast { expr: inner, .. } => is_constant(inner),
+        _ => false,
+    }
+}
+
+/// LIMIT and OFFSET as numbers.
+fn limits(clause: Option<&LimitClause>) -> Result<(Option<usize>, usize), Refusal> {
+    let constant = |expr: &Expr| match expr {
+        Expr::Value(value) => match &value.value {
+            SqlValue::Number(text, _) | SqlValue::SingleQuotedString(text) => {
+                text.parse::<usize>().ok().map(Some)
+            }
+            SqlValue::Null => Some(None),
+            _ => None,
+        },
+        _ => None,
+    };
+    let bad = || Refusal::unsupported("over several sources LIMIT and OFFSET must be integers");
+    Ok(match clause {
+        None => (None, 0),
+        Some(LimitClause::LimitOffset { limit, offset, limit_by }) => {
+            if !limit_by.is_empty() {
+                return Err(bad());
+            }
+            let limit = limit.as_ref().map(|e| constant(e).ok_or_else(bad)).transpose()?.flatten();
+            let offset =
+                offset.as_ref().map(|o| constant(&o.value).ok_or_else(bad)).transpose()?.flatten();
+            (limit, offset.unwrap_or(0))
+        }
+        Some(LimitClause::OffsetCommaLimit { offset, limit }) => {
+            (constant(limit).ok_or_else(bad)?, constant(offset).ok_or_else(bad)?.unwrap_or(0))
+        }
+    })
+}
