@@ -1,0 +1,154 @@
+//! Messages: from the sender over a link to the receiver, or lost on the way.
+
+use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::{Input, Message, Protocol};
+use orthodrome_core::time::Time;
+use orthodrome_core::trace::Event as TraceEvent;
+
+use super::{Event, FailureKind, Simulation, World};
+use crate::cpu::Cpu;
+use crate::network::{Fate, Released};
+
+/// A message on its way.
+#[derive(Debug)]
+pub(crate) struct InFlight<P: Protocol> {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// Which life of the sender and of the receiver the connection belongs to.
+    pub(super) lives: (u32, u32),
+    pub(crate) sent: Time,
+    /// Size on the wire.
+    pub(super) bytes: u32,
+    pub(super) hops: u16,
+    pub(crate) msg: P::Msg,
+}
+
+impl<P: Protocol> Simulation<P> {
+    pub(super) fn arrive(&mut self, flight: InFlight<P>, is_ready: bool) {
+        let (now, to) = (self.world.now, flight.to);
+        if self.world.is_cut(&flight) {
+            self.world.lose(&flight);
+            return;
+        }
+        let node = self.node(to);
+        if node.paused > 0 {
+            node.backlog.push_back(Event::Arrive { flight, is_ready });
+            return;
+        }
+        if !is_ready && flight.from != to && !node.cpu.is_infinite(now) {
+            let ready = node.cpu.admit(now, flight.bytes as usize, flight.msg.keys());
+            if ready > now {
+                self.world.queue.push(ready, Event::Arrive { flight, is_ready: true });
+                return;
+            }
+        }
+        self.accept(flight);
+    }
+
+    /// A message has arrived and had its CPU time.
+    pub(crate) fn accept(&mut self, flight: InFlight<P>) {
+        let InFlight { from, to, sent, hops, msg, .. } = flight;
+        let from = self.world.id(from);
+        let world = &mut self.world;
+        world.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
+            format!("{msg:?}")
+        });
+        self.input(to, Input::Message { from, msg }, hops);
+    }
+
+    /// Sends what links held while they were blocked.
+    pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
+        for flight in &released.lost {
+            self.world.lose(flight);
+        }
+        for flight in released.send {
+            self.world.transmit(flight);
+        }
+    }
+}
+
+impl<P: Protocol> World<P> {
+    pub(super) fn send(
+        &mut self,
+        from: u32,
+        cpu: &mut Cpu,
+        (to, msg): (NodeId, P::Msg),
+        hops: u16,
+    ) {
+        let to_index = self.dense.get(to.0 as usize).copied().unwrap_or(u32::MAX);
+        if to_index == u32::MAX {
+            let from = self.id(from);
+            let kind = msg.kind();
+            self.fail(
+                FailureKind::Promise,
+                format!("{from} sent {kind} to {to}, which is not in the cluster"),
+            );
+            return;
+        }
+        let is_wan = self.network.is_wan(from, to_index);
+        let bytes = msg.wire_size();
+        let most = self.limits.message_bytes;
+        if bytes > most {
+            let (node, kind) = (self.id(from), msg.kind());
+            let detail = format!("{node} sent {kind} of {bytes} bytes to {to}, over {most}");
+            self.fail(FailureKind::Limit, detail);
+        }
+        if from != to_index {
+            cpu.charge_send(self.now, bytes);
+            if self.load.measured.contains(&self.now) {
+                self.traffic.count(msg.kind(), from, to_index, is_wan, bytes);
+            }
+        }
+        let lives = (self.life(from), self.life(to_index));
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let hops = hops.saturating_add(u16::from(is_wan));
+        let flight = InFlight { from, to: to_index, lives, sent: self.now, bytes, hops, msg };
+        match &mut self.manual {
+            Some(manual) => manual.hold(flight),
+            None => self.transmit(flight),
+        }
+    }
+
+    pub(super) fn transmit(&mut self, flight: InFlight<P>) {
+        let (now, from, to) = (self.now, flight.from, flight.to);
+        let lane = flight.msg.lane();
+        match self.network.send_in(lane, now, (from, to), flight.bytes as usize) {
+            Fate::Arrives(at, again) => {
+                if let Some(again) = again {
+                    let flight = InFlight { msg: flight.msg.clone(), ..flight };
+                    self.queue.push(again, Event::Arrive { flight, is_ready: false });
+                }
+                self.queue.push(at, Event::Arrive { flight, is_ready: false });
+            }
+            Fate::Lost => self.lose(&flight),
+            Fate::Stalls => {
+                for lost in self.network.stall(now, from, to, flight) {
+                    self.lose(&lost);
+                }
+            }
+        }
+    }
+
+    /// True if the connection that carried a message broke before it arrived.
+    fn is_cut(&self, flight: &InFlight<P>) -> bool {
+        let &InFlight { from, to, lives, sent, .. } = flight;
+        let is_down = !self.up.get(to as usize).copied().unwrap_or(false);
+        is_down
+            || self.life(to) != lives.1
+            || (self.life(from) != lives.0 && self.network.was_cut(from, to, sent))
+    }
+
+    pub(crate) fn lose(&mut self, flight: &InFlight<P>) {
+        let to = self.id(flight.to);
+        let (msg, sent) = (&flight.msg, flight.sent);
+        self.log(
+            flight.from,
+            TraceEvent::Lose,
+            Some(to),
+            Some(sent),
+            msg.txn(),
+            msg.kind(),
+            || format!("{msg:?}"),
+        );
+    }
+}

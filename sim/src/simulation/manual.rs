@@ -1,0 +1,84 @@
+//! Step-by-step control: a golden script delivers messages, fires timers and completes flushes.
+
+use orthodrome_core::machine::{Input, Protocol};
+
+use super::node::on_host;
+use super::{InFlight, Process, Simulation};
+
+/// What step-by-step control holds back.
+pub(crate) struct Manual<P: Protocol> {
+    /// Messages that were sent and not delivered, numbered from 1 in the order of sending.
+    pub(crate) held: Vec<(u32, InFlight<P>)>,
+    next: u32,
+    /// Told of every message that is sent.
+    echo: EchoSink<P>,
+}
+
+type EchoSink<P> = Box<dyn FnMut(u32, &InFlight<P>)>;
+
+impl<P: Protocol> Manual<P> {
+    pub(super) fn hold(&mut self, flight: InFlight<P>) {
+        self.next += 1;
+        (self.echo)(self.next, &flight);
+        self.held.push((self.next, flight));
+    }
+}
+
+#[cfg_attr(
+    not(feature = "golden"),
+    expect(dead_code, reason = "only golden scripts take control, and they are a feature")
+)]
+impl<P: Protocol> Simulation<P> {
+    /// From now on messages, flushes and timers wait to be asked for.
+    pub(crate) fn take_control(&mut self, echo: EchoSink<P>) {
+        self.world.manual = Some(Manual { held: Vec::new(), next: 0, echo });
+    }
+
+    /// Everything held back goes its way from now on.
+    pub(crate) fn give_control_back(&mut self) {
+        let Some(manual) = self.world.manual.take() else { return };
+        for (_, flight) in manual.held {
+            self.world.transmit(flight);
+        }
+        for index in 0..u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) {
+            self.start_flush(index);
+            self.rearm(index);
+        }
+    }
+
+    /// Delivers or loses message `number`, and forgets it unless it `stays`.
+    pub(crate) fn step_message(&mut self, number: u32, arrives: bool, stays: bool) {
+        let Some(manual) = &mut self.world.manual else { return };
+        let Some(at) = manual.held.iter().position(|(held, _)| *held == number) else { return };
+        let (_, flight) = manual.held.remove(at);
+        if stays {
+            let msg = flight.msg.clone();
+            manual.held.insert(at, (number, InFlight { msg, ..flight }));
+        }
+        if arrives {
+            self.arrive(flight, true);
+        } else {
+            self.world.lose(&flight);
+        }
+    }
+
+    /// Makes everything that a node wrote durable, and tells it. False if there was nothing.
+    pub(crate) fn flush_disk(&mut self, index: u32) -> bool {
+        let Self { nodes, world, .. } = self;
+        let Some(node) = nodes.get_mut(index as usize) else { return false };
+        node.disk.start_flush(world.now, &mut world.disk_rng);
+        let Some((ticket, hops)) = node.disk.finish_flush() else { return false };
+        self.input(index, Input::Durable(ticket), hops);
+        true
+    }
+
+    /// Expires a node's earliest timer, moving time on to its deadline. False if it has none.
+    pub(crate) fn fire_first(&mut self, index: u32) -> bool {
+        let node = self.node(index);
+        let Some(deadline) = on_host!(&node.process, host => host.next_deadline(), None) else {
+            return false;
+        };
+        self.world.now = self.world.now.max(deadline);
+        self.fire_one(index)
+    }
+}

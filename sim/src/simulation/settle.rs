@@ -1,0 +1,163 @@
+//! How a run ends: transactions finish, the final audit reads everything, and replicas agree.
+
+use orthodrome_core::machine::{Machine, Protocol};
+use orthodrome_core::time::Duration;
+
+use super::node::on_host;
+use super::{Failure, FailureKind, Process, Simulation};
+use crate::watch::{self, Copies, Unrest};
+
+impl<P: Protocol> Simulation<P> {
+    /// No new transactions; those under way have `limit` to end.
+    ///
+    /// # Errors
+    /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
+    pub fn drain(&mut self, limit: Duration) -> Result<(), Failure> {
+        self.world.load.stop();
+        self.wait_for_outstanding(0, limit)?;
+        self.judge_ended(limit)
+    }
+
+    /// No new transactions; those under way go on as long as one of them ends within every `limit`.
+    /// A protocol whose transactions queue up for their locks is slow, not stuck.
+    ///
+    /// # Errors
+    /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
+    pub fn drain_while_moving(&mut self, limit: Duration) -> Result<(), Failure> {
+        self.world.load.stop();
+        let mut before = self.world.load.outstanding();
+        while let Some(fewer) = before.checked_sub(1) {
+            self.wait_for_outstanding(fewer, limit)?;
+            if self.world.load.outstanding() == before {
+                break;
+            }
+            before = self.world.load.outstanding();
+        }
+        self.judge_ended(limit)
+    }
+
+    fn judge_ended(&mut self, limit: Duration) -> Result<(), Failure> {
+        if self.world.load.outstanding() > 0 && self.options.check_outcomes && !self.is_beyond() {
+            let stuck: Vec<String> =
+                self.world.load.under_way().take(5).map(|(txn, _)| txn.to_string()).collect();
+            let count = self.world.load.outstanding();
+            self.world.fail(
+                FailureKind::Stuck,
+                format!(
+                    "{count} transactions are still pending after {limit:?}: {}",
+                    stuck.join(", ")
+                ),
+            );
+        }
+        self.world.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Until at most so many are under way, or `limit` has passed.
+    fn wait_for_outstanding(&mut self, most: u32, limit: Duration) -> Result<(), Failure> {
+        let deadline = self.world.now + limit;
+        let is_due = |run: &Self| run.world.load.outstanding() > most && run.world.now < deadline;
+        while is_due(self) && !self.is_beyond() {
+            let step = self.world.now + Duration::from_millis(50);
+            self.run_until(step.min(deadline))?;
+        }
+        Ok(())
+    }
+
+    /// Reads everything at the end: the workload's own audit, and if outcomes are checked every
+    /// key that a committed transaction touched, against what was acknowledged.
+    ///
+    /// # Errors
+    /// What is lost or does not add up.
+    pub fn audit(&mut self) -> Result<(), Failure> {
+        let mut requests = self.world.load.final_requests();
+        requests.extend(self.world.load.final_reads());
+        for request in requests {
+            let now = self.world.now;
+            self.world.load.issue_final(request, now);
+            self.world.take_due();
+            self.wait_for_outstanding(0, self.options.drain)?;
+            if self.is_beyond() {
+                return Ok(());
+            }
+            if self.world.load.outstanding() > 0 {
+                let detail = "a read-only transaction of the final audit is still pending".into();
+                self.world.fail(FailureKind::Stuck, detail);
+            }
+            if let Some(failure) = self.world.failure.take() {
+                return Err(failure);
+            }
+        }
+        if let Err(detail) = self.world.load.audit_end() {
+            self.world.fail(FailureKind::Promise, detail);
+        }
+        self.world.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Lets time pass until nothing is left over at any machine that is up and the copies of every
+    /// state agree, for at most `limit`.
+    ///
+    /// # Errors
+    /// What is left over then, or does not agree.
+    pub fn settle(&mut self, limit: Duration) -> Result<(), Failure> {
+        self.settle_within(limit, false)
+    }
+
+    /// The same, and goes on as long as less is left over within every `limit`: what links that lose packets carry
+    /// is little, and a server that was away may have much to receive.
+    ///
+    /// # Errors
+    /// What is left over then, or does not agree.
+    pub fn settle_while_moving(&mut self, limit: Duration) -> Result<(), Failure> {
+        self.settle_within(limit, true)
+    }
+
+    fn settle_within(&mut self, limit: Duration, is_extended: bool) -> Result<(), Failure> {
+        let mut deadline = self.world.now + limit;
+        let mut least = usize::MAX;
+        let mut copies = Copies::default();
+        // Irregular, so that it never keeps step with a group that appends something every so often,
+        // and at times soon again: a follower is where its leader was a round trip before.
+        let mut look = 0_u64;
+        loop {
+            if self.is_beyond() {
+                return Ok(());
+            }
+            let (kind, detail) = match self.rest(&mut copies) {
+                Ok(()) => return Ok(()),
+                Err(Unrest::Differs(detail)) => (FailureKind::Claim, detail),
+                Err(Unrest::Left(detail)) => (FailureKind::Stuck, detail),
+            };
+            if is_extended && self.left_over() < least {
+                least = self.left_over();
+                deadline = self.world.now + limit;
+            }
+            if kind == FailureKind::Claim || self.world.now >= deadline {
+                return Err(Failure { at: self.world.now, kind, detail });
+            }
+            self.run_until(self.world.now + Duration::from_millis(1 + look * 37 % 101))?;
+            look += 1;
+        }
+    }
+
+    /// How much is left over, at all machines that are up.
+    fn left_over(&self) -> usize {
+        let mut all = 0;
+        for node in &self.nodes {
+            let held = on_host!(&node.process, host => host.machine().leaks(), continue);
+            all += held.into_iter().map(|(_, count)| count).sum::<usize>();
+        }
+        all
+    }
+
+    fn rest(&self, seen: &mut Copies) -> Result<(), Unrest> {
+        for node in &self.nodes {
+            on_host!(&node.process, host => watch::leaks(node.id, host.machine())?, continue);
+        }
+        let mut copies = Vec::new();
+        for node in &self.nodes {
+            let held = on_host!(&node.process, host => host.machine().replica_digests(), continue);
+            copies.extend(held.into_iter().map(|copy| (node.id, copy)));
+        }
+        seen.compare(&copies)
+    }
+}
