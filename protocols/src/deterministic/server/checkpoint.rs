@@ -1,0 +1,120 @@
+//! Checkpoints: what is persisted, and what of it a restart finds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
+
+use orthodrome_core::Wire as _;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Key, Value, Version};
+
+use super::super::message::{Image, Log, Record};
+use super::super::{Cx, Note};
+use super::Server;
+use crate::checkpoint::CheckpointPace;
+use crate::replication;
+
+/// A table of the server's own in its store: the number of the checkpoint that the data is of.
+pub(super) const OWN: PartitionId = PartitionId(u32::MAX);
+
+/// What survived of each stream's log.
+pub(super) type Logs = BTreeMap<PartitionId, Vec<replication::Record<Log>>>;
+
+/// The images that survived, by their numbers, and each stream's log.
+pub(super) fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image>, Logs) {
+    let mut images = BTreeMap::from([(0, Image::default())]);
+    let mut logs: Logs = BTreeMap::new();
+    for record in recovered {
+        match record {
+            Record::Image(image) if image.piece == 0 => {
+                images.insert(image.number, Image::clone(&image));
+            }
+            Record::Image(next) => match images.get_mut(&next.number) {
+                Some(image) => image.add(&next),
+                None => {
+                    panic!("{node}: piece {} of image {} comes first", next.piece, next.number)
+                }
+            },
+            Record::Replication(stream, record) => {
+                logs.entry(stream).or_default().push(record);
+            }
+        }
+    }
+    (images, logs)
+}
+
+/// What was persisted, and who has something to say.
+#[derive(Debug, Default)]
+pub(super) struct Disk {
+    /// When the next checkpoint is due.
+    pub(super) pace: CheckpointPace,
+    /// Streams whose logs may hold events.
+    pub(super) touched: BTreeSet<PartitionId>,
+    /// Streams whose logs may hold messages to be sent together.
+    pub(super) unflushed: BTreeSet<PartitionId>,
+    /// The checkpoint under way.
+    checkpoint: Option<Ticket>,
+    /// Streams by which another's state came, since the last checkpoint.
+    pub(super) installed: BTreeSet<PartitionId>,
+    /// The same, before the checkpoint under way.
+    settling: BTreeSet<PartitionId>,
+}
+
+impl Server {
+    /// Everything persisted up to `ticket` is durable.
+    pub(super) fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_>) {
+        for stream in self.placement.streams() {
+            self.with(stream, cx, |held, io| held.replica.on_durable(ticket, io));
+        }
+        if self.disk.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.disk.checkpoint = None;
+            self.store.thaw();
+            if self.placement.is_divided() {
+                self.covered(cx);
+            }
+            for stream in take(&mut self.disk.settling) {
+                self.with(stream, cx, |held, io| held.replica.snapshot_durable(io));
+            }
+        }
+    }
+
+    /// Makes a checkpoint if enough has been persisted since the last one, or another's state was
+    /// taken (S8).
+    pub(super) fn checkpoint_if_due(&mut self, cx: &mut Cx<'_>) {
+        let is_due = !self.disk.installed.is_empty()
+            || self.disk.pace.is_due(self.config.hosting.checkpoint_bytes);
+        if !is_due || self.store.is_frozen() || self.exchange.has_gaps() {
+            return;
+        }
+        cx.note(Note::Checkpoint);
+        self.state.number += 1;
+        let number = Timestamp(self.state.number);
+        let version = Version { timestamp: number, ..Version::INITIAL };
+        self.store.put(OWN, Key::default(), version, Some(Value::default()));
+        self.store.collect_below(OWN, number);
+        for (partition, below) in self.state.collectables(&self.placement) {
+            self.store.collect_below(partition, below);
+        }
+        let image = self.state.image(&self.placement);
+        self.exchange.checkpoint(&image);
+        let pieces = image.into_pieces(self.config.piece_bytes).into_iter();
+        let pieces: Vec<Record> = pieces.map(Record::Image).collect();
+        let mut records = pieces.clone();
+        for (&stream, held) in &mut self.streams {
+            let applied = self.state.applied(stream);
+            let through = held.replica.compactable(self.config.log_kept).min(applied);
+            let through = through.min(self.exchange.compactable(self.placement.share(), stream));
+            held.replica.compact(through);
+            let log = held.replica.checkpoint_records().into_iter();
+            records.extend(log.map(|record| Record::Replication(stream, record)));
+        }
+        // The pieces are written twice.
+        let bytes = pieces.iter().chain(&records).map(Record::size).sum();
+        for piece in pieces {
+            cx.persist(piece);
+        }
+        self.disk.settling = take(&mut self.disk.installed);
+        self.disk.pace.made(bytes);
+        self.disk.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
+    }
+}

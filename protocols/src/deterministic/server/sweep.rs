@@ -1,0 +1,189 @@
+//! What a server does from time to time: it sends again what is overdue, and compares its digests.
+
+use std::sync::Arc;
+
+use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::time::{Duration, Time};
+
+use super::super::checks::Span;
+use super::super::message::{Msg, Sequenced};
+use super::super::{Cx, Note, Timer};
+use super::Server;
+use crate::waiting::RetryState;
+
+/// What is sent again is counted by such windows, see [`Again`].
+const AGAIN_WINDOW: Duration = Duration::from_millis(250);
+/// In a window, at least so many may be sent again, and at most.
+const AGAIN: std::ops::RangeInclusive<usize> = 4..=1_024;
+/// How often streams tell each other what clients know. It takes a look at everything that they remember.
+const ACKNOWLEDGE_AFTER: Duration = Duration::from_secs(1);
+/// None is sent again more often than this in the long run, unless settings say so.
+const AGAIN_AFTER: Duration = Duration::from_secs(4);
+
+/// Time to send a transaction again: after `timeout` at first, then after twice as long each time.
+fn is_due(asked: &RetryState, timeout: Duration, now: Time) -> bool {
+    let wait = (timeout * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(timeout));
+    now.since(asked.at) >= wait
+}
+
+/// How many transactions may be sent again: twice as many as ran in the window before, and a few. A link
+/// that carries no more must not be filled with what it has carried already, nor what is slow be made
+/// slower.
+#[derive(Debug)]
+pub(super) struct Again {
+    since: Time,
+    most: usize,
+    pub(super) ran: usize,
+    forwarded: usize,
+    asked: usize,
+}
+
+impl Again {
+    pub(super) fn new(now: Time) -> Self {
+        Self { since: now, most: *AGAIN.start(), ran: 0, forwarded: 0, asked: 0 }
+    }
+
+    /// Begins a new window, if it is time.
+    fn turn(&mut self, now: Time) {
+        if now.since(self.since) >= AGAIN_WINDOW {
+            let most = (2 * self.ran).clamp(*AGAIN.start(), *AGAIN.end());
+            *self = Self { most, ..Self::new(now) };
+        }
+    }
+}
+
+impl Server {
+    pub(super) fn on_sweep_timeout(&mut self, cx: &mut Cx<'_>) {
+        self.again.turn(cx.now());
+        self.forward(cx);
+        self.ask_again(cx);
+        self.sweep_exchange(cx);
+        if cx.now().since(self.compared_at) >= self.config.compare_interval {
+            self.compare(cx);
+        }
+        let acknowledges = cx.now().since(self.acknowledged_at) >= ACKNOWLEDGE_AFTER;
+        for stream in self.placement.streams() {
+            self.sequencing(stream, cx, |sequencer, view| sequencer.reopen(view));
+            if acknowledges {
+                self.acknowledged_at = cx.now();
+                self.acknowledge(stream, cx);
+            }
+            self.disk.unflushed.insert(stream);
+        }
+        cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
+    }
+
+    /// Servers that hold the same tell each other what their copies came to. One that came to something else than the others
+    /// must not go on: nobody can say what else is wrong there.
+    fn compare(&mut self, cx: &mut Cx<'_>) {
+        self.compared_at = cx.now();
+        let covered = self.state.covered();
+        let checks = &mut self.state.checks;
+        covered.into_iter().for_each(|(stream, index)| checks.close(stream, index));
+        let digests: Vec<(Span, u64)> = checks.take_news();
+        if let Some(difference) = checks.judge() {
+            panic!("{}: {difference}", self.node);
+        }
+        if digests.is_empty() {
+            return;
+        }
+        let share = self.placement.share();
+        for server in self.cluster.servers().filter(|server| server.id != self.node) {
+            if !self.placement.is_divided() || self.cluster.share_at(server.id).0 == share {
+                cx.send(server.id, Msg::Digests { digests: digests.clone() });
+            }
+        }
+    }
+
+    /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
+    fn ask_again(&mut self, cx: &mut Cx<'_>) {
+        let (now, timeout) = (cx.now(), self.config.resend_after);
+        let waits = self.waiting.iter();
+        let mut due: Vec<(Time, TxnId)> = waits
+            .filter(|(_, waiting)| is_due(&waiting.asked, timeout, now))
+            .map(|(&txn, waiting)| (waiting.asked.at, txn))
+            .collect();
+        due.sort_unstable();
+        due.truncate(self.again.most.saturating_sub(self.again.asked));
+        for (asked, txn) in due {
+            let Some(waiting) = self.waiting.get_mut(&txn) else { continue };
+            waiting.asked = waiting.asked.again(now);
+            let supposed = waiting.entry.clone();
+            if let Some(answer) = self.known(&supposed.functor) {
+                // It is in a state that this server took from another.
+                let Some(waiting) = self.stop_waiting(txn) else { continue };
+                self.send(waiting.gateway, answer, cx);
+            } else if self.state.is_acknowledged(txn) {
+                self.stop_waiting(txn);
+            } else if self.state.shares.is_due(supposed.name()) {
+                // It has its place, and waits for other shares.
+            } else {
+                cx.note(Note::AskedAgain);
+                self.again.asked += 1;
+                // Keys may have moved since, and this server may have taken over a state that says so.
+                let mut entry = self.plan(supposed.functor.clone(), supposed.origin, cx);
+                if entry.name() == supposed.name() {
+                    entry = supposed;
+                } else if let Some(waiting) = self.waiting.get_mut(&txn) {
+                    waiting.entry = entry.clone();
+                }
+                for stream in self.asked(&entry) {
+                    self.routes.suspect(stream, asked, now);
+                }
+                self.sequence(&entry, cx);
+            }
+        }
+    }
+
+    /// S6: whoever leads a stream in which a transaction is sees to it that it is in the others.
+    fn forward(&mut self, cx: &mut Cx<'_>) {
+        let (now, timeout) = (cx.now(), self.config.forward_after);
+        self.forwarded.retain(|name, _| self.state.merge.contains(*name));
+        let leads = |home: &PartitionId| {
+            self.streams.get(home).is_some_and(|held| held.replica.is_leader())
+        };
+        let mut due: Vec<(Time, Arc<Sequenced>)> = Vec::new();
+        for entry in self.state.merge.incomplete_since(now - timeout) {
+            let name = entry.name();
+            let missing = self.state.merge.missing(name).unwrap_or_default();
+            let asked = self.forwarded.get(&name);
+            let is_next = asked.is_none_or(|asked| is_due(asked, timeout, now));
+            if is_next && entry.homes.iter().any(|home| !missing.contains(home) && leads(home)) {
+                due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
+            }
+        }
+        // What an orderer has is taken from there, by whoever leads.
+        if self.config.mutations.forwards_nothing || self.placement.orderer().is_some() {
+            return;
+        }
+        due.sort_by_key(|(asked, entry)| (*asked, entry.name()));
+        due.truncate(self.again.most.saturating_sub(self.again.forwarded));
+        for (_, entry) in due {
+            cx.note(Note::Forwarded);
+            self.again.forwarded += 1;
+            let forwarded = self.forwarded.entry(entry.name());
+            let asked = forwarded.and_modify(|asked| *asked = asked.again(now));
+            asked.or_insert(RetryState::new(now));
+            self.sequence(&entry, cx);
+        }
+    }
+
+    /// Streams that a client does not use any more learn from the others what it knows.
+    fn acknowledge(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
+        let takes = self
+            .streams
+            .get(&stream)
+            .is_some_and(|held| held.replica.is_ready() && held.replica.takes_commands());
+        if !takes {
+            return;
+        }
+        let news = self.sequencing(stream, cx, |sequencer, view| sequencer.acknowledgement(view));
+        let Some(Some(command)) = news else { return };
+        cx.note(Note::Acknowledged);
+        self.with(stream, cx, |held, io| {
+            if let Some((index, _)) = held.replica.propose(command, io) {
+                held.sequencer.acknowledging(index);
+            }
+        });
+    }
+}
