@@ -193,25 +193,7 @@ impl<P: Protocol> Golden<P> {
     }
 
     fn cluster(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
-        let topology = match args.take_key("topology") {
-            Some(name) => Topology::built_in(name)
-                .ok_or_else(|| format!("there is no built-in topology {name:?}"))?,
-            None => {
-                let regions = number(args.take_key("regions"), 3)?;
-                let rtt = number(args.take_key("rtt"), 100)?;
-                let local = Duration::from_micros(500);
-                Topology::uniform(u16::try_from(regions)?, local, Duration::from_millis(rtt))
-            }
-        };
-        let mut count = |name: &str, default: u64| -> Outcome<u32> {
-            Ok(u32::try_from(number(args.take_key(name), default)?)?)
-        };
-        let (servers, gateways) = (count("servers", 1)?, count("gateways", 1)?);
-        let (partitions, replicas) =
-            (count("partitions", 1)?, count("replicas", if P::REPLICATED { 3 } else { 1 })?);
-        let shares = count("shares", 1)?;
-        let cluster = Cluster::spread(topology, servers, gateways, partitions, replicas)?;
-        let cluster = cluster.divided(shares)?;
+        let cluster = cluster(args, if P::REPLICATED { 3 } else { 1 })?;
         let mut config = P::configure(&cluster, self.name);
         if let Some(mutation) = args.take_key("mutation") {
             if !P::mutations(self.name).contains(&mutation) {
@@ -256,16 +238,19 @@ impl<P: Protocol> Golden<P> {
                 let _ = writeln!(output.borrow_mut(), "{}", sending(number, flight, &ids));
             }));
         }
+        self.start(run);
+        Ok(())
+    }
+
+    fn start(&mut self, mut run: Simulation<P>) {
         self.begun.clear();
-        self.run = Some(run);
-        let run = self.simulation()?;
         run.start_nodes();
+        self.run = Some(run);
         // That every node started is no news.
         let news = self.output.take();
         for line in news.lines().filter(|line| !line.ends_with(" start")) {
             self.say(line);
         }
-        Ok(())
     }
 
     /// Dense number of a node of the cluster.
@@ -714,6 +699,28 @@ fn transaction(id: TxnId, home: RegionId, args: &mut ArgumentConsumer<'_>) -> Ou
         txn.priority = Priority::HIGH;
     }
     Ok(txn)
+}
+
+/// The cluster that `cluster` describes, with this many replicas of a partition unless it says so.
+fn cluster(args: &mut ArgumentConsumer<'_>, replicas: u64) -> Outcome<Cluster> {
+    let topology = match args.take_key("topology") {
+        Some(name) => Topology::built_in(name)
+            .ok_or_else(|| format!("there is no built-in topology {name:?}"))?,
+        None => {
+            let regions = number(args.take_key("regions"), 3)?;
+            let rtt = number(args.take_key("rtt"), 100)?;
+            let local = Duration::from_micros(500);
+            Topology::uniform(u16::try_from(regions)?, local, Duration::from_millis(rtt))
+        }
+    };
+    let mut count = |name: &str, default: u64| -> Outcome<u32> {
+        Ok(u32::try_from(number(args.take_key(name), default)?)?)
+    };
+    let (servers, gateways) = (count("servers", 1)?, count("gateways", 1)?);
+    let (partitions, replicas) = (count("partitions", 1)?, count("replicas", replicas)?);
+    let shares = count("shares", 1)?;
+    let cluster = Cluster::spread(topology, servers, gateways, partitions, replicas)?;
+    Ok(cluster.divided(shares)?)
 }
 
 fn number(text: Option<&str>, default: u64) -> Outcome<u64> {

@@ -8,7 +8,7 @@ mod settle;
 mod steps;
 mod trace;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Role};
@@ -25,9 +25,9 @@ pub(crate) use self::delivery::InFlight;
 use self::manual::Manual;
 pub(crate) use self::node::{Node, Process};
 pub use self::report::{Failure, FailureKind, Report};
-use crate::clock::{ClockModel, NodeClock};
-use crate::cpu::{Cpu, CpuModel};
-use crate::disk::{Disk, DiskModel};
+use crate::clock::ClockModel;
+use crate::cpu::CpuModel;
+use crate::disk::DiskModel;
 use crate::fault::{Plan, Schedule, ScheduleError};
 use crate::load::{HistorySink, Load, LoadModel};
 use crate::network::{Network, NetworkModel};
@@ -210,8 +210,7 @@ impl<P: Protocol> Simulation<P> {
         let ids: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
         let highest = ids.iter().map(|id| id.0).max().unwrap_or(0);
         let mut dense = vec![u32::MAX; highest as usize + 1];
-        let mut gateways = Vec::new();
-        let mut nodes = Vec::new();
+        let (mut gateways, mut nodes) = (Vec::new(), Vec::new());
         for (index, node) in (0_u32..).zip(cluster.nodes()) {
             if let Some(place) = dense.get_mut(node.id.0 as usize) {
                 *place = index;
@@ -219,21 +218,7 @@ impl<P: Protocol> Simulation<P> {
             if node.role == Role::Gateway {
                 gateways.push((index, node.id));
             }
-            let mut rng = Rng::stream(options.seed, "clock", u64::from(node.id.0));
-            nodes.push(Node {
-                id: node.id,
-                role: node.role,
-                process: Process::Down,
-                disk: Disk::new(node.id, options.disk),
-                clock: NodeClock::draw(&options.clock, &mut rng),
-                cpu: Cpu::new(options.cpu),
-                work: Arc::default(),
-                wake: None,
-                held_down: 0,
-                paused: 0,
-                backlog: VecDeque::new(),
-                disk_stopped: false,
-            });
+            nodes.push(Node::new(node.id, node.role, &options));
         }
         let stream = |label| Rng::stream(options.seed, label, 0);
         let mut load = Load::new(

@@ -320,30 +320,7 @@ fn record<P: Protocol>(
     trace: Option<TraceSink>,
     mut keep: Option<HistorySink>,
 ) -> Result<ScenarioResult, SwarmError> {
-    let mut config = P::configure(&scenario.cluster, options.name);
-    if scenario.varies_settings {
-        P::vary(&mut config, &mut Rng::stream(scenario.seed, "settings", 0));
-    }
-    if scenario.options.limits != Limits::SERVER {
-        P::limit(&mut config, scenario.options.limits);
-    }
-    if let Some(mutation) = &options.mutation {
-        P::bare(&mut config, mutation);
-    }
-    if let Some(change) = change {
-        change(&mut config);
-    }
-    let workload = scenario.workload()?;
-    let mut with_load = scenario.options.clone();
-    with_load.load.no_sessions = options.mutation.as_deref() == Some(NO_SESSIONS);
-    let mut run = Simulation::<P>::new(
-        scenario.cluster.clone(),
-        config,
-        workload,
-        &scenario.schedule,
-        with_load,
-    )?;
-    run.limit_events(options.events);
+    let mut run = set_up::<P>(scenario, options, change)?;
     if let Some(sink) = trace {
         run.keep_trace(sink);
     }
@@ -383,6 +360,34 @@ fn record<P: Protocol>(
         attempts,
         trace_hash: report.trace_hash,
     })
+}
+
+/// The simulation of a scenario, at time zero.
+fn set_up<P: Protocol>(
+    scenario: &Scenario,
+    options: &SwarmOptions,
+    change: Option<fn(&mut P::Config)>,
+) -> Result<Simulation<P>, SwarmError> {
+    let mut config = P::configure(&scenario.cluster, options.name);
+    if scenario.varies_settings {
+        P::vary(&mut config, &mut Rng::stream(scenario.seed, "settings", 0));
+    }
+    if scenario.options.limits != Limits::SERVER {
+        P::limit(&mut config, scenario.options.limits);
+    }
+    if let Some(mutation) = &options.mutation {
+        P::bare(&mut config, mutation);
+    }
+    if let Some(change) = change {
+        change(&mut config);
+    }
+    let workload = scenario.workload()?;
+    let mut with_load = scenario.options.clone();
+    with_load.load.no_sessions = options.mutation.as_deref() == Some(NO_SESSIONS);
+    let cluster = scenario.cluster.clone();
+    let mut run = Simulation::new(cluster, config, workload, &scenario.schedule, with_load)?;
+    run.limit_events(options.events);
+    Ok(run)
 }
 
 fn phases<P: Protocol>(

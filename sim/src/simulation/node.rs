@@ -11,7 +11,7 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::Event as TraceEvent;
 
-use super::{Event, Simulation};
+use super::{Event, Options, Simulation};
 use crate::clock::NodeClock;
 use crate::cpu::{Cpu, Tally};
 use crate::disk::{Disk, DiskFailure};
@@ -57,6 +57,27 @@ pub(crate) struct Node<P: Protocol> {
     pub(super) backlog: VecDeque<Event<P>>,
     /// A fault of the disk stopped the node and is not repaired yet.
     pub(crate) disk_stopped: bool,
+}
+
+impl<P: Protocol> Node<P> {
+    /// A node that has not started.
+    pub(super) fn new(id: NodeId, role: Role, options: &Options) -> Self {
+        let mut rng = Rng::stream(options.seed, "clock", u64::from(id.0));
+        Self {
+            id,
+            role,
+            process: Process::Down,
+            disk: Disk::new(id, options.disk),
+            clock: NodeClock::draw(&options.clock, &mut rng),
+            cpu: Cpu::new(options.cpu),
+            work: Arc::default(),
+            wake: None,
+            held_down: 0,
+            paused: 0,
+            backlog: VecDeque::new(),
+            disk_stopped: false,
+        }
+    }
 }
 
 impl<P: Protocol> Simulation<P> {

@@ -32,134 +32,20 @@ impl Scenario {
     /// A cluster that contradicts itself.
     pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
-        let rng = &mut rng;
-        let mut drawn = FaultProfile::draw(options.admin, rng);
-        // From a stream of its own: of everything else a seed draws the same for every protocol.
-        if P::RANKS && Rng::stream(seed, "ranks", 0).chance(1, 4) {
-            drawn = FaultProfile::PriorityRaces;
-        }
-        if P::LAGS && Rng::stream(seed, "lags", 0).chance(1, 8) {
-            drawn = FaultProfile::LaggingReplicas;
-        }
-        if options.unusual
-            && P::promises_alone(options.name)
-            && Rng::stream(seed, "power", 0).chance(1, 8)
-        {
-            drawn = FaultProfile::PowerCuts;
-        }
+        let drawn = FaultProfile::draw_for::<P>(seed, options, &mut rng);
         let profile = options.profile.unwrap_or(drawn);
         let without = options.without.clone();
         let mut draws = Draws::new(&without);
         let sizes = Sizes::draw(seed, options, &mut draws);
-        let options =
-            &SwarmOptions { safety: sizes.safety.unwrap_or(options.safety), ..options.clone() };
-        let regions = 3 + rng.below(3);
-        // Coordinators that are no replicas of what they coordinate.
-        let regions = if profile == FaultProfile::PowerCuts { 5 } else { regions };
-        let topology = draw_topology(profile, regions, rng);
-        // Larger groups, and more that share only some of their servers.
-        let often = if profile == FaultProfile::LaggingReplicas { 2 } else { 1 };
-        let mut replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
-        replicas = sizes.replicas.unwrap_or(replicas);
-        if !P::REPLICATED {
-            replicas = 1;
-        }
-        let mut servers = 1 + u32::from(rng.chance(often, 4));
-        servers = servers.max(replicas.div_ceil(u32::try_from(regions).unwrap_or(1)));
-        // From a stream of its own: seeds without shares draw what they draw for every protocol.
-        let mut divided = Rng::stream(seed, "shares", 0);
-        let shares = (P::SHARES && divided.chance(1, 4)).then(|| divided.range(2, 3));
-        let shares = draws.take(Unusual::Shares, shares).unwrap_or(1);
-        let shares = u32::try_from(shares).unwrap_or(1);
-        if shares > 1 {
-            // With and without spares.
-            servers = servers.max(shares + u32::try_from(divided.below(3)).unwrap_or_default());
-        }
-        let mut moves = Moves(draws.take(Unusual::Moves, Moves::draws_of::<P>(seed, options)));
-        servers = moves.servers(servers);
-        let has_several = !matches!(
-            profile,
-            FaultProfile::Mixed | FaultProfile::LeaderChurn | FaultProfile::Partitions
-        );
-        let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
-        let partitions = sizes.partitions.or(u32::try_from(partitions).ok()).unwrap_or(1);
-        let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
-        let cluster = cluster.divided(shares)?;
-        let (workload, mut workload_options) = draw_workload(profile, rng);
-        // Smallbank has four hot users, and at least two that are not.
-        let fewest = if workload == "smallbank" { 6 } else { 1 };
-        let keys = sizes.keys.map(|keys| keys.max(fewest));
-        workload_options.keys = keys.or(workload_options.keys);
-        if P::GENERAL && workload == "list-append" {
-            // From a stream of its own: of everything else a seed draws the same for every protocol.
-            let mut rng = Rng::stream(seed, "general", 0);
-            workload_options.dependent = rng.pick(&[0.0, 0.3, 0.7, 1.0]).copied();
-        }
-        let stale = (P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6))
-            .then_some(ReadOnlyAs::Stale);
-        let stale = draws.take(Unusual::StaleReads, stale);
-        workload_options.read_only_as = stale.or(workload_options.read_only_as);
-        let mut run = draw_options(seed, profile, options, rng);
-        run.cpu = draws.take(Unusual::Processors, run.cpu);
-        let loss = Some(sizes.loss.unwrap_or(run.network.loss)).filter(|loss| *loss > 0.0);
-        run.network.loss = draws.take(Unusual::Loss, loss).unwrap_or(0.0);
-        let links = draws.take(Unusual::Links, unusual::draw_links::<P>(seed, options));
-        run.network.links = links.unwrap_or(Links::Ordered);
-        let limits = Some(draw_limits(seed)).filter(|limits| {
-            *limits != Limits::SERVER
-                && P::limit(&mut P::configure(&cluster, options.name), *limits)
-        });
-        run.limits = draws.take(Unusual::Limits, limits).unwrap_or(Limits::SERVER);
-        let varies_settings =
-            rng.chance(if profile == FaultProfile::LeaderChurn { 3 } else { 2 }, 4);
-        let varies_settings =
-            draws.take(Unusual::Settings, varies_settings.then_some(())).is_some();
-        let mut schedule = Schedule::default();
-        // Some seeds have no faults at all.
-        if rng.chance(9, 10) {
-            schedule.faults = draw_faults(&cluster, profile, &run.network, options, rng);
-        }
-        schedule.faults.extend(moves.draw(&cluster, options));
-        let replaced = draw_replaced::<P>(seed, &cluster, options);
-        let replaced = Some(replaced).filter(|replaced| !replaced.is_empty());
-        let replaced = draws.take(Unusual::Replaced, replaced).unwrap_or_default();
-        let (mut down, mut lost) = (Vec::new(), Vec::new());
-        for (server, entry) in replaced {
-            lost.push(server);
-            schedule.faults.push(entry);
-        }
-        let replaced_servers = lost.clone();
-        let has_admin =
-            schedule.faults.iter().any(|e| matches!(e.fault, Fault::ChangeMembers { .. }));
-        if options.losses && !has_admin && rng.chance(1, 3) {
-            let mut servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
-            rng.shuffle(&mut servers);
-            for server in servers {
-                if leaves_majorities(&cluster, &lost, server) {
-                    lost.push(server);
-                    down.push(server);
-                }
-            }
-        }
-        let down_for_ever = Some(down).filter(|down| !down.is_empty());
-        down = draws.take(Unusual::Losses, down_for_ever).unwrap_or_default();
-        let disks = unusual::draw_disks(seed, &cluster, options);
-        let disks = Some(disks).filter(|disks| !disks.is_empty());
-        schedule.faults.extend(draws.take(Unusual::Disks, disks).unwrap_or_default());
-        let dead_region = if has_admin {
-            None
-        } else {
-            unusual::draw_dead_region(seed, &cluster, options, &replaced_servers)
-        };
-        if let Some((dead, entry)) = draws.take(Unusual::DeadRegion, dead_region) {
-            schedule.faults.push(entry);
-            if P::OUTLIVES_GATEWAYS {
-                down = dead;
-            }
-        }
-        let unusual = std::mem::take(&mut draws.taken);
-        let safety = options.safety;
-        let options = run;
+        let safety = sizes.safety.unwrap_or(options.safety);
+        let options = &SwarmOptions { safety, ..options.clone() };
+        let mut drawing = Drawing { seed, profile, sizes, options, draws, rng };
+        let (cluster, moves) = drawing.cluster::<P>()?;
+        let (workload, workload_options) = drawing.workload::<P>();
+        let models = drawing.models::<P>(&cluster);
+        let varies_settings = drawing.varies_settings();
+        let (schedule, down) = drawing.faults::<P>(&cluster, moves, &models.network);
+        let unusual = drawing.draws.taken;
         Ok(Self {
             seed,
             safety,
@@ -167,7 +53,7 @@ impl Scenario {
             cluster,
             workload,
             workload_options,
-            options,
+            options: models,
             varies_settings,
             schedule,
             down,
@@ -177,7 +63,174 @@ impl Scenario {
     }
 }
 
+/// The draws of one seed so far. What is drawn from `rng` depends on everything drawn from it before.
+/// A draw with a stream of its own changes no other draw, so of everything else a seed draws the same
+/// for every protocol.
+struct Drawing<'a> {
+    seed: u64,
+    profile: FaultProfile,
+    sizes: Sizes,
+    options: &'a SwarmOptions,
+    draws: Draws<'a>,
+    rng: Rng,
+}
+
+impl Drawing<'_> {
+    /// Regions, servers, partitions and replicas; and the operators who will move partitions.
+    fn cluster<P: Protocol>(&mut self) -> Result<(Cluster, Moves), SwarmError> {
+        let (seed, profile, options, rng) = (self.seed, self.profile, self.options, &mut self.rng);
+        let regions = 3 + rng.below(3);
+        // Coordinators that are no replicas of what they coordinate.
+        let regions = if profile == FaultProfile::PowerCuts { 5 } else { regions };
+        let topology = draw_topology(profile, regions, rng);
+        // Larger groups, and more that share only some of their servers.
+        let often = if profile == FaultProfile::LaggingReplicas { 2 } else { 1 };
+        let mut replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
+        replicas = self.sizes.replicas.unwrap_or(replicas);
+        if !P::REPLICATED {
+            replicas = 1;
+        }
+        let mut servers = 1 + u32::from(rng.chance(often, 4));
+        servers = servers.max(replicas.div_ceil(u32::try_from(regions).unwrap_or(1)));
+        let mut divided = Rng::stream(seed, "shares", 0);
+        let shares = (P::SHARES && divided.chance(1, 4)).then(|| divided.range(2, 3));
+        let shares = self.draws.take(Unusual::Shares, shares).unwrap_or(1);
+        let shares = u32::try_from(shares).unwrap_or(1);
+        if shares > 1 {
+            // With and without spares.
+            servers = servers.max(shares + u32::try_from(divided.below(3)).unwrap_or_default());
+        }
+        let moves = self.draws.take(Unusual::Moves, Moves::draws_of::<P>(seed, options));
+        let mut moves = Moves(moves);
+        servers = moves.servers(servers);
+        let has_several = !matches!(
+            profile,
+            FaultProfile::Mixed | FaultProfile::LeaderChurn | FaultProfile::Partitions
+        );
+        let partitions = rng.range(if has_several { 2 } else { 1 }, 5);
+        let partitions = self.sizes.partitions.or(u32::try_from(partitions).ok()).unwrap_or(1);
+        let cluster = Cluster::spread(topology, servers, 1, partitions, replicas)?;
+        Ok((cluster.divided(shares)?, moves))
+    }
+
+    fn workload<P: Protocol>(&mut self) -> (&'static str, workload::Options) {
+        let seed = self.seed;
+        let (workload, mut options) = draw_workload(self.profile, &mut self.rng);
+        // Smallbank has four hot users, and at least two that are not.
+        let fewest = if workload == "smallbank" { 6 } else { 1 };
+        let keys = self.sizes.keys.map(|keys| keys.max(fewest));
+        options.keys = keys.or(options.keys);
+        if P::GENERAL && workload == "list-append" {
+            let mut rng = Rng::stream(seed, "general", 0);
+            options.dependent = rng.pick(&[0.0, 0.3, 0.7, 1.0]).copied();
+        }
+        let stale = (P::STALE_READS && Rng::stream(seed, "stale", 0).chance(1, 6))
+            .then_some(ReadOnlyAs::Stale);
+        let stale = self.draws.take(Unusual::StaleReads, stale);
+        options.read_only_as = stale.or(options.read_only_as);
+        (workload, options)
+    }
+
+    /// Network, clocks, disks, processors and limits, and how transactions arrive.
+    fn models<P: Protocol>(&mut self, cluster: &Cluster) -> Options {
+        let (seed, options) = (self.seed, self.options);
+        let mut run = draw_options(seed, self.profile, options, &mut self.rng);
+        run.cpu = self.draws.take(Unusual::Processors, run.cpu);
+        let loss = Some(self.sizes.loss.unwrap_or(run.network.loss)).filter(|loss| *loss > 0.0);
+        run.network.loss = self.draws.take(Unusual::Loss, loss).unwrap_or(0.0);
+        let links = self.draws.take(Unusual::Links, unusual::draw_links::<P>(seed, options));
+        run.network.links = links.unwrap_or(Links::Ordered);
+        let limits = Some(draw_limits(seed)).filter(|limits| {
+            *limits != Limits::SERVER && P::limit(&mut P::configure(cluster, options.name), *limits)
+        });
+        run.limits = self.draws.take(Unusual::Limits, limits).unwrap_or(Limits::SERVER);
+        run
+    }
+
+    /// Whether the protocol's settings are drawn too.
+    fn varies_settings(&mut self) -> bool {
+        let often = if self.profile == FaultProfile::LeaderChurn { 3 } else { 2 };
+        let varies = self.rng.chance(often, 4);
+        self.draws.take(Unusual::Settings, varies.then_some(())).is_some()
+    }
+
+    /// The fault schedule, and the nodes that stay down when everything else heals.
+    fn faults<P: Protocol>(
+        &mut self,
+        cluster: &Cluster,
+        mut moves: Moves,
+        network: &NetworkModel,
+    ) -> (Schedule, Vec<NodeId>) {
+        let (seed, options) = (self.seed, self.options);
+        let mut schedule = Schedule::default();
+        // Some seeds have no faults at all.
+        if self.rng.chance(9, 10) {
+            schedule.faults = draw_faults(cluster, self.profile, network, options, &mut self.rng);
+        }
+        schedule.faults.extend(moves.draw(cluster, options));
+        let replaced = draw_replaced::<P>(seed, cluster, options);
+        let replaced = Some(replaced).filter(|replaced| !replaced.is_empty());
+        let replaced = self.draws.take(Unusual::Replaced, replaced).unwrap_or_default();
+        let (replaced, entries): (Vec<NodeId>, Vec<fault::Entry>) = replaced.into_iter().unzip();
+        schedule.faults.extend(entries);
+        let has_admin =
+            schedule.faults.iter().any(|e| matches!(e.fault, Fault::ChangeMembers { .. }));
+        let mut down = self.losses(cluster, &replaced, has_admin);
+        let disks = unusual::draw_disks(seed, cluster, options);
+        let disks = Some(disks).filter(|disks| !disks.is_empty());
+        schedule.faults.extend(self.draws.take(Unusual::Disks, disks).unwrap_or_default());
+        let dead_region = if has_admin {
+            None
+        } else {
+            unusual::draw_dead_region(seed, cluster, options, &replaced)
+        };
+        if let Some((dead, entry)) = self.draws.take(Unusual::DeadRegion, dead_region) {
+            schedule.faults.push(entry);
+            if P::OUTLIVES_GATEWAYS {
+                down = dead;
+            }
+        }
+        (schedule, down)
+    }
+
+    /// Servers that stay down for ever, in some seeds without membership changes: with those that are
+    /// `replaced` they leave a majority of each partition's replicas.
+    fn losses(&mut self, cluster: &Cluster, replaced: &[NodeId], has_admin: bool) -> Vec<NodeId> {
+        let (mut down, mut lost) = (Vec::new(), replaced.to_vec());
+        if self.options.losses && !has_admin && self.rng.chance(1, 3) {
+            let mut servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
+            self.rng.shuffle(&mut servers);
+            for server in servers {
+                if leaves_majorities(cluster, &lost, server) {
+                    lost.push(server);
+                    down.push(server);
+                }
+            }
+        }
+        let down = Some(down).filter(|down| !down.is_empty());
+        self.draws.take(Unusual::Losses, down).unwrap_or_default()
+    }
+}
+
 impl FaultProfile {
+    /// What a seed draws for protocol `P`. The profiles of some protocols are from streams of their own.
+    fn draw_for<P: Protocol>(seed: u64, options: &SwarmOptions, rng: &mut Rng) -> Self {
+        let mut drawn = Self::draw(options.admin, rng);
+        if P::RANKS && Rng::stream(seed, "ranks", 0).chance(1, 4) {
+            drawn = Self::PriorityRaces;
+        }
+        if P::LAGS && Rng::stream(seed, "lags", 0).chance(1, 8) {
+            drawn = Self::LaggingReplicas;
+        }
+        if options.unusual
+            && P::promises_alone(options.name)
+            && Rng::stream(seed, "power", 0).chance(1, 8)
+        {
+            drawn = Self::PowerCuts;
+        }
+        drawn
+    }
+
     /// Every profile, each as often as its weight; `admin` if leaders may be told to change.
     fn draw(admin: bool, rng: &mut Rng) -> Self {
         match rng.below(8) {
