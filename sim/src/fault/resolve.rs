@@ -126,6 +126,37 @@ impl Names<'_> {
     }
 }
 
+impl Names<'_> {
+    fn check_duplicates(&self, links: Links) -> Result<(), ScheduleError> {
+        match links {
+            Links::Ordered => Err(self
+                .value("ordered links do not duplicate messages; run with unordered links".into())),
+            Links::Unordered { .. } => Ok(()),
+        }
+    }
+
+    fn transfer_leader(&self, partition: u32, to: &str) -> Result<Action, ScheduleError> {
+        let to = self.server(to)?;
+        let order = Admin::TransferLeader { partition: PartitionId(partition), to };
+        Ok(Action::Admin { nodes: self.group(partition)?, order })
+    }
+
+    fn change_members(
+        &self,
+        partition: u32,
+        voters: &[String],
+        learners: &[String],
+    ) -> Result<Action, ScheduleError> {
+        let look_up = |list: &[String]| -> Result<Vec<NodeId>, ScheduleError> {
+            list.iter().map(|name| self.server(name)).collect()
+        };
+        let (voters, learners) = (look_up(voters)?, look_up(learners)?);
+        let nodes = self.group(partition)?;
+        let partition = PartitionId(partition);
+        Ok(Action::Admin { nodes, order: Admin::ChangeMembers { partition, voters, learners } })
+    }
+}
+
 impl Fault {
     pub(super) fn resolve(
         &self,
@@ -159,11 +190,7 @@ impl Fault {
                 links(names.pairs(from, to, false)?, by)
             }
             Self::Duplicate { from, to, percent } => {
-                if network.links == Links::Ordered {
-                    return Err(names.value(
-                        "ordered links do not duplicate messages; run with unordered links".into(),
-                    ));
-                }
+                names.check_duplicates(network.links)?;
                 let by = Disturbance { duplicate_ppm: names.ppm(*percent)?, ..none };
                 links(names.pairs(from, to, false)?, by)
             }
@@ -195,21 +222,9 @@ impl Fault {
             },
             Self::LyingFsync { nodes } => Ok(Action::LyingFsync(names.nodes(nodes)?)),
             Self::OldCopy { nodes } => Ok(Action::OldCopy(names.nodes(nodes)?)),
-            Self::TransferLeader { partition, to } => {
-                let to = names.server(to)?;
-                let order = Admin::TransferLeader { partition: PartitionId(*partition), to };
-                Ok(Action::Admin { nodes: names.group(*partition)?, order })
-            }
+            Self::TransferLeader { partition, to } => names.transfer_leader(*partition, to),
             Self::ChangeMembers { partition, voters, learners } => {
-                let look_up = |list: &[String]| list.iter().map(|n| names.server(n)).collect();
-                let voters: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(voters))?;
-                let learners: Vec<NodeId> = Result::from_iter::<Vec<_>>(look_up(learners))?;
-                let nodes = names.group(*partition)?;
-                let partition = PartitionId(*partition);
-                Ok(Action::Admin {
-                    nodes,
-                    order: Admin::ChangeMembers { partition, voters, learners },
-                })
+                names.change_members(*partition, voters, learners)
             }
         }
     }

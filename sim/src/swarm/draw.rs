@@ -341,16 +341,7 @@ pub(super) fn draw_options(
         | FaultProfile::PowerCuts => Duration::from_micros(rng.range(100, 30_000)),
     };
     let retries = if profile == FaultProfile::Mixed { 18 } else { 5 };
-    let arrival = if profile != FaultProfile::Mixed || swarm.safety > Duration::from_secs(30) {
-        // Spread over all of the faults, and seldom more than the keys in use can take.
-        let evenly = swarm.transactions as f64 / swarm.safety.as_secs_f64();
-        Arrival::Open { per_second: evenly * (0.7 + rng.unit()), poisson: true }
-    } else if rng.chance(1, 2) {
-        Arrival::Open { per_second: 20.0 + rng.unit() * 180.0, poisson: true }
-    } else {
-        let clients = u32::try_from(rng.range(2, 20)).unwrap_or(2);
-        Arrival::Closed { clients, think: Duration::from_millis(rng.below(50)) }
-    };
+    let arrival = draw_arrival(profile, swarm, rng);
     let cores = u32::try_from(rng.range(1, 4)).unwrap_or(1);
     let cpu = rng.chance(1, 2).then(|| CpuModel { cores, ..CpuModel::default() });
     Options {
@@ -385,6 +376,19 @@ pub(super) fn draw_options(
         // They are most of a run's time. A machine that has gone wrong mostly stays so.
         invariants_every: if seed.is_multiple_of(32) { 1 } else { 64 },
         check_outcomes: true,
+    }
+}
+
+fn draw_arrival(profile: FaultProfile, swarm: &SwarmOptions, rng: &mut Rng) -> Arrival {
+    if profile != FaultProfile::Mixed || swarm.safety > Duration::from_secs(30) {
+        // Spread over all of the faults, and seldom more than the keys in use can take.
+        let evenly = swarm.transactions as f64 / swarm.safety.as_secs_f64();
+        Arrival::Open { per_second: evenly * (0.7 + rng.unit()), poisson: true }
+    } else if rng.chance(1, 2) {
+        Arrival::Open { per_second: 20.0 + rng.unit() * 180.0, poisson: true }
+    } else {
+        let clients = u32::try_from(rng.range(2, 20)).unwrap_or(2);
+        Arrival::Closed { clients, think: Duration::from_millis(rng.below(50)) }
     }
 }
 
