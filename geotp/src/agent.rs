@@ -232,30 +232,7 @@ impl<W: Work> Agent<W> {
         else {
             unreachable!("the caller looked");
         };
-        let master = self.masters.get(&from).copied();
-        let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
-        if !is_current && !self.config.mutations.ignores_epochs {
-            io.push(AgentEffect::Note(Note::OldEpoch));
-            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Master) });
-            return;
-        }
-        if is_current && master.is_some_and(|master| xid.number < master.oldest) {
-            return;
-        }
-        if let Some(&end) = self.ended.get(&xid) {
-            if end == End::RolledBack {
-                io.push(AgentEffect::Note(Note::LateStatements));
-            }
-            if end != End::RolledBack || !self.config.mutations.no_tombstones {
-                let answered = self.answers.get(&xid).cloned();
-                io.effects.extend(answered.map(|msg| AgentEffect::Send { to: from, msg }));
-                self.say_end(xid, end, io);
-                return;
-            }
-        }
-        if life != self.fence.agent {
-            // The agent of that life may have carried it out, or not.
-            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Restarted) });
+        if !self.is_admitted(from, xid, life, then, io) {
             return;
         }
         if let Some(branch) = self.branches.get_mut(&xid) {
@@ -278,33 +255,18 @@ impl<W: Work> Agent<W> {
             branch.wrote |= writes;
             branch.state = State::Running(then);
             branch.answered = None;
-            let run = ToSource::Run {
-                xid,
-                begin: None,
-                statements: statements.clone(),
-                then,
-                wrote: branch.wrote,
-            };
+            let (statements, wrote) = (statements.clone(), branch.wrote);
+            let run = ToSource::Run { xid, begin: None, statements, then, wrote };
             io.push(AgentEffect::Source(run));
             return;
         }
-        if round > 0 {
+        if let Some(reason) = self.cannot_open(round) {
             self.ended.insert(xid, End::RolledBack);
-            io.push(failed(xid, Reason::Unknown));
-            return;
-        }
-        if !self.is_up {
-            self.ended.insert(xid, End::RolledBack);
-            io.push(failed(xid, Reason::Connection));
+            io.push(failed(xid, reason));
             return;
         }
         if io.now < self.open_at {
-            let is_held = self.held.iter().any(
-                |(_, held)| matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid),
-            );
-            if !is_held {
-                self.held.push((from, msg));
-            }
+            self.hold(from, xid, msg);
             return;
         }
         let branch = Branch {
@@ -321,6 +283,64 @@ impl<W: Work> Agent<W> {
         let begin: Option<Isolation> = Some(isolation);
         let run = ToSource::Run { xid, begin, statements: statements.clone(), then, wrote: writes };
         io.push(AgentEffect::Source(run));
+    }
+
+    /// Whether statements are of a transaction that goes on, and of this agent's incarnation. If they
+    /// are not, their middleware is told what became of it.
+    fn is_admitted(
+        &mut self,
+        from: NodeId,
+        xid: Xid,
+        life: u64,
+        then: Then,
+        io: Out<'_, '_, W>,
+    ) -> bool {
+        let master = self.masters.get(&from).copied();
+        let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
+        if !is_current && !self.config.mutations.ignores_epochs {
+            io.push(AgentEffect::Note(Note::OldEpoch));
+            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Master) });
+            return false;
+        }
+        if is_current && master.is_some_and(|master| xid.number < master.oldest) {
+            return false;
+        }
+        if let Some(&end) = self.ended.get(&xid) {
+            if end == End::RolledBack {
+                io.push(AgentEffect::Note(Note::LateStatements));
+            }
+            if end != End::RolledBack || !self.config.mutations.no_tombstones {
+                let answered = self.answers.get(&xid).cloned();
+                io.effects.extend(answered.map(|msg| AgentEffect::Send { to: from, msg }));
+                self.say_end(xid, end, io);
+                return false;
+            }
+        }
+        if life != self.fence.agent {
+            // The agent of that life may have carried it out, or not.
+            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Restarted) });
+            return false;
+        }
+        true
+    }
+
+    /// Why a branch whose round `round` comes first cannot be opened here.
+    fn cannot_open(&self, round: u32) -> Option<Reason> {
+        if round > 0 {
+            return Some(Reason::Unknown);
+        }
+        (!self.is_up).then_some(Reason::Connection)
+    }
+
+    /// Keeps statements until the quarantine is over.
+    fn hold(&mut self, from: NodeId, xid: Xid, msg: ToAgent<W>) {
+        let is_held = self
+            .held
+            .iter()
+            .any(|(_, held)| matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid));
+        if !is_held {
+            self.held.push((from, msg));
+        }
     }
 
     fn on_prepare(&mut self, xid: Xid, peers: Vec<NodeId>, io: Out<'_, '_, W>) {

@@ -280,6 +280,22 @@ struct File {
     tables: Vec<TableEntry>,
 }
 
+impl ShardEntry {
+    /// A value of the sharding column.
+    fn key_of(&self, value: &Scalar) -> Result<Key, String> {
+        match (self.key, value) {
+            (KeyType::Integer, Scalar::Int(value)) => Ok(Key::Int(i128::from(*value))),
+            (KeyType::Text, Scalar::Text(value)) => Ok(Key::Text(value.clone())),
+            (KeyType::Integer, Scalar::Text(value)) => Err(format!(
+                "shard.parts: `{value}` is not a number; correct it, or set type = \"text\""
+            )),
+            (KeyType::Text, Scalar::Int(value)) => Err(format!(
+                "shard.parts: {value} is not text; quote it, or set type = \"integer\""
+            )),
+        }
+    }
+}
+
 impl Catalogue {
     /// From a text that has sources and tables only.
     ///
@@ -374,91 +390,81 @@ impl Catalogue {
     }
 
     fn sharding(&self, shard: &ShardEntry) -> Result<Sharding, String> {
-        let key = |scalar: &Scalar| match (shard.key, scalar) {
-            (KeyType::Integer, Scalar::Int(value)) => Ok(Key::Int(i128::from(*value))),
-            (KeyType::Text, Scalar::Text(value)) => Ok(Key::Text(value.clone())),
-            (KeyType::Integer, Scalar::Text(value)) => Err(format!(
-                "shard.parts: `{value}` is not a number; correct it, or set type = \"text\""
-            )),
-            (KeyType::Text, Scalar::Int(value)) => Err(format!(
-                "shard.parts: {value} is not text; quote it, or set type = \"integer\""
-            )),
-        };
         let layout = match shard.by {
-            Method::Hash => {
-                if !shard.parts.is_empty() {
-                    return Err("shard.parts: not used with a hash; use `sources`".into());
-                }
-                let sources: Result<Vec<_>, _> =
-                    shard.sources.iter().map(|name| self.named(name)).collect();
-                let sources = sources.map_err(|e| format!("shard.sources: {e}"))?;
-                if sources.is_empty() {
-                    return Err(
-                        "shard.sources: the list is empty; list the sources that have the rows"
-                            .into(),
-                    );
-                }
-                Layout::Hash(sources)
-            }
-            Method::Range => {
-                let Some((last, bounded)) = shard.parts.split_last() else {
-                    return Err("shard.parts: the list is empty; use [{ below = …, source = … }, …, { source = … }]".into());
-                };
-                let mut bounds: Vec<(Key, SourceId)> = Vec::new();
-                for part in bounded {
-                    let Some(below) = &part.below else {
-                        return Err("shard.parts: only the last part has no `below`; add it".into());
-                    };
-                    let bound = key(below)?;
-                    if bounds.last().is_some_and(|(before, _)| *before >= bound) {
-                        return Err(format!(
-                            "shard.parts: below = {bound} does not ascend; sort the parts"
-                        ));
-                    }
-                    bounds.push((
-                        bound,
-                        self.named(&part.source).map_err(|e| format!("shard.parts: {e}"))?,
-                    ));
-                }
-                if last.below.is_some() {
-                    return Err("shard.parts: the last part has a `below`, so no part has the remaining rows; remove it".into());
-                }
-                Layout::Range(
-                    bounds,
-                    self.named(&last.source).map_err(|e| format!("shard.parts: {e}"))?,
-                )
-            }
-            Method::List => {
-                let mut values = BTreeMap::new();
-                let mut default = None;
-                for part in &shard.parts {
-                    let source =
-                        self.named(&part.source).map_err(|e| format!("shard.parts: {e}"))?;
-                    if part.values.is_empty() && default.replace(source).is_some() {
-                        return Err(
-                            "shard.parts: two parts have no `values`; only one can have the remaining rows"
-                                .into(),
-                        );
-                    }
-                    for value in &part.values {
-                        let value = key(value)?;
-                        if values.insert(value.clone(), source).is_some() {
-                            return Err(format!(
-                                "shard.parts: {value} is listed twice; remove one"
-                            ));
-                        }
-                    }
-                }
-                if values.is_empty() {
-                    return Err("shard.parts: no part has `values`; list them".into());
-                }
-                Layout::List(values, default)
-            }
+            Method::Hash => self.by_hash(shard)?,
+            Method::Range => self.by_range(shard)?,
+            Method::List => self.by_list(shard)?,
         };
         if shard.column.is_empty() {
             return Err("shard.column: it is empty; name the column".into());
         }
         Ok(Sharding { column: shard.column.to_lowercase(), key: shard.key, layout })
+    }
+
+    fn by_hash(&self, shard: &ShardEntry) -> Result<Layout, String> {
+        if !shard.parts.is_empty() {
+            return Err("shard.parts: not used with a hash; use `sources`".into());
+        }
+        let sources: Result<Vec<_>, _> =
+            shard.sources.iter().map(|name| self.named(name)).collect();
+        let sources = sources.map_err(|e| format!("shard.sources: {e}"))?;
+        if sources.is_empty() {
+            return Err(
+                "shard.sources: the list is empty; list the sources that have the rows".into()
+            );
+        }
+        Ok(Layout::Hash(sources))
+    }
+
+    fn by_range(&self, shard: &ShardEntry) -> Result<Layout, String> {
+        let Some((last, bounded)) = shard.parts.split_last() else {
+            return Err("shard.parts: the list is empty; use [{ below = …, source = … }, …, { source = … }]".into());
+        };
+        let mut bounds: Vec<(Key, SourceId)> = Vec::new();
+        for part in bounded {
+            let Some(below) = &part.below else {
+                return Err("shard.parts: only the last part has no `below`; add it".into());
+            };
+            let bound = shard.key_of(below)?;
+            if bounds.last().is_some_and(|(before, _)| *before >= bound) {
+                return Err(format!(
+                    "shard.parts: below = {bound} does not ascend; sort the parts"
+                ));
+            }
+            bounds.push((bound, self.source_of(part)?));
+        }
+        if last.below.is_some() {
+            return Err("shard.parts: the last part has a `below`, so no part has the remaining rows; remove it".into());
+        }
+        Ok(Layout::Range(bounds, self.source_of(last)?))
+    }
+
+    fn by_list(&self, shard: &ShardEntry) -> Result<Layout, String> {
+        let mut values = BTreeMap::new();
+        let mut default = None;
+        for part in &shard.parts {
+            let source = self.source_of(part)?;
+            if part.values.is_empty() && default.replace(source).is_some() {
+                return Err(
+                    "shard.parts: two parts have no `values`; only one can have the remaining rows"
+                        .into(),
+                );
+            }
+            for value in &part.values {
+                let value = shard.key_of(value)?;
+                if values.insert(value.clone(), source).is_some() {
+                    return Err(format!("shard.parts: {value} is listed twice; remove one"));
+                }
+            }
+        }
+        if values.is_empty() {
+            return Err("shard.parts: no part has `values`; list them".into());
+        }
+        Ok(Layout::List(values, default))
+    }
+
+    fn source_of(&self, part: &PartEntry) -> Result<SourceId, String> {
+        self.named(&part.source).map_err(|problem| format!("shard.parts: {problem}"))
     }
 
     /// The source called `name`.

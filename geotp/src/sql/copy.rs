@@ -140,30 +140,14 @@ impl Reader {
             }
             match option.as_str() {
                 "csv" if !is_listed => is_csv = true,
-                "format" if is_listed => match self.text()?.to_lowercase().as_str() {
-                    "text" => {}
-                    "csv" => is_csv = true,
-                    other => {
-                        return Err(Refusal::unsupported(format!(
-                            "COPY has the formats text and csv here, not {other}"
-                        )));
-                    }
-                },
+                "format" if is_listed => is_csv |= self.is_csv_format()?,
                 "delimiter" => delimiter = Some(self.byte()?),
                 "null" => null = Some(self.text()?),
                 "quote" => quote = Some(self.byte()?),
                 "escape" => escape = Some(self.byte()?),
-                "header" => {
-                    has_header = true;
-                    if is_listed && !matches!(self.peek(), Some(Token::Comma | Token::RParen)) {
-                        let is = self.text()?;
-                        has_header = switch(&is).ok_or_else(|| {
-                            Refusal::unsupported(format!("COPY takes HEADER on or off, not {is}"))
-                        })?;
-                    }
-                }
+                "header" => has_header = !is_listed || self.is_header_on()?,
                 "freeze" => {
-                    if is_listed && !matches!(self.peek(), Some(Token::Comma | Token::RParen)) {
+                    if is_listed && self.has_value() {
                         self.text()?;
                     }
                 }
@@ -192,6 +176,32 @@ impl Reader {
             quote,
             escape: escape.unwrap_or(quote),
         })
+    }
+
+    fn is_csv_format(&mut self) -> Result<bool, Refusal> {
+        match self.text()?.to_lowercase().as_str() {
+            "text" => Ok(false),
+            "csv" => Ok(true),
+            other => Err(Refusal::unsupported(format!(
+                "COPY has the formats text and csv here, not {other}"
+            ))),
+        }
+    }
+
+    /// HEADER alone means on.
+    fn is_header_on(&mut self) -> Result<bool, Refusal> {
+        if !self.has_value() {
+            return Ok(true);
+        }
+        let value = self.text()?;
+        switch(&value).ok_or_else(|| {
+            Refusal::unsupported(format!("COPY takes HEADER on or off, not {value}"))
+        })
+    }
+
+    /// True if a value follows an option of the list.
+    fn has_value(&self) -> bool {
+        !matches!(self.peek(), Some(Token::Comma | Token::RParen))
     }
 
     fn text(&mut self) -> Result<String, Refusal> {

@@ -420,31 +420,7 @@ impl Router<'_> {
         let classes = scope.classes();
         let mut route = Route::Free;
         for class in &classes {
-            let mut found: Option<BTreeSet<SourceId>> = None;
-            for &index in class {
-                let Some(scoped) = scope.tables.get(index) else { continue };
-                let Some(sharding) = scoped.sharding() else { continue };
-                let constraint = scope.constraint(scoped, &sharding.column, sharding.key);
-                let sources = constraint.sources(sharding);
-                // A condition on the side that may be missing removes no row of the other side.
-                if scoped.is_nullable && class.len() > 1 {
-                    found.get_or_insert_with(|| sharding.layout.sources());
-                    continue;
-                }
-                found = Some(match found {
-                    None => sources,
-                    Some(before) => before.intersection(&sources).copied().collect(),
-                });
-            }
-            let mut sources = found.unwrap_or_default();
-            if sources.is_empty() {
-                // No row can match; any one source says so, with the right columns.
-                let first = class
-                    .iter()
-                    .find_map(|&i| scope.tables.get(i))
-                    .and_then(|t| t.table.sources().first().copied());
-                sources.extend(first);
-            }
+            let sources = scope.sources_of(class);
             route = match route {
                 Route::Free => Route::All(sources),
                 before => {
@@ -461,19 +437,7 @@ impl Router<'_> {
         }
         let spreads = matches!(&route, Route::All(sources) if sources.len() > 1);
         if spreads && scope.has_outer {
-            // Each source would fill in NULLs for rows that another has.
-            let is_kept_whole =
-                scope.tables.iter().any(|t| !t.is_nullable && t.sharding().is_none());
-            let all_nullable = scope.tables.iter().all(|t| t.is_nullable);
-            if is_kept_whole || all_nullable {
-                let all_sharded = scope.tables.iter().all(|t| t.sharding().is_some());
-                if !(all_nullable && all_sharded && classes.len() == 1) {
-                    return Err(Refusal::unsupported(
-                        "this outer join keeps rows of a table that is not sharded, once per source; \
-                         turn it round, or restrict it to keys of one source",
-                    ));
-                }
-            }
+            scope.check_outer(classes.len())?;
         }
         for scoped in &scope.tables {
             let here = match &scoped.table.placement {
@@ -622,6 +586,52 @@ impl Scope<'_> {
             classes.push(class);
         }
         classes
+    }
+
+    /// The sources that have rows which a class of [`Scope::classes`] can join.
+    fn sources_of(&self, class: &[usize]) -> BTreeSet<SourceId> {
+        let mut found: Option<BTreeSet<SourceId>> = None;
+        for &index in class {
+            let Some(scoped) = self.tables.get(index) else { continue };
+            let Some(sharding) = scoped.sharding() else { continue };
+            let constraint = self.constraint(scoped, &sharding.column, sharding.key);
+            let sources = constraint.sources(sharding);
+            // A condition on the side that may be missing removes no row of the other side.
+            if scoped.is_nullable && class.len() > 1 {
+                found.get_or_insert_with(|| sharding.layout.sources());
+                continue;
+            }
+            found = Some(match found {
+                None => sources,
+                Some(before) => before.intersection(&sources).copied().collect(),
+            });
+        }
+        let mut sources = found.unwrap_or_default();
+        if sources.is_empty() {
+            // No row can match; any one source says so, with the right columns.
+            let first = class
+                .iter()
+                .find_map(|&i| self.tables.get(i))
+                .and_then(|t| t.table.sources().first().copied());
+            sources.extend(first);
+        }
+        sources
+    }
+
+    /// Refuses an outer join over several sources where each would fill in NULLs for rows that another
+    /// has.
+    fn check_outer(&self, classes: usize) -> Result<(), Refusal> {
+        let is_kept_whole = self.tables.iter().any(|t| !t.is_nullable && t.sharding().is_none());
+        let all_nullable = self.tables.iter().all(|t| t.is_nullable);
+        let all_sharded = self.tables.iter().all(|t| t.sharding().is_some());
+        let is_one_class = all_nullable && all_sharded && classes == 1;
+        if (is_kept_whole || all_nullable) && !is_one_class {
+            return Err(Refusal::unsupported(
+                "this outer join keeps rows of a table that is not sharded, once per source; \
+                 turn it round, or restrict it to keys of one source",
+            ));
+        }
+        Ok(())
     }
 
     /// The name each table goes by.

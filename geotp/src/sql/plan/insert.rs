@@ -1,6 +1,6 @@
 //! INSERT: which rows go to which source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlparser::ast::{
     Assignment, AssignmentTarget, Expr, Insert, OnConflictAction, OnInsert, SetExpr, Statement,
@@ -14,6 +14,9 @@ use super::super::route::{Route, constant, one_place, subqueries, table_name};
 use super::checks::{OTHER_COPIES, check_deterministic};
 use super::record::Named;
 use super::{Names, Part, Plan, Planner};
+
+/// For each source the numbers of the rows that are placed there, and the records that they are.
+type SplitRows = BTreeMap<SourceId, (Vec<usize>, Named)>;
 
 impl Planner<'_> {
     pub(super) fn insert(&self, statement: &Statement, insert: &Insert) -> Result<Plan, Refusal> {
@@ -33,22 +36,10 @@ impl Planner<'_> {
                 nested = one_place(nested, self.router.route_query(&query, &names)?)?;
             }
         }
-        let done = |parts: Vec<Part>, merge| {
-            let merge = if parts.len() == 1 { Merge::Only } else { merge };
-            Ok(Plan { parts, merge, is_write: true, has_rows })
-        };
-        match &table.placement {
+        let (parts, merge) = match &table.placement {
             Placement::Single(source) => {
                 one_place(nested, Route::All([*source].into()))?;
-                let statement = self.rebound(statement, *source)?;
-                done(
-                    vec![self.part(
-                        &statement,
-                        *source,
-                        inserted(insert, table, self.context.by_key),
-                    )?],
-                    Merge::Only,
-                )
+                (self.whole_insert(statement, insert, table, &[*source].into())?, Merge::Only)
             }
             Placement::Broadcast(sources) => {
                 check_deterministic(statement, OTHER_COPIES)?;
@@ -58,56 +49,57 @@ impl Planner<'_> {
                         "every copy must get the same rows, but not every source can read them",
                     ));
                 }
-                let mut parts = Vec::new();
-                for &source in sources {
-                    let statement = self.rebound(statement, source)?;
-                    parts.push(self.part(
-                        &statement,
-                        source,
-                        inserted(insert, table, self.context.by_key),
-                    )?);
-                }
-                done(parts, Merge::Same)
+                (self.whole_insert(statement, insert, table, sources)?, Merge::Same)
             }
             Placement::Sharded(sharding) => {
                 let split = self.split_rows(insert, table, nested)?;
-                let column = &sharding.column;
-                let changes: &[Assignment] = match &insert.on {
-                    Some(OnInsert::DuplicateKeyUpdate(changes)) => changes,
-                    Some(OnInsert::OnConflict(conflict)) => match &conflict.action {
-                        OnConflictAction::DoUpdate(update) => &update.assignments,
-                        OnConflictAction::DoNothing => &[],
-                    },
-                    _ => &[],
-                };
-                let is_moved = |a: &Assignment| matches!(&a.target, AssignmentTarget::ColumnName(n) if table_name(n) == *column);
-                if changes.iter().any(is_moved) {
-                    return Err(Refusal::unsupported(format!(
-                        "column \"{column}\" is the sharding column and cannot be changed"
-                    )));
-                }
-                let mut parts = Vec::new();
-                for (source, (rows, named)) in split {
-                    let mut statement = self.rebound(statement, source)?;
-                    if let Statement::Insert(insert) = &mut statement {
-                        keep_rows(insert, &rows);
-                    }
-                    parts.push(self.part(&statement, source, named)?);
-                }
-                done(parts, Merge::Concatenate)
+                check_unmoved(insert, &sharding.column)?;
+                (self.divided_insert(statement, split)?, Merge::Concatenate)
             }
-        }
+        };
+        let merge = if parts.len() == 1 { Merge::Only } else { merge };
+        Ok(Plan { parts, merge, is_write: true, has_rows })
+    }
+
+    /// All rows, to each of these sources.
+    fn whole_insert(
+        &self,
+        statement: &Statement,
+        insert: &Insert,
+        table: &Table,
+        sources: &BTreeSet<SourceId>,
+    ) -> Result<Vec<Part>, Refusal> {
+        let part = |&source: &SourceId| {
+            let statement = self.rebound(statement, source)?;
+            self.part(&statement, source, inserted(insert, table, self.context.by_key))
+        };
+        sources.iter().map(part).collect()
+    }
+
+    /// To each source the rows that are placed there.
+    fn divided_insert(
+        &self,
+        statement: &Statement,
+        split: SplitRows,
+    ) -> Result<Vec<Part>, Refusal> {
+        let part = |(source, (rows, named)): (SourceId, (Vec<usize>, Named))| {
+            let mut statement = self.rebound(statement, source)?;
+            if let Statement::Insert(insert) = &mut statement {
+                keep_rows(insert, &rows);
+            }
+            self.part(&statement, source, named)
+        };
+        split.into_iter().map(part).collect()
     }
 
     /// Which rows of an insert go where, by their numbers.
-    #[allow(clippy::type_complexity, reason = "used once, just below its only caller")]
     fn split_rows(
         &self,
         insert: &Insert,
         table: &Table,
         nested: Route,
-    ) -> Result<BTreeMap<SourceId, (Vec<usize>, Named)>, Refusal> {
-        let Placement::Sharded(sharding) = &table.placement else { return Ok(BTreeMap::new()) };
+    ) -> Result<SplitRows, Refusal> {
+        let Placement::Sharded(sharding) = &table.placement else { return Ok(SplitRows::new()) };
         let columns = columns_of(insert, table);
         if columns.is_empty() {
             return Err(Refusal::unsupported(format!(
@@ -134,7 +126,7 @@ impl Planner<'_> {
                 "a subquery in the values of a sharded INSERT is not supported; select the values first",
             ));
         }
-        let mut split: BTreeMap<SourceId, (Vec<usize>, Named)> = BTreeMap::new();
+        let mut split = SplitRows::new();
         for (number, row) in rows.iter().enumerate() {
             let value = row.get(at).ok_or_else(|| {
                 Refusal::syntax(format!("row {} has fewer values than columns", number + 1))
@@ -157,6 +149,25 @@ impl Planner<'_> {
         }
         Ok(split)
     }
+}
+
+/// Refuses an insert that would move a row which exists to another source.
+fn check_unmoved(insert: &Insert, column: &str) -> Result<(), Refusal> {
+    let changes: &[Assignment] = match &insert.on {
+        Some(OnInsert::DuplicateKeyUpdate(changes)) => changes,
+        Some(OnInsert::OnConflict(conflict)) => match &conflict.action {
+            OnConflictAction::DoUpdate(update) => &update.assignments,
+            OnConflictAction::DoNothing => &[],
+        },
+        _ => &[],
+    };
+    let is_moved = |change: &Assignment| matches!(&change.target, AssignmentTarget::ColumnName(name) if table_name(name) == column);
+    if changes.iter().any(is_moved) {
+        return Err(Refusal::unsupported(format!(
+            "column \"{column}\" is the sharding column and cannot be changed"
+        )));
+    }
+    Ok(())
 }
 
 /// The records of an insert whose rows are all in one place.

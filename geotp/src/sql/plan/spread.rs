@@ -21,14 +21,77 @@ pub(super) struct Spread<'a> {
     pub(super) scope: &'a Scope<'a>,
 }
 
+/// The columns that each source answers: first those of the client, then hidden ones.
+struct Columns {
+    items: Vec<SelectItem>,
+    /// How the columns of groups are put together again; none if rows are not aggregated.
+    ops: Vec<Op>,
+}
+
+/// What makes rows one: DISTINCT and GROUP BY.
+struct Grouping<'a> {
+    is_distinct: bool,
+    is_aggregated: bool,
+    groups: &'a [Expr],
+}
+
+fn no<T>(text: &str) -> Result<T, Refusal> {
+    Err(Refusal::unsupported(format!(
+        "{text} over several sources is not supported; restrict the statement to keys of one source"
+    )))
+}
+
 impl Spread<'_> {
+    /// The query for each source, and how the rows of all become the client's.
     pub(super) fn spread(&self, query: &Query) -> Result<(Query, RowMerge), Refusal> {
         let select = self.select;
-        let no = |text: &str| {
-            Err(Refusal::unsupported(format!(
-                "{text} over several sources is not supported; restrict the statement to keys of one source"
-            )))
+        let grouping = self.grouping(query)?;
+        let Grouping { is_distinct, is_aggregated, groups } = grouping;
+        let visible = select.projection.len();
+        let mut columns = Columns { items: select.projection.clone(), ops: Vec::new() };
+        if is_aggregated {
+            self.aggregates(groups, &mut columns)?;
+        }
+        let group_columns = match is_aggregated {
+            true => self.group_columns(groups, &mut columns),
+            false => Vec::new(),
         };
+        let order = self.order(query, &grouping, &mut columns)?;
+        let (limit, offset) = limits(query.limit_clause.as_ref())?;
+        let mut query = query.clone();
+        if is_aggregated {
+            // A source's first groups need not be the first of all.
+            query.limit_clause = None;
+            query.order_by = None;
+        } else {
+            query.limit_clause = limit.map(|limit| LimitClause::LimitOffset {
+                limit: Some(number(limit.saturating_add(offset))),
+                offset: None,
+                limit_by: Vec::new(),
+            });
+        }
+        let Columns { items, ops } = columns;
+        let hidden = items.len() - visible;
+        if let SetExpr::Select(select) = &mut *query.body {
+            select.projection = items;
+        }
+        let merge = RowMerge {
+            order,
+            groups: group_columns,
+            ops,
+            is_aggregated,
+            is_distinct,
+            limit,
+            offset,
+            hidden,
+            client: self.client,
+        };
+        Ok((query, merge))
+    }
+
+    /// Refuses clauses that cannot be computed from the rows of each source.
+    fn grouping(&self, query: &Query) -> Result<Grouping<'_>, Refusal> {
+        let select = self.select;
         if query.fetch.is_some() || select.top.is_some() {
             return no("FETCH");
         }
@@ -56,18 +119,18 @@ impl Spread<'_> {
         if is_aggregated && select.having.is_some() {
             return no("HAVING, when groups span sources,");
         }
-        let mut items: Vec<SelectItem> = select.projection.clone();
-        let visible = items.len();
-        let mut ops: Vec<Op> = Vec::new();
-        let mut group_columns = Vec::new();
-        if is_aggregated {
-            for item in &select.projection {
-                let expr = match item {
-                    SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => expr,
-                    _ => return no("`*` beside an aggregate"),
-                };
-                ops.push(self.operation(expr, groups)?);
-            }
+        Ok(Grouping { is_distinct, is_aggregated, groups })
+    }
+
+    /// How the columns of the select list are put together again.
+    fn aggregates(&self, groups: &[Expr], columns: &mut Columns) -> Result<(), Refusal> {
+        let Columns { items, ops } = columns;
+        for item in &self.select.projection {
+            let expr = match item {
+                SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => expr,
+                _ => return no("`*` beside an aggregate"),
+            };
+            ops.push(self.operation(expr, groups)?);
         }
         // Averages are sums and counts; the count is a hidden column at the end.
         let averages: Vec<usize> = ops
@@ -78,77 +141,48 @@ impl Spread<'_> {
             .collect();
         for index in averages {
             let hidden = items.len();
-            self.split_average(&mut items, index)?;
+            self.split_average(items, index)?;
             if let Some(op) = ops.get_mut(index) {
                 *op = Op::Average { count: hidden };
             }
             ops.push(Op::Sum);
         }
-        if is_aggregated {
-            for by in groups {
-                let by = self.resolve(by);
-                let at = match self.position(by, &select.projection) {
-                    Some(at) => at,
-                    None => {
-                        items.push(SelectItem::UnnamedExpr(by.clone()));
-                        ops.push(Op::Group);
-                        items.len() - 1
-                    }
-                };
-                group_columns.push(at);
-            }
-        }
+        Ok(())
+    }
+
+    /// The columns that groups are told apart by; those that the client does not ask for are hidden.
+    fn group_columns(&self, groups: &[Expr], columns: &mut Columns) -> Vec<usize> {
+        let column = |by| {
+            let by = self.resolve(by);
+            self.position(by, &self.select.projection).unwrap_or_else(|| {
+                columns.items.push(SelectItem::UnnamedExpr(by.clone()));
+                columns.ops.push(Op::Group);
+                columns.items.len() - 1
+            })
+        };
+        groups.iter().map(column).collect()
+    }
+
+    fn order(
+        &self,
+        query: &Query,
+        grouping: &Grouping<'_>,
+        columns: &mut Columns,
+    ) -> Result<Vec<SortKey>, Refusal> {
+        let Some(by) = &query.order_by else { return Ok(Vec::new()) };
+        let OrderByKind::Expressions(keys) = &by.kind else { return no("ORDER BY ALL") };
         let mut order = Vec::new();
-        if let Some(by) = &query.order_by {
-            let OrderByKind::Expressions(keys) = &by.kind else { return no("ORDER BY ALL") };
-            for key in keys {
-                if matches!(key.options.sort, Some(OrderBySort::Using(_))) {
-                    return no("ORDER BY … USING");
-                }
-                let at = self.order_column(
-                    &key.expr,
-                    &mut items,
-                    &mut ops,
-                    is_aggregated,
-                    is_distinct,
-                    groups,
-                )?;
-                order.push(SortKey {
-                    at,
-                    is_descending: matches!(key.options.sort, Some(OrderBySort::Desc)),
-                    nulls_first: nulls_first(key, self.client),
-                });
+        for key in keys {
+            if matches!(key.options.sort, Some(OrderBySort::Using(_))) {
+                return no("ORDER BY … USING");
             }
-        }
-        let (limit, offset) = limits(query.limit_clause.as_ref())?;
-        let mut query = query.clone();
-        if is_aggregated {
-            // A source's first groups need not be the first of all.
-            query.limit_clause = None;
-            query.order_by = None;
-        } else {
-            query.limit_clause = limit.map(|limit| LimitClause::LimitOffset {
-                limit: Some(number(limit.saturating_add(offset))),
-                offset: None,
-                limit_by: Vec::new(),
+            order.push(SortKey {
+                at: self.order_column(&key.expr, grouping, columns)?,
+                is_descending: matches!(key.options.sort, Some(OrderBySort::Desc)),
+                nulls_first: nulls_first(key, self.client),
             });
         }
-        let hidden = items.len() - visible;
-        if let SetExpr::Select(select) = &mut *query.body {
-            select.projection = items;
-        }
-        let merge = RowMerge {
-            order,
-            groups: group_columns,
-            ops,
-            is_aggregated,
-            is_distinct,
-            limit,
-            offset,
-            hidden,
-            client: self.client,
-        };
-        Ok((query, merge))
+        Ok(order)
     }
 
     /// `GROUP BY 2` and `GROUP BY alias` mean an item of the list.
@@ -274,57 +308,26 @@ impl Spread<'_> {
     fn order_column(
         &self,
         key: &Expr,
-        items: &mut Vec<SelectItem>,
-        ops: &mut Vec<Op>,
-        is_aggregated: bool,
-        is_distinct: bool,
-        groups: &[Expr],
+        grouping: &Grouping<'_>,
+        columns: &mut Columns,
     ) -> Result<At, Refusal> {
-        let is_wild = |item: &SelectItem| {
-            matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..))
-        };
         if let Expr::Value(value) = key
             && let SqlValue::Number(text, _) = &value.value
             && let Some(index) = text.parse::<usize>().ok().and_then(|n| n.checked_sub(1))
         {
             return Ok(At::Column(index));
         }
-        let projection = &self.select.projection;
-        let has_wild = projection.iter().any(is_wild);
-        if let Expr::Identifier(name) = key {
-            let by_alias = projection.iter().position(|item| matches!(item, SelectItem::ExprWithAlias { alias, .. } if alias.value.eq_ignore_ascii_case(&name.value)));
-            if let Some(index) = by_alias {
-                return Ok(if has_wild {
-                    At::Named(name.value.to_lowercase())
-                } else {
-                    At::Column(index)
-                });
-            }
+        if let Some(at) = self.listed_column(key, grouping.is_distinct)? {
+            return Ok(at);
         }
-        if has_wild {
-            let last = match key {
-                Expr::Identifier(name) => Some(name),
-                Expr::CompoundIdentifier(names) => names.last(),
-                _ => None,
-            };
-            if let (Some(name), true) = (last, self.scope.tables.len() == 1) {
-                return Ok(At::Named(name.value.to_lowercase()));
-            }
-            if is_distinct {
-                return Err(Refusal::unsupported(
-                    "with DISTINCT and `*` over several sources, order by plain columns of one table",
-                ));
-            }
-        } else if let Some(index) = self.position(key, projection) {
-            return Ok(At::Column(index));
-        }
-        if is_distinct {
+        if grouping.is_distinct {
             return Err(Refusal::unsupported(
                 "with DISTINCT, ORDER BY must name columns of the list",
             ));
         }
-        if is_aggregated {
-            let op = self.operation(key, groups)?;
+        let Columns { items, ops } = columns;
+        if grouping.is_aggregated {
+            let op = self.operation(key, grouping.groups)?;
             if matches!(op, Op::Average { .. }) {
                 return Err(Refusal::unsupported(
                     "to order by an average over several sources, add it to the select list",
@@ -336,7 +339,43 @@ impl Spread<'_> {
         }
         items.push(SelectItem::UnnamedExpr(key.clone()));
         // Hidden columns are counted from the end, because `*` is of unknown width.
-        Ok(At::Hidden(items.len() - 1 - projection.len()))
+        Ok(At::Hidden(items.len() - 1 - self.select.projection.len()))
+    }
+
+    /// The column of the select list that an ORDER BY names.
+    fn listed_column(&self, key: &Expr, is_distinct: bool) -> Result<Option<At>, Refusal> {
+        let is_wild = |item: &SelectItem| {
+            matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..))
+        };
+        let projection = &self.select.projection;
+        let has_wild = projection.iter().any(is_wild);
+        if let Expr::Identifier(name) = key {
+            let by_alias = projection.iter().position(|item| matches!(item, SelectItem::ExprWithAlias { alias, .. } if alias.value.eq_ignore_ascii_case(&name.value)));
+            if let Some(index) = by_alias {
+                return Ok(Some(if has_wild {
+                    At::Named(name.value.to_lowercase())
+                } else {
+                    At::Column(index)
+                }));
+            }
+        }
+        if !has_wild {
+            return Ok(self.position(key, projection).map(At::Column));
+        }
+        let last = match key {
+            Expr::Identifier(name) => Some(name),
+            Expr::CompoundIdentifier(names) => names.last(),
+            _ => None,
+        };
+        if let (Some(name), true) = (last, self.scope.tables.len() == 1) {
+            return Ok(Some(At::Named(name.value.to_lowercase())));
+        }
+        if is_distinct {
+            return Err(Refusal::unsupported(
+                "with DISTINCT and `*` over several sources, order by plain columns of one table",
+            ));
+        }
+        Ok(None)
     }
 }
 
