@@ -125,25 +125,7 @@ impl Diagram {
             let column = nodes.iter().position(|other| *other == node).unwrap_or_default();
             MARGIN + column as f64 * COLUMN
         };
-        // Where each moment is: every row a step below the last, or further if more time has passed.
-        let mut moments: Vec<(u64, f64)> = vec![(0, HEAD)];
-        let micros = |at: Time| at.since(start).as_micros() as u64;
-        for line in &self.lines {
-            let (last, y) = moments.last().copied().unwrap_or_default();
-            let at = micros(line.at);
-            moments.push((at, y + ROW.max(at.saturating_sub(last) as f64 / 1e3 * PER_MS)));
-        }
-        let y_of = |at: u64| {
-            let after = moments.partition_point(|(moment, _)| *moment <= at);
-            let (before, after) = (moments.get(after.wrapping_sub(1)), moments.get(after));
-            match (before, after) {
-                (Some((t0, y0)), Some((t1, y1))) if t1 > t0 => {
-                    y0 + (y1 - y0) * (at - t0) as f64 / (t1 - t0) as f64
-                }
-                (_, Some((_, y))) | (Some((_, y)), None) => *y,
-                (None, None) => HEAD,
-            }
-        };
+        let moments = self.moments(start);
         let width = MARGIN + LAST + nodes.len().saturating_sub(1) as f64 * COLUMN;
         let bottom = moments.last().map_or(HEAD, |(_, y)| *y) + ROW;
         let title = format!("{} in {} messages and notes", self.txn, self.lines.len());
@@ -170,7 +152,7 @@ impl Diagram {
             let label = escape_xml(&self.label(line, start));
             match (line.event, line.peer, line.sent) {
                 (Event::Receive, Some(peer), Some(sent)) => {
-                    let (from, left) = (x_of(peer), y_of(micros(sent)).min(*y));
+                    let (from, left) = (x_of(peer), height(&moments, micros(sent, start)).min(*y));
                     let back = if from < x { -6.0 } else { 6.0 };
                     add(format!(
                         "<line x1=\"{from}\" y1=\"{left:.1}\" x2=\"{x}\" y2=\"{y:.1}\"/><path d=\"M{x} {y:.1}l{back} -4v8z\"/>"
@@ -190,6 +172,17 @@ impl Diagram {
         }
         text.push_str("</svg>\n");
         Some(text)
+    }
+
+    /// Where each moment is: every row a step below the last, or further if more time has passed.
+    fn moments(&self, start: Time) -> Vec<(u64, f64)> {
+        let mut moments: Vec<(u64, f64)> = vec![(0, HEAD)];
+        for line in &self.lines {
+            let (last, y) = moments.last().copied().unwrap_or_default();
+            let at = micros(line.at, start);
+            moments.push((at, y + ROW.max(at.saturating_sub(last) as f64 / 1e3 * PER_MS)));
+        }
+        moments
     }
 
     /// What stands at a line of the drawing.
@@ -284,6 +277,23 @@ impl Diagram {
 /// A transaction's name as Mermaid text.
 fn name(txn: TxnId) -> String {
     escape(&txn.to_string())
+}
+
+fn micros(at: Time, start: Time) -> u64 {
+    at.since(start).as_micros() as u64
+}
+
+/// Where the moment `at` is among these.
+fn height(moments: &[(u64, f64)], at: u64) -> f64 {
+    let after = moments.partition_point(|(moment, _)| *moment <= at);
+    let (before, after) = (moments.get(after.wrapping_sub(1)), moments.get(after));
+    match (before, after) {
+        (Some((t0, y0)), Some((t1, y1))) if t1 > t0 => {
+            y0 + (y1 - y0) * (at - t0) as f64 / (t1 - t0) as f64
+        }
+        (_, Some((_, y))) | (Some((_, y)), None) => *y,
+        (None, None) => HEAD,
+    }
 }
 
 /// Milliseconds from `start` to `at`, to the microsecond.

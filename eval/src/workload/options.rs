@@ -158,76 +158,26 @@ pub struct Options {
     pub p_far: Option<f64>,
 }
 
+/// Each of these fields by its name, and whether it is present. The options are taken apart, so that a
+/// new field cannot be forgotten.
+macro_rules! present {
+    ($options:expr; $($field:ident),* $(,)?) => {{
+        let Options { $($field),* } = $options;
+        [$((stringify!($field), $field.is_some())),*]
+    }};
+}
+
 impl Options {
     /// Names of the settings that are present.
     fn present(&self) -> Vec<&'static str> {
-        // Taken apart so that a new field cannot be forgotten here.
-        let Self {
-            keys,
-            zipf,
-            keys_per_rank,
-            rank_share,
-            distribution,
-            contention_index,
-            key_bytes,
-            value_bytes,
-            high_priority,
-            high_priority_names,
-            read_only,
-            read_only_as,
-            reads,
-            distributed,
-            rounds,
-            form,
-            accounts_per_transfer,
-            appends_per_key,
-            dependent,
-            hot_users,
-            hot_share,
-            warehouses,
-            new_order_share,
-            multi_warehouse,
-            multi_region,
-            rollbacks,
-            cities,
-            users,
-            vehicles,
-            p_close,
-            p_far,
-        } = self;
-        [
-            ("keys", keys.is_some()),
-            ("zipf", zipf.is_some()),
-            ("keys_per_rank", keys_per_rank.is_some()),
-            ("rank_share", rank_share.is_some()),
-            ("distribution", distribution.is_some()),
-            ("contention_index", contention_index.is_some()),
-            ("key_bytes", key_bytes.is_some()),
-            ("value_bytes", value_bytes.is_some()),
-            ("high_priority", high_priority.is_some()),
-            ("high_priority_names", high_priority_names.is_some()),
-            ("read_only", read_only.is_some()),
-            ("read_only_as", read_only_as.is_some()),
-            ("reads", reads.is_some()),
-            ("distributed", distributed.is_some()),
-            ("rounds", rounds.is_some()),
-            ("form", form.is_some()),
-            ("accounts_per_transfer", accounts_per_transfer.is_some()),
-            ("appends_per_key", appends_per_key.is_some()),
-            ("dependent", dependent.is_some()),
-            ("hot_users", hot_users.is_some()),
-            ("hot_share", hot_share.is_some()),
-            ("warehouses", warehouses.is_some()),
-            ("new_order_share", new_order_share.is_some()),
-            ("multi_warehouse", multi_warehouse.is_some()),
-            ("multi_region", multi_region.is_some()),
-            ("rollbacks", rollbacks.is_some()),
-            ("cities", cities.is_some()),
-            ("users", users.is_some()),
-            ("vehicles", vehicles.is_some()),
-            ("p_close", p_close.is_some()),
-            ("p_far", p_far.is_some()),
-        ]
+        present! {
+            self;
+            keys, zipf, keys_per_rank, rank_share, distribution, contention_index, key_bytes,
+            value_bytes, high_priority, high_priority_names, read_only, read_only_as, reads,
+            distributed, rounds, form, accounts_per_transfer, appends_per_key, dependent,
+            hot_users, hot_share, warehouses, new_order_share, multi_warehouse, multi_region,
+            rollbacks, cities, users, vehicles, p_close, p_far,
+        }
         .into_iter()
         .filter_map(|(name, is_present)| is_present.then_some(name))
         .collect()
