@@ -89,6 +89,16 @@ impl Tally {
         self.committed += 1;
         self.latencies.entry(what.to_owned()).or_default().record(nanos(took));
     }
+
+    /// Summaries by kind, and of all.
+    fn latency_ms(&self) -> BTreeMap<String, Summary> {
+        let one = |(what, samples): (&String, &Samples)| (what.clone(), Summary::of_nanos(samples));
+        let mut latency_ms: BTreeMap<String, Summary> = self.latencies.iter().map(one).collect();
+        let mut all = Samples::default();
+        self.latencies.values().for_each(|samples| all.merge(samples));
+        latency_ms.insert("all".into(), Summary::of_nanos(&all));
+        latency_ms
+    }
 }
 
 fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
@@ -211,7 +221,7 @@ async fn call(
     }
 }
 
-/// Lets callers loose, breaks things and mends them, and counts.
+/// Runs clients, stops and restarts a server and the proxy, and counts.
 async fn show(
     wish: &Wish<'_>,
     login: &Login<'static>,
@@ -232,27 +242,7 @@ async fn show(
     if wish.no_fault {
         view.follow(sixth * 6, "all servers up").await;
     } else if view.follow(sixth * 2, "all servers up").await {
-        let name = named.get(VICTIM).cloned().unwrap_or_default();
-        locked(&tally).gap = Duration::ZERO;
-        if let Some(server) = servers.get_mut(VICTIM) {
-            server.kill();
-            let dead = Instant::now();
-            let goes_on = view.follow(sixth, &style.error(&format!("{name} is DOWN"))).await;
-            server.restart()?;
-            let dead_ms = millis(dead.elapsed());
-            if goes_on && view.follow(sixth, &style.good(&format!("{name} is back"))).await {
-                let gap_ms = millis(std::mem::take(&mut locked(&tally).gap));
-                killed.push(Killed { what: name, dead_ms, gap_ms });
-                proxy.kill();
-                let dead = Instant::now();
-                note!("{}", style.error("the proxy is DOWN"));
-                proxy.restart()?;
-                let dead_ms = millis(dead.elapsed());
-                view.follow(sixth * 2, &style.good("the proxy is back")).await;
-                let gap_ms = millis(locked(&tally).gap);
-                killed.push(Killed { what: "the proxy".into(), dead_ms, gap_ms });
-            }
-        }
+        killed = kill_each(&view, servers, proxy, named, sixth).await?;
     }
     ends.cancel();
     note!("{}", style.dim("Waiting for pending transactions, then counting the money."));
@@ -263,25 +253,13 @@ async fn show(
     let last = Instant::now();
     let is_settled = settled(servers).await;
     let settled_ms = millis(last.elapsed());
-    let mut client = enter(login).await?;
-    let counted = client.text("SELECT count(*), sum(balance) FROM accounts").await?;
-    let cells = counted.into_iter().flat_map(|answer| answer.rows).flatten().flatten();
-    let total: Vec<String> =
-        cells.map(|cell| String::from_utf8_lossy(&cell).into_owned()).collect();
+    let total = total(login).await?;
     let accounts = ACCOUNTS * PLACES.len();
     let expected = [accounts.to_string(), (accounts * BALANCE).to_string()];
     let tally = locked(&tally);
-    let mut latency_ms: BTreeMap<String, Summary> = tally
-        .latencies
-        .iter()
-        .map(|(what, samples)| (what.clone(), Summary::of_nanos(samples)))
-        .collect();
-    let mut all = Samples::default();
-    tally.latencies.values().for_each(|samples| all.merge(samples));
-    latency_ms.insert("all".into(), Summary::of_nanos(&all));
     Ok(Printed {
         sources: named.to_vec(),
-        latency_ms,
+        latency_ms: tally.latency_ms(),
         committed: tally.committed,
         failed: tally.failed,
         unknown: tally.unknown,
@@ -294,6 +272,46 @@ async fn show(
         measured: true,
         commit: output::COMMIT,
     })
+}
+
+/// Kills a server and restarts it, then the proxy. Ends early if the user interrupts it.
+async fn kill_each(
+    view: &View<'_>,
+    servers: &mut [LocalServer],
+    proxy: &mut Process,
+    named: &[String],
+    sixth: Duration,
+) -> anyhow::Result<Vec<Killed>> {
+    let (tally, style) = (view.tally, view.style);
+    let name = named.get(VICTIM).cloned().unwrap_or_default();
+    locked(tally).gap = Duration::ZERO;
+    let Some(server) = servers.get_mut(VICTIM) else { return Ok(Vec::new()) };
+    server.kill();
+    let dead = Instant::now();
+    let goes_on = view.follow(sixth, &style.error(&format!("{name} is DOWN"))).await;
+    server.restart()?;
+    let dead_ms = millis(dead.elapsed());
+    if !goes_on || !view.follow(sixth, &style.good(&format!("{name} is back"))).await {
+        return Ok(Vec::new());
+    }
+    let gap_ms = millis(std::mem::take(&mut locked(tally).gap));
+    let of_server = Killed { what: name, dead_ms, gap_ms };
+    proxy.kill();
+    let dead = Instant::now();
+    note!("{}", style.error("the proxy is DOWN"));
+    proxy.restart()?;
+    let dead_ms = millis(dead.elapsed());
+    view.follow(sixth * 2, &style.good("the proxy is back")).await;
+    let gap_ms = millis(locked(tally).gap);
+    Ok(vec![of_server, Killed { what: "the proxy".into(), dead_ms, gap_ms }])
+}
+
+/// The number of accounts, and the money in all of them.
+async fn total(login: &Login<'_>) -> anyhow::Result<Vec<String>> {
+    let mut client = enter(login).await?;
+    let counted = client.text("SELECT count(*), sum(balance) FROM accounts").await?;
+    let cells = counted.into_iter().flat_map(|answer| answer.rows).flatten().flatten();
+    Ok(cells.map(|cell| String::from_utf8_lossy(&cell).into_owned()).collect())
 }
 
 fn millis(span: Duration) -> f64 {

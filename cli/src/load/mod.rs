@@ -124,6 +124,16 @@ enum HistoryFile {
 }
 
 impl HistoryFile {
+    fn of(args: &Args) -> Self {
+        match &args.history {
+            Some(path) => Self::Kept(path.clone()),
+            None if args.no_check => Self::None,
+            None => Self::Temporary(
+                std::env::temp_dir().join(format!("orthodrome-load-{}.jsonl", std::process::id())),
+            ),
+        }
+    }
+
     fn path(&self) -> Option<&Path> {
         match self {
             Self::None => None,
@@ -143,13 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let (about, sites) = runtime.block_on(sites(args))?;
     let keyspace = about.keyspaces.first().context("the cluster has no keyspace")?.clone();
     let model = model(&keyspace)?;
-    let file = match &args.history {
-        Some(path) => HistoryFile::Kept(path.clone()),
-        None if args.no_check => HistoryFile::None,
-        None => HistoryFile::Temporary(
-            std::env::temp_dir().join(format!("orthodrome-load-{}.jsonl", std::process::id())),
-        ),
-    };
+    let file = HistoryFile::of(args);
     let (callers, pace) = pace(args, sites.len());
     if let Some(map) = &about.map {
         workload.place(map);

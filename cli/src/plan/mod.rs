@@ -153,17 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     ensure!(args.course.mutation.is_none(), "--mutation: not used by plan; use sim");
     let map = common::topology(&args.topology)?;
     let goal = args.workload.described()?.goal;
-    let objective = match (&args.objective, &goal.objective) {
-        (Some(objective), _) => *objective,
-        (None, Some(text)) => text
-            .parse()
-            .map_err(|problem| anyhow!("--workload {}: goal: {problem}", args.workload.workload))?,
-        (None, None) => "p95".parse().map_err(|problem: String| anyhow!(problem))?,
-    };
-    ensure!(
-        objective != Objective::Throughput || args.workload.clients.is_some(),
-        "--objective throughput: needs --clients; at a fixed rate every protocol that sustains the load has the same throughput"
-    );
+    let objective = objective(args, goal.objective.as_deref())?;
     let prices = prices(&map, &goal.egress_price)
         .with_context(|| format!("--workload {}: goal.egress_price", args.workload.workload))?;
     let survive = args.survive.or(goal.survive).unwrap_or(1);
@@ -174,23 +164,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         args.topology,
         map.len()
     );
-    let partitions = args.partitions.unwrap_or(map.len() as u32);
-    let names: Vec<&str> = map.regions().map(|region| map.name_of(region)).collect();
-    let origins = args.workload.origins(&names)?;
-    let share = |name: &&str| {
-        origins.get(*name).copied().unwrap_or(f64::from(u8::from(origins.is_empty())))
-    };
-    let users: Vec<f64> = names.iter().map(share).collect();
-    let placement = Placement {
-        topology: args.topology.clone(),
-        partitions,
-        replicas: 2 * survive + 1,
-        servers_per_region: args.servers_per_region,
-        gateways_per_region: 1,
-        sources: None,
-        shares: 1,
-        gateways: Vec::new(),
-    };
+    let users = users(args, &map)?;
+    let placement = placement(args, &map, survive);
     if let Some(dir) = &args.init {
         let is_free = !dir.exists() || dir.read_dir().is_ok_and(|mut files| files.next().is_none());
         ensure!(
@@ -211,7 +186,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         wish: Wish {
             map: &map,
             users: &users,
-            partitions: partitions as usize,
+            partitions: placement.partitions as usize,
             survive: survive as usize,
         },
         threads: args.threads,
@@ -220,27 +195,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let wall = began.elapsed();
     let best = found.finalists.first().context("no combination was tried")?;
     if args.json {
-        let pair = |tried| printed(tried, objective, &map);
-        output::print_json(&Printed {
-            figures: "simulated",
-            commit: output::COMMIT,
-            topology: &args.topology,
-            workload: &args.workload.workload,
-            objective: objective.to_string(),
-            unit: objective.unit(found.is_priced()),
-            survive,
-            runs: found.count,
-            wall_seconds: wall.as_secs_f64(),
-            recommended: pair(best),
-            runners_up: found.finalists.iter().skip(1).map(pair).collect(),
-            same_protocol_naive: pair(&found.same_naive),
-            best_naive: pair(&found.naive),
-            deaths: found
-                .deaths
-                .iter()
-                .map(|(region, run)| PrintedDeath { region: map.name_of(*region), run })
-                .collect(),
-        })?;
+        output::print_json(&plan_as_json(args, objective, (&map, survive), &found, best, wall))?;
     } else {
         output::print(&describe(args, objective, &map, &found, best, wall))?;
     }
@@ -256,6 +211,76 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let all = found.finalists.iter().chain([&found.naive, &found.same_naive]);
     let mut runs = all.flat_map(|tried| &tried.runs).chain(found.deaths.iter().map(|(_, run)| run));
     Ok(if runs.all(|run| run.failure.is_none()) { Status::Passed } else { Status::Failed })
+}
+
+/// The figure to optimize: from the command line, else from the workload file.
+fn objective(args: &Args, of_file: Option<&str>) -> anyhow::Result<Objective> {
+    let objective = match (&args.objective, of_file) {
+        (Some(objective), _) => *objective,
+        (None, Some(text)) => text
+            .parse()
+            .map_err(|problem| anyhow!("--workload {}: goal: {problem}", args.workload.workload))?,
+        (None, None) => "p95".parse().map_err(|problem: String| anyhow!(problem))?,
+    };
+    ensure!(
+        objective != Objective::Throughput || args.workload.clients.is_some(),
+        "--objective throughput: needs --clients; at a fixed rate every protocol that sustains the load has the same throughput"
+    );
+    Ok(objective)
+}
+
+/// The share of the load that begins in each region.
+fn users(args: &Args, map: &Topology) -> anyhow::Result<Vec<f64>> {
+    let names: Vec<&str> = map.regions().map(|region| map.name_of(region)).collect();
+    let origins = args.workload.origins(&names)?;
+    let share = |name: &&str| {
+        origins.get(*name).copied().unwrap_or(f64::from(u8::from(origins.is_empty())))
+    };
+    Ok(names.iter().map(share).collect())
+}
+
+fn placement(args: &Args, map: &Topology, survive: u32) -> Placement {
+    Placement {
+        topology: args.topology.clone(),
+        partitions: args.partitions.unwrap_or(map.len() as u32),
+        replicas: 2 * survive + 1,
+        servers_per_region: args.servers_per_region,
+        gateways_per_region: 1,
+        sources: None,
+        shares: 1,
+        gateways: Vec::new(),
+    }
+}
+
+fn plan_as_json<'a>(
+    args: &'a Args,
+    objective: Objective,
+    (map, survive): (&'a Topology, u32),
+    found: &'a Found,
+    best: &'a Tried,
+    wall: Duration,
+) -> Printed<'a> {
+    let pair = |tried| printed(tried, objective, map);
+    let death = |(region, run): &'a (RegionId, Run)| {
+        let region = map.name_of(*region);
+        PrintedDeath { region, run }
+    };
+    Printed {
+        figures: "simulated",
+        commit: output::COMMIT,
+        topology: &args.topology,
+        workload: &args.workload.workload,
+        objective: objective.to_string(),
+        unit: objective.unit(found.is_priced()),
+        survive,
+        runs: found.count,
+        wall_seconds: wall.as_secs_f64(),
+        recommended: pair(best),
+        runners_up: found.finalists.iter().skip(1).map(pair).collect(),
+        same_protocol_naive: pair(&found.same_naive),
+        best_naive: pair(&found.naive),
+        deaths: found.deaths.iter().map(death).collect(),
+    }
 }
 
 /// What a gigabyte that leaves a region costs; nothing, or something for each.
@@ -378,6 +403,24 @@ fn describe(
     });
     let table = output::table(&["partition", "leader", "other replicas"], rows);
     text.push_str(&format!("{}\n\n", table.trim_fmt()));
+    text.push_str(&format!("{}\n\n", comparison(found)));
+    for line in reasons(objective, found, best) {
+        text.push_str(&format!("{line}\n"));
+    }
+    if !found.deaths.is_empty() {
+        text.push_str(&format!(
+            "\nWhen all nodes of a region fail and stay down:\n{}\n",
+            deaths(map, found)
+        ));
+    }
+    if args.init.is_none() {
+        text.push_str("\n--init DIR writes the configuration files of this cluster.");
+    }
+    text
+}
+
+/// The figures of the finalists and of the naive placements.
+fn comparison(found: &Found) -> String {
     let header: Vec<&str> =
         ["protocol", "placement"].into_iter().chain(COLUMNS.iter().map(|c| c.0)).collect();
     let row = |tried: &Tried| {
@@ -397,32 +440,25 @@ fn describe(
             shown.push(naive);
         }
     }
-    let table = output::table(&header, shown.into_iter().map(row));
-    text.push_str(&format!("{}\n\n", table.trim_fmt()));
-    for line in reasons(objective, found, best) {
-        text.push_str(&format!("{line}\n"));
-    }
-    if !found.deaths.is_empty() {
-        text.push_str("\nWhen all nodes of a region fail and stay down:\n");
-        let rows = found.deaths.iter().map(|(region, run)| {
-            let result = &run.result;
-            let submitted = result.committed + result.failed + u64::from(run.outstanding);
-            vec![
-                map.name_of(*region).to_owned(),
-                output::percent(result.committed, submitted),
-                format!("{:.1}", result.latency_ms.all.p50),
-                format!("{:.1}", result.latency_ms.all.p95),
-                format!("{:.1}", result.latency_ms.all.max / 1e3),
-                run.failure.clone().unwrap_or_else(|| "passed".into()),
-            ]
-        });
-        let header = ["region", "committed", "p50 ms", "p95 ms", "max s", "checks"];
-        text.push_str(&format!("{}\n", output::table(&header, rows).trim_fmt()));
-    }
-    if args.init.is_none() {
-        text.push_str("\n--init DIR writes the configuration files of this cluster.");
-    }
-    text
+    output::table(&header, shown.into_iter().map(row)).trim_fmt()
+}
+
+/// The figures of the recommended pair when a region dies.
+fn deaths(map: &Topology, found: &Found) -> String {
+    let rows = found.deaths.iter().map(|(region, run)| {
+        let result = &run.result;
+        let submitted = result.committed + result.failed + u64::from(run.outstanding);
+        vec![
+            map.name_of(*region).to_owned(),
+            output::percent(result.committed, submitted),
+            format!("{:.1}", result.latency_ms.all.p50),
+            format!("{:.1}", result.latency_ms.all.p95),
+            format!("{:.1}", result.latency_ms.all.max / 1e3),
+            run.failure.clone().unwrap_or_else(|| "passed".into()),
+        ]
+    });
+    let header = ["region", "committed", "p50 ms", "p95 ms", "max s", "checks"];
+    output::table(&header, rows).trim_fmt()
 }
 
 /// Why it is recommended.

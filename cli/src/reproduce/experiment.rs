@@ -89,6 +89,48 @@ fn tenth() -> f64 {
     0.1
 }
 
+impl Claim {
+    /// Refuses a claim of which it is not clear what it says, of protocols and values that are `known`
+    /// and swept.
+    fn validate(&self, known: &BTreeSet<&str>, sweep: &Sweep) -> anyhow::Result<()> {
+        let Self {
+            of,
+            at,
+            is,
+            above,
+            below,
+            lower_than,
+            like,
+            by,
+            times,
+            growth_from,
+            than_at,
+            ..
+        } = self;
+        for name in [Some(of), lower_than.as_ref(), like.as_ref()].into_iter().flatten() {
+            ensure!(known.contains(name.as_str()), "claims: {name} is not among the protocols");
+        }
+        for value in [Some(at), growth_from.as_ref(), than_at.as_ref()].into_iter().flatten() {
+            ensure!(sweep.full.contains(value), "claims: {value} is not among sweep.full");
+        }
+        let kinds =
+            [is.is_some(), above.is_some(), below.is_some(), lower_than.is_some(), like.is_some()];
+        ensure!(
+            kinds.iter().filter(|kind| **kind).count() == 1,
+            "claims, {of} at {at}: give one of is, above, below, lower_than, like"
+        );
+        ensure!(
+            lower_than.is_some() || (by.is_none() && times.is_none() && than_at.is_none()),
+            "claims, {of} at {at}: by, times and than_at belong to lower_than"
+        );
+        ensure!(
+            growth_from.is_none() || above.is_some() || below.is_some(),
+            "claims, {of} at {at}: growth_from needs above or below"
+        );
+        Ok(())
+    }
+}
+
 #[derive(clap::Parser)]
 #[command(no_binary_name = true)]
 struct Compare {
@@ -128,45 +170,7 @@ impl Experiment {
             );
         }
         for claim in &self.claims {
-            let Claim {
-                of,
-                at,
-                is,
-                above,
-                below,
-                lower_than,
-                like,
-                by,
-                times,
-                growth_from,
-                than_at,
-                ..
-            } = claim;
-            for name in [Some(of), lower_than.as_ref(), like.as_ref()].into_iter().flatten() {
-                ensure!(known.contains(name.as_str()), "claims: {name} is not among the protocols");
-            }
-            for value in [Some(at), growth_from.as_ref(), than_at.as_ref()].into_iter().flatten() {
-                ensure!(self.sweep.full.contains(value), "claims: {value} is not among sweep.full");
-            }
-            let kinds = [
-                is.is_some(),
-                above.is_some(),
-                below.is_some(),
-                lower_than.is_some(),
-                like.is_some(),
-            ];
-            ensure!(
-                kinds.iter().filter(|kind| **kind).count() == 1,
-                "claims, {of} at {at}: give one of is, above, below, lower_than, like"
-            );
-            ensure!(
-                lower_than.is_some() || (by.is_none() && times.is_none() && than_at.is_none()),
-                "claims, {of} at {at}: by, times and than_at belong to lower_than"
-            );
-            ensure!(
-                growth_from.is_none() || above.is_some() || below.is_some(),
-                "claims, {of} at {at}: growth_from needs above or below"
-            );
+            claim.validate(&known, &self.sweep)?;
         }
         for value in &self.sweep.short {
             ensure!(

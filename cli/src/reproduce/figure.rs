@@ -166,58 +166,12 @@ pub fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
         Some(folder) => Kept::open(folder, &experiment.id, args.any_commit, args.no_runs)?,
         None => Kept::nothing(),
     };
-    let mut points: Vec<Point> = Vec::new();
-    // What runs, in the order of seeds, so that an interruption leaves comparable points.
-    let mut jobs: Vec<(Key, compare::Args)> = Vec::new();
-    for seed in 1..=args.seeds {
-        for &at in &values {
-            for &protocol in &protocols {
-                let run = experiment.run(protocol, at, args.full, seed);
-                if kept.get(&run).is_none() && !args.no_runs {
-                    jobs.push((run, experiment.arguments(protocol, at, args.full)?));
-                }
-            }
-        }
-    }
-    let work = |number: u64| {
-        let (run, args) = jobs.get(number as usize).context("no such run")?;
-        let outcome = Outcome::new(&compare::once(args, &run.protocol, run.seed)?);
-        Ok((run.clone(), outcome))
-    };
-    Pool::of(args.threads)
-        .shown(&experiment.id, jobs.len() as u64, work, |(run, outcome)| kept.add(run, outcome))
-        .with_context(|| experiment.id.clone())?;
-    let (mut failures, mut audited, mut commits) = (Vec::new(), None, BTreeSet::new());
-    let mut wall_seconds = 0.0;
-    let columns = experiment.columns();
-    for &at in &values {
-        for &protocol in &protocols {
-            let mut point = Point::new(protocol, at);
-            for seed in 1..=args.seeds {
-                let run = experiment.run(protocol, at, args.full, seed);
-                let Some(Entry { commit, outcome, .. }) = kept.get(&run) else { continue };
-                point.take(&columns, outcome);
-                commits.insert(commit.clone());
-                wall_seconds += outcome.wall_seconds;
-                let what = format!("{protocol} at {at} with seed {seed}");
-                if let Some(is_audited) = outcome.audited {
-                    *audited.get_or_insert(0) += usize::from(is_audited);
-                    if !is_audited && outcome.failure.is_none() {
-                        failures.push(format!(
-                            "{what}: no audit, because {} requests were still pending at the end",
-                            outcome.outstanding
-                        ));
-                    }
-                }
-                let lost = |failure| format!("FAILED: {what}: {failure}");
-                failures.extend(outcome.failure.as_ref().map(lost));
-            }
-            points.push(point);
-        }
-    }
+    let ran = run_missing(args, &experiment, &mut kept)?;
+    let Gathered { points, failures, audited, commits, wall_seconds } =
+        Gathered::of(args, &experiment, &kept);
     let own = experiment.column.as_str();
     let measured: BTreeMap<&str, Measured> =
-        columns.iter().map(|name| (*name, measured(&points, name))).collect();
+        experiment.columns().into_iter().map(|name| (name, measured(&points, name))).collect();
     let judge = |claim: &Claim| {
         let column = claim.column.as_deref();
         let about = measured.get(column.unwrap_or(own)).context("every column was measured")?;
@@ -246,9 +200,82 @@ pub fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
         svg,
         distributions,
         commits,
-        ran: jobs.len(),
+        ran,
         wall_seconds,
     })
+}
+
+/// Carries out the runs that are not kept, in the order of seeds, so that an interruption leaves
+/// comparable points. Returns how many there were.
+fn run_missing(args: &Args, experiment: &Experiment, kept: &mut Kept) -> anyhow::Result<usize> {
+    let (protocols, _) = experiment.protocols();
+    let mut jobs: Vec<(Key, compare::Args)> = Vec::new();
+    for seed in 1..=args.seeds {
+        for &at in experiment.values(args.full) {
+            for &protocol in &protocols {
+                let run = experiment.run(protocol, at, args.full, seed);
+                if kept.get(&run).is_none() && !args.no_runs {
+                    jobs.push((run, experiment.arguments(protocol, at, args.full)?));
+                }
+            }
+        }
+    }
+    let work = |number: u64| {
+        let (run, args) = jobs.get(number as usize).context("no such run")?;
+        let outcome = Outcome::new(&compare::once(args, &run.protocol, run.seed)?);
+        Ok((run.clone(), outcome))
+    };
+    Pool::of(args.threads)
+        .shown(&experiment.id, jobs.len() as u64, work, |(run, outcome)| kept.add(run, outcome))
+        .with_context(|| experiment.id.clone())?;
+    Ok(jobs.len())
+}
+
+/// What the runs of a figure gave together.
+#[derive(Default)]
+struct Gathered {
+    points: Vec<Point>,
+    failures: Vec<String>,
+    audited: Option<usize>,
+    commits: BTreeSet<String>,
+    wall_seconds: f64,
+}
+
+impl Gathered {
+    fn of(args: &Args, experiment: &Experiment, kept: &Kept) -> Self {
+        let (protocols, _) = experiment.protocols();
+        let columns = experiment.columns();
+        let mut all = Self::default();
+        for &at in experiment.values(args.full) {
+            for &protocol in &protocols {
+                let mut point = Point::new(protocol, at);
+                for seed in 1..=args.seeds {
+                    let run = experiment.run(protocol, at, args.full, seed);
+                    let Some(Entry { commit, outcome, .. }) = kept.get(&run) else { continue };
+                    point.take(&columns, outcome);
+                    all.commits.insert(commit.clone());
+                    all.add(&format!("{protocol} at {at} with seed {seed}"), outcome);
+                }
+                all.points.push(point);
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, run: &str, outcome: &Outcome) {
+        self.wall_seconds += outcome.wall_seconds;
+        if let Some(is_audited) = outcome.audited {
+            *self.audited.get_or_insert(0) += usize::from(is_audited);
+            if !is_audited && outcome.failure.is_none() {
+                self.failures.push(format!(
+                    "{run}: no audit, because {} requests were still pending at the end",
+                    outcome.outstanding
+                ));
+            }
+        }
+        let lost = |failure| format!("FAILED: {run}: {failure}");
+        self.failures.extend(outcome.failure.as_ref().map(lost));
+    }
 }
 
 /// One column of all points.

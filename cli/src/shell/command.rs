@@ -165,12 +165,29 @@ pub(super) fn parse(line: &str) -> Result<Command, String> {
         .ok_or_else(|| format!("usage: {} {}", usage.name, usage.arguments).trim_end().to_owned())
 }
 
+fn text(word: &Word) -> String {
+    String::from_utf8_lossy(&word.bytes).into_owned()
+}
+
+fn change_members(partition: &Word, members: &[Word]) -> Option<Admin> {
+    let ids = |words: &[Word]| -> Option<Vec<NodeId>> {
+        words.iter().map(|word| text(word).parse().ok()).collect()
+    };
+    let mut sides = members.split(|word| word.is("learners"));
+    let voters = ids(sides.next()?)?;
+    let learners = sides.next().map_or_else(|| Some(Vec::new()), ids)?;
+    if voters.is_empty() || sides.next().is_some() {
+        return None;
+    }
+    let partition = text(partition).parse().ok()?;
+    Some(Admin::ChangeMembers { partition, voters, learners })
+}
+
 fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
     let key = |word: &Word| Key::from(word.bytes.clone());
     let value = |word: &Word| Value::from(word.bytes.clone());
     let keys = |words: &[Word]| words.iter().map(key).collect::<Vec<_>>();
     let optional = |word: &Word| (!word.is("nothing")).then(|| value(word));
-    let text = |word: &Word| String::from_utf8_lossy(&word.bytes).into_owned();
     Some(match (name, arguments) {
         ("get", [_, ..]) => Command::Get(keys(arguments)),
         ("get-stale", [_, ..]) => Command::GetStale(keys(arguments)),
@@ -222,17 +239,7 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
             to: text(to).parse().ok()?,
         }),
         ("change-members", [partition, members @ ..]) => {
-            let ids = |words: &[Word]| -> Option<Vec<NodeId>> {
-                words.iter().map(|word| text(word).parse().ok()).collect()
-            };
-            let mut sides = members.split(|word| word.is("learners"));
-            let voters = ids(sides.next()?)?;
-            let learners = sides.next().map_or_else(|| Some(Vec::new()), ids)?;
-            if voters.is_empty() || sides.next().is_some() {
-                return None;
-            }
-            let partition = text(partition).parse().ok()?;
-            Command::Order(Admin::ChangeMembers { partition, voters, learners })
+            Command::Order(change_members(partition, members)?)
         }
         ("orders", []) => Command::Orders,
         ("history", []) => Command::History,
