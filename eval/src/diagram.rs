@@ -1,7 +1,7 @@
 //! One transaction of a trace as a sequence diagram, in the language of Mermaid or as a drawing.
 //!
 //! Messages are arrows in the order of their arrival, each with the times of sending and arrival in
-//! milliseconds since the transaction's first event. What its caller asked and was told are notes.
+//! milliseconds since the transaction's first event. What its client asked and was told are notes.
 //! Events that the trace does not ascribe to the transaction are left out: timers, flushes, and
 //! messages about several transactions at once, such as those of a replicated log.
 //!

@@ -19,7 +19,7 @@ pub use compact::{FormError, History};
 pub(crate) use compact::{KeyId, ListRef, NEVER, NOBODY, OpRef, UNKNOWN};
 pub use lines::{ReadError, Reader, Writer};
 
-/// What became of an attempt, as its caller saw it.
+/// What became of an attempt, as its client saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -43,12 +43,12 @@ pub struct Entry {
     pub region: String,
     /// `high` or `low`.
     pub priority: String,
-    /// When the caller began it, in microseconds since the run started.
+    /// When the client began it, in microseconds since the run started.
     pub invoke_us: u64,
-    /// When the caller was told; absent if it never was.
+    /// When the client was told; absent if it never was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub complete_us: Option<u64>,
-    /// What the caller was told.
+    /// What the client was told.
     pub status: Status,
     /// It asked for any consistent state, however old: no model's order of all transactions is held against what it read, only
     /// the order of those that write ([`crate::checker`]).
@@ -69,7 +69,7 @@ pub enum Op {
     ReadList(String, Vec<u64>),
     /// Read the version of the key that `writer@timestamp` wrote; the initial one is `c0.0@0`.
     ReadVersion(String, String),
-    /// Wrote a version of the key; none if the caller never learnt the commit timestamp.
+    /// Wrote a version of the key; none if the client never learnt the commit timestamp.
     WriteVersion(String, Option<String>),
 }
 

@@ -170,7 +170,7 @@ impl<P: Protocol> Runner for Golden<P> {
             other => return Err(format!("{other:?} is no command; see `sim::golden`").into()),
         }
         args.reject_next()?;
-        if let Some(failure) = self.run.as_mut().and_then(|run| run.world.failure.take()) {
+        if let Some(failure) = self.run.as_mut().and_then(|run| run.env.failure.take()) {
             return Err(failure.to_string().into());
         }
         Ok(self.output.take())
@@ -351,7 +351,7 @@ impl<P: Protocol> Golden<P> {
     fn messages(&mut self) -> Outcome {
         let run = self.simulation()?;
         let ids: Vec<NodeId> = run.cluster.nodes().map(|node| node.id).collect();
-        let held = &run.world.manual.as_ref().ok_or(NOT_STEPS)?.held;
+        let held = &run.env.manual.as_ref().ok_or(NOT_STEPS)?.held;
         let lines: Vec<String> = held.iter().map(|(n, flight)| sending(*n, flight, &ids)).collect();
         lines.iter().for_each(|line| self.say(line));
         Ok(())
@@ -362,9 +362,9 @@ impl<P: Protocol> Golden<P> {
         // More rounds than any protocol needs for what one script begins.
         for _ in 0..if all { 1_000 } else { 1 } {
             let run = self.simulation()?;
-            let network = &run.world.network;
+            let network = &run.env.network;
             let ids: Vec<NodeId> = run.cluster.nodes().map(|node| node.id).collect();
-            let held = &run.world.manual.as_ref().ok_or(NOT_STEPS)?.held;
+            let held = &run.env.manual.as_ref().ok_or(NOT_STEPS)?.held;
             let is_wanted = |(number, flight): &&(u32, InFlight<P>)| {
                 let open = !arrives || !network.is_blocked(flight.from, flight.to);
                 open && choice.matches(*number, flight, &ids)
@@ -386,14 +386,14 @@ impl<P: Protocol> Golden<P> {
     fn durable(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
         let mut nodes = self.indices(args)?;
         let run = self.simulation()?;
-        run.world.manual.as_ref().ok_or(NOT_STEPS)?;
+        run.env.manual.as_ref().ok_or(NOT_STEPS)?;
         let is_named = !nodes.is_empty();
         if !is_named {
             nodes = (0..u32::try_from(run.nodes.len())?).collect();
         }
         for index in nodes {
             if !run.flush_disk(index) && is_named {
-                return Err(format!("{} has nothing to flush", run.world.id(index)).into());
+                return Err(format!("{} has nothing to flush", run.env.id(index)).into());
             }
         }
         Ok(())
@@ -403,10 +403,10 @@ impl<P: Protocol> Golden<P> {
         let index = self.index(args.next_pos().ok_or("fire at which NODE")?)?;
         let count = number(args.next_pos(), 1)?;
         let run = self.simulation()?;
-        run.world.manual.as_ref().ok_or(NOT_STEPS)?;
+        run.env.manual.as_ref().ok_or(NOT_STEPS)?;
         for _ in 0..count {
             if !run.fire_first(index) {
-                return Err(format!("{} has no timer", run.world.id(index)).into());
+                return Err(format!("{} has no timer", run.env.id(index)).into());
             }
         }
         Ok(())
@@ -415,8 +415,8 @@ impl<P: Protocol> Golden<P> {
     fn advance(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
         let span = millis(args.next_pos().ok_or("advance by how many MS")?)?;
         let run = self.simulation()?;
-        run.world.manual.as_ref().ok_or(NOT_STEPS)?;
-        run.world.now = run.world.now + span;
+        run.env.manual.as_ref().ok_or(NOT_STEPS)?;
+        run.env.now = run.env.now + span;
         Ok(())
     }
 
@@ -438,7 +438,7 @@ impl<P: Protocol> Golden<P> {
             if lost {
                 run.node(index).disk.replace();
             }
-            if let Some(manual) = &mut run.world.manual {
+            if let Some(manual) = &mut run.env.manual {
                 manual.held.retain(|(_, flight)| flight.to != index);
             }
         }
@@ -487,9 +487,9 @@ impl<P: Protocol> Golden<P> {
         let by = Disturbance { blocked: true, ..Disturbance::default() };
         for &a in &from {
             for &b in to.iter().filter(|&&b| b != a) {
-                run.world.network.disturb(a, b, by);
+                run.env.network.disturb(a, b, by);
                 if !one_way {
-                    run.world.network.disturb(b, a, by);
+                    run.env.network.disturb(b, a, by);
                 }
             }
         }
@@ -501,7 +501,7 @@ impl<P: Protocol> Golden<P> {
         let now = run.now();
         let count = u32::try_from(run.nodes.len())?;
         for (from, to) in (0..count).flat_map(|a| (0..count).map(move |b| (a, b))) {
-            let released = run.world.network.calm_all(now, from, to);
+            let released = run.env.network.calm_all(now, from, to);
             run.release(released);
         }
         Ok(())
@@ -554,7 +554,7 @@ impl<P: Protocol> Golden<P> {
         let named: Vec<NodeId> = self
             .indices(args)?
             .into_iter()
-            .map(|index| Ok(self.simulation()?.world.id(index)))
+            .map(|index| Ok(self.simulation()?.env.id(index)))
             .collect::<Outcome<_>>()?;
         if !named.is_empty() {
             return Ok(named);

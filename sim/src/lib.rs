@@ -1,5 +1,5 @@
 //! A planet in one thread: any protocol's machines under simulated time, network, disks, clocks,
-//! CPUs, callers and faults. One seed, one run, byte for byte.
+//! CPUs, clients and faults. One seed, one run, byte for byte.
 //!
 //! This crate is generic over the protocol and can name none. Reading order: [`simulation`], then
 //! the models [`network`], [`disk`], [`clock`], [`cpu`] and [`load`], then [`fault`]. What the

@@ -1,5 +1,5 @@
-//! Callers: logical clients that ask a workload's transactions of the gateways of their region,
-//! retry what aborts, and ask elsewhere when a gateway dies.
+//! The clients of a simulation: they submit a workload's transactions to the gateways of their region,
+//! retry what aborts, and use another gateway when one dies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,18 +20,18 @@ use orthodrome_eval::workload::{Issuer, Request, Step, Values, Workload};
 use crate::floor::Floor;
 use crate::oracle::Oracle;
 
-/// How callers behave.
+/// How clients behave.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LoadModel {
     /// When they ask.
     pub arrival: Arrival,
     /// When an aborted transaction is tried again.
     pub retry: Retry,
-    /// How long a caller takes to decide an interactive transaction.
+    /// How long a client takes to decide an interactive transaction.
     pub decide: Duration,
     /// Transactions begun in the whole run, at most.
     pub transactions_max: u64,
-    /// Probability that a caller dies with the gateway that it uses.
+    /// Probability that a client dies with the gateway that it uses.
     pub die_with_gateway: f64,
     /// Which share of the transactions begins in each region, or of the clients is there, by the region's name; in
     /// proportion, so that they need not add up to one. None begins in regions that are not named. Without any, each
@@ -115,7 +115,7 @@ impl Default for LoadModel {
     }
 }
 
-/// How long a caller waits before it asks again after an answer that tells it to come back later.
+/// How long a client waits before it asks again after an answer that tells it to come back later.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
 /// Name of the reads that the run itself adds at the end, which no workload knows.
@@ -224,7 +224,7 @@ struct Active {
     floor: Duration,
     next: Action,
     is_final: bool,
-    /// The caller had to ask what became of this attempt: what it read may be gone.
+    /// The client had to ask what became of this attempt: what it read may be gone.
     is_resolved: bool,
     /// It read less than its client knew, and was given up (R11).
     is_behind: bool,
@@ -242,7 +242,7 @@ impl Active {
         self.is_behind = false;
     }
 
-    /// A procedure that was resolved for a caller who never got its reads: they are not known, and
+    /// A procedure that was resolved for a client who never got its reads: they are not known, and
     /// nothing can be said of them.
     fn has_lost_reads(&self) -> bool {
         self.is_resolved && self.reads.is_none() && matches!(self.request.kind, Kind::Procedure(_))
@@ -276,7 +276,7 @@ pub struct Due {
 /// Where a history goes.
 pub type HistorySink = Box<dyn FnMut(Entry)>;
 
-/// All callers.
+/// All clients.
 pub struct Load {
     model: LoadModel,
     workload: Box<dyn Workload>,
@@ -323,7 +323,7 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Callers of the gateways `gateways` (dense number and id) of a protocol that runs general
+    /// Clients of the gateways `gateways` (dense number and id) of a protocol that runs general
     /// transactions or does not.
     #[must_use]
     pub fn new(
@@ -652,7 +652,7 @@ impl Load {
         (active.txn == txn && active.gateway == gateway).then_some(slot)
     }
 
-    /// True if a caller waits for this attempt and it only reads. That has no effect, so who is asked
+    /// True if a client waits for this attempt and it only reads. That has no effect, so who is asked
     /// what became of it may read again in its name, at another time.
     pub fn only_reads(&self, txn: TxnId) -> bool {
         let index = usize::try_from(txn.client.0).ok().and_then(|client| client.checked_sub(1));
@@ -806,7 +806,7 @@ impl Load {
         // It gave up because of what it had read before.
         let reason = if is_stale || active.is_behind { AbortReason::StaleRead } else { reason };
         let tries = active.ahead.as_ref().map_or(txn.attempt, |ahead| ahead.tries);
-        // Callers may be told before participants are, so an audit may have to come back; that it
+        // Clients may be told before participants are, so an audit may have to come back; that it
         // ends at all is what the drain's limit sees to.
         let next = if is_final {
             Some(txn.retry())
@@ -846,7 +846,7 @@ impl Load {
         self.schedule(slot, now + wait, Action::Begin);
     }
 
-    /// Nobody can tell, now or later. The caller has to live with it.
+    /// Nobody can tell, now or later. The client has to live with it.
     fn on_unknowable(&mut self, slot: u32, now: Time) {
         if self.client(slot).active.as_ref().is_some_and(|active| active.is_final) {
             // It only reads, so it may as well do so again.

@@ -1,4 +1,4 @@
-//! The white-box judge of what callers were told: one outcome for each attempt, nothing told
+//! The white-box judge of what clients were told: one outcome for each attempt, nothing told
 //! aborted that is seen later, nothing acknowledged that is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads, Version};
 use orthodrome_eval::workload::{Values, list_elements};
 
-/// Remembers everything callers were told. Its size grows with the run, so long measurements do
+/// Remembers everything clients were told. Its size grows with the run, so long measurements do
 /// without it.
 #[derive(Debug)]
 pub struct Oracle {
@@ -37,7 +37,7 @@ impl Oracle {
         }
     }
 
-    /// A caller was told `outcome`.
+    /// A client was told `outcome`.
     ///
     /// # Errors
     /// What contradicts it.
@@ -61,7 +61,7 @@ impl Oracle {
         }
     }
 
-    /// A caller was told that `txn` committed with these reads, having written these keys;
+    /// A client was told that `txn` committed with these reads, having written these keys;
     /// `element` is what it appended to each, if values are lists.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! A cluster, its callers and its faults in virtual time: one seed, one run.
+//! A cluster, its clients and its faults in virtual time: one seed, one run.
 
 mod delivery;
 mod manual;
@@ -52,18 +52,18 @@ pub struct Options {
     pub cpu: Option<CpuModel>,
     /// How large a record and a message may be; a run in which a machine makes a larger one has failed.
     pub limits: Limits,
-    /// Callers.
+    /// Clients.
     pub load: LoadModel,
     /// How long the run goes on before it is measured.
     pub warmup: Duration,
-    /// How long callers begin transactions; the measured part ends then.
+    /// How long clients begin transactions; the measured part ends then.
     pub duration: Duration,
     /// How long what is under way then has to end, before it counts as stuck.
     pub drain: Duration,
     /// Call a machine's `assert_invariants` after its input at every so-many-th event; 1: after every
     /// input, 0: never.
     pub invariants_every: u64,
-    /// Remember everything that callers are told and machines claim, and hold the protocol to it.
+    /// Remember everything that clients are told and machines claim, and hold the protocol to it.
     pub check_outcomes: bool,
 }
 
@@ -93,12 +93,12 @@ pub type TraceSink = Box<dyn FnMut(&Line)>;
 enum Event<P: Protocol> {
     /// A message arrives; `is_ready` once it has had its CPU time.
     Arrive { flight: InFlight<P>, is_ready: bool },
-    /// A caller's input has had its CPU time.
-    Input { node: u32, life: u32, input: Box<Input<P>>, hops: u16 },
+    /// A client's input has had its CPU time.
+    Input { node: u32, incarnation: u32, input: Box<Input<P>>, hops: u16 },
     /// A node's timers are due.
     Wake { node: u32 },
     /// A flush is done.
-    Flushed { node: u32, life: u32 },
+    Flushed { node: u32, incarnation: u32 },
     /// An open-loop arrival.
     Arrival,
     /// A client acts.
@@ -107,14 +107,14 @@ enum Event<P: Protocol> {
     Fault { entry: u32, is_heal: bool },
 }
 
-/// Everything but the nodes.
-pub(crate) struct World<P: Protocol> {
+/// Everything of a run but its nodes.
+pub(crate) struct Environment<P: Protocol> {
     pub(crate) now: Time,
     queue: Queue<Event<P>>,
     pub(crate) network: Network<InFlight<P>>,
     pub(crate) load: Load,
     /// How often each node has crashed.
-    lives: Vec<u32>,
+    incarnations: Vec<u32>,
     pub(crate) up: Vec<bool>,
     ids: Vec<NodeId>,
     /// Dense number of each node id.
@@ -137,13 +137,13 @@ pub(crate) struct World<P: Protocol> {
     limits: Limits,
 }
 
-/// A cluster of `P`, its callers and its faults.
+/// A cluster of `P`, its clients and its faults.
 pub struct Simulation<P: Protocol> {
     pub(crate) cluster: Arc<Cluster>,
     config: Arc<P::Config>,
     options: Options,
     pub(crate) nodes: Vec<Node<P>>,
-    pub(crate) world: World<P>,
+    pub(crate) env: Environment<P>,
     pub(crate) plan: Plan,
     /// How often each kind of fault was injected.
     pub(crate) injected: BTreeMap<&'static str, u64>,
@@ -194,7 +194,7 @@ impl<P: Protocol> Simulated for Simulation<P> {
 const EVENTS_AT_ONCE: u64 = 2_000_000;
 
 impl<P: Protocol> Simulation<P> {
-    /// Starts every node at time zero. Callers begin with [`Simulation::run`].
+    /// Starts every node at time zero. Clients begin with [`Simulation::run`].
     ///
     /// # Errors
     /// What in the schedule does not fit the cluster.
@@ -233,12 +233,12 @@ impl<P: Protocol> Simulation<P> {
         if options.check_outcomes {
             load.oracle = Some(Oracle::new(load.values()));
         }
-        let world = World {
+        let env = Environment {
             now: Time::ZERO,
             queue: Queue::default(),
             network: Network::new(options.network, &cluster, &ids, stream("network")),
             load,
-            lives: vec![0; ids.len()],
+            incarnations: vec![0; ids.len()],
             up: vec![false; ids.len()],
             ids,
             dense,
@@ -259,7 +259,7 @@ impl<P: Protocol> Simulation<P> {
         let injected = BTreeMap::new();
         let is_audited = false;
         let mut simulation =
-            Self { cluster, config, options, nodes, world, plan, injected, is_audited };
+            Self { cluster, config, options, nodes, env, plan, injected, is_audited };
         simulation.schedule_faults();
         Ok(simulation)
     }
@@ -267,32 +267,32 @@ impl<P: Protocol> Simulation<P> {
     /// Fails the run as stuck after this many events. A limit on simulated time does not bound the
     /// work of a message storm.
     pub fn limit_events(&mut self, events: u64) {
-        self.world.events_max = events;
+        self.env.events_max = events;
     }
 
     /// Sends every attempt at a transaction to `sink` as it ends.
     pub fn keep_history(&mut self, sink: HistorySink) {
-        self.world.load.history = Some(sink);
+        self.env.load.history = Some(sink);
     }
 
     /// Sends every line of the trace to `sink`.
     pub fn keep_trace(&mut self, sink: TraceSink) {
-        self.world.trace = Some(sink);
+        self.env.trace = Some(sink);
     }
 
     /// The time.
     #[must_use]
     pub fn now(&self) -> Time {
-        self.world.now
+        self.env.now
     }
 
     /// Events handled so far.
     #[must_use]
     pub fn events(&self) -> u64 {
-        self.world.events
+        self.env.events
     }
 
-    /// Runs to the end: callers arrive for [`Options::duration`], what is under way then has
+    /// Runs to the end: clients arrive for [`Options::duration`], what is under way then has
     /// [`Options::drain`] to end, and the workload's final audit closes the run.
     ///
     /// # Errors
@@ -302,7 +302,7 @@ impl<P: Protocol> Simulation<P> {
         self.start_load();
         self.run_until(Time::ZERO + self.options.duration)?;
         self.drain(self.options.drain)?;
-        if self.world.load.outstanding() == 0 && !self.is_beyond() {
+        if self.env.load.outstanding() == 0 && !self.is_beyond() {
             self.audit()?;
             self.is_audited = !self.is_beyond();
         }
@@ -313,16 +313,16 @@ impl<P: Protocol> Simulation<P> {
     /// [`Simulation::run_until`] goes no further.
     #[must_use]
     pub fn is_beyond(&self) -> bool {
-        self.world.beyond.is_some()
+        self.env.beyond.is_some()
     }
 
-    /// Lets callers begin.
+    /// Lets clients begin.
     pub fn start_load(&mut self) {
-        let now = self.world.now;
-        if let Some(first) = self.world.load.start(now) {
-            self.world.queue.push(first, Event::Arrival);
+        let now = self.env.now;
+        if let Some(first) = self.env.load.start(now) {
+            self.env.queue.push(first, Event::Arrival);
         }
-        self.world.take_due();
+        self.env.take_due();
     }
 
     /// Handles every event due by `limit`.
@@ -330,34 +330,34 @@ impl<P: Protocol> Simulation<P> {
     /// # Errors
     /// The first promise that was broken.
     pub fn run_until(&mut self, limit: Time) -> Result<(), Failure> {
-        let (mut instant, mut at_once) = (self.world.now, 0);
+        let (mut instant, mut at_once) = (self.env.now, 0);
         if self.is_beyond() {
             return Ok(());
         }
-        while let Some((at, event)) = self.world.queue.pop(limit) {
+        while let Some((at, event)) = self.env.queue.pop(limit) {
             at_once = if at == instant { at_once + 1 } else { 0 };
             instant = at;
-            self.world.now = at;
+            self.env.now = at;
             self.handle(event);
             if at_once > EVENTS_AT_ONCE {
-                self.world.fail(
+                self.env.fail(
                     FailureKind::Stuck,
                     "time does not advance: events at one moment do not end".into(),
                 );
             }
-            if self.world.events > self.world.events_max {
-                let most = self.world.events_max;
+            if self.env.events > self.env.events_max {
+                let most = self.env.events_max;
                 let detail = format!("the run did not settle within {most} events");
-                self.world.fail(FailureKind::Stuck, detail);
+                self.env.fail(FailureKind::Stuck, detail);
             }
-            if let Some(failure) = self.world.failure.take() {
+            if let Some(failure) = self.env.failure.take() {
                 return Err(failure);
             }
             if self.is_beyond() {
                 return Ok(());
             }
         }
-        self.world.now = self.world.now.max(limit);
+        self.env.now = self.env.now.max(limit);
         Ok(())
     }
 
@@ -368,9 +368,9 @@ impl<P: Protocol> Simulation<P> {
 
     fn schedule_faults(&mut self) {
         for (entry, item) in (0_u32..).zip(&self.plan.entries) {
-            self.world.queue.push(item.at, Event::Fault { entry, is_heal: false });
+            self.env.queue.push(item.at, Event::Fault { entry, is_heal: false });
             if let Some(until) = item.until {
-                self.world.queue.push(until, Event::Fault { entry, is_heal: true });
+                self.env.queue.push(until, Event::Fault { entry, is_heal: true });
             }
         }
     }
@@ -378,21 +378,21 @@ impl<P: Protocol> Simulation<P> {
     fn handle(&mut self, event: Event<P>) {
         match event {
             Event::Arrive { flight, is_ready } => self.arrive(flight, is_ready),
-            Event::Input { node, life, input, hops } => {
-                if self.world.life(node) == life {
+            Event::Input { node, incarnation, input, hops } => {
+                if self.env.incarnation(node) == incarnation {
                     self.input(node, *input, hops);
                 }
             }
             Event::Wake { node } => self.wake(node),
-            Event::Flushed { node, life } => self.flushed(node, life),
+            Event::Flushed { node, incarnation } => self.flushed(node, incarnation),
             Event::Arrival => {
-                let now = self.world.now;
-                if let Some(next) = self.world.load.arrive(now) {
-                    self.world.queue.push(next, Event::Arrival);
+                let now = self.env.now;
+                if let Some(next) = self.env.load.arrive(now) {
+                    self.env.queue.push(next, Event::Arrival);
                 }
             }
             Event::Client { client, serial } => {
-                let World { load, up, now, .. } = &mut self.world;
+                let Environment { load, up, now, .. } = &mut self.env;
                 let is_up = |node: u32| up.get(node as usize).copied().unwrap_or(false);
                 if let Some((gateway, input, hops)) = load.wake(*now, (client, serial), is_up) {
                     self.call(gateway, input, hops);
@@ -400,13 +400,13 @@ impl<P: Protocol> Simulation<P> {
             }
             Event::Fault { entry, is_heal } => self.fault(entry, is_heal),
         }
-        self.world.take_due();
+        self.env.take_due();
     }
 }
 
-impl<P: Protocol> World<P> {
-    fn life(&self, node: u32) -> u32 {
-        self.lives.get(node as usize).copied().unwrap_or(0)
+impl<P: Protocol> Environment<P> {
+    fn incarnation(&self, node: u32) -> u32 {
+        self.incarnations.get(node as usize).copied().unwrap_or(0)
     }
 
     pub(crate) fn id(&self, node: u32) -> NodeId {
@@ -417,8 +417,8 @@ impl<P: Protocol> World<P> {
         if let Some(up) = self.up.get_mut(node as usize) {
             *up = false;
         }
-        if let Some(life) = self.lives.get_mut(node as usize) {
-            *life += 1;
+        if let Some(incarnation) = self.incarnations.get_mut(node as usize) {
+            *incarnation += 1;
         }
     }
 

@@ -104,7 +104,7 @@ pub struct Scenario {
     pub seed: u64,
     /// What it is mostly about.
     pub profile: FaultProfile,
-    /// The map of the cluster.
+    /// Regions, nodes and partitions.
     pub cluster: Cluster,
     /// The workload, as `eval` names it.
     pub workload: &'static str,
@@ -135,16 +135,16 @@ pub enum FaultProfile {
     /// Clocks as far apart as several round trips, within the bound they state; late messages; many
     /// reads of a few keys at once.
     ClockSkew,
-    /// Leaders change all the time, by order and by crashes with short gaps, while some callers are
+    /// Leaders change all the time, by order and by crashes with short gaps, while some clients are
     /// far away and ask again early.
     LeaderChurn,
-    /// Servers and regions are cut off for long, from others more than from their callers.
+    /// Servers and regions are cut off for long, from others more than from their clients.
     Partitions,
     /// Half of the transactions have high priority. All meet on a few keys whose leaders are far
     /// apart, so that what one leader has decided another does not know yet; leaders change. For
     /// protocols with [`Protocol::RANKS`].
     PriorityRaces,
-    /// What one server says is late at another one, and callers ask again early, so that replicas hold
+    /// What one server says is late at another one, and clients ask again early, so that replicas hold
     /// different things for long; disks are slow, and crashes lose what they have not written. Few
     /// keys, read as often as written. For protocols with [`Protocol::LAGS`].
     LaggingReplicas,

@@ -1,4 +1,4 @@
-//! What machines claim about the whole cluster, held against each other and against what callers
+//! What machines claim about the whole cluster, held against each other and against what clients
 //! were told; and what they still hold when everything should be over. Knows no protocol: machines
 //! speak for themselves ([`Claim`], [`Machine::leaks`], [`Machine::replica_digests`]).
 
@@ -26,7 +26,7 @@ pub struct Watch {
     chosen: BTreeMap<PartitionId, Vec<Option<(u64, NodeId)>>>,
     /// How every attempt was decided, and who said so first.
     decided: BTreeMap<TxnId, (Outcome, NodeId)>,
-    /// What callers were told.
+    /// What clients were told.
     told: BTreeMap<TxnId, Outcome>,
 }
 
@@ -80,7 +80,7 @@ impl Watch {
         ))
     }
 
-    /// A caller was told an outcome, of a transaction that writes.
+    /// A client was told an outcome, of a transaction that writes.
     ///
     /// # Errors
     /// If it was decided otherwise.

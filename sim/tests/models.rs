@@ -341,7 +341,7 @@ fn a_gateway_that_dies_takes_its_callers_or_leaves_them_to_ask_elsewhere() {
     let (report, lines) = run(schedule, |options| options.load.die_with_gateway = 1.0);
     assert!(times(&lines, " resolve ").is_empty());
     assert!(report.result.failed > 0);
-    // Callers of the dead gateway's region use the nearest other one.
+    // Clients of the dead gateway's region use the nearest other one.
     let begins = times(&lines, " n5 begin ");
     assert!(!begins.iter().any(|at| (1_001..4_000).contains(at)));
 }

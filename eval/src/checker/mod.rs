@@ -33,7 +33,7 @@
 //! - *Complete for versions* under the order that the database states, except for committed writes
 //!   whose timestamp neither writer nor reader knew: see [`Verdict::unplaced_writes`].
 //! - What failed and unknown attempts read is not held to the order of all transactions, unless the
-//!   attempt proves to have committed. But their callers saw it, so it must not be older than what they
+//!   attempt proves to have committed. But their clients saw it, so it must not be older than what they
 //!   had been told (`session`, for strict serializability; stale reads too). Intermediate versions (G1b) exist only for lists, since a transaction writes at most
 //!   one version of a key.
 //! - Time is strict: what completes in the microsecond in which another is invoked may be

@@ -77,7 +77,7 @@ pub enum Phenomenon {
     /// A cycle with several reads that missed a write.
     G2Item,
     /// A client read less than what it had written before. Whether the attempt that read it committed
-    /// does not matter: its caller saw it.
+    /// does not matter: its client saw it.
     ReadYourWrites,
     /// A client read less than what it had read before in a committed transaction.
     MonotonicReads,

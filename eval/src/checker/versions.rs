@@ -1,6 +1,6 @@
 //! What histories of versions tell: the database states the order, by commit timestamp.
 //!
-//! Nothing needs inferring but the timestamps of writes whose caller never learnt them; the first
+//! Nothing needs inferring but the timestamps of writes whose client never learnt them; the first
 //! committed read of any such version tells. A transaction commits at one timestamp
 //! ([`orthodrome_core::txn::Version`]), so that tells the place of all its writes.
 

@@ -353,7 +353,7 @@ impl History {
         self.names[name].id
     }
 
-    /// What its caller was told.
+    /// What its client was told.
     pub(crate) fn status(&self, attempt: u32) -> Status {
         self.attempts[attempt].status
     }

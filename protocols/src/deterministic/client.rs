@@ -1,4 +1,4 @@
-//! The client side: gives the transactions of one gateway's callers to servers, and their answers back.
+//! The client side: gives the transactions of one gateway's clients to servers, and their answers back.
 //! It decides nothing and keeps nothing: whatever it submitted runs once, whoever asks again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,14 +30,14 @@ pub struct Client {
     open_bytes: usize,
 }
 
-/// A transaction whose caller waits.
+/// A transaction whose client waits.
 #[derive(Debug)]
 struct Open {
     txn: Txn,
     phase: Phase,
-    /// Its caller lost track of it.
+    /// Its client lost track of it.
     is_resolved: bool,
-    /// What its caller was told.
+    /// What its client was told.
     reads: Reads,
     round: u32,
     /// What was found of what it looks for.
@@ -64,9 +64,9 @@ const AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 enum Phase {
-    /// Its caller wants to see these keys.
+    /// Its client wants to see these keys.
     Looking(Vec<Key>),
-    /// The caller thinks.
+    /// The client thinks.
     Deciding,
     /// It will run, if it did not.
     Submitted(Arc<Functor>),
@@ -257,7 +257,7 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Looking(keys) = &open.phase else { return };
         if open.round != round {
-            // A second answer: the caller may have computed from the first.
+            // A second answer: the client may have computed from the first.
             return;
         }
         if is_below(&open.txn.floors, &reads) {
@@ -308,7 +308,7 @@ impl Client {
         self.ask(id, Phase::Looking(keys), cx);
     }
 
-    /// The caller of an interactive or general transaction has decided.
+    /// The client of an interactive or general transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         match (decision, &open.phase) {
@@ -338,7 +338,7 @@ impl Client {
         }
     }
 
-    /// A caller lost track of a transaction that it began here or elsewhere (R1). What can have been
+    /// A client lost track of a transaction that it began here or elsewhere (R1). What can have been
     /// submitted is submitted again: it runs, unless it did.
     fn on_resolve(&mut self, txn: Txn, reads: Reads, decision: Option<Decision>, cx: &mut Cx<'_>) {
         let id = txn.id;
@@ -370,7 +370,7 @@ impl Client {
         }
         let phase = Phase::Submitted(functor);
         if self.is_full(&phase) {
-            // It may have run: its caller asks again later.
+            // It may have run: its client asks again later.
             cx.note(Note::Shed);
             cx.finish(id, Outcome::Unknown, "overload");
             return;

@@ -339,7 +339,7 @@ impl fmt::Debug for Part {
 pub struct Ended {
     /// What became of it.
     pub outcome: Outcome,
-    /// What it read; nothing if its caller had read before it was submitted. Another server than the
+    /// What it read; nothing if its client had read before it was submitted. Another server than the
     /// one that was asked first may have to tell, and to read again would be to read at another place in
     /// the order. None if that is forgotten.
     pub reads: Option<Reads>,
@@ -610,7 +610,7 @@ pub enum Msg {
         txn: TxnId,
         /// What became of it.
         outcome: Outcome,
-        /// What it read; nothing if its caller knows that.
+        /// What it read; nothing if its client knows that.
         reads: Reads,
     },
     /// Server → gateway: a transaction ran so long ago that it is forgotten what it read.
@@ -620,7 +620,7 @@ pub enum Msg {
         /// What became of it; none if that is forgotten, too.
         outcome: Option<Outcome>,
     },
-    /// Gateway → server: a caller wants to see keys before it decides (reconnaissance).
+    /// Gateway → server: a client wants to see keys before it decides (reconnaissance).
     Look {
         /// Whose.
         txn: TxnId,

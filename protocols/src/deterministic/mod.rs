@@ -11,7 +11,7 @@
 //! A transaction that says beforehand what it reads and writes, and whose writes follow from what it reads,
 //! comes to the same result wherever it runs, if what goes before it is the same. So it is put into a
 //! log, and every region runs the log by itself; nobody votes, nothing is undone, and the outcome is
-//! known where the caller is as soon as the transaction has run there. With `calvin` there is one log for
+//! known where the client is as soon as the transaction has run there. With `calvin` there is one log for
 //! all. With the others there is one *stream* for each region, which orders whoever touches keys that have their
 //! primary there; a transaction is in the streams of all its *homes*, and every region merges the streams into one order
 //! ([`merge`]). A transaction with one home waits for that one alone. What has several homes, the streams of `sloth`
@@ -24,7 +24,7 @@
 //! | message | from → to | when | § |
 //! |---|---|---|---|
 //! | `Submit`, `Answer`, `TooOld` | gateway ↔ server | a transaction begins; it has run; it ran too long ago | 4.2.1 |
-//! | `Look`, `Found` | gateway ↔ server | a caller wants to read before it decides | – |
+//! | `Look`, `Found` | gateway ↔ server | a client wants to read before it decides | – |
 //! | `Sequence` | server → sequencers | a transaction is to be ordered; it is in one stream and not in another | 4.2.1 |
 //! | `AppendEntries`, … | sequencer ↔ all servers | a stream's log | 4.2.7 |
 //! | `NotLeader` | server → sender | the sequencer is another | – |

@@ -147,7 +147,7 @@ impl Machine<Deterministic> for Server {
             | Input::Begin(_)
             | Input::Read { .. }
             | Input::Decide { .. }
-            | Input::Resolve { .. } => unreachable!("callers talk to gateways, not to servers"),
+            | Input::Resolve { .. } => unreachable!("clients talk to gateways, not to servers"),
         }
         self.settle(cx);
     }

@@ -14,7 +14,7 @@ impl<P: Protocol> Simulation<P> {
         let Some(planned) = self.plan.entries.get(entry as usize) else { return };
         let (name, action) = (planned.name, planned.action.clone());
         // A schedule's entry belongs to no node: it is logged at `n0`, which no cluster has.
-        self.world.log(u32::MAX, TraceEvent::Fault, None, None, None, name, || {
+        self.env.log(u32::MAX, TraceEvent::Fault, None, None, None, name, || {
             let what = if is_heal { "ends" } else { "begins" };
             format!("{what} {action:?}")
         });
@@ -27,7 +27,7 @@ impl<P: Protocol> Simulation<P> {
     }
 
     fn begin_fault(&mut self, action: &Action) {
-        let now = self.world.now;
+        let now = self.env.now;
         match action {
             Action::Crash { nodes, torn } => {
                 for &index in nodes {
@@ -48,7 +48,7 @@ impl<P: Protocol> Simulation<P> {
             }
             Action::Pause(nodes) => nodes.iter().for_each(|&n| self.node(n).paused += 1),
             Action::Links { pairs, by } => {
-                pairs.iter().for_each(|&(from, to)| self.world.network.disturb(from, to, *by));
+                pairs.iter().for_each(|&(from, to)| self.env.network.disturb(from, to, *by));
             }
             Action::SlowCpu { nodes, factor } => {
                 nodes.iter().for_each(|&n| self.node(n).cpu.slow_down(*factor));
@@ -76,7 +76,7 @@ impl<P: Protocol> Simulation<P> {
     }
 
     fn end_fault(&mut self, action: &Action) {
-        let now = self.world.now;
+        let now = self.env.now;
         match action {
             Action::Crash { nodes, .. } | Action::Replace(nodes) => {
                 for &index in nodes {
@@ -95,7 +95,7 @@ impl<P: Protocol> Simulation<P> {
             }
             Action::Links { pairs, by } => {
                 for &(from, to) in pairs {
-                    let released = self.world.network.calm(now, from, to, *by);
+                    let released = self.env.network.calm(now, from, to, *by);
                     self.release(released);
                 }
             }
@@ -128,9 +128,9 @@ impl<P: Protocol> Simulation<P> {
     /// A node loses power, a bit of its log flips, and it tries to start.
     fn flip_bit(&mut self, index: u32) {
         self.crash(index, false);
-        let Self { nodes, world, .. } = self;
+        let Self { nodes, env, .. } = self;
         let Some(node) = nodes.get_mut(index as usize) else { return };
-        let lost = node.disk.flip_bit(world.now, &mut world.disk_rng);
+        let lost = node.disk.flip_bit(env.now, &mut env.disk_rng);
         self.lose_writes(index, lost, "by a flipped bit at the end of its log");
         self.start_node(index);
     }
@@ -181,12 +181,12 @@ impl<P: Protocol> Simulation<P> {
     /// Ends every fault and cancels those that are still to come, except that `down` stay down for
     /// ever: the start of a liveness phase.
     pub fn heal_all(&mut self, down: &[NodeId]) {
-        let now = self.world.now;
+        let now = self.env.now;
         self.plan.entries.clear();
         let count = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
         for from in 0..count {
             for to in 0..count {
-                let released = self.world.network.calm_all(now, from, to);
+                let released = self.env.network.calm_all(now, from, to);
                 self.release(released);
             }
         }

@@ -150,12 +150,12 @@ pub(crate) fn draw_for(
                 let region = cluster.topology.name_of(cluster.region_of(leader)).to_owned();
                 Fault::Partition { from: vec![region], to: Vec::new(), both_ways }
             } else {
-                // Callers still reach it.
+                // Clients still reach it.
                 let leader = leader.to_string();
                 let others = servers.into_iter().filter(|other| *other != leader).collect();
                 Fault::Partition { from: vec![leader], to: others, both_ways }
             };
-            // Long enough for the others to choose another leader, and for callers to find it.
+            // Long enough for the others to choose another leader, and for clients to find it.
             let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
             Some((1_000 + round_trip * rng.range(6, 50), vec![fault]))
         }
@@ -180,7 +180,7 @@ pub(crate) fn draw_sequence(
     }
 }
 
-/// A leader does not reach its followers, but its callers; then it loses power until the others have
+/// A leader does not reach its followers, but its clients; then it loses power until the others have
 /// another leader, and some of the others lose it for a moment.
 fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
     let partitions: Vec<_> = cluster.partitions().collect();
@@ -216,7 +216,7 @@ fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<En
     ])
 }
 
-/// A server that hears another one late, whatever others say to it; or callers who ask again before
+/// A server that hears another one late, whatever others say to it; or clients who ask again before
 /// they hear anything; or a server that crashes while its disk has much to write.
 fn draw_straggler(
     cluster: &Cluster,
@@ -250,7 +250,7 @@ fn draw_straggler(
     }
 }
 
-/// What the callers of one gateway say is late: at one server, so that it hears of them after the
+/// What the clients of one gateway say is late: at one server, so that it hears of them after the
 /// others, or everywhere, so that they ask again before they hear anything.
 fn draw_late(
     cluster: &Cluster,

@@ -5,7 +5,7 @@ use orthodrome_core::machine::{Input, Message, Protocol};
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::Event as TraceEvent;
 
-use super::{Event, FailureKind, Simulation, World};
+use super::{Environment, Event, FailureKind, Simulation};
 use crate::cpu::Cpu;
 use crate::network::{Fate, Released};
 
@@ -14,8 +14,8 @@ use crate::network::{Fate, Released};
 pub(crate) struct InFlight<P: Protocol> {
     pub(crate) from: u32,
     pub(crate) to: u32,
-    /// Which life of the sender and of the receiver the connection belongs to.
-    pub(super) lives: (u32, u32),
+    /// Which incarnation of the sender and of the receiver the connection belongs to.
+    pub(super) incarnations: (u32, u32),
     pub(crate) sent: Time,
     /// Size on the wire.
     pub(super) bytes: u32,
@@ -25,9 +25,9 @@ pub(crate) struct InFlight<P: Protocol> {
 
 impl<P: Protocol> Simulation<P> {
     pub(super) fn arrive(&mut self, flight: InFlight<P>, is_ready: bool) {
-        let (now, to) = (self.world.now, flight.to);
-        if self.world.is_cut(&flight) {
-            self.world.lose(&flight);
+        let (now, to) = (self.env.now, flight.to);
+        if self.env.is_cut(&flight) {
+            self.env.lose(&flight);
             return;
         }
         let node = self.node(to);
@@ -38,7 +38,7 @@ impl<P: Protocol> Simulation<P> {
         if !is_ready && flight.from != to && !node.cpu.is_infinite(now) {
             let ready = node.cpu.admit(now, flight.bytes as usize, flight.msg.keys());
             if ready > now {
-                self.world.queue.push(ready, Event::Arrive { flight, is_ready: true });
+                self.env.queue.push(ready, Event::Arrive { flight, is_ready: true });
                 return;
             }
         }
@@ -48,9 +48,9 @@ impl<P: Protocol> Simulation<P> {
     /// A message has arrived and had its CPU time.
     pub(crate) fn accept(&mut self, flight: InFlight<P>) {
         let InFlight { from, to, sent, hops, msg, .. } = flight;
-        let from = self.world.id(from);
-        let world = &mut self.world;
-        world.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
+        let from = self.env.id(from);
+        let env = &mut self.env;
+        env.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
             format!("{msg:?}")
         });
         self.input(to, Input::Message { from, msg }, hops);
@@ -59,15 +59,15 @@ impl<P: Protocol> Simulation<P> {
     /// Sends what links held while they were blocked.
     pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
         for flight in &released.lost {
-            self.world.lose(flight);
+            self.env.lose(flight);
         }
         for flight in released.send {
-            self.world.transmit(flight);
+            self.env.transmit(flight);
         }
     }
 }
 
-impl<P: Protocol> World<P> {
+impl<P: Protocol> Environment<P> {
     pub(super) fn send(
         &mut self,
         from: u32,
@@ -99,10 +99,11 @@ impl<P: Protocol> World<P> {
                 self.traffic.count(msg.kind(), from, to_index, is_wan, bytes);
             }
         }
-        let lives = (self.life(from), self.life(to_index));
+        let incarnations = (self.incarnation(from), self.incarnation(to_index));
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let hops = hops.saturating_add(u16::from(is_wan));
-        let flight = InFlight { from, to: to_index, lives, sent: self.now, bytes, hops, msg };
+        let flight =
+            InFlight { from, to: to_index, incarnations, sent: self.now, bytes, hops, msg };
         match &mut self.manual {
             Some(manual) => manual.hold(flight),
             None => self.transmit(flight),
@@ -131,11 +132,11 @@ impl<P: Protocol> World<P> {
 
     /// True if the connection that carried a message broke before it arrived.
     fn is_cut(&self, flight: &InFlight<P>) -> bool {
-        let &InFlight { from, to, lives, sent, .. } = flight;
+        let &InFlight { from, to, incarnations, sent, .. } = flight;
         let is_down = !self.up.get(to as usize).copied().unwrap_or(false);
         is_down
-            || self.life(to) != lives.1
-            || (self.life(from) != lives.0 && self.network.was_cut(from, to, sent))
+            || self.incarnation(to) != incarnations.1
+            || (self.incarnation(from) != incarnations.0 && self.network.was_cut(from, to, sent))
     }
 
     pub(crate) fn lose(&mut self, flight: &InFlight<P>) {

@@ -31,14 +31,14 @@ impl<P: Protocol> Manual<P> {
 impl<P: Protocol> Simulation<P> {
     /// From now on messages, flushes and timers wait to be asked for.
     pub(crate) fn take_control(&mut self, echo: EchoSink<P>) {
-        self.world.manual = Some(Manual { held: Vec::new(), next: 0, echo });
+        self.env.manual = Some(Manual { held: Vec::new(), next: 0, echo });
     }
 
     /// Everything held back goes its way from now on.
     pub(crate) fn give_control_back(&mut self) {
-        let Some(manual) = self.world.manual.take() else { return };
+        let Some(manual) = self.env.manual.take() else { return };
         for (_, flight) in manual.held {
-            self.world.transmit(flight);
+            self.env.transmit(flight);
         }
         for index in 0..u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) {
             self.start_flush(index);
@@ -48,7 +48,7 @@ impl<P: Protocol> Simulation<P> {
 
     /// Delivers or loses message `number`, and forgets it unless it `stays`.
     pub(crate) fn step_message(&mut self, number: u32, arrives: bool, stays: bool) {
-        let Some(manual) = &mut self.world.manual else { return };
+        let Some(manual) = &mut self.env.manual else { return };
         let Some(at) = manual.held.iter().position(|(held, _)| *held == number) else { return };
         let (_, flight) = manual.held.remove(at);
         if stays {
@@ -58,15 +58,15 @@ impl<P: Protocol> Simulation<P> {
         if arrives {
             self.arrive(flight, true);
         } else {
-            self.world.lose(&flight);
+            self.env.lose(&flight);
         }
     }
 
     /// Makes everything that a node wrote durable, and tells it. False if there was nothing.
     pub(crate) fn flush_disk(&mut self, index: u32) -> bool {
-        let Self { nodes, world, .. } = self;
+        let Self { nodes, env, .. } = self;
         let Some(node) = nodes.get_mut(index as usize) else { return false };
-        node.disk.start_flush(world.now, &mut world.disk_rng);
+        node.disk.start_flush(env.now, &mut env.disk_rng);
         let Some((ticket, hops)) = node.disk.finish_flush() else { return false };
         self.input(index, Input::Durable(ticket), hops);
         true
@@ -78,7 +78,7 @@ impl<P: Protocol> Simulation<P> {
         let Some(deadline) = on_host!(&node.process, host => host.next_deadline(), None) else {
             return false;
         };
-        self.world.now = self.world.now.max(deadline);
+        self.env.now = self.env.now.max(deadline);
         self.fire_one(index)
     }
 }

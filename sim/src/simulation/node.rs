@@ -91,8 +91,8 @@ impl<P: Protocol> Simulation<P> {
     /// Starts a node with what its disk kept, unless it runs, a fault holds it down, or it refuses its
     /// disk.
     pub(crate) fn start_node(&mut self, index: u32) {
-        let now = self.world.now;
-        let life = self.world.life(index);
+        let now = self.env.now;
+        let incarnation = self.env.incarnation(index);
         let (cluster, config) = (self.cluster.clone(), self.config.clone());
         let seed = self.options.seed;
         let node = self.node(index);
@@ -103,7 +103,7 @@ impl<P: Protocol> Simulation<P> {
             Ok(recovered) => recovered,
             Err(refusal) => {
                 *self.injected.entry("refused-start").or_default() += 1;
-                self.world.log(index, TraceEvent::Fault, None, None, None, "refuse", || {
+                self.env.log(index, TraceEvent::Fault, None, None, None, "refuse", || {
                     refusal.to_string()
                 });
                 return;
@@ -112,7 +112,7 @@ impl<P: Protocol> Simulation<P> {
         let (engine, workers) = (Box::new(node.disk.engine()), node.work.clone());
         let setup = Setup { node: node.id, cluster, config, engine, workers };
         let clock = node.clock.read(now);
-        let stream = (u64::from(life) << 32) | u64::from(node.id.0);
+        let stream = (u64::from(incarnation) << 32) | u64::from(node.id.0);
         node.process = match node.role {
             Role::Server => {
                 let rng = Rng::stream(seed, "server", stream);
@@ -123,16 +123,16 @@ impl<P: Protocol> Simulation<P> {
                 Process::Gateway(Box::new(Host::start(setup, recovered, rng, now, clock)))
             }
         };
-        if let Some(up) = self.world.up.get_mut(index as usize) {
+        if let Some(up) = self.env.up.get_mut(index as usize) {
             *up = true;
         }
-        self.world.log(index, TraceEvent::Fault, None, None, None, "start", String::new);
+        self.env.log(index, TraceEvent::Fault, None, None, None, "start", String::new);
         self.settle_input(index, 0);
     }
 
     /// A paused node goes on: first with what arrived meanwhile, then with its timers.
     pub(crate) fn resume(&mut self, index: u32) {
-        let now = self.world.now;
+        let now = self.env.now;
         let node = self.node(index);
         if node.paused > 0 {
             return;
@@ -140,14 +140,14 @@ impl<P: Protocol> Simulation<P> {
         let backlog = std::mem::take(&mut node.backlog);
         node.wake = None;
         for event in backlog {
-            self.world.queue.push(now, event);
+            self.env.queue.push(now, event);
         }
         self.rearm(index);
     }
 
     /// Stops a node as a power cut would.
     pub(crate) fn crash(&mut self, index: u32, torn: bool) {
-        let Self { nodes, world, .. } = self;
+        let Self { nodes, env, .. } = self;
         let Some(node) = nodes.get_mut(index as usize) else { return };
         if matches!(node.process, Process::Down) {
             return;
@@ -155,16 +155,16 @@ impl<P: Protocol> Simulation<P> {
         node.process = Process::Down;
         node.wake = None;
         node.backlog.clear();
-        let lost = node.disk.crash(torn, &mut world.disk_rng);
-        node.cpu.reset(world.now);
+        let lost = node.disk.crash(torn, &mut env.disk_rng);
+        node.cpu.reset(env.now);
         let role = node.role;
-        world.log(index, TraceEvent::Fault, None, None, None, "crash", String::new);
-        world.set_down(index);
-        for flight in world.network.crash(world.now, index) {
-            world.lose(&flight);
+        env.log(index, TraceEvent::Fault, None, None, None, "crash", String::new);
+        env.set_down(index);
+        for flight in env.network.crash(env.now, index) {
+            env.lose(&flight);
         }
         if role == Role::Gateway {
-            world.load.on_gateway_crash(world.now, index);
+            env.load.on_gateway_crash(env.now, index);
         }
         self.lose_writes(index, lost, "in a crash, because its disk had lied");
     }
@@ -174,16 +174,15 @@ impl<P: Protocol> Simulation<P> {
         if lost == 0 {
             return;
         }
-        let (at, node) = (self.world.now, self.world.id(index));
+        let (at, node) = (self.env.now, self.env.id(index));
         let detail = format!("{node} lost {lost} durable writes {how}");
-        self.world
-            .log(index, TraceEvent::Fault, None, None, None, "lost-writes", || detail.clone());
+        self.env.log(index, TraceEvent::Fault, None, None, None, "lost-writes", || detail.clone());
         *self.injected.entry("lost-writes").or_default() += 1;
-        self.world.beyond.get_or_insert(Beyond { at, detail });
+        self.env.beyond.get_or_insert(Beyond { at, detail });
     }
 
-    pub(super) fn flushed(&mut self, index: u32, life: u32) {
-        if self.world.life(index) != life {
+    pub(super) fn flushed(&mut self, index: u32, incarnation: u32) {
+        if self.env.incarnation(index) != incarnation {
             return;
         }
         let node = self.node(index);
@@ -211,14 +210,14 @@ impl<P: Protocol> Simulation<P> {
     }
 
     pub(super) fn start_flush(&mut self, index: u32) {
-        if self.world.manual.is_some() {
+        if self.env.manual.is_some() {
             return;
         }
-        let Self { nodes, world, .. } = self;
+        let Self { nodes, env, .. } = self;
         let Some(node) = nodes.get_mut(index as usize) else { return };
-        if let Some(done) = node.disk.start_flush(world.now, &mut world.disk_rng) {
-            let life = world.life(index);
-            world.queue.push(done, Event::Flushed { node: index, life });
+        if let Some(done) = node.disk.start_flush(env.now, &mut env.disk_rng) {
+            let incarnation = env.incarnation(index);
+            env.queue.push(done, Event::Flushed { node: index, incarnation });
         }
     }
 

@@ -17,11 +17,11 @@ use crate::traffic::Traffic;
 pub enum FailureKind {
     /// A machine's assertion failed.
     Panic,
-    /// A caller was told something that is not so.
+    /// A client was told something that is not so.
     Promise,
     /// Something that must end did not.
     Stuck,
-    /// Two machines contradict each other, or what a caller was told.
+    /// Two machines contradict each other, or what a client was told.
     Claim,
     /// A machine made a record or a message that no host takes.
     Limit,
@@ -90,10 +90,10 @@ pub struct Report {
 impl<P: Protocol> Simulation<P> {
     /// The figures so far. What is under way counts as unknown and is dropped.
     pub fn report(&mut self) -> Report {
-        let outstanding = self.world.load.outstanding();
-        self.world.load.abandon();
-        let total = self.world.traffic.total();
-        let load = &mut self.world.load;
+        let outstanding = self.env.load.outstanding();
+        self.env.load.abandon();
+        let total = self.env.traffic.total();
+        let load = &mut self.env.load;
         (load.counters.messages, load.counters.bytes) = (total.messages, total.bytes);
         let run = Run {
             protocol: P::name(&self.config).into(),
@@ -101,9 +101,9 @@ impl<P: Protocol> Simulation<P> {
             workload: load.workload_name(),
             seed: self.options.seed,
             measured: self.options.duration.saturating_sub(self.options.warmup),
-            simulated: self.world.now.since(Time::ZERO),
+            simulated: self.env.now.since(Time::ZERO),
             wall: Duration::ZERO,
-            events: self.world.events,
+            events: self.env.events,
         };
         Report {
             result: RunResult::new(run, &load.latencies, &load.counters, None),
@@ -111,21 +111,21 @@ impl<P: Protocol> Simulation<P> {
             regions: load.latencies.by_region(
                 self.cluster.topology.regions().map(|region| self.cluster.topology.name_of(region)),
             ),
-            traffic: self.world.traffic.clone(),
-            notes: self.world.notes.iter().map(|(n, &c)| (format!("{n:?}"), c)).collect(),
+            traffic: self.env.traffic.clone(),
+            notes: self.env.notes.iter().map(|(n, &c)| (format!("{n:?}"), c)).collect(),
             injected: self.injected.clone(),
             orders: self.orders(),
             trace_hash: self.trace_hash(),
             outstanding,
             cpu: self.nodes.iter().map(|node| node.cpu.busy()).sum(),
-            beyond: self.world.beyond.clone(),
-            audited: (!self.world.load.final_requests().is_empty()).then_some(self.is_audited),
+            beyond: self.env.beyond.clone(),
+            audited: (!self.env.load.final_requests().is_empty()).then_some(self.is_audited),
         }
     }
 
     /// A hash of everything that happened so far.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
-        self.world.hash.value()
+        self.env.hash.value()
     }
 }

@@ -13,7 +13,7 @@ impl<P: Protocol> Simulation<P> {
     /// # Errors
     /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
     pub fn drain(&mut self, limit: Duration) -> Result<(), Failure> {
-        self.world.load.stop();
+        self.env.load.stop();
         self.wait_for_outstanding(0, limit)?;
         self.judge_ended(limit)
     }
@@ -24,24 +24,24 @@ impl<P: Protocol> Simulation<P> {
     /// # Errors
     /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
     pub fn drain_while_moving(&mut self, limit: Duration) -> Result<(), Failure> {
-        self.world.load.stop();
-        let mut before = self.world.load.outstanding();
+        self.env.load.stop();
+        let mut before = self.env.load.outstanding();
         while let Some(fewer) = before.checked_sub(1) {
             self.wait_for_outstanding(fewer, limit)?;
-            if self.world.load.outstanding() == before {
+            if self.env.load.outstanding() == before {
                 break;
             }
-            before = self.world.load.outstanding();
+            before = self.env.load.outstanding();
         }
         self.judge_ended(limit)
     }
 
     fn judge_ended(&mut self, limit: Duration) -> Result<(), Failure> {
-        if self.world.load.outstanding() > 0 && self.options.check_outcomes && !self.is_beyond() {
+        if self.env.load.outstanding() > 0 && self.options.check_outcomes && !self.is_beyond() {
             let stuck: Vec<String> =
-                self.world.load.under_way().take(5).map(|(txn, _)| txn.to_string()).collect();
-            let count = self.world.load.outstanding();
-            self.world.fail(
+                self.env.load.under_way().take(5).map(|(txn, _)| txn.to_string()).collect();
+            let count = self.env.load.outstanding();
+            self.env.fail(
                 FailureKind::Stuck,
                 format!(
                     "{count} transactions are still pending after {limit:?}: {}",
@@ -49,15 +49,15 @@ impl<P: Protocol> Simulation<P> {
                 ),
             );
         }
-        self.world.failure.take().map_or(Ok(()), Err)
+        self.env.failure.take().map_or(Ok(()), Err)
     }
 
     /// Until at most so many are under way, or `limit` has passed.
     fn wait_for_outstanding(&mut self, most: u32, limit: Duration) -> Result<(), Failure> {
-        let deadline = self.world.now + limit;
-        let is_due = |run: &Self| run.world.load.outstanding() > most && run.world.now < deadline;
+        let deadline = self.env.now + limit;
+        let is_due = |run: &Self| run.env.load.outstanding() > most && run.env.now < deadline;
         while is_due(self) && !self.is_beyond() {
-            let step = self.world.now + Duration::from_millis(50);
+            let step = self.env.now + Duration::from_millis(50);
             self.run_until(step.min(deadline))?;
         }
         Ok(())
@@ -69,28 +69,28 @@ impl<P: Protocol> Simulation<P> {
     /// # Errors
     /// What is lost or does not add up.
     pub fn audit(&mut self) -> Result<(), Failure> {
-        let mut requests = self.world.load.final_requests();
-        requests.extend(self.world.load.final_reads());
+        let mut requests = self.env.load.final_requests();
+        requests.extend(self.env.load.final_reads());
         for request in requests {
-            let now = self.world.now;
-            self.world.load.issue_final(request, now);
-            self.world.take_due();
+            let now = self.env.now;
+            self.env.load.issue_final(request, now);
+            self.env.take_due();
             self.wait_for_outstanding(0, self.options.drain)?;
             if self.is_beyond() {
                 return Ok(());
             }
-            if self.world.load.outstanding() > 0 {
+            if self.env.load.outstanding() > 0 {
                 let detail = "a read-only transaction of the final audit is still pending".into();
-                self.world.fail(FailureKind::Stuck, detail);
+                self.env.fail(FailureKind::Stuck, detail);
             }
-            if let Some(failure) = self.world.failure.take() {
+            if let Some(failure) = self.env.failure.take() {
                 return Err(failure);
             }
         }
-        if let Err(detail) = self.world.load.audit_end() {
-            self.world.fail(FailureKind::Promise, detail);
+        if let Err(detail) = self.env.load.audit_end() {
+            self.env.fail(FailureKind::Promise, detail);
         }
-        self.world.failure.take().map_or(Ok(()), Err)
+        self.env.failure.take().map_or(Ok(()), Err)
     }
 
     /// Lets time pass until nothing is left over at any machine that is up and the copies of every
@@ -112,7 +112,7 @@ impl<P: Protocol> Simulation<P> {
     }
 
     fn settle_within(&mut self, limit: Duration, is_extended: bool) -> Result<(), Failure> {
-        let mut deadline = self.world.now + limit;
+        let mut deadline = self.env.now + limit;
         let mut least = usize::MAX;
         let mut copies = Copies::default();
         // Irregular, so that it never keeps step with a group that appends something every so often,
@@ -129,12 +129,12 @@ impl<P: Protocol> Simulation<P> {
             };
             if is_extended && self.left_over() < least {
                 least = self.left_over();
-                deadline = self.world.now + limit;
+                deadline = self.env.now + limit;
             }
-            if kind == FailureKind::Claim || self.world.now >= deadline {
-                return Err(Failure { at: self.world.now, kind, detail });
+            if kind == FailureKind::Claim || self.env.now >= deadline {
+                return Err(Failure { at: self.env.now, kind, detail });
             }
-            self.run_until(self.world.now + Duration::from_millis(1 + look * 37 % 101))?;
+            self.run_until(self.env.now + Duration::from_millis(1 + look * 37 % 101))?;
             look += 1;
         }
     }

@@ -5,14 +5,14 @@ use orthodrome_core::trace::Event as TraceEvent;
 
 use super::node::on_host;
 use super::trace::{describe, shortened};
-use super::{Event, FailureKind, Node, Process, Simulation, World};
+use super::{Environment, Event, FailureKind, Node, Process, Simulation};
 use crate::cpu::{Cpu, sooner};
 use crate::disk::Disk;
 
 impl<P: Protocol> Simulation<P> {
-    /// A caller calls a gateway.
+    /// A client calls a gateway.
     pub(crate) fn call(&mut self, gateway: u32, input: Input<P>, hops: u16) {
-        let (now, life) = (self.world.now, self.world.life(gateway));
+        let (now, incarnation) = (self.env.now, self.env.incarnation(gateway));
         let keys = match &input {
             Input::Begin(txn) | Input::Resolve { txn, .. } => txn.reads.len() + txn.writes.len(),
             Input::Read { keys, .. } => keys.len(),
@@ -25,11 +25,11 @@ impl<P: Protocol> Simulation<P> {
         let node = self.node(gateway);
         if node.paused > 0 {
             let input = Box::new(input);
-            node.backlog.push_back(Event::Input { node: gateway, life, input, hops });
+            node.backlog.push_back(Event::Input { node: gateway, incarnation, input, hops });
         } else if !node.cpu.is_infinite(now) {
             let ready = node.cpu.admit(now, 0, keys);
             let input = Box::new(input);
-            self.world.queue.push(ready, Event::Input { node: gateway, life, input, hops });
+            self.env.queue.push(ready, Event::Input { node: gateway, incarnation, input, hops });
         } else {
             self.input(gateway, input, hops);
         }
@@ -37,27 +37,27 @@ impl<P: Protocol> Simulation<P> {
 
     /// Gives a machine an input, and carries out what it wants.
     pub(crate) fn input(&mut self, index: u32, input: Input<P>, hops: u16) {
-        let now = self.world.now;
+        let now = self.env.now;
         if self.node(index).paused > 0 {
             // It had its CPU time before the pause began.
-            let life = self.world.life(index);
-            let event = Event::Input { node: index, life, input: Box::new(input), hops };
+            let incarnation = self.env.incarnation(index);
+            let event = Event::Input { node: index, incarnation, input: Box::new(input), hops };
             self.node(index).backlog.push_back(event);
             return;
         }
-        self.world.log_input(index, &input);
+        self.env.log_input(index, &input);
         let node = self.node(index);
         let clock = node.clock.read(now);
         on_host!(&mut node.process, host => {
             host.step(now, clock, input);
             host.flush(now, clock);
         }, return);
-        self.world.events += 1;
+        self.env.events += 1;
         self.settle_input(index, hops);
     }
 
     pub(super) fn wake(&mut self, index: u32) {
-        let now = self.world.now;
+        let now = self.env.now;
         let node = self.node(index);
         if node.wake != Some(now) {
             return;
@@ -83,7 +83,7 @@ impl<P: Protocol> Simulation<P> {
 
     /// Expires a node's earliest timer, if it is due.
     pub(super) fn fire_one(&mut self, index: u32) -> bool {
-        let now = self.world.now;
+        let now = self.env.now;
         let node = self.node(index);
         let clock = node.clock.read(now);
         let fired = on_host!(&mut node.process, host => {
@@ -92,17 +92,17 @@ impl<P: Protocol> Simulation<P> {
             fired
         }, None);
         let Some(timer) = fired else { return false };
-        self.world.events += 1;
-        self.world.log(index, TraceEvent::Timer, None, None, None, "-", || format!("{timer:?}"));
+        self.env.events += 1;
+        self.env.log(index, TraceEvent::Timer, None, None, None, "-", || format!("{timer:?}"));
         self.settle_input(index, 0);
         true
     }
 
     /// Carries out what a machine wants after an input, and checks it.
     pub(super) fn settle_input(&mut self, index: u32, hops: u16) {
-        let Self { nodes, world, options, .. } = self;
+        let Self { nodes, env, options, .. } = self;
         let every = options.invariants_every;
-        let is_checked = every > 0 && world.events.is_multiple_of(every);
+        let is_checked = every > 0 && env.events.is_multiple_of(every);
         let Some(node) = nodes.get_mut(index as usize) else { return };
         let Node { process, disk, cpu, work, .. } = node;
         let effects = on_host!(process, host => {
@@ -111,9 +111,9 @@ impl<P: Protocol> Simulation<P> {
             }
             host.drain()
         }, return);
-        cpu.charge_work(world.now, &work.take());
+        cpu.charge_work(env.now, &work.take());
         for effect in effects {
-            world.carry_out(index, (disk, cpu), effect, hops);
+            env.carry_out(index, (disk, cpu), effect, hops);
         }
         self.start_flush(index);
         self.rearm(index);
@@ -121,10 +121,10 @@ impl<P: Protocol> Simulation<P> {
 
     /// Schedules the node's next wake-up, if an earlier one is needed than the one scheduled.
     pub(super) fn rearm(&mut self, index: u32) {
-        if self.world.manual.is_some() {
+        if self.env.manual.is_some() {
             return;
         }
-        let now = self.world.now;
+        let now = self.env.now;
         let node = self.node(index);
         let Some(deadline) = on_host!(&node.process, host => host.next_deadline(), None) else {
             return;
@@ -132,13 +132,13 @@ impl<P: Protocol> Simulation<P> {
         let deadline = deadline.max(now);
         if node.paused == 0 && node.wake.is_none_or(|wake| deadline < wake) {
             node.wake = Some(deadline);
-            self.world.queue.push(deadline, Event::Wake { node: index });
+            self.env.queue.push(deadline, Event::Wake { node: index });
         }
     }
 
     /// The processor of a node is as fast as ever again, for what waits for it too.
     pub(crate) fn speed_up(&mut self, index: u32) {
-        let now = self.world.now;
+        let now = self.env.now;
         let factor = self.node(index).cpu.speed_up(now);
         let is_waiting = |event: &Event<P>| match event {
             Event::Arrive { flight, is_ready } => *is_ready && flight.to == index,
@@ -151,12 +151,12 @@ impl<P: Protocol> Simulation<P> {
         };
         if factor > 1 {
             let when = |event: &_, at| if is_waiting(event) { sooner(at, now, factor) } else { at };
-            self.world.queue.reschedule(when);
+            self.env.queue.reschedule(when);
         }
     }
 }
 
-impl<P: Protocol> World<P> {
+impl<P: Protocol> Environment<P> {
     fn carry_out(
         &mut self,
         index: u32,

@@ -6,9 +6,9 @@ use orthodrome_core::time::Time;
 use orthodrome_core::trace::{Event as TraceEvent, Line};
 use orthodrome_core::txn::{Key, Read, Reads};
 
-use super::World;
+use super::Environment;
 
-impl<P: Protocol> World<P> {
+impl<P: Protocol> Environment<P> {
     pub(super) fn log_input(&mut self, node: u32, input: &Input<P>) {
         match input {
             Input::Begin(txn) => {

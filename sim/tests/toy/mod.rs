@@ -178,7 +178,7 @@ impl Client {
         cx.reads(txn, reads.clone());
         match pending.txn.kind.clone() {
             Kind::General => unreachable!("no toy runs general transactions"),
-            // The caller decides; until then there is nothing to send again.
+            // The client decides; until then there is nothing to send again.
             Kind::Interactive => cx.cancel_timer(txn),
             Kind::ReadOnly | Kind::StaleReadOnly => {
                 self.finish(txn, Outcome::Committed(Timestamp(cx.now().0)), cx)

@@ -124,7 +124,7 @@ impl Server {
         }
     }
 
-    /// A caller wants to see these keys before it decides.
+    /// A client wants to see these keys before it decides.
     pub(super) fn on_look(
         &mut self,
         gateway: NodeId,
