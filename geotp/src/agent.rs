@@ -49,7 +49,7 @@ pub struct Mutations {
 struct Master {
     epoch: u64,
     heard: Time,
-    /// Everything of this life with a smaller number has ended.
+    /// Everything of this incarnation with a smaller number has ended.
     oldest: u64,
 }
 
@@ -119,7 +119,7 @@ const XID_BYTES: usize = 24;
 type Out<'a, 'b, W> = &'a mut Io<'b, AgentEffect<W>>;
 
 impl<W: Work> Agent<W> {
-    /// Starts. `life` is any number that no earlier life of this agent had.
+    /// Starts. `life` is any number that no earlier incarnation of this agent had.
     #[must_use]
     pub fn new(config: Config, life: u64, io: Out<'_, '_, W>) -> Self {
         io.push(AgentEffect::SetTimer(AgentTimer::Sweep, io.now + config.master_timeout / 2));
@@ -171,7 +171,7 @@ impl<W: Work> Agent<W> {
             self.held.retain(|(at, _)| *at != from);
             self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, io);
         }
-        // Which life of the source that would be is not known while it is away. The answer to a ping tells it.
+        // Which incarnation of the source that would be is not known while it is away. The answer to a ping tells it.
         if self.is_up {
             io.push(AgentEffect::Send {
                 to: from,
@@ -317,7 +317,7 @@ impl<W: Work> Agent<W> {
             }
         }
         if life != self.fence.agent {
-            // The agent of that life may have carried it out, or not.
+            // The agent of that incarnation may have carried it out, or not.
             io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Restarted) });
             return false;
         }
@@ -427,7 +427,7 @@ impl<W: Work> Agent<W> {
             peers: Vec::new(),
             rounds: 0,
             since: Time::ZERO,
-            // Nobody votes with it: it was prepared in another life.
+            // Nobody votes with it: it was prepared in another incarnation.
             fence: Fence::default(),
             wrote: true,
             floor: Timestamp::ZERO,
@@ -453,7 +453,7 @@ impl<W: Work> Agent<W> {
         match self.ended.get(&xid) {
             Some(_) => io.push(AgentEffect::Send { to: from, msg: FromAgent::RolledBack { xid } }),
             None => {
-                // Perhaps it is prepared since another life.
+                // Perhaps it is prepared since another incarnation.
                 let branch = self.recovered(State::RollingBack(None));
                 self.branches.insert(xid, branch);
                 io.push(AgentEffect::Source(ToSource::Rollback { xid }));
@@ -736,7 +736,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// Prepared branches that this agent does not know are from another life.
+    /// Prepared branches that this agent does not know are from another incarnation.
     fn on_listed(&mut self, prepared: Vec<Xid>, io: Out<'_, '_, W>) {
         let left: BTreeSet<Xid> =
             prepared.into_iter().filter(|xid| !self.ended.contains_key(xid)).collect();

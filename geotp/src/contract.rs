@@ -24,15 +24,15 @@ pub trait Work: Copy + Eq + Debug + Send + Sync + 'static {
     type Fault: Clone + Eq + Debug + Send + 'static;
 }
 
-/// The name of a global transaction: which middleware, in which life, and its count in that life.
+/// The name of a global transaction: which middleware, in which incarnation, and its count in that incarnation.
 /// It is never used again, so nothing of one attempt is taken for another's (`protocol-pitfalls` G5).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid {
     /// The middleware that coordinates.
     pub middleware: NodeId,
-    /// Its life: counted up durably each time it starts.
+    /// Its incarnation: counted up durably each time it starts.
     pub epoch: u64,
-    /// Its count in that life, from 1.
+    /// Its count in that incarnation, from 1.
     pub number: u64,
 }
 
@@ -122,10 +122,10 @@ impl Kind {
     }
 }
 
-/// One life of a source and of the agent in front of it. Locks taken in one may be gone in the next (G3).
+/// One incarnation of a source and of the agent in front of it. Locks taken in one may be gone in the next (G3).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Fence {
-    /// The agent's life: any number that is new each time it starts.
+    /// The agent's incarnation: any number that is new each time it starts.
     pub agent: u64,
     /// The source's: what it reports of its start.
     pub source: u64,
@@ -136,9 +136,9 @@ pub struct Fence {
 pub enum Then {
     /// It waits for more.
     Wait,
-    /// The agent prepares it by itself (GeoTP §IV-A), and the statements and the prepare may go to the source as one text.
+    /// The agent prepares it by itself (GeoTP §IV-A), and the statements and the prepare may go to the source as one query batch.
     Prepare,
-    /// It is the only branch: commit, in the same text if the source allows.
+    /// It is the only branch: commit, in the same query batch if the source allows.
     Commit,
 }
 
@@ -161,7 +161,7 @@ pub enum Reason {
     Restarted,
     /// A branch at another source failed.
     Peer,
-    /// Its middleware is gone, or in a later life (G6).
+    /// Its middleware is gone, or in a later incarnation (G6).
     Master,
     /// It was ended before this came (G5).
     Ended,
@@ -210,26 +210,26 @@ pub enum Last {
     No,
     /// The client marked it as the last, and will say whether to commit.
     Marked,
-    /// The client has asked to commit, in the same text.
+    /// The client has asked to commit, in the same query batch.
     Commit,
 }
 
 /// From a middleware to an agent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToAgent<W: Work> {
-    /// The middleware has started: what it left unprepared in earlier lives is rolled back, and what it left
+    /// The middleware has started: what it left unprepared in earlier incarnations is rolled back, and what it left
     /// prepared is reported.
     Attach {
-        /// Its life.
+        /// Its incarnation.
         epoch: u64,
     },
     /// A measurement, and a sign of life.
     Ping {
-        /// Its life.
+        /// Its incarnation.
         epoch: u64,
         /// When it was sent, by its own time; comes back as it is.
         sent: Time,
-        /// Every transaction of this life with a smaller number has ended everywhere.
+        /// Every transaction of this incarnation with a smaller number has ended everywhere.
         oldest: u64,
     },
     /// Statements of one round.
@@ -238,7 +238,7 @@ pub enum ToAgent<W: Work> {
         xid: Xid,
         /// The round at this source, from 0.
         round: u32,
-        /// The life of the agent that this was first sent to. Another one cannot know whether it was executed already.
+        /// The incarnation of the agent that this was first sent to. Another one cannot know whether it was executed already.
         life: u64,
         /// Other sources of the transaction, as far as they are known.
         peers: Vec<NodeId>,
@@ -279,7 +279,7 @@ pub enum ToAgent<W: Work> {
     },
     /// Which branches of this middleware are prepared at the source?
     Scan {
-        /// Its life.
+        /// Its incarnation.
         epoch: u64,
     },
 }
@@ -287,20 +287,20 @@ pub enum ToAgent<W: Work> {
 /// From an agent to a middleware.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromAgent<W: Work> {
-    /// To `Attach`: from now on nothing of an earlier life will prepare here.
+    /// To `Attach`: from now on nothing of an earlier incarnation will prepare here.
     Attached {
-        /// Which life it attached to.
+        /// Which incarnation it attached to.
         epoch: u64,
-        /// Which life this is here.
+        /// Which incarnation this is here.
         fence: Fence,
     },
     /// To `Ping`.
     Pong {
         /// As in the ping.
         sent: Time,
-        /// Which life this is here.
+        /// Which incarnation this is here.
         fence: Fence,
-        /// The agent knows this life of the middleware. If not, it wants `Attach`.
+        /// The agent knows this incarnation of the middleware. If not, it wants `Attach`.
         is_attached: bool,
     },
     /// The statements of a round are done; what was to follow them is reported by itself.
@@ -311,7 +311,7 @@ pub enum FromAgent<W: Work> {
         round: u32,
         /// One for each statement.
         answers: Vec<W::Answer>,
-        /// Which life they were executed in.
+        /// Which incarnation they were executed in.
         fence: Fence,
         /// How long it took here (LEL of GeoTP §IV-C).
         took: Duration,
@@ -338,7 +338,7 @@ pub enum FromAgent<W: Work> {
     Prepared {
         /// Of which transaction.
         xid: Xid,
-        /// Which life it was executed and prepared in.
+        /// Which incarnation it was executed and prepared in.
         fence: Fence,
         /// It changed something.
         wrote: bool,
@@ -400,7 +400,7 @@ pub struct PeerRollback {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToSource<W: Work> {
     /// Run statements in the branch's session; with `begin`, open one first. `End::Prepare` and `End::Commit` may go
-    /// in the same text, and must not be reached if a statement fails.
+    /// in the same query batch, and must not be reached if a statement fails.
     Run {
         /// Of which transaction.
         xid: Xid,
@@ -528,13 +528,13 @@ pub enum FromSource<W: Work> {
 /// What a middleware must remember.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// It has begun this life.
+    /// It has begun this incarnation.
     Epoch(u64),
-    /// The decision to commit. Without one, a transaction of an earlier life is aborted.
+    /// The decision to commit. Without one, a transaction of an earlier incarnation is aborted.
     Commit {
         /// Which transaction.
         xid: Xid,
-        /// What its caller calls it.
+        /// What its client calls it.
         label: Option<TxnId>,
         /// The commit timestamp.
         at: Timestamp,
@@ -577,7 +577,7 @@ pub enum Effect<W: Work> {
     Finished {
         /// Which transaction.
         xid: Xid,
-        /// What its caller calls it.
+        /// What its client calls it.
         label: Option<TxnId>,
         /// Committed only if it is durable and every branch can only commit.
         outcome: Outcome,
@@ -674,7 +674,7 @@ pub enum Note {
     Tombstone,
     /// Statements came for a branch that had been ended.
     LateStatements,
-    /// A message came from an earlier life of a middleware.
+    /// A message came from an earlier incarnation of a middleware.
     OldEpoch,
     /// A middleware fell silent, and its unprepared branches were rolled back.
     MasterLost,

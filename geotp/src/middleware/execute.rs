@@ -9,7 +9,7 @@ use super::{Branch, Middleware, Optimizations, Out, Phase, Stage};
 use crate::contract::{
     Effect, Failure, Fence, Last, Note, Part, Reason, Then, Timer, ToAgent, Work, Xid,
 };
-use crate::hotspot::Place;
+use crate::hotspot::SourceKey;
 use crate::schedule::postpone;
 
 impl<W: Work> Middleware<W> {
@@ -48,7 +48,7 @@ impl<W: Work> Middleware<W> {
     ) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         if self.optimizations.high_contention && open.branches.is_empty() {
-            let places: Vec<Place> = places(&parts).collect();
+            let places: Vec<SourceKey> = places(&parts).collect();
             if !self.hot.admits(places.iter(), io.rng) {
                 open.tries += 1;
                 if open.tries > self.config.admission_tries {
@@ -187,7 +187,7 @@ impl<W: Work> Middleware<W> {
     }
 
     /// How long until the answer of statements on these records is here: Eq. 3, or Eq. 8.
-    pub(super) fn latency(&self, source: NodeId, places: &[Place]) -> Duration {
+    pub(super) fn latency(&self, source: NodeId, places: &[SourceKey]) -> Duration {
         let forecast = if self.optimizations.high_contention {
             let forecast = self.hot.forecast(places.iter()) / 100 * self.config.forecast_percent;
             forecast.min(self.config.forecast_max)
@@ -328,12 +328,12 @@ pub(super) fn peers(
 pub(super) fn places_of<W: Work>(
     source: NodeId,
     part: &Part<W>,
-) -> impl Iterator<Item = Place> + '_ {
+) -> impl Iterator<Item = SourceKey> + '_ {
     part.records.iter().map(move |key| (source, key.clone()))
 }
 
 pub(super) fn places<W: Work>(
     parts: &BTreeMap<NodeId, Part<W>>,
-) -> impl Iterator<Item = Place> + '_ {
+) -> impl Iterator<Item = SourceKey> + '_ {
     parts.iter().flat_map(|(&source, part)| places_of(source, part))
 }

@@ -27,7 +27,7 @@ use crate::contract::{
     Effect, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record, Then, Timer,
     ToAgent, Work, Xid,
 };
-use crate::hotspot::{Hotspots, Place, Spot};
+use crate::hotspot::{HotRecord, Hotspots, SourceKey};
 use crate::schedule::{Average, postpone};
 
 /// The optimizations of the paper; each can be switched while transactions run.
@@ -155,8 +155,8 @@ struct Branch<W: Work> {
     wrote: bool,
     floor: Timestamp,
     /// Records whose counts it raised, and those of the round under way.
-    places: Vec<Place>,
-    recent: Vec<Place>,
+    places: Vec<SourceKey>,
+    recent: Vec<SourceKey>,
     /// A message about it has been sent to the source.
     is_sent: bool,
 }
@@ -378,7 +378,7 @@ impl<W: Work> Middleware<W> {
 
     /// Records that transactions are on, hottest first.
     #[must_use]
-    pub fn hottest(&self, count: usize) -> Vec<(Place, Spot)> {
+    pub fn hottest(&self, count: usize) -> Vec<(SourceKey, HotRecord)> {
         self.hot.hottest(count)
     }
 
@@ -402,12 +402,12 @@ impl<W: Work> Middleware<W> {
     #[must_use]
     pub fn plan(&self, parts: &BTreeMap<NodeId, Vec<Key>>) -> Vec<Planned> {
         let expected = |(&source, records): (&NodeId, &Vec<Key>)| {
-            let places: Vec<Place> = records.iter().map(|key| (source, key.clone())).collect();
+            let places: Vec<SourceKey> = records.iter().map(|key| (source, key.clone())).collect();
             (source, self.latency(source, &places))
         };
         let delays = postpone(&parts.iter().map(expected).collect());
         let planned = |(&source, records): (&NodeId, &Vec<Key>)| {
-            let places: Vec<Place> = records.iter().map(|key| (source, key.clone())).collect();
+            let places: Vec<SourceKey> = records.iter().map(|key| (source, key.clone())).collect();
             let rtt = self.sources.get(&source).and_then(|source| source.rtt.get());
             let postponed =
                 delays.get(&source).copied().filter(|_| self.optimizations.latency_aware);

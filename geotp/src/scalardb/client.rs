@@ -1,4 +1,4 @@
-//! A middleware: runs transactions for callers, and ends what it finds prepared and left behind.
+//! A middleware: runs transactions for clients, and ends what it finds prepared and left behind.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -12,7 +12,7 @@ use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads,
 
 use super::message::{Image, Mark, Msg, Record, State};
 use super::{Config, Note, ScalarDb, Stored, Timer};
-use crate::hotspot::{Hotspots, Place};
+use crate::hotspot::{Hotspots, SourceKey};
 use crate::schedule::{Average, postpone};
 
 /// A middleware.
@@ -20,13 +20,13 @@ use crate::schedule::{Average, postpone};
 pub struct Client {
     cluster: Arc<Cluster>,
     config: Arc<Config>,
-    /// The last request's number. Each life begins somewhere else, so that late answers to an earlier one mean nothing.
+    /// The last request's number. Each incarnation begins somewhere else, so that late answers to an earlier one mean nothing.
     request: u64,
     requests: BTreeMap<u64, Request>,
     open: BTreeMap<TxnId, Open>,
     /// Prepared records of others that are being looked into.
     finds: BTreeMap<(TxnId, Key), NodeId>,
-    /// Transactions whose callers lost track of them.
+    /// Transactions whose clients lost track of them.
     lost: BTreeSet<TxnId>,
     /// How far away sources are.
     distances: BTreeMap<NodeId, Average>,
@@ -51,7 +51,7 @@ enum Owner {
     Txn(TxnId),
     /// Whoever found this record prepared by this transaction.
     Find(TxnId, Key),
-    /// A caller that lost track of this transaction.
+    /// A client that lost track of this transaction.
     Lost(TxnId),
 }
 
@@ -61,7 +61,7 @@ enum Phase {
     HeldBack,
     /// Records are being read; then this.
     Reading(Then),
-    /// The caller decides.
+    /// The client decides.
     Deciding,
     /// What it writes is being prepared.
     Preparing,
@@ -76,7 +76,7 @@ enum Phase {
 /// What follows a round of reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Then {
-    /// The caller is told of these.
+    /// The client is told of these.
     Tell(Vec<Key>),
     /// The procedure's writes follow from them.
     Compute,
@@ -100,10 +100,10 @@ struct Open {
     /// As its state says.
     outcome: Option<Outcome>,
     is_told: bool,
-    /// Its caller lost track of it, and asked.
+    /// Its client lost track of it, and asked.
     is_resolved: bool,
     /// Records whose counts it raised.
-    places: Vec<Place>,
+    record_keys: Vec<SourceKey>,
     /// How often it was held back.
     tries: u32,
 }
@@ -341,7 +341,7 @@ impl Client {
 
     // --- Read phase ---
 
-    /// A caller begins a transaction.
+    /// A client begins a transaction.
     fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
@@ -358,7 +358,7 @@ impl Client {
             outcome: None,
             is_told: false,
             is_resolved: false,
-            places: Vec::new(),
+            record_keys: Vec::new(),
             tries: 0,
         };
         self.open.insert(id, open);
@@ -370,9 +370,9 @@ impl Client {
         let Some(open) = self.open.get(&id) else { return };
         if self.config.is_scheduled {
             let keys: BTreeSet<&Key> = open.txn.reads.iter().chain(&open.txn.writes).collect();
-            let places: Vec<Place> =
+            let record_keys: Vec<SourceKey> =
                 keys.into_iter().map(|key| (self.source_of(key), key.clone())).collect();
-            let is_admitted = self.hot.admits(places.iter(), cx.rng());
+            let is_admitted = self.hot.admits(record_keys.iter(), cx.rng());
             let Some(open) = self.open.get_mut(&id) else { return };
             if !is_admitted {
                 open.tries += 1;
@@ -385,8 +385,8 @@ impl Client {
                 }
                 return;
             }
-            self.hot.enter(places.iter());
-            open.places = places;
+            self.hot.enter(record_keys.iter());
+            open.record_keys = record_keys;
         }
         let Some(open) = self.open.get(&id) else { return };
         let (keys, then) = match &open.txn.kind {
@@ -479,7 +479,7 @@ impl Client {
         }
     }
 
-    /// The caller of a general transaction wants to know more.
+    /// The client of a general transaction wants to know more.
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if open.phase == Phase::Deciding && open.txn.kind == Kind::General {
@@ -487,7 +487,7 @@ impl Client {
         }
     }
 
-    /// The caller of an interactive or general transaction has decided.
+    /// The client of an interactive or general transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_general = open.txn.kind == Kind::General;
@@ -668,7 +668,7 @@ impl Client {
         cx.cancel_timer(Timer::Admit(id));
         if let Some(open) = self.open.remove(&id) {
             let is_committed = matches!(outcome, Outcome::Committed(_));
-            self.hot.leave(open.places.iter(), is_committed);
+            self.hot.leave(open.record_keys.iter(), is_committed);
         }
     }
 
@@ -736,7 +736,7 @@ impl Client {
         self.ask(owner, source, Duration::ZERO, msg, cx);
     }
 
-    // --- Callers that lost track ---
+    // --- Clients that lost track ---
 
     fn on_resolve(&mut self, txn: Txn, decision: Option<Decision>, cx: &mut Context<'_>) {
         let id = txn.id;
@@ -745,7 +745,7 @@ impl Client {
             self.withdraw(id, cx);
             if let Some(open) = self.open.remove(&id) {
                 cx.cancel_timer(Timer::Admit(id));
-                self.hot.leave(open.places.iter(), false);
+                self.hot.leave(open.record_keys.iter(), false);
             }
             self.on_begin(txn, cx);
             return;
@@ -801,7 +801,7 @@ impl fmt::Display for Client {
             let phase = match open.phase {
                 Phase::HeldBack => "is held back",
                 Phase::Reading(_) => "reads",
-                Phase::Deciding => "waits for its caller",
+                Phase::Deciding => "waits for its client",
                 Phase::Preparing => "prepares",
                 Phase::Validating => "validates",
                 Phase::Stating => "puts its state",

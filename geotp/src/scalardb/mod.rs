@@ -16,7 +16,7 @@
 //! # Why it is strictly serializable
 //! Between its last prepare and its first validating read, nothing that a transaction has read or will write can be changed by
 //! anybody else: what it writes is prepared, and what it has read is found unchanged later. That moment is its place in
-//! the order. A record that it wrote is never read as it was before once its caller was told, because it is prepared until it is committed.
+//! the order. A record that it wrote is never read as it was before once its client was told, because it is prepared until it is committed.
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -29,7 +29,7 @@
 //!
 //! # What is parallel
 //! Prepare, validation, commit and rollback go to all sources at once, one message each, as ScalarDB's defaults have it, and the
-//! caller is told after the records have been committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after the other, because in
+//! client is told after the records have been committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after the other, because in
 //! its interface an operation is a call that returns before the next is made; a round of more than 32 records is taken for a scan, and goes
 //! as one message to each source. To schedule by latency one must have the
 //! requests together, so `scalardb+` sends the reads of a round at once, one message to each source.
@@ -40,13 +40,13 @@
 //! Eq. 3). Late scheduling (Eq. 9) holds back transactions on hot records.
 //!
 //! # Deviations
-//! - **The coordinator table has a part at each source**: a transaction's state is at the source nearest to its caller's region, and its
+//! - **The coordinator table has a part at each source**: a transaction's state is at the source nearest to its client's region, and its
 //!   prepared records say where. With one middleware this is one table at the nearest source.
-//! - **A transaction's name is its caller's name for it**, so whoever lost track of one finds its state.
+//! - **A transaction's name is its client's name for it**, so whoever lost track of one finds its state.
 //! - **Records of one source are prepared together or not at all.**
 //! - **Every write follows a read** of the record (ScalarDB calls it implicit pre-read): it is the condition.
 //! - **A deleted record** stays as a version without a value until its source forgets old versions.
-//! - **A guard that failed is validated** before the caller is told, for what it saw may be nonsense.
+//! - **A guard that failed is validated** before the client is told, for what it saw may be nonsense.
 //! - What is not answered is sent again, ten times; then the transaction is aborted, or its records are left to whoever comes upon them.
 //!
 //! # Not implemented

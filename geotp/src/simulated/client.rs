@@ -1,4 +1,4 @@
-//! A middleware for callers of the simulator: what a session would send as statements, it makes of their transactions.
+//! A middleware for clients of the simulator: what a session would send as statements, it makes of their transactions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -36,7 +36,7 @@ pub struct Client {
 enum Stage {
     /// A round of reads is under way.
     Reading(Vec<Key>),
-    /// The caller decides.
+    /// The client decides.
     Deciding,
     /// The procedure's reads are under way; its writes follow from them.
     Computing,
@@ -50,7 +50,7 @@ struct Open {
     xid: Xid,
     stage: Stage,
     reads: Reads,
-    /// Its caller lost track of it, and asked.
+    /// Its client lost track of it, and asked.
     is_resolved: bool,
 }
 
@@ -58,7 +58,7 @@ struct Open {
 struct Asking {
     /// It may have committed without a record: one source, in one phase.
     is_single: bool,
-    /// Its caller had asked to commit.
+    /// Its client had asked to commit.
     is_decided: bool,
     silent: BTreeSet<NodeId>,
 }
@@ -120,7 +120,7 @@ impl Machine<GeoTp> for Client {
         for (txn, open) in &self.open {
             let is_known = match self.middleware.known(*txn) {
                 Known::Open(xid) | Known::Untold(xid) => xid == open.xid,
-                // Its caller is told when every source has committed.
+                // Its client is told when every source has committed.
                 Known::Committed(_) => true,
                 Known::Nothing => false,
             };
@@ -212,7 +212,7 @@ impl Client {
         parts
     }
 
-    /// A caller begins a transaction.
+    /// A client begins a transaction.
     fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_>) {
         let id = txn.id;
         self.middleware.forget(id.client, txn.acknowledged_below);
@@ -269,7 +269,7 @@ impl Client {
                 }
             }
             Stage::Ending => open.stage = Stage::Ending,
-            Stage::Deciding => unreachable!("nothing is under way while the caller decides"),
+            Stage::Deciding => unreachable!("nothing is under way while the client decides"),
         }
     }
 
@@ -287,7 +287,7 @@ impl Client {
         self.with(cx, |dm, io| dm.round(xid, parts, Last::Commit, io));
     }
 
-    /// The caller of a general transaction wants to know more. What it has read stays as it was, under its locks.
+    /// The client of a general transaction wants to know more. What it has read stays as it was, under its locks.
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.stage != Stage::Deciding || open.txn.kind != Kind::General {
@@ -301,7 +301,7 @@ impl Client {
         self.with(cx, |dm, io| dm.round(xid, parts, Last::No, io));
     }
 
-    /// The caller of an interactive or general transaction has decided.
+    /// The client of an interactive or general transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         let (xid, is_general) = (open.xid, open.txn.kind == Kind::General);
@@ -351,7 +351,7 @@ impl Client {
         cx.finish(id, outcome, path);
     }
 
-    // --- Callers that lost track ---
+    // --- Clients that lost track ---
 
     fn on_resolve(
         &mut self,
@@ -430,7 +430,7 @@ impl Client {
         cx.set_timer(Timer::Ask(id), cx.now() + self.config.ask_after);
     }
 
-    /// Another middleware's caller lost track of a transaction that may have begun here. It has no caller here any more.
+    /// Another middleware's client lost track of a transaction that may have begun here. It has no client here any more.
     fn on_ask(&mut self, from: NodeId, id: TxnId, cx: &mut Context<'_>) {
         match self.middleware.known(id) {
             Known::Open(xid) => {

@@ -18,7 +18,7 @@ pub enum Msg {
     Peer(PeerRollback),
     /// Middleware to middleware: what became of this transaction? Whoever has it ends it.
     Ask {
-        /// Its caller's name for it.
+        /// Its client's name for it.
         txn: TxnId,
     },
     /// The answer.

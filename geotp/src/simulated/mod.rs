@@ -15,7 +15,7 @@
 //! | message | from → to | when |
 //! |---|---|---|
 //! | `Attach`, `Attached` | middleware ↔ agent | the middleware has started, or the agent has |
-//! | `Ping`, `Pong` | middleware ↔ agent | every now and then: distance, life, what may be forgotten |
+//! | `Ping`, `Pong` | middleware ↔ agent | every now and then: distance, incarnation, what may be forgotten |
 //! | `Execute`, `Answered` | middleware ↔ agent | statements of a round (§III-A) |
 //! | `StatementFailed` | agent → middleware | a statement failed and the transaction goes on there |
 //! | `Prepare`, `Prepared` | middleware ↔ agent | 2PC, first phase; with O1 the vote comes unasked (§IV-A, Alg. 1 l. 1-16) |
@@ -26,12 +26,12 @@
 //! | `Rollback`, `RolledBack` | middleware ↔ agent | the transaction is over |
 //! | `Scan`, `Scanned` | middleware ↔ agent | what is prepared here that nobody ended (§V-A), in one or several messages |
 //! | `Waits` | agent → middleware | who waits for whom at the source has changed, in one or several messages |
-//! | `Ask`, `Told` | middleware ↔ middleware | a caller lost track of a transaction that it began elsewhere |
+//! | `Ask`, `Told` | middleware ↔ middleware | a client lost track of a transaction that it began elsewhere |
 //!
 //! # Deviations
 //! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they lock.
-//! - **A vote carries the life of its source**, and no decision is made while locks may have been lost (G3): the paper has no such thing.
-//! - **Agents leave tombstones** (G5), know lives of middlewares, and roll back what a lost one left (G6).
+//! - **A vote carries the incarnation of its source**, and no decision is made while locks may have been lost (G3): the paper has no such thing.
+//! - **Agents leave tombstones** (G5), know incarnations of middlewares, and roll back what a lost one left (G6).
 //! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits for its sources to say that
 //!   they have rolled back. There is no commit record and never will be one, so it cannot be otherwise.
 //! - **The client is told that a transaction committed when the decision is durable**; the paper waits for its sources to say that they have

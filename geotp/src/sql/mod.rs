@@ -1,6 +1,6 @@
 //! Statements: which sources they concern, how each is told, and how their answers become one.
 //!
-//! Reading order: [`catalog`] (sources, and where rows live), [`parse`](mod@parse) (a text is several
+//! Reading order: [`catalog`] (sources, and where rows live), [`parse`](mod@parse) (a query batch is several
 //! statements; what each is), [`route`] (which sources), [`plan`](mod@plan) (what each is told, and how the
 //! answers are merged), [`dialect`] (PostgreSQL's words in MariaDB's and the reverse), [`merge`].
 //! What cannot be answered as one unsharded database would is refused, with the reason.

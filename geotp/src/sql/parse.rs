@@ -1,4 +1,4 @@
-//! From a client's text to statements: a text may hold several, and comments may mark the last.
+//! From a client's query batch to statements: a batch may hold several, and comments may mark the last.
 
 use std::ops::ControlFlow;
 
@@ -126,7 +126,7 @@ pub enum Savepoint {
     Release,
 }
 
-/// One statement of a text.
+/// One statement of a query batch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Parsed {
     /// As the client wrote it, without the semicolon.
@@ -171,7 +171,7 @@ impl Parsed {
     }
 }
 
-/// Reads a text of any number of statements.
+/// Reads a query batch of any number of statements.
 ///
 /// # Errors
 /// A quote or comment that does not end. A statement that the parser cannot read is [`Verb::Other`].
