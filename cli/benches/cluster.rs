@@ -20,17 +20,17 @@ use processes::{Cluster, Load};
 /// How long each is measured.
 const SECONDS: u64 = 10;
 
-/// A workload, and how many callers put it.
+/// A workload, and how many clients submit it.
 struct Case {
     name: &'static str,
     workload: &'static str,
-    callers: &'static str,
+    clients: &'static str,
 }
 
 const CASES: [Case; 3] = [
-    Case { name: "one partition (1 key)", workload: "ycsbt:1", callers: "64" },
-    Case { name: "three partitions (6 keys)", workload: "ycsbt:6", callers: "64" },
-    Case { name: "one caller alone, 6 keys", workload: "ycsbt:6", callers: "1" },
+    Case { name: "one partition (1 key)", workload: "ycsbt:1", clients: "64" },
+    Case { name: "three partitions (6 keys)", workload: "ycsbt:6", clients: "64" },
+    Case { name: "one client alone, 6 keys", workload: "ycsbt:6", clients: "1" },
 ];
 
 fn measure(cluster: &Cluster, durability: &str, case: &Case) {
@@ -42,7 +42,7 @@ fn measure(cluster: &Cluster, durability: &str, case: &Case) {
         "--workload",
         case.workload,
         "--clients",
-        case.callers,
+        case.clients,
         "--duration",
         &duration,
         "--no-check",

@@ -70,7 +70,7 @@ fn a_statement_is_measured_at_servers_of_both_kinds_and_nothing_is_left() {
     let statements = printed["statements"].as_array().unwrap();
     for kind in ["postgresql", "mariadb"] {
         let own = statements.iter().filter(|one| one["source"] == kind);
-        assert_eq!(own.count(), 6, "three texts, by one and by eight callers: {printed}");
+        assert_eq!(own.count(), 6, "three query batches, by one and by eight clients: {printed}");
     }
     for one in statements {
         for at in ["server", "proxy"] {

@@ -34,7 +34,7 @@ const SETTLE: Duration = Duration::from_secs(30);
 /// What is wanted.
 pub struct Wish<'a> {
     pub seconds: u64,
-    pub callers: u32,
+    pub clients: u32,
     pub no_fault: bool,
     pub json: bool,
     pub dir: &'a Path,
@@ -208,7 +208,7 @@ async fn call(
             Err(Refused::Fault(fault)) if fault.sqlstate == "08007" => locked(&tally).unknown += 1,
             Err(Refused::Fault(_)) => {
                 locked(&tally).failed += 1;
-                // The failed block of a text ends with it.
+                // The failed block of a query batch ends with it.
                 if open.text("ROLLBACK").await.is_err() {
                     client = None;
                 }
@@ -232,7 +232,7 @@ async fn show(
 ) -> anyhow::Result<Printed> {
     let tally: Arc<Mutex<Tally>> = Arc::default();
     let ends = CancellationToken::new();
-    let calls: Vec<_> = (0..u64::from(wish.callers))
+    let calls: Vec<_> = (0..u64::from(wish.clients))
         .map(|number| tokio::spawn(call(*login, number, Arc::clone(&tally), ends.clone())))
         .collect();
     let begun = Instant::now();

@@ -24,20 +24,20 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use crate::load::driver::{Audit, Driver, Pace, Plan, Shared, Site};
-use crate::load::ledger::{Ledger, Watched};
+use crate::load::results::{Results, Watched};
 use crate::load::{check_of, latency_table};
 use crate::style::Style;
 use crate::{Status, check, common, output, protocols};
 use planet::Planet;
 use view::{Phase, View};
 
-/// The map of the demonstration.
+/// The topology of the demonstration.
 const TOPOLOGY: &str = "azure5";
 const PARTITIONS: u32 = 5;
 const REPLICAS: u32 = 3;
 /// How many accounts the bank has.
 const ACCOUNTS: u64 = 900;
-/// How many lists are in use at a time: enough that callers meet, not so few that they queue.
+/// How many lists are in use at a time: enough that clients meet, not so few that they queue.
 const LISTS: u64 = 200;
 /// How long nodes may take to end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let dir = common::directory(args.dir.as_deref(), "demo")?;
         return middleware::run(&middleware::Wish {
             seconds: args.seconds,
-            callers: args.clients,
+            clients: args.clients,
             no_fault: args.no_fault,
             json: args.json,
             dir: &dir,
@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let seen = runtime.block_on(show(args, row.name, &dir))?;
     // Threads of nodes that were killed may still be winding up.
     runtime.shutdown_background();
-    seen.shared.ledger().finish_history()?;
+    seen.shared.results().finish_history()?;
     let verdict = check::judge(&history(&dir), model)?;
     let printed = seen.print(args, row.name, &dir, &verdict);
     let is_kept = printed.total_ok && verdict.ok && printed.findings.is_empty();
@@ -184,7 +184,7 @@ struct Outage {
     during: Watched,
 }
 
-/// Starts the planet, lets callers loose, breaks a region and mends it, and winds up.
+/// Starts the planet, lets clients loose, breaks a region and mends it, and winds up.
 async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result<Seen> {
     let map = cluster()?;
     let names: Vec<String> =
@@ -204,13 +204,13 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
         sites: regions.iter().map(site).collect(),
         origins: Origins::new(vec![1.0; regions.len()]),
         workloads: workloads()?,
-        callers: args.clients * u32::try_from(regions.len()).unwrap_or(1),
+        clients: args.clients * u32::try_from(regions.len()).unwrap_or(1),
         pace: if args.rising { Pace::Rising(third * 3) } else { Pace::Closed },
         seed: 1,
         prefix: Some(String::new()),
         regions: names.clone(),
         floor: Some(Floor::new(&map)),
-        ledger: Ledger::create(Some(&history(dir)))?,
+        results: Results::create(Some(&history(dir)))?,
     })
     .await?;
     let shared = Arc::clone(driver.shared());
@@ -242,10 +242,10 @@ async fn break_and_mend(
     }
     let shared = Arc::clone(view.shared());
     let survivors = regions.iter().copied().filter(|&region| region != victim);
-    shared.ledger().watch(survivors);
+    shared.results().watch(survivors);
     planet.kill(victim).await;
     let goes_on = view.follow(third, Phase::Outage(victim)).await;
-    let during = shared.ledger().end_watch().unwrap_or_default();
+    let during = shared.results().end_watch().unwrap_or_default();
     if goes_on {
         planet.restart(victim).await?;
         view.follow(third, Phase::Back(victim, during)).await;
@@ -255,9 +255,9 @@ async fn break_and_mend(
 
 impl Seen {
     fn print(&self, args: &Args, protocol: &str, dir: &Path, verdict: &Verdict) -> Printed {
-        let ledger = self.shared.ledger();
+        let results = self.shared.results();
         let run = Run { measured: self.measured, wall: self.measured, ..Run::default() };
-        let result = RunResult::new(run, &ledger.latencies, &ledger.counters, None);
+        let result = RunResult::new(run, &results.latencies, &results.counters, None);
         let audits = self.audits.iter().filter_map(|audit| {
             audit.problem.as_ref().map(|problem| format!("{}: {problem}", audit.workload))
         });
@@ -266,7 +266,7 @@ impl Seen {
         Printed {
             protocol: protocol.into(),
             topology: TOPOLOGY,
-            regions: ledger.latencies.by_region(self.regions.iter().map(String::as_str)),
+            regions: results.latencies.by_region(self.regions.iter().map(String::as_str)),
             committed: result.committed,
             committed_during_outage: outage.map(|outage| outage.during.committed),
             recovery_ms: recovery.map(|gap| (gap.as_secs_f64() * 1e6).round() / 1e3),
@@ -275,10 +275,10 @@ impl Seen {
             floor_ratio: result.floor_ratio,
             commit_rate: result.commit_rate,
             failed: result.failed,
-            unknown: ledger.unknown,
+            unknown: results.unknown,
             total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
             check: check_of(verdict),
-            findings: ledger.findings().into_iter().chain(audits).collect(),
+            findings: results.findings().into_iter().chain(audits).collect(),
             seconds: args.seconds.min(self.measured.as_secs_f64().round() as u64) as f64,
             history: history(dir).display().to_string(),
             data: dir.join("data").display().to_string(),

@@ -27,9 +27,9 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one transaction may take, retries included.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The client's door of one region. Its runtime is its own, so that it can die as a process does:
+/// The service that clients of one region use. Its runtime is its own, so that it can die as a process does:
 /// at once, with every connection.
-struct Door {
+struct RegionService {
     region: RegionId,
     node: NodeId,
     address: SocketAddr,
@@ -40,7 +40,7 @@ struct Door {
 pub struct Planet {
     map: Arc<Cluster>,
     nodes: EmbeddedCluster,
-    doors: Vec<Door>,
+    services: Vec<RegionService>,
 }
 
 impl Planet {
@@ -62,30 +62,30 @@ impl Planet {
             bytes_in_flight_max: BYTES_IN_FLIGHT_MAX,
         };
         let nodes = EmbeddedCluster::start(plan).await.context("cannot start the nodes")?;
-        let mut planet = Self { map, nodes, doors: Vec::new() };
+        let mut planet = Self { map, nodes, services: Vec::new() };
         let servers: Vec<NodeId> = planet.nodes.nodes().collect();
         for node in servers {
             let region = planet.map.region_of(node);
             let address = SocketAddr::from(([127, 0, 0, 1], 0));
-            let mut door = Door { region, node, address, runtime: None };
-            planet.open(&mut door)?;
-            planet.doors.push(door);
+            let mut service = RegionService { region, node, address, runtime: None };
+            planet.open(&mut service)?;
+            planet.services.push(service);
         }
         Ok(planet)
     }
 
-    /// Lets clients in at a door.
-    fn open(&self, door: &mut Door) -> anyhow::Result<()> {
-        let gateway = self.nodes.gateway(door.node).context("the node is not running")?;
+    /// Starts the service of a region.
+    fn open(&self, service: &mut RegionService) -> anyhow::Result<()> {
+        let gateway = self.nodes.gateway(service.node).context("the node is not running")?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .context("cannot start a runtime")?;
-        let listener = std::net::TcpListener::bind(door.address)
+        let listener = std::net::TcpListener::bind(service.address)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .with_context(|| format!("cannot listen on {}", door.address))?;
-        door.address = listener.local_addr()?;
+            .with_context(|| format!("cannot listen on {}", service.address))?;
+        service.address = listener.local_addr()?;
         let map = Arc::clone(&self.map);
         let config = ServiceConfig { access: Access::open(), tls: None, limits: Limits::default() };
         runtime.spawn(async move {
@@ -100,17 +100,17 @@ impl Planet {
                 note!("a gateway stopped: {error}");
             }
         });
-        door.runtime = Some(runtime);
+        service.runtime = Some(runtime);
         Ok(())
     }
 
     /// How clients in `region` reach the planet: their own gateway first, then by distance.
     pub fn config(&self, region: RegionId) -> Config {
-        let mut doors: Vec<&Door> = self.doors.iter().collect();
-        doors.sort_by_key(|door| {
-            (door.region != region, self.map.topology.rtt(region, door.region))
+        let mut services: Vec<&RegionService> = self.services.iter().collect();
+        services.sort_by_key(|service| {
+            (service.region != region, self.map.topology.rtt(region, service.region))
         });
-        Config::new(doors.iter().map(|door| door.address.to_string()))
+        Config::new(services.iter().map(|service| service.address.to_string()))
             .attempt_timeout(ATTEMPT_TIMEOUT)
             .deadline(DEADLINE)
     }
@@ -155,11 +155,11 @@ impl Planet {
     /// Kills everything in a region, as if its power had failed.
     pub async fn kill(&mut self, region: RegionId) {
         let mut nodes = Vec::new();
-        for door in self.doors.iter_mut().filter(|door| door.region == region) {
-            if let Some(runtime) = door.runtime.take() {
+        for service in self.services.iter_mut().filter(|service| service.region == region) {
+            if let Some(runtime) = service.runtime.take() {
                 runtime.shutdown_background();
             }
-            nodes.push(door.node);
+            nodes.push(service.node);
         }
         for node in nodes {
             self.nodes.kill(node).await;
@@ -171,18 +171,18 @@ impl Planet {
     /// # Errors
     /// What the system refused.
     pub async fn restart(&mut self, region: RegionId) -> anyhow::Result<()> {
-        let mut doors = std::mem::take(&mut self.doors);
+        let mut services = std::mem::take(&mut self.services);
         let mut outcome: anyhow::Result<()> = Ok(());
-        for door in &mut doors {
-            if door.region != region || outcome.is_err() {
+        for service in &mut services {
+            if service.region != region || outcome.is_err() {
                 continue;
             }
-            outcome = match self.nodes.restart(door.node).await {
-                Ok(()) => self.open(door),
+            outcome = match self.nodes.restart(service.node).await {
+                Ok(()) => self.open(service),
                 Err(error) => Err(error.into()),
             };
         }
-        self.doors = doors;
+        self.services = services;
         outcome
             .with_context(|| format!("cannot restart region {}", self.map.topology.name_of(region)))
     }
@@ -190,7 +190,7 @@ impl Planet {
     /// Ends everything in good order.
     pub async fn shutdown(self, within: Duration) {
         self.nodes.shutdown(within).await;
-        for runtime in self.doors.into_iter().filter_map(|door| door.runtime) {
+        for runtime in self.services.into_iter().filter_map(|service| service.runtime) {
             runtime.shutdown_background();
         }
     }

@@ -10,7 +10,7 @@ use orthodrome_core::txn::Priority;
 use orthodrome_eval::metrics::Summary;
 
 use crate::load::driver::Shared;
-use crate::load::ledger::Watched;
+use crate::load::results::Watched;
 use crate::output;
 use crate::style::Style;
 
@@ -44,13 +44,13 @@ pub struct View {
 }
 
 impl View {
-    /// A view on the callers' ledger.
+    /// A view on the clients' results.
     pub fn new(shared: Arc<Shared>, names: Vec<String>, seconds: u64, style: Style) -> Self {
         let is_tty = std::io::stderr().is_terminal();
         Self { shared, names, seconds, style, is_tty, drawn: 0, ticks: 0, is_interrupted: false }
     }
 
-    /// What callers share.
+    /// What clients share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -85,7 +85,7 @@ impl View {
         }
         self.ticks += 1;
         if self.ticks.is_multiple_of(REDRAWS_PER_SECOND) {
-            self.shared.ledger().tick();
+            self.shared.results().tick();
         }
     }
 
@@ -99,7 +99,7 @@ impl View {
         match phase {
             Phase::Calm => "all regions up".into(),
             Phase::Outage(region) => {
-                let seen = self.shared.ledger().watched();
+                let seen = self.shared.results().watched();
                 let (since, seen) = seen.unwrap_or_default();
                 let text = format!(
                     "{} is DOWN for {:.1} s: {} commits in other regions, longest gap {:.0} ms",
@@ -125,9 +125,9 @@ impl View {
     /// One line for whoever reads a log.
     fn line(&self, phase: Phase) -> String {
         let headline = self.headline(phase);
-        let ledger = self.shared.ledger();
-        let (rate, latency) = ledger.recent(|_, _| true);
-        let (_, high) = ledger.recent(|priority, _| priority > Priority::LOW);
+        let results = self.shared.results();
+        let (rate, latency) = results.recent(|_, _| true);
+        let (_, high) = results.recent(|priority, _| priority > Priority::LOW);
         format!(
             "{:>3.0} s  {rate:>5.0} commits/s  p50 {:>5} ms  p95 {:>5} ms ({} high priority)  p99 {:>5} ms  \
              {headline}",
@@ -164,9 +164,9 @@ impl View {
     }
 
     fn table(&self, phase: Phase) -> comfy_table::Table {
-        let ledger = self.shared.ledger();
+        let results = self.shared.results();
         let row = |name: &str, state, wanted: &dyn Fn(Priority, RegionId) -> bool| {
-            let (rate, latency) = ledger.recent(wanted);
+            let (rate, latency) = results.recent(wanted);
             Self::row(name.to_owned(), state, rate, latency)
         };
         let totals = [

@@ -1,4 +1,4 @@
-//! One caller: asks for one transaction at a time through the client library, and keeps what it saw.
+//! One client: asks for one transaction at a time through the client library, and keeps what it saw.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -17,20 +17,20 @@ use orthodrome_eval::workload::{Issuer, Request, Step};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::driver::{Shared, Source};
-use super::ledger::{Commit, Ended, Failed};
+use super::results::{Commit, Ended, Failed};
 
-/// How long a caller goes on asking for an outcome that nobody could tell within the deadline,
+/// How long a client goes on asking for an outcome that nobody could tell within the deadline,
 /// before it leaves it open in the history.
 const DOUBT_MAX: Duration = Duration::from_secs(15);
 
-/// A caller, connected as one client of the cluster.
-pub struct Caller {
+/// One client of the load, connected to the cluster.
+pub struct LoadClient {
     client: Client,
     seen: UnboundedReceiver<Seen>,
     issuer: Issuer,
 }
 
-impl Caller {
+impl LoadClient {
     /// Connects.
     ///
     /// # Errors

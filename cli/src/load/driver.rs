@@ -1,4 +1,4 @@
-//! Callers in every region that put workloads to a cluster through the client library.
+//! Clients in every region that put workloads to a cluster through the client library.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use orthodrome_sim::load::Origins;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::caller::{Caller, prefixed};
-use super::ledger::{Failed, Ledger};
+use super::client::{LoadClient, prefixed};
+use super::results::{Failed, Results};
 
-/// Pause of a caller whose request was refused at once, so that it does not ask in a tight loop.
+/// Pause of a client whose request was refused at once, so that it does not ask in a tight loop.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 /// How often the audit at the end is tried; each try takes up to the client's deadline.
 const AUDITS_MAX: u32 = 4;
@@ -25,7 +25,7 @@ const AUDITS_MAX: u32 = 4;
 /// How long it waits in between.
 const AUDIT_PAUSE: Duration = Duration::from_millis(500);
 
-/// A workload that many callers draw from.
+/// A workload that many clients draw from.
 #[derive(Debug)]
 pub struct Source {
     workload: Mutex<Box<dyn Workload>>,
@@ -66,7 +66,7 @@ impl Source {
     }
 }
 
-/// Where some of the callers are.
+/// Where some of the clients are.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The region.
@@ -78,11 +78,11 @@ pub struct Site {
 /// When transactions are begun.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Pace {
-    /// Each caller begins its next when its last has ended.
+    /// Each client begins its next when its last has ended.
     Closed,
-    /// The same, but callers join one by one, the last of them after this time.
+    /// The same, but clients join one by one, the last of them after this time.
     Rising(Duration),
-    /// So many a second over all callers, at random moments, whatever the answers.
+    /// So many a second over all clients, at random moments, whatever the answers.
     Open {
         /// The rate.
         per_second: f64,
@@ -92,14 +92,14 @@ pub enum Pace {
 /// What to do.
 #[derive(Debug)]
 pub struct Plan {
-    /// Where callers are.
+    /// Where clients are.
     pub sites: Vec<Site>,
-    /// Their parts of the load: callers are dealt out by them, and so are arrivals.
+    /// Their parts of the load: clients are dealt out by them, and so are arrivals.
     pub origins: Origins,
-    /// What they ask for; each caller sticks to one, in turn.
+    /// What they ask for; each client sticks to one, in turn.
     pub workloads: Vec<Box<dyn Workload>>,
     /// How many there are.
-    pub callers: u32,
+    pub clients: u32,
     /// When they ask.
     pub pace: Pace,
     /// Of the draws of workloads.
@@ -111,10 +111,10 @@ pub struct Plan {
     /// The least that transactions need, if that is known.
     pub floor: Option<Floor>,
     /// Where findings go.
-    pub ledger: Ledger,
+    pub results: Results,
 }
 
-/// What callers share.
+/// What clients share.
 #[derive(Debug)]
 pub struct Shared {
     /// The start of the run.
@@ -123,14 +123,14 @@ pub struct Shared {
     pub prefix: String,
     regions: Vec<String>,
     floor: Option<Floor>,
-    ledger: Mutex<Ledger>,
+    results: Mutex<Results>,
     stop: watch::Sender<bool>,
 }
 
 impl Shared {
-    /// The ledger, for a moment.
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The results, for a moment.
+    pub fn results(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The name of a region.
@@ -162,7 +162,7 @@ impl Shared {
         Request { reads, writes, ..request.clone() }
     }
 
-    /// Asks all callers to stop after what they are at.
+    /// Asks all clients to stop after what they are at.
     pub fn stop(&self) {
         self.stop.send_replace(true);
     }
@@ -183,12 +183,12 @@ pub struct Driver {
     shared: Arc<Shared>,
     sources: Vec<Arc<Source>>,
     first: Site,
-    callers: u32,
+    clients: u32,
     tasks: JoinSet<()>,
 }
 
-/// What one task needs to be a caller.
-struct Place {
+/// What one task needs to be a client.
+struct Task {
     shared: Arc<Shared>,
     source: Arc<Source>,
     site: Site,
@@ -197,35 +197,35 @@ struct Place {
 }
 
 impl Driver {
-    /// Connects all callers, then lets them begin.
+    /// Connects all clients, then lets them begin.
     ///
     /// # Errors
-    /// A caller found no gateway.
+    /// A client found no gateway.
     pub async fn start(plan: Plan) -> anyhow::Result<Self> {
         let Plan {
             sites,
             mut origins,
             workloads,
-            callers,
+            clients,
             pace,
             seed,
             prefix,
             regions,
             floor,
-            ledger,
+            results,
         } = plan;
         let arriving = origins.clone();
         let first = sites.first().cloned().context("there is no gateway that clients can use")?;
         let sources: Vec<Arc<Source>> =
             workloads.into_iter().map(|workload| Arc::new(Source::new(workload))).collect();
-        let connected = connect_all(&sites, &mut origins, callers).await?;
-        let own = connected.first().map(|(_, caller)| format!("load-{}/", caller.issuer().client));
+        let connected = connect_all(&sites, &mut origins, clients).await?;
+        let own = connected.first().map(|(_, client)| format!("load-{}/", client.issuer().client));
         let shared = Arc::new(Shared {
             started: Instant::now(),
             prefix: prefix.or(own).unwrap_or_default(),
             regions,
             floor,
-            ledger: Mutex::new(ledger),
+            results: Mutex::new(results),
             stop: watch::Sender::new(false),
         });
         let mut tasks = JoinSet::new();
@@ -241,15 +241,15 @@ impl Driver {
                 Some(receivers.into_iter().map(share).collect::<Vec<_>>())
             }
         };
-        for (at, caller) in connected {
-            let index = caller.issuer().index;
+        for (at, client) in connected {
+            let index = client.issuer().index;
             let turn = index as usize / sites.len();
             let (Some(site), Some(source)) =
                 (sites.get(at), sources.get(turn % sources.len().max(1)))
             else {
                 continue;
             };
-            let place = Place {
+            let task = Task {
                 shared: Arc::clone(&shared),
                 source: Arc::clone(source),
                 site: site.clone(),
@@ -257,29 +257,29 @@ impl Driver {
                 rng: Rng::stream(seed, "load-caller", index.into()),
             };
             let joins = match pace {
-                Pace::Rising(time) => time * index / callers.max(1),
+                Pace::Rising(time) => time * index / clients.max(1),
                 Pace::Closed | Pace::Open { .. } => Duration::ZERO,
             };
             match queues.as_ref().and_then(|queues| queues.get(at)) {
-                None => tasks.spawn(place.closed(caller, joins)),
-                Some(queue) => tasks.spawn(place.open(caller, Arc::clone(queue))),
+                None => tasks.spawn(task.closed(client, joins)),
+                Some(queue) => tasks.spawn(task.open(client, Arc::clone(queue))),
             };
         }
-        Ok(Self { shared, sources, first, callers, tasks })
+        Ok(Self { shared, sources, first, clients, tasks })
     }
 
-    /// What the callers share.
+    /// What the clients share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Stops the callers, waits until each knows what became of its last request, and has every
+    /// Stops the clients, waits until each knows what became of its last request, and has every
     /// workload judge the whole database, where it can.
     pub async fn finish(mut self) -> (Arc<Shared>, Vec<Audit>) {
         self.shared.stop();
         while let Some(ended) = self.tasks.join_next().await {
             if let Err(error) = ended {
-                self.shared.ledger().finding(format!("a client of the load failed: {error}"));
+                self.shared.results().finding(format!("a client of the load failed: {error}"));
             }
         }
         let mut audits = Vec::new();
@@ -316,14 +316,14 @@ impl Driver {
         requests: &[Request],
     ) -> Result<Option<String>, String> {
         let site = self.first.clone();
-        let caller = Caller::connect(site.config, self.callers, site.region).await;
-        let mut caller =
-            caller.map_err(|error| format!("the audit could not read the database: {error}"))?;
+        let client = LoadClient::connect(site.config, self.clients, site.region).await;
+        let mut client =
+            client.map_err(|error| format!("the audit could not read the database: {error}"))?;
         let mut state = Reads::new();
         for request in requests {
-            let ended = caller.ask(&self.shared, source, request, Instant::now()).await;
+            let ended = client.ask(&self.shared, source, request, Instant::now()).await;
             let found = ended.findings.first().cloned();
-            self.shared.ledger().keep(&ended.entries, ended.findings);
+            self.shared.results().keep(&ended.entries, ended.findings);
             match ended.result {
                 Ok(_) if found.is_some() => return Ok(found),
                 Ok(_) => {}
@@ -341,79 +341,79 @@ impl Driver {
     }
 }
 
-/// Connects callers, dealt out over the sites; each with the index of its site.
+/// Connects clients, dealt out over the sites; each with the index of its site.
 async fn connect_all(
     sites: &[Site],
     origins: &mut Origins,
-    callers: u32,
-) -> anyhow::Result<Vec<(usize, Caller)>> {
+    clients: u32,
+) -> anyhow::Result<Vec<(usize, LoadClient)>> {
     let mut connecting = JoinSet::new();
-    for index in 0..callers {
-        let place = origins.deal().and_then(|at| Some((at, sites.get(at)?.clone())));
-        let Some((at, site)) = place else { continue };
+    for index in 0..clients {
+        let dealt = origins.deal().and_then(|at| Some((at, sites.get(at)?.clone())));
+        let Some((at, site)) = dealt else { continue };
         connecting.spawn(async move {
-            let caller = Caller::connect(site.config, index, site.region).await;
-            caller.map(|caller| (at, caller))
+            let client = LoadClient::connect(site.config, index, site.region).await;
+            client.map(|client| (at, client))
         });
     }
     let mut connected = Vec::new();
     while let Some(ended) = connecting.join_next().await {
-        let caller = ended.context("cannot start a client of the load")?;
-        connected.push(caller.context("a client of the load cannot connect")?);
+        let client = ended.context("cannot start a client of the load")?;
+        connected.push(client.context("a client of the load cannot connect")?);
     }
-    connected.sort_by_key(|(_, caller)| caller.issuer().index);
+    connected.sort_by_key(|(_, client)| client.issuer().index);
     Ok(connected)
 }
 
-impl Place {
-    async fn closed(mut self, caller: Caller, joins: Duration) {
-        let mut caller = Some(caller);
+impl Task {
+    async fn closed(mut self, client: LoadClient, joins: Duration) {
+        let mut client = Some(client);
         let mut stop = self.shared.stop.subscribe();
         // Whichever comes first: its turn, or the end.
         let _ = tokio::time::timeout(joins, stop.wait_for(|stopped| *stopped)).await;
         while !*stop.borrow() {
-            self.once(&mut caller, Instant::now).await;
+            self.once(&mut client, Instant::now).await;
         }
     }
 
     async fn open(
         mut self,
-        caller: Caller,
+        client: LoadClient,
         queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Instant>>>,
     ) {
-        let mut caller = Some(caller);
+        let mut client = Some(client);
         loop {
             let arrival = queue.lock().await.recv().await;
             let Some(arrived) = arrival else { return };
-            self.once(&mut caller, || arrived).await;
+            self.once(&mut client, || arrived).await;
         }
     }
 
     /// Does one request; reconnects first where the last one ended in doubt.
-    async fn once(&mut self, slot: &mut Option<Caller>, arrived: impl Fn() -> Instant) {
-        let caller = match slot {
-            Some(caller) => caller,
+    async fn once(&mut self, slot: &mut Option<LoadClient>, arrived: impl Fn() -> Instant) {
+        let client = match slot {
+            Some(client) => client,
             None => {
                 let config = self.site.config.clone();
-                match Caller::connect(config, self.index, self.site.region).await {
-                    Ok(caller) => slot.insert(caller),
+                match LoadClient::connect(config, self.index, self.site.region).await {
+                    Ok(client) => slot.insert(client),
                     Err(error) => {
-                        self.shared.ledger().trouble(error.to_string());
+                        self.shared.results().trouble(error.to_string());
                         tokio::time::sleep(REFUSED_PAUSE).await;
                         return;
                     }
                 }
             }
         };
-        let request = self.source.next(caller.issuer(), &mut self.rng);
+        let request = self.source.next(client.issuer(), &mut self.rng);
         let began = Instant::now();
-        let ended = caller.ask(&self.shared, &self.source, &request, arrived()).await;
+        let ended = client.ask(&self.shared, &self.source, &request, arrived()).await;
         let (is_in_doubt, is_refused) = match &ended.result {
             Err(Failed::Unknown(_)) => (true, false),
             Err(Failed::Aborted(_)) => (false, began.elapsed() < REFUSED_PAUSE),
             Ok(_) | Err(Failed::Refused) => (false, false),
         };
-        self.shared.ledger().record(ended);
+        self.shared.results().record(ended);
         if is_in_doubt {
             // What it asked for may still happen while its next requests run, which no one client
             // would do; so it goes on as another.
@@ -445,7 +445,7 @@ async fn arrivals(
         }
         // The latency of a request counts from when it was due, however late it is taken up.
         if queue.try_send(due.into_std()).is_err() {
-            shared.ledger().shed();
+            shared.results().shed();
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `load`: runs a workload against a running cluster, measures it, and checks the recorded history.
 
-pub mod caller;
+pub mod client;
 pub mod driver;
-pub mod ledger;
+pub mod results;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,12 +26,12 @@ use crate::connect::Connect;
 use crate::style::Style;
 use crate::{Status, check, output};
 use driver::{Audit, Driver, Pace, Plan, Shared, Site};
-use ledger::Ledger;
+use results::Results;
 
 /// Clients of an open loop: enough for this many seconds of arrivals to be pending at once.
 const OPEN_LOOP_SECONDS: f64 = 2.0;
 /// Maximum number of clients of an open loop; each has its own connection.
-const OPEN_LOOP_CALLERS_MAX: u32 = 1_000;
+const OPEN_LOOP_CLIENTS_MAX: u32 = 1_000;
 /// How long a gateway may take to say where it is.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -75,7 +75,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Everything a run came to, for `--json`. What a real cluster does not tell its callers (messages,
+/// Everything a run came to, for `--json`. What a real cluster does not tell its clients (messages,
 /// bytes, round trips, paths) is left out.
 #[derive(Serialize)]
 struct Printed {
@@ -93,7 +93,7 @@ struct Printed {
     failed: u64,
     /// Of those that failed: requests whose outcome nobody could tell.
     unknown: u64,
-    /// Of those that failed: requests turned away because every caller was busy.
+    /// Of those that failed: requests turned away because every client was busy.
     shed: u64,
     commit_rate: f64,
     latency_ms: BTreeMap<String, Summary>,
@@ -154,7 +154,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let keyspace = about.keyspaces.first().context("the cluster has no keyspace")?.clone();
     let model = model(&keyspace)?;
     let file = HistoryFile::of(args);
-    let (callers, pace) = pace(args, sites.len());
+    let (clients, pace) = pace(args, sites.len());
     if let Some(map) = &about.map {
         workload.place(map);
     }
@@ -163,16 +163,16 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         origins: origins(&args.workload, &about, &sites)?,
         sites,
         workloads: vec![workload],
-        callers,
+        clients,
         pace,
         seed: args.seed,
         prefix: None,
         regions: about.regions.iter().map(|region| region.name.clone()).collect(),
         floor: about.map.as_ref().map(Floor::new),
-        ledger: Ledger::create(file.path())?,
+        results: Results::create(file.path())?,
     };
     note!(
-        "{name} on {:?} ({}, {}): {callers} clients in {} regions for {:?}",
+        "{name} on {:?} ({}, {}): {clients} clients in {} regions for {:?}",
         about.cluster,
         keyspace.protocol,
         keyspace.guarantee,
@@ -180,8 +180,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         args.duration
     );
     let (shared, audits, measured) = runtime.block_on(drive(plan, args.duration))?;
-    let mut ledger = shared.ledger();
-    ledger.finish_history()?;
+    let mut results = shared.results();
+    results.finish_history()?;
     let verdict = match file.path().filter(|_| !args.no_check) {
         Some(path) => Some(check::judge(path, model)?),
         None => None,
@@ -198,7 +198,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         audits,
         verdict,
     };
-    let printed = found.print(args, &ledger, &file);
+    let printed = found.print(args, &results, &file);
     let is_kept = printed.total_ok
         && printed.findings.is_empty()
         && printed.check.as_ref().is_none_or(|check| check.ok);
@@ -303,13 +303,13 @@ fn pace(args: &Args, sites: usize) -> (u32, Pace) {
         Arrival::Open { per_second, .. } => {
             let sites = u32::try_from(sites).unwrap_or(1);
             let wanted = (per_second * OPEN_LOOP_SECONDS).ceil();
-            let callers = (wanted as u32).clamp(4 * sites, OPEN_LOOP_CALLERS_MAX.max(sites));
-            (callers, Pace::Open { per_second })
+            let clients = (wanted as u32).clamp(4 * sites, OPEN_LOOP_CLIENTS_MAX.max(sites));
+            (clients, Pace::Open { per_second })
         }
     }
 }
 
-/// Runs the callers for a time, or until Ctrl-C, and shows how it goes.
+/// Runs the clients for a time, or until Ctrl-C, and shows how it goes.
 async fn drive(
     plan: Plan,
     duration: Duration,
@@ -338,7 +338,7 @@ async fn drive(
                 } else {
                     bar.set_message(line);
                 }
-                let trouble = shared.ledger().take_trouble();
+                let trouble = shared.results().take_trouble();
                 if let Some(trouble) = trouble {
                     bar.println(style.warning(&trouble));
                 }
@@ -353,9 +353,9 @@ async fn drive(
 }
 
 fn progress_line(shared: &Shared, duration: Duration) -> String {
-    let mut ledger = shared.ledger();
-    let (rate, latency) = ledger.recent(|_, _| true);
-    let counters = &ledger.counters;
+    let mut results = shared.results();
+    let (rate, latency) = results.recent(|_, _| true);
+    let counters = &results.counters;
     let line = format!(
         "{:>3.0}/{:.0} s  {rate:>7.0} commits/s  p50 {:>6.1} ms  p95 {:>6.1} ms  p99 {:>6.1} ms  \
          {} committed, {} aborted attempts, {} failed, {} unknown",
@@ -367,9 +367,9 @@ fn progress_line(shared: &Shared, duration: Duration) -> String {
         output::count(counters.committed),
         output::count(counters.aborted_attempts()),
         counters.failed,
-        ledger.unknown,
+        results.unknown,
     );
-    ledger.tick();
+    results.tick();
     line
 }
 
@@ -385,7 +385,7 @@ struct Found<'a> {
 }
 
 impl Found<'_> {
-    fn print(&self, args: &Args, ledger: &Ledger, file: &HistoryFile) -> Printed {
+    fn print(&self, args: &Args, results: &Results, file: &HistoryFile) -> Printed {
         let run = Run {
             protocol: self.keyspace.protocol.clone(),
             topology: String::new(),
@@ -396,7 +396,7 @@ impl Found<'_> {
             wall: self.measured,
             events: 0,
         };
-        let result = RunResult::new(run, &ledger.latencies, &ledger.counters, None);
+        let result = RunResult::new(run, &results.latencies, &results.counters, None);
         let latencies = result.latency_ms;
         let audit = self.audits.iter().filter_map(|audit| {
             audit.problem.as_ref().map(|problem| format!("{}: {problem}", audit.workload))
@@ -420,21 +420,21 @@ impl Found<'_> {
             committed: result.committed,
             aborted_attempts: result.aborted_attempts,
             failed: result.failed,
-            unknown: ledger.unknown,
-            shed: ledger.shed,
+            unknown: results.unknown,
+            shed: results.shed,
             commit_rate: result.commit_rate,
             latency_ms: BTreeMap::from([
                 ("all".into(), latencies.all),
                 ("high".into(), latencies.high),
                 ("low".into(), latencies.low),
             ]),
-            regions: ledger
+            regions: results
                 .latencies
                 .by_region(self.about.regions.iter().map(|region| region.name.as_str())),
             kinds: result.kinds,
             floor_ratio: self.about.map.is_some().then_some(result.floor_ratio),
             total_ok: self.audits.iter().all(|audit| audit.problem.is_none()),
-            findings: ledger.findings().into_iter().chain(audit).collect(),
+            findings: results.findings().into_iter().chain(audit).collect(),
             history: kept.map(|path| path.display().to_string()),
             check: self.verdict.as_ref().map(check_of),
             measured: true,

@@ -18,9 +18,9 @@ const WINDOW: usize = 5;
 /// Broken promises that are kept word for word; the rest are counted.
 const FINDINGS_MAX: usize = 8;
 
-/// Everything that callers report, in bounded memory: the history goes to its file.
+/// Everything that clients report, in bounded memory: the history goes to its file.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct Results {
     /// Latencies of committed requests.
     pub latencies: Latencies,
     /// Counts.
@@ -79,7 +79,7 @@ pub struct Ended {
 /// A request that committed.
 #[derive(Clone, Copy, Debug)]
 pub struct Commit {
-    /// From its arrival until its caller knew.
+    /// From its arrival until its client knew.
     pub latency: Duration,
     /// The least that any protocol would need, if that is known.
     pub floor: Option<Duration>,
@@ -100,8 +100,8 @@ pub enum Failed {
     Unknown(String),
 }
 
-impl Ledger {
-    /// A ledger whose history goes to the file at `path`.
+impl Results {
+    /// Results whose history goes to the file at `path`.
     ///
     /// # Errors
     /// The file cannot be created.
@@ -176,7 +176,7 @@ impl Ledger {
         }
     }
 
-    /// Takes down a request that was turned away because every caller was busy.
+    /// Takes down a request that was turned away because every client was busy.
     pub fn shed(&mut self) {
         self.counters.offered += 1;
         self.counters.failed += 1;
@@ -198,7 +198,7 @@ impl Ledger {
         self.findings.iter().cloned().chain(more).collect()
     }
 
-    /// Takes down what stands in the way of callers, for people who wonder.
+    /// Takes down what stands in the way of clients, for people who wonder.
     pub fn trouble(&mut self, trouble: String) {
         self.trouble = Some(trouble);
     }
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn the_live_view_forgets() {
-        let mut ledger = Ledger::create(None).unwrap();
+        let mut results = Results::create(None).unwrap();
         let commit = || Ended {
             home: RegionId(1),
             priority: Priority::LOW,
@@ -321,24 +321,24 @@ mod tests {
             entries: Vec::new(),
             findings: Vec::new(),
         };
-        ledger.record(commit());
-        assert_eq!(ledger.recent(|_, at| at == RegionId(1)).1.n, 1);
-        assert_eq!(ledger.recent(|_, at| at == RegionId(0)).1.n, 0);
+        results.record(commit());
+        assert_eq!(results.recent(|_, at| at == RegionId(1)).1.n, 1);
+        assert_eq!(results.recent(|_, at| at == RegionId(0)).1.n, 0);
         for _ in 0..WINDOW {
-            ledger.tick();
+            results.tick();
         }
-        assert_eq!(ledger.recent(|_, _| true).1.n, 0);
-        assert_eq!(ledger.latencies.all().n, 1);
-        assert_eq!((ledger.counters.committed, ledger.counters.aborted_attempts()), (1, 1));
+        assert_eq!(results.recent(|_, _| true).1.n, 0);
+        assert_eq!(results.latencies.all().n, 1);
+        assert_eq!((results.counters.committed, results.counters.aborted_attempts()), (1, 1));
     }
 
     #[test]
     fn findings_are_bounded() {
-        let mut ledger = Ledger::create(None).unwrap();
+        let mut results = Results::create(None).unwrap();
         for number in 0..FINDINGS_MAX + 3 {
-            ledger.finding(number.to_string());
+            results.finding(number.to_string());
         }
-        assert_eq!(ledger.findings().len(), FINDINGS_MAX + 1);
-        assert_eq!(ledger.findings().last().unwrap(), "and 3 more");
+        assert_eq!(results.findings().len(), FINDINGS_MAX + 1);
+        assert_eq!(results.findings().last().unwrap(), "and 3 more");
     }
 }

@@ -266,7 +266,7 @@ async fn fill(args: &Args, servers: &[LocalServer]) -> anyhow::Result<()> {
             ),
         };
         let mut client = Client::enter(&server.login()).await?;
-        // PostgreSQL vacuums outside of the transaction that a text of several statements is.
+        // PostgreSQL vacuums outside of the transaction that a query batch of several statements is.
         for one in text.split("; ") {
             client.text(one).await?;
         }
@@ -350,7 +350,7 @@ impl Case<'_> {
         let mut terminals = tokio::task::JoinSet::new();
         for number in 0..args.terminals {
             let mut terminal = Terminal {
-                texts: Texts::new(self, args)?,
+                batches: Batches::new(self, args)?,
                 rng: Rng::stream(1, "measure", u64::from(number)),
                 number,
                 client: enter(&login).await?,
@@ -458,13 +458,13 @@ fn agent_file(
     Ok(file)
 }
 
-/// Where on the map the server of this number is.
+/// The region of the server of this number.
 fn region(number: usize) -> anyhow::Result<RegionId> {
     Ok(RegionId(u16::try_from(number).context("there are more than four regions")?))
 }
 
-/// Transactions as texts.
-struct Texts {
+/// Transactions as query batches.
+struct Batches {
     workload: Box<dyn Workload>,
     cluster: Cluster,
     rows: u64,
@@ -472,13 +472,13 @@ struct Texts {
     rounds: usize,
 }
 
-/// A transaction: its texts, and whether its rows are at two servers.
+/// A transaction: its query batches, and whether its rows are at two servers.
 struct Transaction {
-    texts: Vec<String>,
+    batches: Vec<String>,
     is_distributed: bool,
 }
 
-impl Texts {
+impl Batches {
     fn new(case: &Case<'_>, args: &Args) -> anyhow::Result<Self> {
         let options = Options {
             keys: Some(u64::from(args.rows)),
@@ -536,21 +536,21 @@ impl Texts {
             });
         }
         let each = statements.len().div_ceil(self.rounds).max(1);
-        let mut texts: Vec<String> =
+        let mut batches: Vec<String> =
             statements.chunks(each).map(|chunk| chunk.join("; ")).collect();
-        if let Some(first) = texts.first_mut() {
+        if let Some(first) = batches.first_mut() {
             first.insert_str(0, "BEGIN; ");
         }
-        if let Some(last) = texts.last_mut() {
+        if let Some(last) = batches.last_mut() {
             last.push_str("; COMMIT");
         }
-        Ok(Transaction { texts, is_distributed: places.len() > 1 })
+        Ok(Transaction { batches, is_distributed: places.len() > 1 })
     }
 }
 
 /// A connection with one transaction at a time.
 struct Terminal {
-    texts: Texts,
+    batches: Batches,
     rng: Rng,
     number: u32,
     client: Client,
@@ -563,9 +563,9 @@ impl Terminal {
             index: self.number,
             region: RegionId(0),
         };
-        let transaction = self.texts.next(issuer, &mut self.rng)?;
+        let transaction = self.batches.next(issuer, &mut self.rng)?;
         let begun = Instant::now();
-        for text in &transaction.texts {
+        for text in &transaction.batches {
             match self.client.text(text).await {
                 Ok(_) => {}
                 Err(Refused::Fault(fault)) if fault.sqlstate == "08007" => {

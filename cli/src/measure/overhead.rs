@@ -30,7 +30,9 @@ pub struct Overhead {
 struct Statement {
     source: &'static str,
     statement: &'static str,
-    callers: u32,
+    /// The name in the JSON is older.
+    #[serde(rename = "callers")]
+    clients: u32,
     /// By themselves, in milliseconds.
     server_ms: Summary,
     /// Through the proxy, in milliseconds.
@@ -40,7 +42,7 @@ struct Statement {
 }
 
 /// What is sent, by name; `{row}` is the number of a row.
-const TEXTS: [(&str, &str); 3] = [
+const BATCHES: [(&str, &str); 3] = [
     ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
     ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
     (
@@ -64,11 +66,11 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
         let file = ProxyFile::new("geotp", &[], "", ("usertable", args.rows as usize))?;
         let _proxy = Process::start("proxy", &dir, "proxy", &file.text(&servers))?;
         let server = servers.first().context("no server was started")?;
-        for (name, text) in TEXTS {
-            for callers in [1, 8] {
+        for (name, batch) in BATCHES {
+            for clients in [1, 8] {
                 let mut ends = Vec::new();
                 for login in [server.login(), file.login(kind)] {
-                    ends.push(repeat(args, login, text, callers).await?);
+                    ends.push(repeat(args, login, batch, clients).await?);
                 }
                 let [(server_ms, server_a_second), (proxy_ms, proxy_a_second)] =
                     <[_; 2]>::try_from(ends)
@@ -77,7 +79,7 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
                 statements.push(Statement {
                     source,
                     statement: name,
-                    callers,
+                    clients,
                     server_ms,
                     proxy_ms,
                     server_a_second,
@@ -89,26 +91,26 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
 }
 
-/// How often a caller's first text is sent before its failure is one of the measurement.
+/// How often a client's first query batch is sent before its failure is one of the measurement.
 const WARM_UP_TRIES: u32 = 100;
 
-/// One text again and again, on rows drawn evenly; each caller has its own. What was aborted is not counted.
+/// One query batch again and again, on rows drawn evenly; each client has its own. What was aborted is not counted.
 async fn repeat(
     args: &Args,
     login: Login<'static>,
-    text: &'static str,
-    callers: u32,
+    batch: &'static str,
+    clients: u32,
 ) -> anyhow::Result<(Summary, f64)> {
     let window = Duration::from_secs(args.seconds) / 8;
-    let rows = u64::from(args.rows / callers).max(1);
-    let calls = (0..callers).map(|number| async move {
+    let rows = u64::from(args.rows / clients).max(1);
+    let calls = (0..clients).map(|number| async move {
         let mut client = enter(&login).await?;
         // A proxy that has just started lets nothing run for a while: that is not what the statement costs.
-        let first = text.replace("{row}", &(u64::from(number) * rows).to_string());
+        let first = batch.replace("{row}", &(u64::from(number) * rows).to_string());
         for tries_left in (0..WARM_UP_TRIES).rev() {
             match client.text(&first).await {
                 Ok(_) => break,
-                // Other callers begin at the same moment, and may be in the way.
+                // Other clients begin at the same moment, and may be in the way.
                 Err(Refused::Fault(fault)) if fault.sqlstate == "40001" && tries_left > 0 => {
                     client.text("ROLLBACK").await?;
                 }
@@ -119,11 +121,11 @@ async fn repeat(
         let (mut samples, begun) = (Samples::default(), Instant::now());
         while begun.elapsed() < window {
             let row = u64::from(number) * rows + rng.below(rows);
-            let text = text.replace("{row}", &row.to_string());
+            let batch = batch.replace("{row}", &row.to_string());
             let sent = Instant::now();
-            match client.text(&text).await {
+            match client.text(&batch).await {
                 Ok(_) => samples.record(nanos(sent.elapsed())),
-                // Servers lock what is beside a row too: callers get into each other's way though no two have a row in common.
+                // Servers lock what is beside a row too: clients get into each other's way though no two have a row in common.
                 Err(Refused::Fault(fault)) if fault.sqlstate == "40001" => {
                     client.text("ROLLBACK").await?;
                 }
@@ -144,7 +146,7 @@ pub fn table(found: &Overhead) -> String {
     let rows = found.statements.iter().map(|one| {
         [
             format!("{}, {}", one.source, one.statement),
-            one.callers.to_string(),
+            one.clients.to_string(),
             figure(one.server_ms.p50),
             figure(one.proxy_ms.p50),
             figure(one.server_ms.p99),

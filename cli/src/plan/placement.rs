@@ -18,7 +18,7 @@ pub struct Candidate {
 /// What a placement must suit.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
-    /// The map.
+    /// The topology.
     pub map: &'a Topology,
     /// The share of the transactions that begins in each region, by its number.
     pub users: &'a [f64],

@@ -18,7 +18,7 @@ use crate::common;
 pub struct Wish {
     /// Where.
     pub dir: PathBuf,
-    /// The map.
+    /// The topology.
     pub topology: String,
     /// Nodes in each region.
     pub servers_per_region: u32,
