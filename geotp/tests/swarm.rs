@@ -20,7 +20,7 @@ fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>) -> BTr
     for seed in seeds {
         let options = SwarmOptions { twins: seed % 4 == 0, ..SwarmOptions::of(name) };
         let result = run_seed::<P>(seed, &options).unwrap();
-        for (note, count) in result.notes {
+        for (note, count) in result.first.notes {
             *notes.entry(note).or_insert(0) += count;
         }
         if let Some(found) = result.found {

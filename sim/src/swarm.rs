@@ -174,18 +174,8 @@ pub struct SeedResult {
     pub seed: u64,
     /// What went wrong, if anything did.
     pub found: Option<Found>,
-    /// Faults injected, by kind.
-    pub injected: BTreeMap<&'static str, u64>,
-    /// The protocol's rare events, by name.
-    pub notes: BTreeMap<String, u64>,
-    /// Simulated time.
-    pub simulated: Duration,
-    /// Events handled.
-    pub events: u64,
-    /// Attempts in the history, and those of unknown outcome among them.
-    pub attempts: (u64, u64),
-    /// Hash of the trace.
-    pub trace_hash: u64,
+    /// The run of everything that was drawn.
+    pub first: ScenarioResult,
 }
 
 /// Runs what `seed` draws for protocol `P`, and shrinks it if it fails.
@@ -235,16 +225,7 @@ pub fn run_seed_with<P: Protocol>(
         }
         None => None,
     };
-    Ok(SeedResult {
-        seed,
-        found,
-        injected: first.injected,
-        notes: first.notes,
-        simulated: first.simulated,
-        events: first.events,
-        attempts: first.attempts,
-        trace_hash: first.trace_hash,
-    })
+    Ok(SeedResult { seed, found, first })
 }
 
 /// A swarm that cannot start.

@@ -37,13 +37,11 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
         if let Some(found) = result.found {
             panic!("seed {seed}: {}\n{}", found.failure, found.scenario.schedule.to_toml());
         }
-        attempts += result.attempts.0;
-        seconds += result.simulated.as_secs_f64();
-        result
-            .injected
-            .iter()
-            .for_each(|(&kind, count)| *injected.entry(kind).or_default() += count);
-        result.notes.into_iter().for_each(|(note, count)| *notes.entry(note).or_default() += count);
+        let run = result.first;
+        attempts += run.attempts.0;
+        seconds += run.simulated.as_secs_f64();
+        run.injected.iter().for_each(|(&kind, count)| *injected.entry(kind).or_default() += count);
+        run.notes.into_iter().for_each(|(note, count)| *notes.entry(note).or_default() += count);
     }
     println!("{seconds} simulated seconds, {attempts} attempts, {injected:?}");
     assert!(attempts > 3_000, "only {attempts} attempts were checked");

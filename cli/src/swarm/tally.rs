@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
+use orthodrome_sim::Failure;
 use orthodrome_sim::swarm::{ScenarioResult, SeedResult};
 use serde::Serialize;
 
@@ -116,42 +117,30 @@ impl Tally {
     pub fn add(&mut self, result: &SeedResult, fails_anyway: bool) {
         self.fail_anyway += u64::from(fails_anyway);
         let found = result.found.as_ref().filter(|_| !fails_anyway);
-        self.count(
-            found.map(|found| crate::sim::kind(found.original.kind)),
-            (result.simulated.as_secs_f64(), result.events, result.attempts),
-            (&result.injected, &result.notes),
-        );
+        self.count(found.map(|found| &found.original), &result.first);
     }
 
     /// Adds the one run of a failure that is repeated.
     pub fn add_scenario(&mut self, result: &ScenarioResult) {
-        self.count(
-            result.failure.as_ref().map(|failure| crate::sim::kind(failure.kind)),
-            (result.simulated.as_secs_f64(), result.events, result.attempts),
-            (&result.injected, &result.notes),
-        );
+        self.count(result.failure.as_ref(), result);
     }
 
-    fn count(
-        &mut self,
-        failure: Option<&'static str>,
-        (simulated, events, (attempts, info)): (f64, u64, (u64, u64)),
-        (faults, notes): (&BTreeMap<&'static str, u64>, &BTreeMap<String, u64>),
-    ) {
+    fn count(&mut self, failure: Option<&Failure>, run: &ScenarioResult) {
+        let (attempts, info) = run.attempts;
         self.seeds += 1;
-        self.simulated_hours += simulated / 3_600.0;
-        self.events += events;
+        self.simulated_hours += run.simulated.as_secs_f64() / 3_600.0;
+        self.events += run.events;
         self.transactions_checked += attempts;
         self.info += info;
-        if let Some(kind) = failure {
+        if let Some(kind) = failure.map(|failure| crate::sim::kind(failure.kind)) {
             *self.failed.entry(kind).or_default() += 1;
             self.anomalies += u64::from(kind == "history");
             self.stuck += u64::from(kind == "stuck");
         }
-        for (name, count) in faults {
+        for (name, count) in &run.injected {
             *self.faults.entry(name).or_default() += count;
         }
-        for (name, count) in notes {
+        for (name, count) in &run.notes {
             *self.notes.entry(name.clone()).or_default() += count;
         }
     }

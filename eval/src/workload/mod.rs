@@ -294,7 +294,9 @@ pub trait Workload: Debug + Send {
     /// Read-only transactions whose [`Workload::audit`] judges the whole database at the end of a run,
     /// one by one, and then [`Workload::audit_end`] what all of them read; none if the workload has no
     /// such thing.
-    fn final_requests(&self) -> Vec<Request>;
+    fn final_requests(&self) -> Vec<Request> {
+        Vec::new()
+    }
 
     /// Checks what the [`Workload::final_requests`] read together, when nothing else happened meanwhile.
     ///

@@ -203,10 +203,6 @@ impl Workload for Replay {
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         self.rows.audit(request, reads)
     }
-
-    fn final_requests(&self) -> Vec<Request> {
-        Vec::new()
-    }
 }
 
 #[cfg(test)]

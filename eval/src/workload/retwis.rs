@@ -105,8 +105,4 @@ impl Workload for Retwis {
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         self.rows.audit(request, reads)
     }
-
-    fn final_requests(&self) -> Vec<Request> {
-        Vec::new()
-    }
 }

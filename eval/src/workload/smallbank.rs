@@ -244,8 +244,4 @@ impl Workload for SmallBank {
         }
         Ok(())
     }
-
-    fn final_requests(&self) -> Vec<Request> {
-        Vec::new()
-    }
 }

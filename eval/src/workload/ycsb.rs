@@ -197,10 +197,6 @@ impl Workload for Ycsb {
         }
         Ok(())
     }
-
-    fn final_requests(&self) -> Vec<Request> {
-        Vec::new()
-    }
 }
 
 impl Ycsb {

@@ -100,8 +100,4 @@ impl Workload for Ycsbt {
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         self.rows.audit(request, reads)
     }
-
-    fn final_requests(&self) -> Vec<Request> {
-        Vec::new()
-    }
 }

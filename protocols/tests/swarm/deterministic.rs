@@ -64,7 +64,7 @@ fn servers_that_are_far_behind_take_a_state() {
                 config.piece_bytes = 500;
             };
             let result = run_seed_with::<Deterministic>(seed, &options, Some(settings)).unwrap();
-            taken += result.notes.get("SnapshotInstalled").copied().unwrap_or(0);
+            taken += result.first.notes.get("SnapshotInstalled").copied().unwrap_or(0);
             if let Some(found) = result.found {
                 panic!("{name}, seed {seed}: {}", found.failure);
             }

@@ -29,7 +29,7 @@ pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> 
         let twins = seed.is_multiple_of(twins);
         let options = SwarmOptions { twins, ..SwarmOptions::of(name) };
         let result = subject.run_seed(seed, &options).unwrap();
-        for (note, count) in result.notes {
+        for (note, count) in result.first.notes {
             *notes.entry(note).or_insert(0) += count;
         }
         if let Some(found) = result.found {
