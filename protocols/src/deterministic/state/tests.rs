@@ -4,15 +4,17 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::rng::Rng;
-use orthodrome_core::store::MemoryEngine;
+use orthodrome_core::store::{MemoryEngine, PIECE_BYTES, Versions};
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
-use orthodrome_core::txn::{Key, Op};
+use orthodrome_core::txn::{Key, Op, Version};
 use orthodrome_core::workers::Alone;
 
 use super::super::Ordering;
+use super::super::message::{Due, Part, Turn};
+use super::leaving::piece_from;
 use super::*;
-use crate::functor::Functor;
+use crate::functor::{Body, Functor};
 
 const CLIENTS: u64 = 3;
 

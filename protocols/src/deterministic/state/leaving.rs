@@ -1,0 +1,49 @@
+//! A state that leaves in pieces, for a server that is too far behind.
+
+use std::sync::Arc;
+
+use orthodrome_core::store::{PIECE_BYTES, Versions, piece_len};
+use orthodrome_core::txn::Key;
+
+use super::super::message::{Chunk, Image};
+
+/// The keys of a state from `from` on that one message can carry, `keys_max` at most, and where to go on.
+pub(super) fn piece_from(
+    all: &[(Key, Versions)],
+    from: usize,
+    keys_max: usize,
+) -> (Vec<(Key, Versions)>, Option<usize>) {
+    let rest = all.get(from..).unwrap_or_default();
+    let rest = rest.get(..keys_max).unwrap_or(rest);
+    let keys = rest.get(..piece_len(rest, PIECE_BYTES)).unwrap_or(rest).to_vec();
+    let next = Some(from + keys.len()).filter(|&next| next < all.len());
+    (keys, next)
+}
+
+/// A state that leaves in pieces.
+#[derive(Clone, Debug)]
+pub struct Leaving {
+    images: Vec<Arc<Image>>,
+    keys: Vec<(Key, Versions)>,
+}
+
+impl Leaving {
+    /// An image in pieces, and its data.
+    #[must_use]
+    pub fn new(images: Vec<Arc<Image>>, keys: Vec<(Key, Versions)>) -> Self {
+        Self { images, keys }
+    }
+
+    /// The piece from `at` on that one message can carry, with `keys_max` keys at most, and where to go on. Data comes
+    /// with the last piece of the image, and after it.
+    #[must_use]
+    pub fn piece(&self, at: usize, keys_max: usize) -> (Chunk, Option<usize>) {
+        let image = self.images.get(at).cloned();
+        let last = self.images.len().saturating_sub(1);
+        let Some(from) = at.checked_sub(last) else {
+            return (Chunk { image, keys: Vec::new() }, Some(at + 1));
+        };
+        let (keys, next) = piece_from(&self.keys, from, keys_max);
+        (Chunk { image, keys }, next.map(|next| next + last))
+    }
+}
