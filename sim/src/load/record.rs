@@ -1,0 +1,164 @@
+//! What is recorded of transactions that have ended: figures, the history, and what the oracle says.
+
+use std::collections::BTreeSet;
+
+use orthodrome_core::time::{Time, Timestamp, nanos};
+use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Reads, Txn};
+use orthodrome_eval::record::{Attempt, entry};
+
+use super::active::{Active, LOOK};
+use super::{Arrival, FINAL_READ, Load};
+
+impl Load {
+    pub(super) fn count_commit(&mut self, slot: u32, now: Time, hops: u16) {
+        let Self { clients, counters, latencies, measured, .. } = self;
+        let Some(client) = clients.get(slot as usize) else { return };
+        let Some(active) = &client.active else { return };
+        if active.is_final || !measured.contains(&now) {
+            return;
+        }
+        let latency = now.since(active.began);
+        counters.committed += 1;
+        latencies.record(active.request.priority, client.region, latency);
+        latencies.record_kind(active.request.name, latency);
+        let reach = self.floor.reach(client.region, &active.request);
+        latencies.record_kind(reach.name(), latency);
+        let hops = active.ahead.as_ref().map_or(hops, |ahead| ahead.hops.saturating_add(hops));
+        let floor = nanos(active.floor).max(1);
+        counters.floor_ratio_millis.record(nanos(latency).saturating_mul(1_000) / floor);
+        counters.wan_round_trip_millis.record(u64::from(hops) * 500);
+    }
+
+    /// Whatever is still under way when the run ends has an unknown outcome.
+    pub fn abandon(&mut self) {
+        for slot in 0..u32::try_from(self.clients.len()).unwrap_or(u32::MAX) {
+            if self.client(slot).active.is_some() {
+                self.write_history(slot, None, false);
+                self.client(slot).active = None;
+                self.outstanding -= 1;
+            }
+        }
+    }
+
+    /// The client's transaction is over; in a closed loop its next one follows. A client that does
+    /// not know what became of it goes on under another id, for its old one promises that it knows
+    /// the outcome of everything it began.
+    pub(super) fn end(&mut self, slot: u32, now: Time, is_unknown: bool) {
+        if is_unknown {
+            let id = self.incarnate(slot);
+            let client = self.client(slot);
+            (client.id, client.counter) = (id, 0);
+        }
+        let client = self.client(slot);
+        client.serial += 1;
+        let gateway = client.gateway;
+        let Some(active) = client.active.take() else { return };
+        self.outstanding -= 1;
+        if active.is_final {
+            return;
+        }
+        match self.model.arrival {
+            Arrival::Open { .. } => self.idle.entry(gateway).or_default().push(slot),
+            Arrival::Closed { think, .. } => self.next_transaction(slot, now + think),
+        }
+    }
+
+    pub(super) fn note_failure(&mut self, result: Result<(), String>) {
+        if let Err(problem) = result {
+            self.failure.get_or_insert(problem);
+        }
+    }
+
+    pub(super) fn check_commit(&mut self, slot: u32, at: Timestamp) {
+        let Some(active) = self.clients.get(slot as usize).and_then(|c| c.active.as_ref()) else {
+            return;
+        };
+        let nothing = Reads::new();
+        let result = match &active.reads {
+            None if !active.request.reads.is_empty() && !active.has_lost_reads() => {
+                Err(format!("{} committed, but its client received no reads", active.txn))
+            }
+            reads => {
+                let reads = reads.as_ref().unwrap_or(&nothing);
+                let is_own = [FINAL_READ, LOOK].contains(&active.request.name);
+                if active.is_final && !is_own {
+                    self.final_state.extend(reads.clone());
+                }
+                let audit = if is_own || active.has_lost_reads() {
+                    Ok(())
+                } else {
+                    self.workload.audit(&active.request, reads)
+                };
+                let audit = audit.map_err(|problem| format!("{}: {problem}", active.txn));
+                match &mut self.oracle {
+                    None => audit,
+                    Some(oracle) if active.is_final => audit.and(oracle.judge_final(reads)),
+                    Some(oracle) => {
+                        let written = written(active, reads);
+                        let element = active.request.parameter;
+                        audit.and(oracle.committed(active.txn, at, reads, &written, element))
+                    }
+                }
+            }
+        };
+        self.note_failure(result);
+    }
+
+    pub(super) fn write_history(
+        &mut self,
+        slot: u32,
+        completed: Option<(Time, Outcome)>,
+        is_retried: bool,
+    ) {
+        let Some(sink) = &mut self.history else { return };
+        let Some(client) = self.clients.get(slot as usize) else { return };
+        let Some(active) = &client.active else { return };
+        let mut request = std::borrow::Cow::Borrowed(&active.request);
+        if active.has_lost_reads() {
+            request.to_mut().reads.clear();
+        }
+        let region = self.regions.get(usize::from(client.region.0));
+        let attempt = Attempt {
+            request: &request,
+            txn: active.txn,
+            region: region.map_or("?", String::as_str),
+            invoked: active.attempt_began,
+            completed,
+            reads: active.reads.as_ref(),
+            decision: active.decision.as_ref(),
+            is_retried,
+        };
+        match entry(&attempt, self.workload.values()) {
+            Ok(entry) => sink(entry),
+            Err(problem) => drop(self.failure.get_or_insert(problem.to_string())),
+        }
+    }
+}
+
+/// True if what it reads is shown before it is known to commit, or may be old: a client's session
+/// has a say in that. Other kinds are held to the order of all transactions.
+pub(super) fn shows_reads(kind: &Kind) -> bool {
+    match kind {
+        Kind::Interactive | Kind::General | Kind::StaleReadOnly => true,
+        Kind::Procedure(_) | Kind::ReadOnly => false,
+    }
+}
+
+/// The keys that a transaction wrote if it committed with those reads.
+fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
+    match (&active.request.kind, &active.decision) {
+        (Kind::ReadOnly | Kind::StaleReadOnly, _) => BTreeSet::new(),
+        (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeSet::new(),
+        (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
+            writes.keys().cloned().collect()
+        }
+        // Its guards held, and it writes every key that it declared.
+        (Kind::Procedure(_), _) if active.has_lost_reads() => {
+            active.request.writes.iter().cloned().collect()
+        }
+        (Kind::Procedure(ops), _) => match Txn::execute(ops, reads) {
+            Ok(writes) => writes.into_keys().collect(),
+            Err(_) => BTreeSet::new(),
+        },
+    }
+}
