@@ -1,0 +1,381 @@
+//! What middlewares and the agents of other branches say to an agent.
+
+use orthodrome_core::id::NodeId;
+use orthodrome_core::time::{Time, Timestamp};
+
+use super::{Agent, Branch, End, Master, Out, State, failed, lost};
+use crate::contract::{
+    AgentEffect, Fence, FromAgent, Isolation, Note, PeerRollback, Reason, Then, ToAgent, ToSource,
+    Work, Xid,
+};
+
+impl<W: Work> Agent<W> {
+    /// A middleware has started: what it left unprepared can never be decided (G6).
+    pub(super) fn on_attach(&mut self, from: NodeId, epoch: u64, io: Out<'_, '_, W>) {
+        if self.masters.get(&from).is_some_and(|master| master.epoch > epoch) {
+            io.push(AgentEffect::Note(Note::OldEpoch));
+            return;
+        }
+        let oldest = self
+            .masters
+            .get(&from)
+            .filter(|master| master.epoch == epoch)
+            .map_or(0, |master| master.oldest);
+        self.masters.insert(from, Master { epoch, heard: io.now, oldest });
+        if !self.config.mutations.ignores_epochs {
+            self.ended.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
+            self.answers.retain(|xid, _| xid.middleware != from || xid.epoch >= epoch);
+            self.held.retain(|(at, _)| *at != from);
+            self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, io);
+        }
+        // Which incarnation of the source that would be is not known while it is away. The answer to a ping tells it.
+        if self.is_up {
+            io.push(AgentEffect::Send {
+                to: from,
+                msg: FromAgent::Attached { epoch, fence: self.fence },
+            });
+        }
+    }
+
+    /// Rolls back what nobody can commit.
+    pub(super) fn drop_unprepared(&mut self, of: impl Fn(&Xid) -> bool, io: Out<'_, '_, W>) {
+        let open: Vec<Xid> = self.branches.keys().copied().filter(of).collect();
+        for xid in open {
+            let Some(branch) = self.branches.get(&xid) else { continue };
+            match branch.state {
+                State::Running(Then::Wait | Then::Prepare) | State::Idle | State::Preparing => {
+                    self.roll_back(xid, Some(Reason::Master.into()), io);
+                }
+                // Whether that commits is the source's affair by now.
+                State::Running(Then::Commit)
+                | State::Committing
+                | State::CommittingPrepared
+                | State::Prepared
+                | State::RollingBack(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn on_ping(
+        &mut self,
+        from: NodeId,
+        epoch: u64,
+        sent: Time,
+        oldest: u64,
+        io: Out<'_, '_, W>,
+    ) {
+        let mut is_attached = false;
+        if let Some(master) = self.masters.get_mut(&from).filter(|master| master.epoch == epoch) {
+            master.heard = io.now;
+            master.oldest = master.oldest.max(oldest);
+            is_attached = true;
+            let passed =
+                |xid: &Xid| xid.middleware == from && (xid.epoch, xid.number) < (epoch, oldest);
+            self.ended.retain(|xid, _| !passed(xid));
+            self.answers.retain(|xid, _| !passed(xid));
+        }
+        if self.is_up {
+            io.push(AgentEffect::Send {
+                to: from,
+                msg: FromAgent::Pong { sent, fence: self.fence, is_attached },
+            });
+        }
+    }
+
+    pub(super) fn on_execute(&mut self, from: NodeId, msg: ToAgent<W>, io: Out<'_, '_, W>) {
+        let ToAgent::Execute {
+            xid,
+            round,
+            life,
+            ref peers,
+            isolation,
+            ref statements,
+            writes,
+            then,
+        } = msg
+        else {
+            unreachable!("the caller looked");
+        };
+        if !self.is_admitted(from, xid, life, then, io) {
+            return;
+        }
+        if let Some(branch) = self.branches.get_mut(&xid) {
+            if round < branch.rounds {
+                // Asked again: what there is to say is said again.
+                let is_vote = branch.state == State::Prepared;
+                io.effects
+                    .extend(branch.answered.clone().map(|msg| AgentEffect::Send { to: from, msg }));
+                if is_vote {
+                    self.say_prepared(xid, io);
+                }
+                return;
+            }
+            if branch.state != State::Idle || round != branch.rounds {
+                return;
+            }
+            branch.peers.clone_from(peers);
+            branch.rounds += 1;
+            branch.since = io.now;
+            branch.wrote |= writes;
+            branch.state = State::Running(then);
+            branch.answered = None;
+            let (statements, wrote) = (statements.clone(), branch.wrote);
+            let run = ToSource::Run { xid, begin: None, statements, then, wrote };
+            io.push(AgentEffect::Source(run));
+            return;
+        }
+        if let Some(reason) = self.cannot_open(round) {
+            self.ended.insert(xid, End::RolledBack);
+            io.push(failed(xid, reason));
+            return;
+        }
+        if io.now < self.open_at {
+            self.hold(from, xid, msg);
+            return;
+        }
+        let branch = Branch {
+            state: State::Running(then),
+            peers: peers.clone(),
+            rounds: 1,
+            since: io.now,
+            fence: self.fence,
+            wrote: writes,
+            floor: Timestamp::ZERO,
+            answered: None,
+        };
+        self.branches.insert(xid, branch);
+        let begin: Option<Isolation> = Some(isolation);
+        let run = ToSource::Run { xid, begin, statements: statements.clone(), then, wrote: writes };
+        io.push(AgentEffect::Source(run));
+    }
+
+    /// Whether statements are of a transaction that goes on, and of this agent's incarnation. If they
+    /// are not, their middleware is told what became of it.
+    fn is_admitted(
+        &mut self,
+        from: NodeId,
+        xid: Xid,
+        life: u64,
+        then: Then,
+        io: Out<'_, '_, W>,
+    ) -> bool {
+        let master = self.masters.get(&from).copied();
+        let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
+        if !is_current && !self.config.mutations.ignores_epochs {
+            io.push(AgentEffect::Note(Note::OldEpoch));
+            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Master) });
+            return false;
+        }
+        if is_current && master.is_some_and(|master| xid.number < master.oldest) {
+            return false;
+        }
+        if let Some(&end) = self.ended.get(&xid) {
+            if end == End::RolledBack {
+                io.push(AgentEffect::Note(Note::LateStatements));
+            }
+            if end != End::RolledBack || !self.config.mutations.no_tombstones {
+                let answered = self.answers.get(&xid).cloned();
+                io.effects.extend(answered.map(|msg| AgentEffect::Send { to: from, msg }));
+                self.say_end(xid, end, io);
+                return false;
+            }
+        }
+        if life != self.fence.agent {
+            // The agent of that incarnation may have carried it out, or not.
+            io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Restarted) });
+            return false;
+        }
+        true
+    }
+
+    /// Why a branch whose round `round` comes first cannot be opened here.
+    fn cannot_open(&self, round: u32) -> Option<Reason> {
+        if round > 0 {
+            return Some(Reason::Unknown);
+        }
+        (!self.is_up).then_some(Reason::Connection)
+    }
+
+    /// Keeps statements until the quarantine is over.
+    fn hold(&mut self, from: NodeId, xid: Xid, msg: ToAgent<W>) {
+        let is_held = self
+            .held
+            .iter()
+            .any(|(_, held)| matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid));
+        if !is_held {
+            self.held.push((from, msg));
+        }
+    }
+
+    pub(super) fn on_prepare(&mut self, xid: Xid, peers: Vec<NodeId>, io: Out<'_, '_, W>) {
+        let Some(branch) = self.branches.get_mut(&xid) else {
+            // It was lost. From now on it is ended (R1).
+            let end = *self.ended.entry(xid).or_insert(End::RolledBack);
+            self.say_end(xid, end, io);
+            return;
+        };
+        match branch.state {
+            State::Idle => {
+                branch.peers = peers;
+                branch.state = State::Preparing;
+                let wrote = branch.wrote;
+                io.push(AgentEffect::Source(ToSource::Prepare { xid, wrote }));
+                self.vote_early(xid, io);
+            }
+            State::Prepared => self.say_prepared(xid, io),
+            State::Running(_)
+            | State::Preparing
+            | State::Committing
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    pub(super) fn vote_early(&mut self, xid: Xid, io: Out<'_, '_, W>) {
+        if self.config.mutations.votes_early {
+            self.say_prepared(xid, io);
+        }
+    }
+
+    pub(super) fn on_commit(
+        &mut self,
+        from: NodeId,
+        xid: Xid,
+        at: Timestamp,
+        one_phase: bool,
+        io: Out<'_, '_, W>,
+    ) {
+        let Some(branch) = self.branches.get_mut(&xid) else {
+            match self.ended.get(&xid) {
+                Some(&end) if one_phase => self.say_end(xid, end, io),
+                Some(&End::Committed(at)) => {
+                    io.push(AgentEffect::Send { to: from, msg: FromAgent::Committed { xid, at } });
+                }
+                // It had no time to be asked twice: whether it committed before this agent started is not known.
+                None if one_phase => {
+                    self.ended.insert(xid, End::Lost);
+                    io.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
+                }
+                // The decision is durable, so a branch that is nowhere has committed, or only read (G4).
+                Some(End::RolledBack | End::Lost) | None => {
+                    let mut branch = self.recovered(State::CommittingPrepared);
+                    branch.floor = at;
+                    self.branches.insert(xid, branch);
+                    io.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+                }
+            }
+            return;
+        };
+        match branch.state {
+            State::Idle if one_phase => {
+                branch.state = State::Committing;
+                io.push(AgentEffect::Source(ToSource::CommitOnePhase { xid, at }));
+            }
+            State::Prepared => {
+                branch.state = State::CommittingPrepared;
+                branch.floor = at;
+                io.push(AgentEffect::Source(ToSource::CommitPrepared { xid, at }));
+            }
+            State::Idle
+            | State::Running(_)
+            | State::Preparing
+            | State::Committing
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    pub(super) fn recovered(&self, state: State<W>) -> Branch<W> {
+        Branch {
+            state,
+            peers: Vec::new(),
+            rounds: 0,
+            since: Time::ZERO,
+            // Nobody votes with it: it was prepared in another incarnation.
+            fence: Fence::default(),
+            wrote: true,
+            floor: Timestamp::ZERO,
+            answered: None,
+        }
+    }
+
+    pub(super) fn on_rollback(&mut self, from: NodeId, xid: Xid, io: Out<'_, '_, W>) {
+        self.unhold(xid);
+        if let Some(branch) = self.branches.get(&xid) {
+            match &branch.state {
+                // Its failure is still told: it may be what the transaction was aborted for.
+                State::RollingBack(_)
+                | State::Committing
+                | State::CommittingPrepared
+                | State::Running(Then::Commit) => {}
+                State::Running(_) | State::Idle | State::Preparing | State::Prepared => {
+                    self.roll_back(xid, None, io)
+                }
+            }
+            return;
+        }
+        match self.ended.get(&xid) {
+            Some(_) => io.push(AgentEffect::Send { to: from, msg: FromAgent::RolledBack { xid } }),
+            None => {
+                // Perhaps it is prepared since another incarnation.
+                let branch = self.recovered(State::RollingBack(None));
+                self.branches.insert(xid, branch);
+                io.push(AgentEffect::Source(ToSource::Rollback { xid }));
+            }
+        }
+    }
+
+    pub(super) fn on_interrupt(&mut self, xid: Xid, io: Out<'_, '_, W>) {
+        let is_running =
+            |branch: &Branch<W>| matches!(branch.state, State::Running(_) | State::Committing);
+        if self.branches.get(&xid).is_some_and(is_running) {
+            io.push(AgentEffect::Source(ToSource::Interrupt { xid }));
+        }
+    }
+
+    /// Its other branches cannot commit, so this one need not (GeoTP §IV-A, early abort).
+    pub fn on_peer(&mut self, msg: PeerRollback, io: Out<'_, '_, W>) {
+        let PeerRollback { xid } = msg;
+        self.unhold(xid);
+        let Some(branch) = self.branches.get(&xid) else {
+            let master = self.masters.get(&xid.middleware);
+            let is_due = master
+                .is_none_or(|master| master.epoch <= xid.epoch && master.oldest <= xid.number);
+            if !self.ended.contains_key(&xid) && is_due && !self.config.mutations.no_tombstones {
+                // Its statements are still on their way (G5).
+                io.push(AgentEffect::Note(Note::Tombstone));
+                self.ended.insert(xid, End::RolledBack);
+            }
+            return;
+        };
+        match branch.state {
+            State::Running(Then::Wait | Then::Prepare)
+            | State::Idle
+            | State::Preparing
+            | State::Prepared => {
+                self.roll_back(xid, Some(Reason::Peer.into()), io);
+            }
+            State::Running(Then::Commit)
+            | State::Committing
+            | State::CommittingPrepared
+            | State::RollingBack(_) => {}
+        }
+    }
+
+    pub(super) fn unhold(&mut self, xid: Xid) {
+        let before = self.held.len();
+        self.held.retain(
+            |(_, held)| !matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid),
+        );
+        if self.held.len() < before {
+            self.ended.insert(xid, End::RolledBack);
+        }
+    }
+
+    pub(super) fn on_scan(&mut self, from: NodeId, epoch: u64, io: Out<'_, '_, W>) {
+        self.scanners.insert(from, epoch);
+        if self.is_up {
+            io.push(AgentEffect::Source(ToSource::List));
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The values of variables that belong to a session, in a statement of MySQL's.
+
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{
+    Expr, FunctionArguments, Ident, SelectItem, SetExpr, Statement, Value as SqlValue, VisitMut,
+    VisitorMut,
+};
+
+use super::super::route::table_name;
+
+/// Puts the values of variables, which belong to a session, into a statement of MySQL's; `of` gives those that it knows,
+/// by names in lower case. The value of `last_insert_id()` has that name.
+pub fn put_variables(statement: &mut Statement, of: impl Fn(&str) -> Option<String>) {
+    // A column is named after what the client wrote.
+    if let Statement::Query(query) = statement
+        && let SetExpr::Select(select) = &mut *query.body
+    {
+        for item in &mut select.projection {
+            if let SelectItem::UnnamedExpr(expr) = item
+                && variable(expr).is_some_and(|name| of(&name).is_some())
+            {
+                let alias = Ident::with_quote('`', expr.to_string());
+                *item = SelectItem::ExprWithAlias { expr: expr.clone(), alias };
+            }
+        }
+    }
+    let _ = VisitMut::visit(statement, &mut Variables { of });
+}
+
+/// The variable that an expression is.
+fn variable(expr: &Expr) -> Option<String> {
+    let written = match expr {
+        Expr::Identifier(name) => name.value.to_lowercase(),
+        Expr::CompoundIdentifier(parts) => {
+            let parts: Vec<String> = parts.iter().map(|part| part.value.to_lowercase()).collect();
+            parts.join(".")
+        }
+        Expr::Function(function) => {
+            let name = table_name(&function.name);
+            let has_none =
+                matches!(&function.args, FunctionArguments::List(list) if list.args.is_empty());
+            return (name == "last_insert_id" && has_none).then_some(name);
+        }
+        _ => return None,
+    };
+    let name = written.strip_prefix("@@")?;
+    let name = ["session.", "local."].iter().find_map(|s| name.strip_prefix(s)).unwrap_or(name);
+    Some(name.to_owned())
+}
+
+struct Variables<F> {
+    of: F,
+}
+
+impl<F: Fn(&str) -> Option<String>> VisitorMut for Variables<F> {
+    type Break = ();
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let Some(value) = variable(expr).and_then(|name| (self.of)(&name)) {
+            let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+            let value = if is_number {
+                SqlValue::Number(value, false)
+            } else {
+                SqlValue::SingleQuotedString(value)
+            };
+            *expr = Expr::Value(value.with_empty_span());
+        }
+        ControlFlow::Continue(())
+    }
+}
