@@ -94,7 +94,7 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
 
     /// Switches on the unsafe variant `mutation`, one of [`Protocol::mutations`]. Tests only: nothing
     /// that serves users calls this.
-    fn bare(config: &mut Self::Config, mutation: &str);
+    fn enable_mutation(config: &mut Self::Config, mutation: &str);
 
     /// Promises of `name` that a replica gives before a log has them, by a record of its own: a swarm
     /// then draws seeds in which several replicas lose power while their leader is cut off.
@@ -216,7 +216,7 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
 
 /// The unsafe variant of every protocol that may show old values: clients forget what they were told
 /// ([`crate::session`]). It is a mistake of callers, so those who drive callers switch it on, beside
-/// [`Protocol::bare`].
+/// [`Protocol::enable_mutation`].
 pub const NO_SESSIONS: &str = "R11";
 
 /// The path of an unknown outcome that stays unknown: nobody can ever tell, and whoever asks again is told the same.

@@ -127,7 +127,7 @@ fn configured<P: Protocol>(
     mut config: P::Config,
 ) -> Result<Box<dyn Simulated>, ScheduleError> {
     if let Some(mutation) = setup.mutation {
-        P::bare(&mut config, mutation);
+        P::enable_mutation(&mut config, mutation);
     }
     let mut options = setup.options.clone();
     options.load.no_sessions = setup.mutation == Some(NO_SESSIONS);

@@ -199,7 +199,7 @@ impl<P: Protocol> Golden<P> {
             if !P::mutations(self.name).contains(&mutation) {
                 return Err(format!("{mutation:?} is not a mutation of this protocol").into());
             }
-            P::bare(&mut config, mutation);
+            P::enable_mutation(&mut config, mutation);
         }
         let hidden: Vec<String> = args
             .take_key("hide")

@@ -357,7 +357,7 @@ fn set_up<P: Protocol>(
         P::limit(&mut config, scenario.options.limits);
     }
     if let Some(mutation) = &options.mutation {
-        P::bare(&mut config, mutation);
+        P::enable_mutation(&mut config, mutation);
     }
     if let Some(change) = change {
         change(&mut config);

@@ -236,7 +236,7 @@ impl Protocol for ScalarDb {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let mutations = &mut config.mutations;
         match mutation {
             "skipped-validation" => mutations.skipped_validation = true,

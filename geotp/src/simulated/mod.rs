@@ -221,7 +221,7 @@ impl Protocol for GeoTp {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         match mutation {
             "G1" => {
                 config.source.mutations.plain_reads = true;

@@ -371,7 +371,7 @@ impl Protocol for Carousel {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let (name, is_fast) = (Self::name(config), config.is_fast);
         let mutations = &mut config.mutations;
         match mutation {

@@ -412,7 +412,7 @@ impl Protocol for Deterministic {
         true
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let mutations = &mut config.mutations;
         match mutation {
             "S1" => mutations.is_unbounded = true,

@@ -406,7 +406,7 @@ impl Protocol for Natto {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let mutations = &mut config.mutations;
         match mutation {
             "N1" => mutations.late_waits_for_later = true,

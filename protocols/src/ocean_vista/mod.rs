@@ -345,7 +345,7 @@ impl Protocol for OceanVista {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let mutations = &mut config.mutations;
         match mutation {
             "V1" => mutations.finalized_is_committed = true,

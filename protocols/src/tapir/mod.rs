@@ -283,7 +283,7 @@ impl Protocol for Tapir {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let mutations = &mut config.mutations;
         match mutation {
             "T1" => mutations.no_commit_wait = true,

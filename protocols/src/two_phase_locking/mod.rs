@@ -323,7 +323,7 @@ impl Protocol for Locking {
         }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         let mutations = &mut config.mutations;
         match mutation {
             "T4" => mutations.skips_readers = true,

@@ -52,7 +52,7 @@ impl Protocol for Echo {
         &[]
     }
 
-    fn bare((): &mut (), _: &str) {}
+    fn enable_mutation((): &mut (), _: &str) {}
 
     fn record_size((): &()) -> usize {
         0

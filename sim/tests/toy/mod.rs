@@ -122,7 +122,7 @@ impl Protocol for Toy {
         Config { retransmit, checkpoint_every: 40, mutation: None }
     }
 
-    fn bare(config: &mut Config, mutation: &str) {
+    fn enable_mutation(config: &mut Config, mutation: &str) {
         config.mutation = Self::mutations("toy").iter().copied().find(|known| *known == mutation);
         assert!(config.mutation.is_some(), "{mutation} is not a mutation");
     }
