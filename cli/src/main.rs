@@ -42,7 +42,7 @@ mod workers;
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 /// What a verb that did its work has to say by its exit status. That it could not do its work (bad
 /// usage, bad input) is an error and status 2.
@@ -100,7 +100,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let parsed = Cli::from_arg_matches(&with_negative_numbers(Cli::command()).get_matches());
+    match run(parsed.unwrap_or_else(|error| error.exit())) {
         Ok(Status::Passed) => ExitCode::SUCCESS,
         Ok(Status::Failed) => ExitCode::from(1),
         // Whoever reads standard output has had enough.
@@ -110,6 +111,16 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The same command, in which `-5` after an option is its value, to be refused by what the option
+/// takes, and not an option that does not exist.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    });
+    command.mut_subcommands(with_negative_numbers)
 }
 
 fn run(cli: Cli) -> anyhow::Result<Status> {

@@ -133,6 +133,9 @@ impl Course {
     /// Options of the simulation with the given seed.
     pub fn options(&self, workload: &WorkloadArgs, seed: u64) -> anyhow::Result<Options> {
         let (warmup, duration) = (self.warmup(), self.duration);
+        if duration == Duration::ZERO {
+            bail!("--duration: no time at all; use a time above 0, such as 10s");
+        }
         if warmup >= duration {
             bail!(
                 "--warmup {warmup:?}: not shorter than --duration {duration:?}; use a shorter warmup"
@@ -169,7 +172,8 @@ impl Course {
 
     /// The fault schedule; an empty one without `--faults`.
     pub fn schedule(&self) -> anyhow::Result<Schedule> {
-        self.faults.as_deref().map_or_else(|| Ok(Schedule::default()), schedule)
+        let read = |path: &Path| schedule("--faults", path);
+        self.faults.as_deref().map_or_else(|| Ok(Schedule::default()), read)
     }
 
     /// A simulation of `subject` on `cluster` with the given seed, about to begin.
@@ -315,9 +319,9 @@ pub fn carry_out(simulation: &mut dyn Simulated) -> anyhow::Result<(Report, Opti
     Ok((report, failure))
 }
 
-/// Reads a fault schedule.
-pub fn schedule(path: &Path) -> anyhow::Result<Schedule> {
-    let text = fs::read_to_string(path).with_context(|| place(Some(path)))?;
+/// Reads the fault schedule that `option` names.
+pub fn schedule(option: &str, path: &Path) -> anyhow::Result<Schedule> {
+    let text = fs::read_to_string(path).with_context(|| format!("{option} {}", path.display()))?;
     Schedule::parse(&text).map_err(|error| match error {
         ScheduleError::Syntax(problem) => common::toml_error(path.display(), &problem),
         ScheduleError::Name { .. } | ScheduleError::Value { .. } => {

@@ -295,7 +295,7 @@ fn bad_input_is_refused_with_its_place_and_a_remedy() {
     let typo = file("typo.toml", "[[faults]]\nat = 1\n");
     let load = file("load.toml", "workload = \"bank\"\n[options]\nkyes = 4\n");
     let bank = ["--workload", "bank"];
-    let cases: [(Vec<&str>, &[&str]); 9] = [
+    let cases: [(Vec<&str>, &[&str]); 12] = [
         (
             vec!["sim", "--protocol", "x", "--topology", "azure5", "--workload", "bank"],
             &["--protocol", "\"x\"", PROTOCOL],
@@ -314,6 +314,23 @@ fn bad_input_is_refused_with_its_place_and_a_remedy() {
         (sim(&[&bank[..], &["--faults", &faults]].concat()), &["faults.toml", "n99"]),
         (sim(&[&bank[..], &["--faults", &typo]].concat()), &["typo.toml:2:1: ", "at"]),
         (sim(&[&bank[..], &["--warmup", "3s"]].concat()), &["--warmup 3s", "shorter"]),
+        (sim(&["--workload", "bank", "--duration", "0s"]), &["--duration", "above 0"]),
+        (
+            vec![
+                "compare",
+                "--protocols",
+                "2pl,tapir,2pl",
+                "--topology",
+                "local3",
+                "--workload",
+                "bank",
+            ],
+            &["--protocols", "2pl twice"],
+        ),
+        (
+            vec!["swarm", "--protocol", PROTOCOL, "--seeds", "1..2", "--schedule", "nope.toml"],
+            &["--schedule nope.toml"],
+        ),
     ];
     for (arguments, parts) in cases {
         let line = refused(&arguments);
@@ -321,11 +338,12 @@ fn bad_input_is_refused_with_its_place_and_a_remedy() {
             assert!(line.contains(part), "{line:?} does not contain {part:?}");
         }
     }
-    let usage: [&[&str]; 5] = [
+    let usage: [&[&str]; 6] = [
         &["sim", "--workload", "bank", "--rate", "5", "--clients", "5"],
         &["sim", "--workload", "bank", "--replicas", "2"],
         &["sim", "--workload", "bank", "--duration", "60"],
         &["swarm", "--seeds", "5..5"],
+        &["sim", "--workload", "bank", "--rate", "-5"],
         &["nonsense"],
     ];
     for arguments in usage {

@@ -287,6 +287,10 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
         let known = orthodrome_lab::rows().map(|row| row.name).collect::<Vec<_>>().join(", ");
         bail!("--protocols {unknown}: unknown protocol; use all, or some of {known}");
     }
+    let is_repeated = |(at, name): &(usize, &String)| names.iter().take(*at).any(|n| n == *name);
+    if let Some((_, twice)) = names.iter().enumerate().find(is_repeated) {
+        bail!("--protocols: names {twice} twice; name each protocol once");
+    }
     // A middleware is another thing: it replicates nothing, so `all` is without it.
     let is_comparable = |row: &Row| registry::rows().any(|other| other.name == row.name);
     let wanted = |row: &&Row| {

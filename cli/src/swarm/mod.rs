@@ -300,7 +300,7 @@ fn repeat(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Res
         );
     }
     let mut scenario = subject.draw(seeds.first, options)?;
-    scenario.schedule = sim::schedule(path)?;
+    scenario.schedule = sim::schedule("--schedule", path)?;
     if let Some(transactions) = args.transactions {
         scenario.options.load.transactions_max = transactions;
     }
