@@ -314,7 +314,10 @@ fn bad_input_is_refused_with_its_place_and_a_remedy() {
         (sim(&[&bank[..], &["--faults", &faults]].concat()), &["faults.toml", "n99"]),
         (sim(&[&bank[..], &["--faults", &typo]].concat()), &["typo.toml:2:1: ", "at"]),
         (sim(&[&bank[..], &["--warmup", "3s"]].concat()), &["--warmup 3s", "shorter"]),
-        (sim(&["--workload", "bank", "--duration", "0s"]), &["--duration", "above 0"]),
+        (
+            vec!["compare", "--topology", "local3", "--workload", "bank", "--duration", "0s"],
+            &["--duration", "above 0"],
+        ),
         (
             vec![
                 "compare",
