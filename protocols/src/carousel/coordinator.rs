@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
 use super::leader::{Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide};
-use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Timeouts};
+use super::{Config, Note};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, Timeouts};
 use crate::gateway::Participant;
 
 type Coordinating = commit::Coordinating<Leader>;
@@ -61,10 +62,6 @@ impl Coordinator for Leader {
         Command::Acknowledge(clients)
     }
 
-    fn commit_wait_timer(partition: PartitionId) -> Timer {
-        Timer::CommitWait(partition)
-    }
-
     fn timeouts(config: &Config) -> &Timeouts {
         &config.timeouts
     }
@@ -111,6 +108,31 @@ impl Gathering for Leader {
             }
             Some(_) | None => decide(participants, request, vote),
         }
+    }
+
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// The paper's participants never ask (C9 is about them).
+    fn never_asks(config: &Config) -> bool {
+        config.mutations.no_tombstones
     }
 
     fn tells_aborts_at_once(config: &Config) -> bool {

@@ -5,12 +5,12 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
+use super::Note;
 use super::fast::{Ballot, versions};
-use super::leader::{Leader, Leading, WaitingRead, World};
+use super::leader::{Leading, WaitingRead, World};
 use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
-use super::{Config, Note};
-use crate::commit::{Participating, Participation, Verdict};
+use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
 
@@ -47,33 +47,6 @@ impl Prepare {
         };
         let timestamp = Some(timestamp);
         Some(Self { txn, participant, coordinator, acknowledged_below, timestamp, wants_reads })
-    }
-}
-
-impl Participating for Leader {
-    fn participation(&mut self) -> &mut Participation<Prepared> {
-        &mut self.participation
-    }
-
-    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
-        (prepared.coordinator, prepared.vote())
-    }
-
-    fn refusal(reason: AbortReason) -> Vote {
-        Vote::Refused(reason)
-    }
-
-    fn committed(timestamp: Timestamp) -> Vote {
-        Vote::Committed(timestamp)
-    }
-
-    fn forget_command(txns: Vec<TxnId>) -> Command {
-        Command::Forget(txns)
-    }
-
-    /// The paper's participants never ask (C9 is about them).
-    fn never_asks(config: &Config) -> bool {
-        config.mutations.no_tombstones
     }
 }
 

@@ -6,40 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::Leak;
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
-use super::coordinator::Coordinator;
 use super::message::ToCoordinator;
 use super::state::Ended;
 use super::votes::Gathering;
-use crate::hosting::{CommandOf, Leading, World};
+use crate::hosting::{Leading, World};
 use crate::waiting::{BATCH, RetryState, take_due};
-
-/// How a protocol whose participants vote unasked fills in the participant.
-pub trait Participating: Gathering<Msg: From<ToCoordinator<<Self as Coordinator>::Vote>>> {
-    /// Where the leader keeps it.
-    fn participation(&mut self) -> &mut Participation<Self::Prepared>;
-    /// The group that decides on a transaction that is prepared here, and the vote it stands for.
-    fn vote(prepared: &Self::Prepared) -> (PartitionId, Self::Vote);
-    /// The vote of a transaction that was refused here.
-    fn refusal(reason: AbortReason) -> Self::Vote;
-    /// The vote of a transaction that has committed here.
-    fn committed(timestamp: Timestamp) -> Self::Vote;
-    /// These need not be remembered for their coordinators' sake.
-    fn forget_command(txns: Vec<TxnId>) -> CommandOf<Self>;
-
-    // For protocols that do something more.
-
-    /// True if a transaction that is in no log yet will be voted on.
-    fn is_arriving(&mut self, txn: TxnId) -> bool {
-        self.participation().preparing.contains_key(&txn)
-    }
-    /// True if participants never ask what was decided: unsafe, for tests.
-    fn never_asks(_config: &Self::Config) -> bool {
-        false
-    }
-}
 
 /// What a leader keeps as participant.
 #[derive(Debug)]
@@ -97,7 +71,7 @@ impl<P> Participation<P> {
     }
 }
 
-impl<R: Participating> Leading<'_, R> {
+impl<R: Gathering> Leading<'_, R> {
     /// To the coordinator: how this partition votes.
     pub fn send_vote(
         &self,

@@ -380,6 +380,10 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
     fn is_kept(&self, txn: TxnId) -> bool {
         self.settled.contains_key(&txn)
     }
+
+    fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.is_acknowledged(txn)
+    }
 }
 
 /// In both roles.

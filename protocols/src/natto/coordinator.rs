@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Read, Version};
 
 use super::leader::{Forward, Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide, is_refuted};
-use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Timeouts};
+use super::{Config, Note};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, Timeouts};
 
 type Coordinating = commit::Coordinating<Leader>;
 
@@ -61,12 +62,12 @@ impl Coordinator for Leader {
         Command::Acknowledge(clients)
     }
 
-    fn commit_wait_timer(partition: PartitionId) -> Timer {
-        Timer::CommitWait(partition)
-    }
-
     fn timeouts(config: &Config) -> &Timeouts {
         &config.timeouts
+    }
+
+    fn has_voted(coordinating: &Coordinating, partition: PartitionId) -> bool {
+        coordinating.votes.get(&partition).is_some_and(is_settled)
     }
 
     /// §3.4: the writes are another's reads before anybody hears of the decision.
@@ -115,15 +116,36 @@ impl Gathering for Leader {
         Some(outcome)
     }
 
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// While a transaction waits for its turn or a lock, the vote will follow.
+    fn is_arriving(&mut self, txn: TxnId) -> bool {
+        self.participation.preparing.contains_key(&txn) || self.arrived.contains_key(&txn)
+    }
+
     /// A conditional vote never replaces an unconditional one, in any order of arrival.
     fn hear(coordinating: &mut Coordinating, partition: PartitionId, vote: Vote) {
         if !Self::has_voted(coordinating, partition) || is_settled(&vote) {
             coordinating.votes.insert(partition, vote);
         }
-    }
-
-    fn has_voted(coordinating: &Coordinating, partition: PartitionId) -> bool {
-        coordinating.votes.get(&partition).is_some_and(is_settled)
     }
 
     fn on_undecided(

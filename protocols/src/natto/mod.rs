@@ -287,15 +287,8 @@ impl From<commit::Note> for Note {
             commit::Note::Forgotten => Self::Forgotten,
             commit::Note::CommitWait => Self::CommitWait,
             commit::Note::StaleVersions => Self::StaleVersions,
-        }
-    }
-}
-
-impl From<commit::GatewayNote> for Note {
-    fn from(note: commit::GatewayNote) -> Self {
-        match note {
-            commit::GatewayNote::SecondRound => Self::SecondRound,
-            commit::GatewayNote::Resent => Self::Resent,
+            commit::Note::SecondRound => Self::SecondRound,
+            commit::Note::Resent => Self::Resent,
         }
     }
 }
@@ -319,11 +312,12 @@ pub enum Timer {
     Probe,
 }
 
-impl From<commit::GatewayTimer> for Timer {
-    fn from(timer: commit::GatewayTimer) -> Self {
+impl From<commit::Timer> for Timer {
+    fn from(timer: commit::Timer) -> Self {
         match timer {
-            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
-            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
+            commit::Timer::Resend(txn) => Self::Resend(txn),
+            commit::Timer::Heartbeat => Self::Heartbeat,
         }
     }
 }

@@ -12,36 +12,9 @@ use super::message::{Command, Elsewhere, Msg, Turn, Vote};
 use super::queue;
 use super::state::Prepared;
 use super::{Level, Note, Timer};
-use crate::commit::{Participating, Participation, Reader, Reading, Verdict};
+use crate::commit::{Reader, Reading, Verdict};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
-
-impl Participating for Leader {
-    fn participation(&mut self) -> &mut Participation<Prepared> {
-        &mut self.participation
-    }
-
-    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
-        (prepared.coordinator, prepared.vote())
-    }
-
-    fn refusal(reason: AbortReason) -> Vote {
-        Vote::Refused(reason)
-    }
-
-    fn committed(timestamp: Timestamp) -> Vote {
-        Vote::Committed(timestamp)
-    }
-
-    fn forget_command(txns: Vec<TxnId>) -> Command {
-        Command::Forget(txns)
-    }
-
-    /// While a transaction waits for its turn or a lock, the vote will follow.
-    fn is_arriving(&mut self, txn: TxnId) -> bool {
-        self.participation.preparing.contains_key(&txn) || self.arrived.contains_key(&txn)
-    }
-}
 
 impl Reader for Leader {
     const READ_INDEX: Note = Note::ReadIndex;

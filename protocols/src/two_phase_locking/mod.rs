@@ -245,6 +245,8 @@ impl From<commit::Note> for Note {
             commit::Note::Forgotten => Self::Forgotten,
             commit::Note::CommitWait => Self::CommitWait,
             commit::Note::StaleVersions => Self::StaleVersions,
+            commit::Note::SecondRound => Self::SecondRound,
+            commit::Note::Resent => Self::Resent,
         }
     }
 }
@@ -262,6 +264,16 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
+}
+
+impl From<commit::Timer> for Timer {
+    fn from(timer: commit::Timer) -> Self {
+        match timer {
+            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
+            commit::Timer::Resend(txn) => Self::Resend(txn),
+            commit::Timer::Heartbeat => Self::Heartbeat,
+        }
+    }
 }
 
 impl Registered for Locking {
